@@ -2,7 +2,8 @@
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
 # make quick  what to run while working: every method by its exams, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
-# make test-lowest  the test suite with the lowest versions that pyproject.toml allows, in an environment of its own (.venv-lowest)
+# make test-lowest  the test suite with the lowest versions that pyproject.toml allows, and the strategies and clients with the lowest
+#             of the library alone, in environments of their own (.venv-lowest, .venv-library)
 # make reproduce PAPER=superfed SCALE=small [DATA=DIR]  all tables and figures of a paper (experiments/), says how long it takes
 # make generate  brings up to date what follows from declarations: settings in pyproject.toml and docs/, exports, the table of methods
 # make docs   builds the site into build/site/html, strictly: broken links, missing references, stale generated tables fail
@@ -21,6 +22,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
+LIBRARY := .venv-library
 DOCS := .venv-docs
 # The first of these that is there and new enough; python3 if none is, so that the message below names it.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -67,7 +69,8 @@ test-deployment: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -m deployment $(TOGETHER) $(ARGS)
 
 # uv resolves them; Flower brings it. What is left out needs no lowest version: linters, and the extras that most tests do without.
-test-lowest: $(LOWEST)/.installed
+test-lowest: $(LOWEST)/.installed $(LIBRARY)/.installed
+	@OMP_NUM_THREADS=1 $(LIBRARY)/bin/python -m pytest -m "not slow and not ray" $(TOGETHER) tests/strategies tests/clients
 	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(TOGETHER) $(ARGS)
 
 generate: $(VENV)/.installed
@@ -87,7 +90,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/lint-imports --no-cache
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(LIBRARY) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find algorithms strategies clients fedapps tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # --- the environment -------------------------------------------------------------------------------------------------
@@ -116,6 +119,13 @@ $(LOWEST)/.installed: pyproject.toml | $(BIN)/python
 	@[ -x $(BIN)/uv ] || $(PIP) install --quiet uv
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[app,test]'
+	@touch $@
+
+# Without the extra `app`, whose Flower is a newer one; what its tests import of it beside the library is named.
+$(LIBRARY)/.installed: pyproject.toml | $(LOWEST)/.installed
+	@echo "== Installing the lowest versions that the library allows into $(LIBRARY) (some gigabytes)"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LIBRARY)
+	@$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python --resolution lowest-direct --editable '.[torch,solvers,test]'
 	@touch $@
 
 $(DOCS)/.installed: pyproject.toml | $(VENV)/.installed

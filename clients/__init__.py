@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 try:
     from algorithms.common.lazy import late_exports, moved_modules
+    from algorithms.common.packages import check_ours
 except ModuleNotFoundError:  # somebody else's folder of this name comes first on the path
     import algorithms
 
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
     from clients.warm_start import WarmStartClient as WarmStartClient
     # <<< exports
 
+PROJECT = "fedapps"
+check_ours("algorithms")
 __getattr__, __dir__, __all__ = late_exports(
     __name__, __file__, renamed={"TwoPhaseClient": "WarmStartClient"}
 )

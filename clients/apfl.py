@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from algorithms.common.modules import estimate_statistics
-from algorithms.common.steps import SGD, Gradient, Numbers, State, between, inner, one
+from algorithms.common.steps import Gradient, Numbers, State
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
+from clients.steps.sgd import SGD, between, inner
 
 
 class APFLClient(PersonalClient):
@@ -104,7 +105,7 @@ class Both:
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
-        w, v, rate = state["w"], state["v"], one(numbers["rate"])
+        w, v, rate = state["w"], state["v"], numbers["rate"]
         loss, to_w = gradient(w)
         if self.personal:
             (exact,) = state["alpha"]
@@ -112,7 +113,7 @@ class Both:
             _, at_mixture = gradient(between(gradient, w, v, [alpha] * len(w)))
             if self.adaptive:
                 (slope,) = inner((torch._foreach_sub(v, w), at_mixture))
-                exact.sub_(numbers["first"] * rate * slope).clamp_(0, 1)  # type: ignore[operator]
+                exact.sub_(numbers["first"] * rate * slope).clamp_(0, 1)
             to_v = list(torch._foreach_mul(at_mixture, alpha))
             self.sgd(v, to_v, state["velocity-v"], rate)
         self.sgd(w, to_w, state["velocity-w"], rate)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from algorithms.common.steps import Epochs, Gradient, Numbers, State, one
+from algorithms.common.steps import Epochs, Gradient, Numbers, State
 from algorithms.personal.mixing import layer_of
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
@@ -128,7 +128,7 @@ class Adapt:
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
-        weights, old, new, rate = state["weights"], state["old"], state["new"], one(numbers["rate"])
+        weights, old, new, rate = state["weights"], state["old"], state["new"], numbers["rate"]
         point = list(new)
         for w, i in zip(weights, self.at, strict=True):
             point[i] = torch.lerp(old[i], new[i], w)

@@ -10,7 +10,7 @@ Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.056
 Algorithm 1, ClientUpdate.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed, generator
 from algorithms.common.steps import (
-    SGD,
-    Descent,
     Eager,
     Epochs,
     Numbers,
@@ -31,7 +29,7 @@ from algorithms.common.steps import (
     Runner,
     State,
     Step,
-    Terms,
+    Tensors,
     in_batches,
     no_surrogate,
 )
@@ -39,18 +37,12 @@ from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
-from clients.base.training import (
-    Arrays,
-    Config,
-    TrainOptions,
-    epochs,
-    get_arrays,
-    set_arrays,
-    trainable,
-)
+from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
+from clients.steps.batches import epochs
+from clients.steps.sgd import SGD, Descent, Penalty
 
 if TYPE_CHECKING:
-    from clients.base.compiled import Compiler
+    from clients.steps.compiled import Compiler
 
 ModelFn = Callable[[int], nn.Module]
 
@@ -74,10 +66,6 @@ class FedAvgClient(NumPyClient):
     #: Runs local steps as compiled code where the configuration says ``compile =
     #: "on"``.
     compiler: "Compiler | None" = None
-    #: Runs the local steps of clients that take turns, each in a module of its own, at
-    #: once, where the configuration says ``compile = "blocks"``, and on a GPU where it
-    #: says "on".
-    blocks: Runner | None = None
 
     def __init__(
         self,
@@ -184,9 +172,9 @@ class FedAvgClient(NumPyClient):
         options = TrainOptions.from_config(config)
         tensors = [p.detach() for p in trainable(self.model).values()]
         sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
-        decay, terms = self.penalty(tensors, config)
-        step = Descent(sgd, decay, tuple(float(c) for _, c in terms))
-        constants = {f"term-{j}": list(t) for j, (t, _) in enumerate(terms)}
+        penalty = self.penalty(tensors, config)
+        step = Descent(sgd, penalty.mu, tuple(c for _, c in penalty.sum()))
+        constants = {f"term-{j}": t for j, (t, _) in enumerate(penalty.sum())}
         return self.run(
             step,
             {"w": tensors, "velocity": sgd.velocity(tensors)},
@@ -235,23 +223,17 @@ class FedAvgClient(NumPyClient):
         return total / seen if seen else 0.0
 
     def runner(self, config: Config) -> Runner:
-        """Return what takes the steps of the round: compiled ones, or those of several
-        clients, where the configuration says so.
+        """Return what takes the steps of the round: the compiler where the
+        configuration says so.
         """
-        choice = config.get("compile")
-        if self.blocks is not None and (
-            choice == "blocks" or (choice == "on" and self.data.train.y.device.type == "cuda")
-        ):
-            return self.blocks
-        return self.compiler if self.compiler is not None and choice == "on" else Eager
+        compiler = self.compiler if config.get("compile") == "on" else None
+        return compiler or Eager
 
     def problem(self, config: Config) -> Problem:
         """Return what the client minimises."""
         plain = type(self).loss is FedAvgClient.loss
         criterion = self.objective.loss if plain else None
-        return Problem(
-            self.model, self.loss, self.surrogate(config), criterion, self.objective.by_sample
-        )
+        return Problem(self.model, self.loss, self.surrogate(config), criterion)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean training loss of a mini-batch. A class with a loss of its own
@@ -282,11 +264,11 @@ class FedAvgClient(NumPyClient):
         """
         return self.objective.score(self.model, data)
 
-    def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return (c, [(t_j, c_j)]) for a penalty with gradient ``c w + sum_j c_j t_j``;
-        FedAvg has none.
+    def penalty(self, tensors: Tensors, config: Config) -> Penalty:
+        """Return what is added to the gradient; FedAvg adds nothing. ``tensors``: the
+        parameters that training begins with, which it changes.
         """
-        return 0.0, []
+        return Penalty()
 
     def epochs(self, options: TrainOptions, config: Config) -> Epochs:
         """Yield the epochs (x, y) of the round, with ``self.model`` in training mode

@@ -17,7 +17,7 @@ class FedBABUClient(FedRepClient):
 
     def train_parts(self, config: Config) -> float:
         """Train the body; return the mean loss."""
-        with self.only(head=False):
+        with self.only(config, shared=True):
             return self.train(config)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
@@ -26,7 +26,8 @@ class FedBABUClient(FedRepClient):
         before = as_global(self.score(self.data.test))
         part = str(config["fedbabu-part"])
         if epochs := int(config["fedbabu-epochs"]):
-            with nullcontext() if part == "all" else self.only(head=part == "head"):
+            shared = part == "body"
+            with nullcontext() if part == "all" else self.only(config, shared):
                 self.train({**config, "local-epochs": epochs})
         scores = self.score(self.data.test)
         return scores["loss"], len(self.data.test), {**scores, **before}

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from algorithms.common.seeds import derived_seed, generator
 from algorithms.synthetic.energies import energies_and_gradients, joint_loss, langevin_step
 from algorithms.synthetic.mixture import log_weights
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, mini_batches, set_arrays
+from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays
 from clients.families.generative import adam, check_images
 from clients.fedavg import FedAvgClient
+from clients.steps.batches import mini_batches
 
 NetFn = Callable[[int], nn.Module]
 

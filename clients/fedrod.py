@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.common.steps import SGD, Descent, Problem
+from algorithms.common.steps import Problem
 from clients.base.scores import as_global
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 from clients.partial_sharing import head_of
+from clients.steps.sgd import SGD, Descent
 
 
 class FedRoDClient(PersonalClient):

@@ -16,17 +16,11 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from algorithms.common.steps import SGD, Descent, Epochs
-from clients.base.training import (
-    Arrays,
-    Config,
-    TrainOptions,
-    epochs,
-    get_arrays,
-    set_arrays,
-    trainable,
-)
+from algorithms.common.steps import Epochs
+from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient, as_global
+from clients.steps.batches import epochs
+from clients.steps.sgd import SGD, Descent
 
 
 class LocalClient(FedAvgClient):

@@ -118,34 +118,30 @@ class FedRepClient(PartialClient):
 
     def train_parts(self, config: Config) -> float:
         """Train the head, then the body; return the mean loss of the body's epochs."""
-        with self.only(head=True):
-            self.train(
-                {
-                    **config,
-                    "local-epochs": int(config["fedrep-head-epochs"])
-                    or int(config["local-epochs"]),
-                }
-            )
-        with self.only(head=False):
+        epochs = int(config["fedrep-head-epochs"]) or int(config["local-epochs"])
+        with self.only(config, shared=False):
+            self.train({**config, "local-epochs": epochs})
+        with self.only(config, shared=True):
             return self.train({**config, "local-epochs": config["fedrep-body-epochs"]})
 
     def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
         """Fit the head to the received body, which stays as it is; store it."""
         self.assemble(parameters, config, before=True)
-        with self.only(head=True):
+        with self.only(config, shared=False):
             self.train(config)
         self.keep(config)
         return []
 
     @contextmanager
-    def only(self, head: bool) -> Iterator[None]:
-        """Freeze all but one part within the context; the module may be shared by the
-        clients of a process.
+    def only(self, config: Config, shared: bool) -> Iterator[None]:
+        """Freeze all but the shared part, or all but the private one, within the
+        context; the module may be shared by the clients of a process.
         """
+        travels = dict(zip(self.model.state_dict(), self.shared(config), strict=True))
         others = [
             p
             for name, p in self.model.named_parameters()
-            if name.startswith(self.head()) != head and p.requires_grad
+            if travels[name] != shared and p.requires_grad
         ]
         for parameter in others:
             parameter.requires_grad_(False)

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from algorithms.common.steps import SGD, Eager, Gradient, Numbers, State, Tensors, add, inner, one
+from algorithms.common.steps import Eager, Gradient, Numbers, State, Tensors
 from clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
+from clients.steps.sgd import SGD, add, inner
 
 #: Length of ``delta v``, the way to either side at which the difference of gradients is
 #: taken.
@@ -113,7 +114,7 @@ class Meta:
             _, behind = gradient(list(torch._foreach_sub(w, way)))
             product = torch._foreach_sub(ahead, behind)
             v = [t - self.alpha / (2 * delta) * d for t, d in zip(v, product, strict=True)]
-        self.sgd(w, v, state["velocity"], one(numbers["rate"]))
+        self.sgd(w, v, state["velocity"], numbers["rate"])
         _, here = gradient(w)
         torch._foreach_copy_(adapted, torch._foreach_sub(w, here, alpha=self.alpha))
         return loss

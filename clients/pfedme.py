@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.common.steps import SGD, Epochs, Gradient, Numbers, State, add, one
+from algorithms.common.steps import Epochs, Gradient, Numbers, State
 from clients.base.training import Config, TrainOptions, get_arrays, trainable
 from clients.families.personal_model import PersonalClient
+from clients.steps.sgd import SGD, add
 
 
 class PFedMeClient(PersonalClient):
@@ -92,13 +93,13 @@ class Envelope:
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
-        theta, w, outer = state["theta"], state["w"], one(numbers["outer"])
+        theta, w, outer = state["theta"], state["w"], numbers["outer"]
         loss, gradients = gradient(theta)
         self.sgd(
             theta,
             gradients,
             state["velocity"],
-            one(numbers["rate"]),
+            numbers["rate"],
             self.lambda_,
             [(w, -self.lambda_)],
         )

@@ -35,19 +35,7 @@ from torch import Tensor, nn
 from algorithms.common.measures import leading_of
 from algorithms.common.modules import estimate_statistics, has_running_statistics
 from algorithms.common.seeds import generator
-from algorithms.common.steps import (
-    SGD,
-    Gradient,
-    Number,
-    Numbers,
-    State,
-    Tensors,
-    add,
-    between,
-    inner,
-    one,
-    parted,
-)
+from algorithms.common.steps import Gradient, Numbers, State, Tensors
 from algorithms.personal.choice import half_noise, least, shrunk
 from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
 from algorithms.personal.shared_layer import SharedFirstLayer
@@ -56,6 +44,7 @@ from clients.base.evaluation import Scores
 from clients.base.scores import as_global, higher_is_better
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedprox import FedProxClient
+from clients.steps.sgd import SGD, Number, add, between, inner, parted
 
 Floats = NDArray[np.float64]
 LAMBDAS = [i / 10 for i in range(11)]
@@ -302,11 +291,11 @@ class Mixture:
         f, own, rate, scale, lambdas = (
             state["f"],
             state["l"],
-            one(numbers["rate"]),
-            one(numbers["scale"]),
+            numbers["rate"],
+            numbers["scale"],
             numbers["lambda"],
         )
-        values = [lambdas[layer] for layer in self.layers]  # type: ignore[index]
+        values = [lambdas[layer] for layer in self.layers]
         loss, g = gradient(between(gradient, f, own, values))
         if isinstance(scale, Tensor) or scale != 1:
             torch._foreach_mul_(g, scale)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 try:
     from algorithms.common.lazy import late_exports, moved_modules
+    from algorithms.common.packages import check_ours
 except ModuleNotFoundError:  # somebody else's folder of this name comes first on the path
     import algorithms
 
@@ -105,6 +106,8 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.warm_start import WarmStartOptions as WarmStartOptions
     # <<< exports
 
+PROJECT = "fedapps"
+check_ours("algorithms")
 __getattr__, __dir__, __all__ = late_exports(__name__, __file__, renamed={"Cohort": "ClientGrid"})
 
 # Old module names that other projects may import until 0.3.

@@ -25,13 +25,13 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
-from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientGrid
+from strategies.base.flower_private import sample_nodes
 from strategies.base.messages import metrics_of, rounds_of
 from strategies.base.records import average_arrays, average_metrics
 from strategies.base.rounds import Callback, Patience, run_rounds

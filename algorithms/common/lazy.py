@@ -40,7 +40,14 @@ def late_exports(
             name = old[name]
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(modules[name]), name)
+        try:
+            return getattr(import_module(modules[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ModuleNotFoundError(
+                f"{package}.{name} needs PyTorch: pip install 'fedapps[torch]'", name="torch"
+            ) from None
 
     return find, lambda: sorted(modules), sorted(modules)
 

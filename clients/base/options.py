@@ -87,7 +87,7 @@ ALIASES = {
 _told: set[str] = set()
 
 
-COMPILE = ("auto", "on", "off", "blocks")
+COMPILE = ("auto", "on", "off")
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,8 @@ class TrainOptions(Options):
     lr_decay_every: int = option(1, "rounds between decays of the learning rate", low=1)
     compile: str = option(
         "auto",
-        "run local steps as compiled code, on a GPU as blocks: several clients' at once; auto: on "
-        "where the run's steps are worth it",
+        "run local steps as compiled code; auto: on where the run's steps are worth it",
         choices=COMPILE,
-    )
-    block: int = option(
-        16, "clients whose steps are taken at once, at most, where train.compile says so", low=2
     )
 
     @classmethod

@@ -14,8 +14,9 @@ from torch.func import functional_call
 from algorithms.common.seeds import derived_seed, generator
 from algorithms.ensembles.mixture_losses import log_loss, squared_loss, squared_norms
 from clients.base.data import Split
-from clients.base.training import Config, TrainOptions, get_arrays, train_classifier
+from clients.base.training import Config, TrainOptions, get_arrays
 from clients.families.ensemble_data import Answer, Floats, Predictors, check_loss
+from clients.steps.batches import train_classifier
 
 
 class TorchEnsembleData:

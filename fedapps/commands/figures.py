@@ -1,8 +1,9 @@
-"""The command `fedapps figures`: the plots of a run, or of several runs compared, as
+"""`fedapps figures`: the plots of a run, or of several runs compared, as
 files for papers.
 """
 
 import argparse
+from pathlib import Path
 
 from fedapps.charts.theme import LIGHT
 from fedapps.errors import UserError
@@ -11,7 +12,30 @@ from fedapps.results.compare import compared
 from fedapps.results.parts import run_figures, write_figures
 
 
-def figures(arguments: argparse.Namespace) -> int:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Write the plots of a run, or those of several runs compared, as files for papers."
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="results folder; of a sweep: its DIR/cells/*",
+    )
+    parser.add_argument(
+        "--format", choices=("pdf", "png", "svg"), default="pdf", help="of the files (default: pdf)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where they go (default: figures, in or beside the first run)",
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
     """Write the figures and print the files' paths. Raises ``UserError`` for a folder
     that holds no run, or nothing to draw.
     """

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapps.data.source import Source
 from fedapps.data.sources import open_split
 from fedapps.errors import UserError
 
@@ -23,10 +24,7 @@ def read_columns(source: str, split: str, by_file: bool = False) -> dict[str, li
     """
     path = Path(source)
     if by_file or not path.is_file():
-        try:
-            table = open_split(source, split, setting="tabular.split", by_file=by_file)
-        except UserError as error:
-            raise UserError(str(error).replace("data.natural-id", "sites.client")) from error
+        table = open_split(Source(source, split, table="tabular", client="sites.client"), by_file)
         return {name: list(table[name][:]) for name in table.column_names}
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))

@@ -48,14 +48,12 @@ from fedapps.engines.superlink import START_SECONDS, Connection, environment_of,
 from fedapps.engines.wall import HOLD, NoWall, Wall, connect, entered
 from fedapps.errors import RunFailed, UserError
 from fedapps.toml_text import Value, toml_value
+from strategies.base.flower_private import NOT_ACTIVATED, ONLINE
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
 END_SECONDS = 10.0  # timeout for programs to end after SIGTERM
 FACTS = "deployment.json"
-ONLINE = re.compile(r"SuperNode ID: (\d+)")
-# Flower's error for an unknown key, and for a key it believes to be connected already
-NOT_ACTIVATED = "[code: 2004]"
 RETRY_SECONDS = 3.0
 
 

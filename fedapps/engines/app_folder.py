@@ -17,7 +17,7 @@ PACKAGES = ("algorithms", "strategies", "clients", "fedapps")
 
 def check_packages() -> None:
     """Raise ``UserError`` if another package of the same name hides one of this app's,
-    naming the path.
+    or was installed over it, naming the path.
 
     Python takes the first of a name on its path, on which the current folder may stand:
     a user's own folder `strategies`, say.
@@ -45,6 +45,12 @@ def check_packages() -> None:
             f"or take {found.parent} off the path "
             f"(PYTHONPATH, or the current folder with `python -m`)"
         )
+    from algorithms.common.packages import check_ours  # late: it is ours, as far as is known by now
+
+    try:
+        check_ours("algorithms", "strategies", "clients")
+    except ImportError as error:
+        raise UserError(str(error)) from None
 
 
 def copy_app(

@@ -27,10 +27,9 @@ from fedapps.engines.wall import choice
 from fedapps.errors import RunFailed, UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.toml_text import Value, quoted_toml
+from strategies.base.flower_private import UNKNOWN_KEY, WRAPPERS
 
 LINGER_SECONDS = 15.0  # grace period for the simulation to end after its ServerApp has ended
-# Flower wraps the cause of a failure in these messages, which are not informative.
-WRAPPERS = ("An error was encountered. Ending simulation.", "Simulation Runtime crashed.")
 
 
 @dataclass(frozen=True)
@@ -263,7 +262,7 @@ class SubmittedRun:
         if not answer.get("success"):
             # Flower only answers "Invalid run configuration."; the reason is in the
             # SuperLink's log.
-            reasons = re.findall(r"Key '[^']*' is not present[^\n]*", self.superlink.log_text())
+            reasons = UNKNOWN_KEY.findall(self.superlink.log_text())
             raise _Rejected(one_line(reasons[-1] if reasons else str(answer.get("error-message"))))
         self.run_id = str(answer["run-id"])
 

@@ -98,27 +98,26 @@ class Results:
         """Arrange the finished runs ``runs``, by name, according to ``plan``."""
         self.plan, self.found = plan, runs
         self.row_axes, self.column_axes = _axes(plan)
-        self.entries: dict[tuple[Labels, Labels], Entry] = {}
-        found: dict[tuple[Labels, Labels], list[Point]] = {}
+        points: dict[tuple[Labels, Labels], list[Point]] = {}
         for point in plan.points:
-            key = self._labels(self.row_axes, point), self._labels(self.column_axes, point)
-            found.setdefault(key, []).append(point)
-        for key, points in found.items():
-            finished = tuple(runs[point.name] for point in points if point.name in runs)
-            self.entries[key] = Entry(tuple(points), finished)
+            row, column = (
+                tuple(point.labels.get(axis, "") for axis in axes)
+                for axes in (self.row_axes, self.column_axes)
+            )
+            points.setdefault((row, column), []).append(point)
+        self.entries = {
+            key: Entry(tuple(same), tuple(runs[one.name] for one in same if one.name in runs))
+            for key, same in points.items()
+        }
         self.rows = list(dict.fromkeys(row for row, _ in self.entries))
         self.columns = list(dict.fromkeys(column for _, column in self.entries))
         self.known = list(dict.fromkeys(key for run in runs.values() for key in run.numbers))
-        asked = plan.grid.options.measures
         self.absent = [
             measure
-            for measure in asked
+            for measure in plan.grid.options.measures
             if runs and not any(entry.values(measure) for entry in self.entries.values())
         ]
         self.measures = self._measures()
-
-    def _labels(self, axes: Sequence[str], point: Point) -> Labels:
-        return tuple(point.labels.get(axis, "") for axis in axes)
 
     def _measures(self) -> list[str]:
         """Return the measures of the tables: those requested that some run has, or the
@@ -129,8 +128,8 @@ class Results:
         ]:
             return asked
         for names in DEFAULTS:
-            if found := [name for name in names if name in self.known]:
-                return found
+            if known := [name for name in names if name in self.known]:
+                return known
         tests = [
             key for run in self.runs for key in run.evaluation if "train" not in key.split("-")
         ]
@@ -148,20 +147,11 @@ class Results:
         """
         if not self.row_axes:
             return str(self.plan.points[0].run.config["method"])
-        told = [(axis, label) for axis, label in zip(self.row_axes, row, strict=True) if label]
-        words = [
-            label if axis == self.row_axes[0] else short_label(axis, label) for axis, label in told
-        ]
-        return one_line(", ".join(words), 80) or "-"
+        return _joined(self.row_axes, row, self.row_axes[0]) or "-"
 
     def column_name(self, column: Labels) -> str:
         """Return the name of a column."""
-        words = [
-            short_label(axis, label)
-            for axis, label in zip(self.column_axes, column, strict=True)
-            if label
-        ]
-        return one_line(", ".join(words), 80)
+        return _joined(self.column_axes, column)
 
     @property
     def corner(self) -> str:
@@ -179,12 +169,15 @@ class Results:
         None without three seeds, or if it is unknown what is better.
         """
         choose = best_of(measure)
-        entries = {
-            row: entry for row in self.rows if (entry := self.entry(row, column)) and entry.complete
-        }
-        values = {row: found for row, entry in entries.items() if (found := entry.by_seed(measure))}
         if choose is None:
             return set()
+        values = {
+            row: by_seed
+            for row in self.rows
+            if (entry := self.entry(row, column))
+            and entry.complete
+            and (by_seed := entry.by_seed(measure))
+        }
         return {row for row in values if stands_out(row, values, smaller=choose is min)}
 
     def gains(self, row: Labels, column: Labels, measure: str) -> list[float]:
@@ -200,8 +193,9 @@ class Results:
 
     def printed(self, row: Labels, column: Labels, measure: str) -> str:
         """Return what a paper prints for a row and a column."""
-        found = (self.plan.grid.options.printed or {}).get(measure, {}).get(self.row_name(row), "")
-        return found if isinstance(found, str) else found.get(self.column_name(column), "")
+        of_rows = (self.plan.grid.options.printed or {}).get(measure, {})
+        text = of_rows.get(self.row_name(row), "")
+        return text if isinstance(text, str) else text.get(self.column_name(column), "")
 
     def table(
         self, measures: Sequence[str], mark: Callable[[str], str]
@@ -217,10 +211,15 @@ class Results:
         header, columns = [self.corner], []
         for measure, column in shown:
             name = self.column_name(column) if several else heading(measure)
+            best = self.best(measure, column)
+            texts = [
+                entry.text(measure) if (entry := self.entry(row, column)) else "-"
+                for row in self.rows
+            ]
             columns.append(
                 [
-                    mark(text) if row in self.best(measure, column) else text
-                    for row, text in self._texts(measure, column)
+                    mark(text) if row in best else text
+                    for row, text in zip(self.rows, texts, strict=True)
                 ]
             )
             header.append(name)
@@ -237,15 +236,9 @@ class Results:
         cells = list(zip(*columns, strict=True))
         return header, [[self.row_name(row), *cells[place]] for place, row in enumerate(self.rows)]
 
-    def _texts(self, measure: str, column: Labels) -> list[tuple[Labels, str]]:
-        return [
-            (row, entry.text(measure) if (entry := self.entry(row, column)) else "-")
-            for row in self.rows
-        ]
-
     @property
     def paired(self) -> tuple[str, ...]:
-        """The measures of which differences by seed are told."""
+        """The measures of which differences by seed are shown."""
         options = self.plan.grid.options
         return (options.paired or tuple(self.measures[:1])) if options.against else ()
 
@@ -281,19 +274,16 @@ class Results:
             "intervals of all paired differences lie on "
             "one side of 0)."
         )
-        beside = (
-            " By seed: paired difference to "
-            + self._partners()
-            + ", its 95 % t interval, seeds in which it is positive."
-        )
-        told = (
-            f"{over}, at the end of the runs.{bold * (seeds >= ENOUGH)}{beside * bool(self.paired)}"
-        )
-        return told + "".join(absent)
-
-    def _partners(self) -> str:
         against = self.plan.grid.options.against
-        return f"{against!r}" if isinstance(against, str) else "the row that the file names"
+        other = f"{against!r}" if isinstance(against, str) else "the row that the file names"
+        beside = (
+            f" By seed: paired difference to {other}, its 95 % t interval, seeds in which it is "
+            "positive."
+        )
+        return (
+            f"{over}, at the end of the runs.{bold * (seeds >= ENOUGH)}"
+            f"{beside * bool(self.paired)}{''.join(absent)}"
+        )
 
     def records(self) -> list[dict[str, Any]]:
         """Return one row per entry: its labels, its numbers of finished and planned
@@ -320,6 +310,18 @@ class Results:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+
+
+def _joined(axes: Sequence[str], labels: Labels, plain: str = "") -> str:
+    """Return labels in one line, with the names of their axes; those of the axis
+    ``plain`` without.
+    """
+    words = [
+        label if axis == plain else short_label(axis, label)
+        for axis, label in zip(axes, labels, strict=True)
+        if label
+    ]
+    return one_line(", ".join(words), 80)
 
 
 def _axes(plan: Plan) -> tuple[list[str], list[str]]:

@@ -19,10 +19,10 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from strategies.base.capabilities import counts_replies, is_finished
 from strategies.base.client_grid import ClientGrid, Exchange, Failure, order
+from strategies.base.flower_private import log_strategy_start_info
 from strategies.base.messages import innermost
 from strategies.base.newcomers import meet
 from strategies.base.roster import ClientId

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from fedapps.commands import parser as cli
-from fedapps.commands import run as run_command
 from fedapps.engines import flower, superlink
 from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import obstacle
 from fedapps.errors import UserError
+from fedapps.runs import launch as launching
 
 pytestmark = pytest.mark.slow
 
@@ -365,7 +365,7 @@ def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with
         assert all(link.alive() for link in launched)
         raise UserError("no such data")
 
-    monkeypatch.setattr(run_command, "checked", refuse)
+    monkeypatch.setattr(launching, "assemble", refuse)
     for engine, number in (("inline", 0), ("ray", 1)):
         command = ["run", "method=fedavg", "--engine", engine, "--out", str(tmp_path / "run")]
         assert cli.main(command) == 2

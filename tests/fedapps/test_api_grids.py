@@ -17,11 +17,11 @@ from rich.console import Console
 
 import fedapps
 from fedapps import api
-from fedapps.commands.data import deal_for
 from fedapps.commands.parser import main
 from fedapps.errors import RunFailed, UserError
 from fedapps.live.progress import Progress
 from fedapps.results.notebook import Line, in_notebook
+from fedapps.runs.deal import deal_for
 from fedapps.runs.prepare import completed
 from fedapps.sweeps import execution
 from fedapps.sweeps.pool import Ended, PlannedRun, run_one
@@ -362,8 +362,8 @@ def test_in_a_notebook_one_line_is_brought_up_to_date(kernel, tmp_path, capsys):
 def test_so_it_is_of_a_sweep(kernel, tmp_path, capsys):
     runs = [PlannedRun({"num-rounds": 4}, tmp_path / name) for name in ("a", "b")]
     with SweepProgress(runs, runs) as progress:
-        progress.tell(Ended(runs[0], {"rounds-completed": 4, "seconds": 1.0}))
-        progress.tell(Ended(runs[1], {}, "it died"))
+        progress.show_end(Ended(runs[0], {"rounds-completed": 4, "seconds": 1.0}))
+        progress.show_end(Ended(runs[1], {}, "it died"))
     assert len(kernel) == 1
     assert kernel[0][-1]["text/plain"] == "1/2 runs, 1 failed, 8/8 rounds"
     assert "b: failed: it died" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_client, build_strategy, build_task
-from fedapps.runs.prepare import check_strategy, completed
+from fedapps.runs.prepare import checked_strategy, completed
 from strategies import ClientGrid, run_rounds
 from strategies.base.capabilities import declared
 
@@ -262,7 +262,7 @@ def test_robust_rules_choose_the_replies_that_are_weighted():
 def test_a_rule_takes_any_method_that_averages_and_says_no_to_the_others_in_one_line(base):
     def build():
         settings = settings_of("term", **{"term.base": base})
-        check_strategy(settings, build_task(settings))
+        checked_strategy(settings, build_task(settings))
         return build_strategy(settings, build_task(settings))
 
     if base in AVERAGES:
@@ -277,7 +277,7 @@ def test_a_rule_takes_any_method_that_averages_and_says_no_to_the_others_in_one_
 def test_propfair_takes_any_method_whose_clients_minimise_a_loss(base):
     def build():
         settings = settings_of("propfair", **{"propfair.base": base})
-        check_strategy(settings, build_task(settings))
+        checked_strategy(settings, build_task(settings))
 
     if base in (*LOSSES, "fedavg-distill"):
         build()

@@ -21,7 +21,7 @@ LATE = {
     "datasets",
     "flwr_datasets",
     "PIL",
-    "quadprog",
+    "daqp",
     "torchvision",
     "transformers",
     "ray",

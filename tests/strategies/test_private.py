@@ -341,7 +341,7 @@ def test_a_task_that_does_not_say_is_refused():
 
 
 def test_epsilon_in_the_summary_also_after_a_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     job = [
         "run",
         "--engine",

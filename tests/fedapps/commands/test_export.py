@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fedapps.commands.export import exported, settings_in
 from fedapps.commands.parser import main
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
+from fedapps.runs.models import exported, settings_in
 
 PERSONAL = [name for name, method in METHODS.items() if method.trait == "personalises"]
 JOB = [
@@ -36,7 +36,7 @@ def run(folder, *settings):
 @pytest.fixture(autouse=True)
 def without_report(monkeypatch):
     # seconds of drawing
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
 
 
 def reported(folder):

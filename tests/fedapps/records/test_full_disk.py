@@ -182,7 +182,7 @@ def test_a_log_without_room_does_not_end_the_command(tmp_path):
 
 def test_a_log_without_room_says_nothing_on_the_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        "fedapps.commands.run.prepare_folder",
+        "fedapps.runs.launch.prepare_folder",
         lambda *_, **__: (tmp_path / "run.log").symlink_to("/dev/full"),
     )
     job = [f"{key}={value}" for key, value in (JOB | {"num-rounds": 2}).items()]

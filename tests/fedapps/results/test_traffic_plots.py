@@ -30,7 +30,7 @@ JOB = [
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     for method in ("ffgb", "fedavg"):
         assert (
             main([*JOB, f"method={method}", "ffgb.local-steps=2", "--out", str(tmp_path / method)])

@@ -638,7 +638,7 @@ def test_in_a_terminal_the_rounds_of_current_runs_count(plan_of, write_run):
         while progress._at[runs[0].folder] < 4 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert progress._bar.tasks[0].completed == 4
-        progress.tell(Ended(runs[1], {}, "it died"))
+        progress.show_end(Ended(runs[1], {}, "it died"))
         assert progress._bar.tasks[0].description == "0/2 runs, 1 failed"
         assert progress._bar.tasks[0].completed == 12
     assert "[1/2] seed-1: failed: it died" in console.file.getvalue()

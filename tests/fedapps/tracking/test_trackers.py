@@ -45,7 +45,7 @@ def stopped_and_resumed(out, *more):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedapps.commands.run.show", stop)
+        patch.setattr("fedapps.runs.launch.show", stop)
         assert main([*JOB, "num-rounds=3", *more, "--out", str(out)]) == 130
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
     return run(out, "--resume")

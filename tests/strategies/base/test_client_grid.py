@@ -7,11 +7,11 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
-from flwr.common.constant import ErrorCode
 
 from clients import answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, UpdateBound
+from strategies.base.flower_private import ErrorCode
 from strategies.base.messages import content_bytes
 from tests.helpers import EchoClient, arrays_of, simulate
 
