@@ -13,11 +13,11 @@ from fedapps.charts.canvas import FORMS
 from fedapps.charts.drawing import heat, legend, panels, title
 from fedapps.charts.html import Html
 from fedapps.charts.layout import Figure
-from fedapps.charts.theme import Theme
+from fedapps.charts.theme import LIGHT, Theme
 from fedapps.formats import is_percent, one_line, seconds_text
 from fedapps.records.reader import RunFolder
 from fedapps.results.grid_plots import KINDS, MAX_PANELS, PlotSpec, Runs, drawn
-from fedapps.results.parts import SWEEP, Plot, charts
+from fedapps.results.parts import SWEEP, Plot, charts, write_figures
 from fedapps.results.parts import figures as drawn_parts
 from fedapps.results.run_measures import curve_of, read_measure
 from fedapps.sweeps.grid import SEED
@@ -235,9 +235,11 @@ def _heat(results: Results, theme: Theme) -> Figure | None:
 
 
 def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Path:
-    """Write the self-contained ``report.html``; return its path. ``failed``: reasons by
-    run name.
+    """Write the self-contained ``report.html``, and the plots that the file asks for as
+    ``plots/*.png``; return the page's path. ``failed``: reasons by run name.
     """
+    if results.plan.grid.options.plot:
+        write_figures(folder / "plots", figures(results, LIGHT), "png")
     path = folder / "report.html"
     path.write_text(_html(results, failed), encoding="utf-8")
     return path
