@@ -33,10 +33,13 @@ def one_panel(heading: str, theme: Theme) -> tuple[Figure, Panel]:
 
 
 def panels(
-    rows: int, columns: int, size: tuple[float, float], theme: Theme
+    rows: int, columns: int, size: tuple[float, float], theme: Theme, number: int | None = None
 ) -> tuple[Figure, list[Panel]]:
-    """A figure with a grid of panels, row by row; `size` in inches."""
-    axes = [Panel(theme) for _ in range(rows * columns)]
+    """A figure with a grid of panels, row by row; `size` in inches. Of a `number` of
+    panels that leaves places in the last row, these stay empty.
+    """
+    places = range(rows * columns)
+    axes = [Panel(theme, hidden=number is not None and place >= number) for place in places]
     return Figure((72 * size[0], 72 * size[1]), columns, axes), axes
 
 

@@ -151,7 +151,8 @@ def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figu
         return None
     rows = 1 if len(shown) <= 4 else 2
     columns = -(-len(shown) // rows)
-    figure, axes = panels(rows, columns, (max(6.2, 3.1 * columns), 3.5 * rows + 0.5), theme)
+    size = max(6.2, 3.1 * columns), 3.5 * rows + 0.5
+    figure, axes = panels(rows, columns, size, theme, len(shown))
     stacks = [_sorted_clients(members, column) for _, members in shown]
     top = 1.1 * max(stack.max() for stack in stacks)
     for place, (panel, (label, members), stack) in enumerate(
@@ -176,8 +177,6 @@ def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figu
             label_values(panel, column, "on its test set")
         else:
             panel.y.size = 0
-    for panel in axes[len(shown) :]:
-        panel.hidden = True
     legend(figure, axes[min(1, len(shown) - 1)])
     return figure
 

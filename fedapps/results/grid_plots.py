@@ -168,7 +168,7 @@ def _panels(
     high = -(-len(cells) // wide)
     rows = max((len(lines) for _, lines in shown), default=1)
     size = max(6.2, 4.4 * wide), 3.4 * high + 0.22 * rows / wide + 0.5
-    figure, axes = panels(high, wide, size, theme)
+    figure, axes = panels(high, wide, size, theme, len(cells))
     for panel, (text, heading, lines) in zip(axes, cells, strict=False):
         draw_lines(panel, found := _lines(spec, text, lines, numbers), theme, spec.log)
         if spec.slope and found:
@@ -178,8 +178,6 @@ def _panels(
             if (value := _level(level, lines)) is not None:
                 height = _scaled(np.array([value]), "y" in spec.log)[0]
                 panel.level(height, theme.muted, 1.3, STYLES[(place + 2) % 4], name)
-    for panel in axes[len(cells) :]:
-        panel.hidden = True
     legend(figure, max(axes[: len(cells)], key=lambda panel: len(panel.legend)))
     return figure if any(panel.readings for panel in axes) else None
 

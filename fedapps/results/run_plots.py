@@ -141,7 +141,7 @@ def other_measures(run: RunFolder, theme: Theme) -> Figure | None:
     series = series[:_MAX_PANELS]
     columns = 2 if len(series) > 1 else 1
     rows = -(-len(series) // columns)
-    figure, axes = panels(rows, columns, (6.2, max(4.0, 1.75 * rows + 0.3)), theme)
+    figure, axes = panels(rows, columns, (6.2, max(4.0, 1.75 * rows + 0.3)), theme, len(series))
     for panel, (name, key, curve) in zip(axes, series, strict=False):
         title(panel, sentence(name), 9.5)
         panel.most = theme.points // 3
@@ -150,8 +150,6 @@ def other_measures(run: RunFolder, theme: Theme) -> Figure | None:
         panel.x.most, panel.x.whole, panel.y.most = 5, True, 4
         if is_percent(key):
             panel.y.tell, panel.y.percent = _percents_with_unit, True
-    for panel in axes[len(series) :]:
-        panel.hidden = True
     for panel in axes[max(0, len(series) - columns) : len(series)]:
         panel.x.label, panel.x.label_size = "round", 8.5
     return figure

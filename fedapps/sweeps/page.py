@@ -198,7 +198,7 @@ def _heat(results: Results, theme: Theme) -> Figure | None:
     ]
     wide = min(3, len(kinds))
     high = -(-len(kinds) // wide)
-    figure, axes = panels(high, wide, (max(6.2, 4.4 * wide), 3.5 * high), theme)
+    figure, axes = panels(high, wide, (max(6.2, 4.4 * wide), 3.5 * high), theme, len(kinds))
     means = [
         mean for entry in results.entries.values() if (mean := entry.mean(measure)) is not None
     ]
@@ -229,8 +229,6 @@ def _heat(results: Results, theme: Theme) -> Figure | None:
             results.row_axes[-1],
             True,
         )
-    for panel in axes[len(kinds) :]:
-        panel.hidden = True
     return figure
 
 
