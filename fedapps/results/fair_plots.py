@@ -200,7 +200,7 @@ def own_bars(run: RunFolder, theme: Theme) -> Figure | None:
     if (of_global[known] != heights[known]).any():
         if few := len(rows) <= _MAX_BARS:  # a rim sets the dots apart from the bars
             axes.dots(known, of_global[known], theme.surface, 6.3)
-        axes.dots(known, of_global[known], theme.series[2], 4.7 if few else 2.0, "global model")
+        axes.dots(known, of_global[known], theme.series[4], 4.7 if few else 2.0, "global model")
     axes.y.low, axes.y.high = 0.0, 1.02 if is_percent(measure) else None
     axes.x.label = "client" if len(rows) <= _MAX_BARS else f"clients, sorted ({len(rows)})"
     axes.x.size = 7.5 if len(rows) > 25 else 8.5
