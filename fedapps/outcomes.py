@@ -17,8 +17,8 @@ from fedapps.records.reader import RunFolder, read_run
 from fedapps.results.compare import Compared, compared
 from fedapps.results.gains import records
 from fedapps.results.notebook import Plot, Plots
+from fedapps.results.parts import run_figures
 from fedapps.results.report import state_sentence
-from fedapps.results.run_plots import run_figures
 from fedapps.runs.assembly import build_task
 from fedapps.runs.deal import MAX_CLIENTS, Deal, figure
 from fedapps.runs.models import exported, net_arrays, scale_of, settings_in

@@ -36,9 +36,9 @@ def execute(arguments: argparse.Namespace) -> int:
     for line in notes:
         print(f"note: {line}")
     if arguments.png:
-        from fedapps.charts.drawing import png
+        from fedapps.charts.files import file
 
-        arguments.png.write_bytes(png(figure(deal, settings.data.source)))
+        arguments.png.write_bytes(file(figure(deal, settings.data.source), "png"))
         print(f"picture: {arguments.png.resolve()}")
     return 0
 

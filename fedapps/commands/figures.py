@@ -5,13 +5,11 @@ files for papers.
 import argparse
 from pathlib import Path
 
-from fedapps.charts import drawing
-from fedapps.charts.layout import Figure
 from fedapps.charts.theme import LIGHT
 from fedapps.errors import UserError
 from fedapps.records.reader import read_run, run_folder
 from fedapps.results.compare import compared
-from fedapps.results.run_plots import file_name, run_figures
+from fedapps.results.parts import run_figures, write_figures
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -51,18 +49,6 @@ def execute(arguments: argparse.Namespace) -> int:
     if not found:
         raise UserError(f"{first} has nothing to draw yet: no round has ended")
     out = arguments.out or (first if alone else first.resolve().parent) / "figures"
-    out.mkdir(parents=True, exist_ok=True)
-    for name, figure in found.items():
-        path = out / f"{file_name(name)}.{arguments.format}"
-        path.write_bytes(drawn(figure, arguments.format))
+    for path in write_figures(out, found, arguments.format):
         print(path)
     return 0
-
-
-def drawn(figure: Figure, form: str) -> bytes:
-    """Return a figure as the content of a file: "pdf", "png" or "svg"."""
-    if form == "pdf":
-        from fedapps.charts.pdf import pdf
-
-        return pdf(figure.shapes(), figure.size, figure.panels[0].theme.surface)
-    return drawing.png(figure) if form == "png" else drawing.svg(figure)

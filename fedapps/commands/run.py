@@ -169,10 +169,10 @@ def _show(folder: Path) -> None:
 
     from fedapps.records.reader import read_run
     from fedapps.results.compare import summary_table
-    from fedapps.results.report import sections_of
+    from fedapps.results.parts import run_sections
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(summary_table([folder]))
-    for section in sections_of(read_run(folder)):
+    for section in run_sections(read_run(folder)):
         console.print(section.terminal())
     print(f"results: {folder}\nreport:  {folder / 'report.html'}")

@@ -17,6 +17,7 @@ from fedapps.errors import UserError
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of
 from fedapps.results.image_grids import ImageGrids
+from fedapps.results.parts import write_plots
 from fedapps.results.report import write_report
 from fedapps.runs.assembly import Parts, build_strategy, build_task, takes_steps
 from fedapps.runs.compilation import decided
@@ -152,6 +153,7 @@ def execute(
     if trackers:
         with suppress(OSError):
             write_report(folder)  # before the command does: it is told, too
+            write_plots(folder)  # trackers take pictures
         trackers.end("completed")
     return summary
 
