@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algorithms.common.modules import estimate_statistics
 from algorithms.common.steps import SGD, Gradient, Numbers, State, between, inner, one
+from algorithms.personal.sent import APFLScoring, APFLTraining
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 
@@ -25,6 +26,7 @@ class APFLClient(PersonalClient):
     """
 
     kept_as = "apfl"
+    reads = (APFLTraining,)
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -34,14 +36,11 @@ class APFLClient(PersonalClient):
         place = [p.detach() for p in trainable(self.model).values()]
         w, (v, alpha) = [t.clone() for t in place], self.own(config, before=True)
         options = TrainOptions.from_config(config)
+        adaptive = APFLTraining.from_config(config).adaptive
         sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
         learned = torch.tensor(alpha, dtype=torch.float64, device=w[0].device)
         loss = self.run(
-            Both(
-                sgd,
-                personal=bool(alpha or config["apfl-adaptive"]),
-                adaptive=bool(config["apfl-adaptive"]),
-            ),
+            Both(sgd, personal=bool(alpha or adaptive), adaptive=adaptive),
             {
                 "w": w,
                 "v": v,
@@ -79,7 +78,7 @@ class APFLClient(PersonalClient):
         """
         parameters = trainable(self.model).values()
         if (kept := self.kept(config, before)) is None:
-            return [p.detach().clone() for p in parameters], float(config["apfl-alpha"])
+            return [p.detach().clone() for p in parameters], APFLScoring.from_config(config).alpha
         return [
             torch.tensor(a, device=p.device) for a, p in zip(kept, parameters, strict=False)
         ], float(kept[-1][0])

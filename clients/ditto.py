@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from algorithms.common.steps import Terms
+from algorithms.personal.sent import DittoSent
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 
@@ -16,6 +17,7 @@ class DittoClient(PersonalClient):
     """
 
     kept_as = "ditto"
+    reads = (DittoSent,)
     differentiates_surrogate = True
     _anchor: Sequence[Tensor] = ()
 
@@ -27,18 +29,20 @@ class DittoClient(PersonalClient):
         self._anchor = [p.detach().clone() for p in trainable(self.model).values()]
         if (kept := self.kept(config, before=True)) is not None:
             set_arrays(self.model, kept)
-        epochs = int(config["ditto-epochs"]) or int(config["local-epochs"])
-        own = self.train({**config, "local-epochs": epochs})
+        epochs = DittoSent.from_config(config).epochs
+        own = self.train({**config, "local-epochs": epochs} if epochs else config)
         self.store.save(self.kept_as, get_arrays(self.model), config)
         return reply[0], reply[1], {**reply[2], "personal-loss": own}
 
     def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
         """Train v for these local epochs, instead of its own number."""
-        return super().train_alone(parameters, {**config, "ditto-epochs": config["local-epochs"]})
+        return super().train_alone(
+            parameters, {**config, DittoSent.key("epochs"): config["local-epochs"]}
+        )
 
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
         """Return the gradient of the proximal term, ``mu v - mu w``, while v is
         trained.
         """
-        mu = float(config["ditto-mu"]) if self._anchor else 0.0
+        mu = DittoSent.from_config(config).mu if self._anchor else 0.0
         return (mu, [(list(self._anchor), -mu)]) if mu else (0.0, [])

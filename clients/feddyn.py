@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorithms.common.sent import FedDynSent
 from algorithms.common.steps import Terms
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient
@@ -23,6 +24,7 @@ from clients.fedavg import FedAvgClient
 class FedDynClient(FedAvgClient):
     """FedAvg's client with a proximal and a linear term."""
 
+    reads = (FedDynSent,)
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -32,7 +34,7 @@ class FedDynClient(FedAvgClient):
         tensors = [p.detach() for p in trainable(self.model).values()]
         start = [t.clone() for t in tensors]
         loss = self.train(config)
-        alpha = float(config["feddyn-alpha"])
+        alpha = FedDynSent.from_config(config).alpha
         gradients = [
             g - alpha * (t - s)
             for g, t, s in zip(self.linear(tensors, config), tensors, start, strict=True)
@@ -49,7 +51,7 @@ class FedDynClient(FedAvgClient):
         """Return the gradient of both terms: ``alpha theta - alpha theta^{t-1} -
         g_i``.
         """
-        alpha = float(config["feddyn-alpha"])
+        alpha = FedDynSent.from_config(config).alpha
         return alpha, [([t.clone() for t in tensors], -alpha), (self.linear(tensors, config), -1.0)]
 
     def linear(self, tensors: Sequence[Tensor], config: Config) -> list[Tensor]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from algorithms.common.sent import ProximalSent, Reads
 from algorithms.common.steps import Terms
 from clients.base.training import Config
 from clients.fedavg import FedAvgClient
@@ -19,7 +20,9 @@ from clients.fedavg import FedAvgClient
 class FedProxClient(FedAvgClient):
     """FedAvg's client with a proximal term."""
 
+    reads: Reads = (ProximalSent,)
+
     def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
         """Return the gradient of the proximal term: ``mu w - mu w^t``."""
-        mu = float(config.get("proximal-mu", 0.0))
+        mu = ProximalSent.from_config(config).mu
         return (mu, [([t.clone() for t in tensors], -mu)]) if mu else (0.0, [])

@@ -20,6 +20,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from algorithms.common.sent import Reads
+from algorithms.fairness.sent import PropFairSent
 from clients.base.training import Config
 from clients.fedavg import FedAvgClient
 
@@ -42,9 +44,11 @@ class Proportional:
 class ProportionalLoss:
     """Mixin for client classes."""
 
+    reads: Reads = (PropFairSent,)
+
     def surrogate(self, config: Config) -> Proportional:
         """Return PropFair's function of the mini-batch's loss."""
-        return Proportional(float(config["propfair-m"]))
+        return Proportional(PropFairSent.from_config(config).m)
 
 
 @lru_cache

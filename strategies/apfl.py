@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import APFLScoring, APFLTraining
 from strategies.fedavg import FedAvg
 
 
@@ -37,10 +38,10 @@ class APFL(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send alpha, and whether clients learn it."""
-        return {"apfl-alpha": self.options.alpha, "apfl-adaptive": self.options.adaptive}
+        return APFLTraining.of(self.options).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send alpha, for clients that have not learned their own."""
-        return {"apfl-alpha": self.options.alpha}
+        return APFLScoring.of(self.options).to_config()

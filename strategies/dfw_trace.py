@@ -48,6 +48,7 @@ from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Float64
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.power_iteration import PowerIteration
+from algorithms.frank_wolfe.sent import DFWTraceSent
 from algorithms.frank_wolfe.steps import move
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of, round_of
@@ -111,7 +112,7 @@ class DFWTrace(Constrained):
             # A round in which only they are asked may have no reply, and is then not
             # aggregated: somebody who has answered comes along.
             nodes += [node for node, client in self._ids.items() if client in self._answered][:1]
-        config["side"] = self.power.side
+        config.update(DFWTraceSent(self.power.side).to_config())
         content = ArrayRecord({**arrays, **to_record([VECTOR], [self.power.vector])})
         return self._messages(
             content, config, sorted(nodes, key=list(self._ids).index), MessageType.TRAIN

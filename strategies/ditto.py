@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import DittoSent
 from strategies.fedavg import FedAvg
 
 
@@ -38,4 +39,4 @@ class Ditto(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send mu and the number of epochs on the personal model."""
-        return {"ditto-mu": self.options.mu, "ditto-epochs": self.options.epochs}
+        return DittoSent.of(self.options).to_config()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import FedALASent
 from strategies.fedavg import FedAvg
 
 
@@ -56,13 +57,7 @@ class FedALA(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send how the weights are learned."""
-        o = self.options
-        return {
-            "fedala-layers": o.layers,
-            "fedala-rate": o.rate,
-            "fedala-samples": o.samples,
-            "fedala-start-epochs": o.start_epochs,
-        }
+        return FedALASent.of(self.options).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import FedBABUSent
 from strategies.partial_sharing import PartialSharing
 
 
@@ -41,4 +42,4 @@ class FedBABU(PartialSharing):
     ) -> dict[str, bool | int | float | str]:
         """Send what is shared, and how it is fine-tuned."""
         shared = super().evaluate_options(server_round, num_rounds)
-        return {**shared, "fedbabu-epochs": self.options.epochs, "fedbabu-part": self.options.part}
+        return {**shared, **FedBABUSent.of(self.options).to_config()}

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
+from algorithms.synthetic.sent import FedDMSent
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
@@ -99,14 +100,7 @@ class FedDM(Synthetic):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the options of the clients' steps."""
-        o = self.options
-        return {
-            "dm-images": o.images,
-            "dm-steps": o.steps,
-            "dm-rate": o.rate,
-            "dm-radius": o.radius,
-            "dm-low": o.low,
-        }
+        return FedDMSent.of(self.options).to_config()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

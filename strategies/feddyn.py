@@ -34,6 +34,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import FedDynSent
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.updates import moved, updates
@@ -69,7 +70,7 @@ class FedDyn(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send alpha."""
-        return {"feddyn-alpha": self.options.alpha}
+        return FedDynSent(self.options.alpha).to_config()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

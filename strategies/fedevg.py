@@ -39,6 +39,7 @@ from algorithms.synthetic.mixture import (
     server_step,
     step_size,
 )
+from algorithms.synthetic.sent import FedEvgSent
 from strategies.base.capabilities import Capabilities, Named
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, rounds_of
@@ -165,16 +166,16 @@ class FedEvg(Synthetic):
     ) -> dict[str, bool | int | float | str]:
         """Send the options of the clients' steps."""
         o = self.options
-        return {
-            "evg-lambda": o.lambda_,
-            "evg-langevin-steps": o.langevin_steps,
-            "evg-step": o.langevin_step,
-            "evg-noise": o.langevin_noise,
-            "evg-clip": o.clip,
-            "evg-weights": o.weights,
-            "evg-persistent": o.persistent,
-            "evg-low": o.low,
-        }
+        return FedEvgSent(
+            lambda_=o.lambda_,
+            langevin_steps=o.langevin_steps,
+            step=o.langevin_step,
+            noise=o.langevin_noise,
+            clip=o.clip,
+            weights=o.weights,
+            persistent=o.persistent,
+            low=o.low,
+        ).to_config()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import ProximalSent
 from strategies.fedavg import FedAvg
 
 
@@ -37,4 +38,4 @@ class FedProx(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send mu."""
-        return {"proximal-mu": self.options.mu}
+        return ProximalSent(self.options.mu).to_config()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import RecordDict
 
 from algorithms.boosting.fit_options import DistillOptions
+from algorithms.boosting.sent import OracleSent
 from algorithms.common.options import option
 from strategies.families.distilling import Distilled, networks_of, values_of
 
@@ -89,11 +90,7 @@ class FFGBDistill(Distilled):
     ) -> dict[str, bool | int | float | str]:
         """Send the options of the weak-learning oracle."""
         o = self.options
-        return {
-            "oracle-epochs": o.oracle_epochs,
-            "oracle-batch-size": o.oracle_batch_size,
-            "oracle-learning-rate": o.oracle_learning_rate,
-        }
+        return OracleSent(o.oracle_epochs, o.oracle_batch_size, o.oracle_learning_rate).to_config()
 
     def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
         """Return ``(1 - eta mu) f_t - eta mean_i h_i`` at the public points."""

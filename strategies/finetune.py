@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import FinetuneSent
 from strategies.fedavg import FedAvg
 
 
@@ -37,4 +38,4 @@ class Finetune(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send how long to train before scoring, and at which rate."""
-        return {"finetune-epochs": self.options.epochs, "finetune-rate": self.options.rate}
+        return FinetuneSent.of(self.options).to_config()

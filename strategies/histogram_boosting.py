@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from algorithms.boosting.forest import Forest
 from algorithms.boosting.histogram_trees import NUMBER, Growth
+from algorithms.boosting.sent import HistogramSent
 from algorithms.boosting.step_sizes import LOSS_NAMES
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
@@ -126,13 +127,13 @@ class HistogramBoosting(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Return the loss, and how many numbers are wanted."""
-        return {"loss": self.loss, "sums": self.forest.length()}
+        return HistogramSent(self.loss, self.forest.length()).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Return the loss."""
-        return {"loss": self.loss}
+        return HistogramSent(self.loss).to_config()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -18,6 +18,7 @@ from typing import Any
 
 from algorithms.common.options import Options, option
 from algorithms.personal.name_filter import patterns, travels
+from algorithms.personal.sent import PatternsSent
 from strategies.families.shared_part import SharedPart
 
 
@@ -47,7 +48,7 @@ class Partial(SharedPart):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the patterns."""
-        return {"partial-share": self.options.share, "partial-keep": self.options.keep}
+        return PatternsSent.of(self.options).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int

@@ -26,6 +26,7 @@ from typing import Any
 
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import FedRepSent, ShareSent
 from strategies.families.shared_part import SharedPart
 from strategies.fedavg import FedAvg
 
@@ -48,13 +49,13 @@ class PartialSharing(SharedPart):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send which part is shared."""
-        return {"share": self.share}
+        return ShareSent(self.share).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send which part is shared."""
-        return {"share": self.share}
+        return ShareSent(self.share).to_config()
 
     def travels(self, name: str) -> bool:
         """Return whether the array of this name is shared."""
@@ -95,8 +96,5 @@ class FedRep(PartialSharing):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the shared part's name and the numbers of epochs."""
-        epochs = {
-            "fedrep-head-epochs": self.options.head_epochs,
-            "fedrep-body-epochs": self.options.body_epochs,
-        }
-        return {**super().train_options(server_round, num_rounds), **epochs}
+        shared = super().train_options(server_round, num_rounds)
+        return {**shared, **FedRepSent.of(self.options).to_config()}

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import PerFedAvgScoring, PerFedAvgTraining
 from strategies.fedavg import FedAvg
 
 
@@ -51,10 +52,10 @@ class PerFedAvg(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the rate of adaptation and what is done about the Hessian."""
-        return {"per-fedavg-alpha": self.options.alpha, "per-fedavg-hessian": self.options.hessian}
+        return PerFedAvgTraining.of(self.options).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the rate and the number of steps of adaptation."""
-        return {"per-fedavg-alpha": self.options.alpha, "per-fedavg-steps": self.options.steps}
+        return PerFedAvgScoring.of(self.options).to_config()

@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import PFedMeSent
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg
 
@@ -61,9 +62,7 @@ class PFedMe(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send lambda, the inner steps and the learning rate."""
-        o = self.options
-        weights = {"pfedme-lambda": o.lambda_, "pfedme-rate": o.rate}
-        return {**weights, "pfedme-inner-steps": o.inner_steps, "pfedme-batches": o.batches}
+        return PFedMeSent.of(self.options).to_config()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

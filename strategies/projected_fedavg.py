@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.sent import ProjectedSent
 from strategies.base.messages import arrays_of, round_of
 from strategies.families.consensus import Constrained
 
@@ -64,11 +65,9 @@ class ProjectedFedAvg(Constrained):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the learning rate, local steps and batch size."""
-        return {
-            "learning-rate": self.learning_rate,
-            "local-steps": self.options.local_steps,
-            "batch-size": self.options.batch_size,
-        }
+        return ProjectedSent(
+            self.learning_rate, self.options.local_steps, self.options.batch_size
+        ).to_config()
 
     def configure_step(
         self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from algorithms.common.prefixes import within
+from algorithms.common.sent import WarmStartSent
 from strategies.base.capabilities import (
     Capabilities,
     DecidingWeights,
@@ -42,8 +43,6 @@ from strategies.base.capabilities import (
 )
 from strategies.base.messages import innermost
 from strategies.base.rounds import run_rounds
-
-HALF = "warm-start-half"
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,8 @@ class WarmStart(Strategy):
                 config.pop(name, None)
                 config.update({name: value} if value is not None else {})
             written.clear()
-        config[HALF] = "first" if strategy is self.first else "then"
+        half = "first" if strategy is self.first else "then"
+        config.update(WarmStartSent(half).to_config())
         before = dict(config)
         yield strategy
         if strategy is self.first:

@@ -32,6 +32,7 @@ from algorithms.common.prefixes import under, within
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.sent import PhaseSent
 from algorithms.frank_wolfe.steps import duality_gap
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
@@ -122,7 +123,7 @@ class Constrained(FedAvg):
             self.open_model(arrays, server_round)
         self._model = arrays
         if self.preparation and self.preparation.stage:
-            config.update({"phase": "prepare", "stage": self.preparation.stage})
+            config.update(PhaseSent("prepare", self.preparation.stage).to_config())
             told = self.preparation.told()
             content = to_record([str(i) for i in range(len(told))], told)
             return self._messages(content, config, list(clients_of(grid)), MessageType.TRAIN)
@@ -243,7 +244,7 @@ class Constrained(FedAvg):
         """Request the loss and gradient at x_bar."""
         if self.fraction_evaluate == 0 or (self.preparation and self.preparation.stage):
             return []
-        config.update({"server-round": server_round, "phase": "evaluate"})
+        config.update({"server-round": server_round, **PhaseSent("evaluate").to_config()})
         nodes = self._sample(grid, server_round, MessageType.EVALUATE)
         self._evaluated, self._asked = self.open_model(arrays), len(list(grid.get_node_ids()))
         return self._messages(arrays, config, nodes, MessageType.TRAIN)
