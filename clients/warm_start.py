@@ -32,7 +32,7 @@ class WarmStartClient(NumPyClient):
     def half(self, config: Config) -> NumPyClient:
         """Return the client that the configuration selects."""
         name = WarmStartSent.from_config(config).half
-        if name not in self.halves:
+        if name is None or name not in self.halves:
             raise ValueError(
                 f"warm-start-half = {name!r} in the configuration: the server's strategy must be "
                 "WarmStart"

@@ -29,14 +29,14 @@ class FunctionSent(Sent):
 
 @dataclass(frozen=True)
 class FFGBTraining(Sent):
-    """The steps of an FFGB round."""
+    """The steps of an FFGB round. ``lipschitz``: the constant, for FFGB.L."""
 
     variant: str
-    lipschitz: float
     etas: list[float]
     mu: float
     residual: bool
     clip_residual: float | None = None
+    lipschitz: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -123,4 +123,4 @@ class FedDynSent(Sent, prefix="feddyn-"):
 class WarmStartSent(Sent, prefix="warm-start-"):
     """Which half of a warm start is in charge of the round: "first" or "then"."""
 
-    half: str = ""
+    half: str | None = None
