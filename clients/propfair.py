@@ -51,15 +51,25 @@ class ProportionalLoss:
         return Proportional(PropFairSent.from_config(config).m)
 
 
+def differentiates(kind: type[FedAvgClient]) -> bool:
+    """Return whether the class in which clients train declares that it differentiates
+    the surrogate of the loss.
+    """
+    return bool(vars(_trainer(kind)).get("differentiates_surrogate", False))
+
+
+def _trainer(kind: type[FedAvgClient]) -> type:
+    return next(base for base in kind.__mro__ if {"fit", "train"} & vars(base).keys())
+
+
 @lru_cache
 def proportional(kind: type[FedAvgClient]) -> type[FedAvgClient]:
     """Return the class ``kind`` with PropFair's loss; raises ``ValueError`` if its
     training does not declare to differentiate it.
     """
-    trains = next(base for base in kind.__mro__ if {"fit", "train"} & vars(base).keys())
-    if not vars(trains).get("differentiates_surrogate", False):
+    if not differentiates(kind):
         raise ValueError(
-            f"{trains.__name__} trains by itself and does not say that it differentiates "
+            f"{_trainer(kind).__name__} trains by itself and does not say that it differentiates "
             "surrogate(config)(loss): do so, and declare "
             f"differentiates_surrogate = True beside it"
         )

@@ -99,5 +99,5 @@ def test_the_adapter_looks_at_every_message(caplog):
 def test_what_is_sent_is_what_is_read_and_what_is_missing_is_named():
     assert MineSent(1).to_config() == {"mine-pull": 1}
     assert MineSent.from_config({"mine-pull": 1}) == MineSent(1.0)
-    with pytest.raises(ValueError, match="'mine-pull' is missing .* must send MineSent"):
+    with pytest.raises(ValueError, match=r"'mine-pull' is missing .* must send MineSent"):
         MineSent.from_config({"seed": 1})
