@@ -12,11 +12,11 @@ the client learns its alpha from there on, and keeps it.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.personal.sent import APFLScoring, APFLTraining
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class APFLOptions(Options):
 class APFL(FedAvg):
     """APFL strategy; the averaging is FedAvg's."""
 
-    def __init__(self, options: APFLOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: APFLOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or APFLOptions()
 

@@ -34,7 +34,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -56,6 +56,7 @@ from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids
 from strategies.families.consensus import Constrained
+from strategies.fedavg import FedAvgArguments
 
 VECTOR, GAP = "vector", "gap-estimate"
 #: A client that fails to answer so many times is left out of a half step.
@@ -82,7 +83,10 @@ class DFWTrace(Constrained):
     """
 
     def __init__(
-        self, domain: Domain, options: DFWTraceOptions | None = None, **kwargs: Any
+        self,
+        domain: Domain,
+        options: DFWTraceOptions | None = None,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         self.options = options or DFWTraceOptions()
         super().__init__(domain, **kwargs)

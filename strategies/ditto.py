@@ -11,11 +11,11 @@ epochs on v (0: as many as on the other).
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.personal.sent import DittoSent
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class DittoOptions(Options):
 class Ditto(FedAvg):
     """Ditto strategy; the averaging is FedAvg's."""
 
-    def __init__(self, options: DittoOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: DittoOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or DittoOptions()
 

@@ -17,11 +17,11 @@ the samples, and ``fedala-start-epochs``, passes the first time that W is learne
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.personal.sent import FedALASent
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class FedALAOptions(Options):
 class FedALA(FedAvg):
     """FedALA strategy; the averaging is FedAvg's."""
 
-    def __init__(self, options: FedALAOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: FedALAOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or FedALAOptions()
 

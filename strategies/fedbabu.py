@@ -13,10 +13,11 @@ before it is scored.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.personal.sent import FedBABUSent
+from strategies.fedavg import FedAvgArguments
 from strategies.partial_sharing import PartialSharing
 
 
@@ -32,7 +33,10 @@ class FedBABU(PartialSharing):
     """FedBABU strategy."""
 
     def __init__(
-        self, head: Sequence[str], options: FedBABUOptions | None = None, **kwargs: Any
+        self,
+        head: Sequence[str],
+        options: FedBABUOptions | None = None,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(head, "body", **kwargs)
         self.options = options or FedBABUOptions()

@@ -27,7 +27,7 @@ If it holds ``phase`` = "train-predictor", the reply holds one predictor instead
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -62,7 +62,7 @@ from strategies.families.predictor_replies import (
     alike_predictors,
     best_for_all,
 )
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]
 DEFAULT_BUDGET = 32
@@ -180,7 +180,7 @@ class FedBoost(FedAvg):
         options: FedBoostOptions | None = None,
         seed: int = 0,
         loss: str = "log",
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_choice("loss", loss, ["log", "squared"])

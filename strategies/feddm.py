@@ -18,7 +18,7 @@ and ``num-examples``. Evaluation: ``strategies.families.sample_sets``.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -36,6 +36,7 @@ from strategies.base.messages import arrays_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
+from strategies.fedavg import FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class FedDM(Synthetic):
         evaluator: Evaluator,
         options: FedDMOptions | None = None,
         seed: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(evaluator, num_classes, num_classes, seed, **kwargs)
         self.options = options or FedDMOptions()

@@ -26,7 +26,7 @@ Contract: FedAvg's with uniform weights; the training configuration holds
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -38,7 +38,7 @@ from algorithms.common.sent import FedDynSent
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.updates import moved, updates
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FlowerArguments
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class FedDyn(FedAvg):
 
     capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
-    def __init__(self, options: FedDynOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: FedDynOptions | None = None, **kwargs: Unpack[FlowerArguments]
+    ) -> None:
         super().__init__(weights="uniform", **kwargs)
         self.options = options or FedDynOptions()
         #: h of the learned arrays, concatenated; None before the first round.

@@ -19,7 +19,7 @@ holds the energy gradients at x (M, ...) and ``log e`` (M,), in this order, and
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -46,6 +46,7 @@ from strategies.base.messages import arrays_of, rounds_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
+from strategies.fedavg import FedAvgArguments
 
 #: Larger values would overflow in e; clipping makes them meaningless long before.
 LARGEST_LOG = 50.0
@@ -113,7 +114,7 @@ class FedEvg(Synthetic):
         options: FedEvgOptions | None = None,
         samples: int = 100,
         seed: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(evaluator, num_classes, samples, seed, **kwargs)
         self.options = options or FedEvgOptions()

@@ -27,7 +27,7 @@ Derivation: ``docs/fedfw.md``.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -55,6 +55,7 @@ from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids
 from strategies.families.consensus import Constrained
+from strategies.fedavg import FedAvgArguments
 
 VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
 DUAL = "dual."
@@ -130,7 +131,7 @@ class FedFW(Constrained):
         *,
         lambda_0: float = 1.0,
         curvature: float = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         self.options = options or FedFWOptions()
         super().__init__(domain, tolerance=self.options.tolerance, **kwargs)

@@ -11,11 +11,11 @@ training configuration.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.common.sent import ProximalSent
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class FedProxOptions(Options):
 class FedProx(FedAvg):
     """FedProx strategy; the averaging is FedAvg's."""
 
-    def __init__(self, options: FedProxOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: FedProxOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or FedProxOptions()
 

@@ -28,7 +28,7 @@ so that training traffic does not depend on it.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import (
@@ -70,7 +70,7 @@ from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FlowerArguments
 
 VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")
 
@@ -159,7 +159,10 @@ class FFGB(FedAvg):
     capabilities = Capabilities(replies="other", aggregation="single replies")
 
     def __init__(
-        self, options: FFGBOptions | None = None, variant: str = "ffgb", **kwargs: Any
+        self,
+        options: FFGBOptions | None = None,
+        variant: str = "ffgb",
+        **kwargs: Unpack[FlowerArguments],
     ) -> None:
         self.options = options or FFGBOptions()
         super().__init__(weights=self.options.weights, **kwargs)

@@ -19,7 +19,7 @@ sent, and ``num-examples``. The training configuration holds ``oracle-epochs``,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from flwr.app import RecordDict
 
@@ -27,6 +27,7 @@ from algorithms.boosting.fit_options import DistillOptions
 from algorithms.boosting.sent import OracleSent
 from algorithms.common.options import option
 from strategies.families.distilling import Distilled, networks_of, values_of
+from strategies.fedavg import FedAvgArguments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +81,7 @@ class FFGBDistill(Distilled):
         distiller: "Distiller",
         options: FFGBDistillOptions | None = None,
         seed: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         self.options = options or FFGBDistillOptions()
         super().__init__(distiller, self.options, seed, **kwargs)

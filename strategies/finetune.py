@@ -12,11 +12,11 @@ training.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.personal.sent import FinetuneSent
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class FinetuneOptions(Options):
 class Finetune(FedAvg):
     """Strategy of fine-tuning; the averaging is FedAvg's."""
 
-    def __init__(self, options: FinetuneOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: FinetuneOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or FinetuneOptions()
 

@@ -28,7 +28,7 @@ numbers (``Forest.sums``), of which only the total over the clients is used, and
 from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -48,7 +48,7 @@ from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FlowerArguments
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class HistogramBoosting(FedAvg):
         num_features: int,
         options: HistogramBoostingOptions | None = None,
         numbers: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[FlowerArguments],
     ) -> None:
         super().__init__(weights="uniform", **kwargs)
         check_range("num_features", num_features, 1)

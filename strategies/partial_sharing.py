@@ -22,13 +22,13 @@ part.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
 from algorithms.personal.sent import FedRepSent, ShareSent
 from strategies.families.shared_part import SharedPart
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 class PartialSharing(SharedPart):
@@ -40,7 +40,7 @@ class PartialSharing(SharedPart):
 
     capabilities = FedAvg.capabilities  # of the shared part
 
-    def __init__(self, head: Sequence[str], share: str, **kwargs: Any) -> None:
+    def __init__(self, head: Sequence[str], share: str, **kwargs: Unpack[FedAvgArguments]) -> None:
         super().__init__(**kwargs)
         check_choice("share", share, ["body", "head"])
         self.head, self.share = tuple(head), share
@@ -87,7 +87,10 @@ class FedRep(PartialSharing):
     """FedRep strategy."""
 
     def __init__(
-        self, head: Sequence[str], options: FedRepOptions | None = None, **kwargs: Any
+        self,
+        head: Sequence[str],
+        options: FedRepOptions | None = None,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(head, "body", **kwargs)
         self.options = options or FedRepOptions()

@@ -19,11 +19,11 @@ before the model is scored.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.personal.sent import PerFedAvgScoring, PerFedAvgTraining
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class PerFedAvgOptions(Options):
 class PerFedAvg(FedAvg):
     """Per-FedAvg strategy; the averaging is FedAvg's."""
 
-    def __init__(self, options: PerFedAvgOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: PerFedAvgOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or PerFedAvgOptions()
 

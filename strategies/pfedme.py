@@ -12,7 +12,7 @@ sends it.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from algorithms.common.options import Options, option
 from algorithms.personal.sent import PFedMeSent
 from strategies.base.updates import moved, updates
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class PFedMe(FedAvg):
 
     capabilities = FedAvg.capabilities  # a step along the average
 
-    def __init__(self, options: PFedMeOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: PFedMeOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or PFedMeOptions()
         self._sent = ArrayRecord()

@@ -11,7 +11,7 @@ configuration. Up: the client's point, in arrays like those that were sent, and
 from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -24,6 +24,7 @@ from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.sent import ProjectedSent
 from strategies.base.messages import arrays_of, round_of
 from strategies.families.consensus import Constrained
+from strategies.fedavg import FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class ProjectedFedAvg(Constrained):
         options: ProjectedOptions | None = None,
         *,
         learning_rate: float = 0.1,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         self.options = options or ProjectedOptions()
         super().__init__(domain, tolerance=self.options.tolerance, **kwargs)

@@ -34,7 +34,7 @@ lambdas that the clients would choose by this evaluation's pooled curve, and
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -50,7 +50,7 @@ from algorithms.personal.sent import SuPerFedScoring, SuPerFedTraining
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import metrics_of
 from strategies.base.records import most_common
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]
 CHOICES = ("own", "shrunk", "shared")
@@ -102,7 +102,10 @@ class SuPerFed(FedAvg):
     """
 
     def __init__(
-        self, options: SuPerFedOptions | None = None, mixing: str = "model", **kwargs: Any
+        self,
+        options: SuPerFedOptions | None = None,
+        mixing: str = "model",
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_choice("mixing", mixing, ["model", "layer"])

@@ -22,7 +22,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
@@ -42,7 +42,7 @@ from strategies.base.capabilities import (
     state_of,
 )
 from strategies.base.messages import innermost
-from strategies.base.rounds import run_rounds
+from strategies.base.rounds import RunsRounds
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class WarmStartOptions(Options):
     then: str = option("fedavg", "method of the other rounds")
 
 
-class WarmStart(Strategy):
+class WarmStart(RunsRounds):
     """Strategy that runs ``first`` for ``rounds`` rounds, then ``then``."""
 
     def __init__(self, first: Strategy, rounds: int, then: Strategy) -> None:
@@ -103,10 +103,6 @@ class WarmStart(Strategy):
         """Print the summaries of both strategies."""
         self.first.summary()
         self.then.summary()
-
-    def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the rounds; arguments as in :func:`strategies.base.rounds.run_rounds`."""
-        return run_rounds(self, *args, **kwargs)
 
     # --- interface to the round loop and the recorder ---------------------------------
 

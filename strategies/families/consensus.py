@@ -20,7 +20,7 @@ constants follow the point in every message, and in the model.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -38,7 +38,7 @@ from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of, rounds_of
 from strategies.base.records import to_record
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 Measure = Callable[[Array, Mapping[str, float], int], Mapping[str, float]]
 PREPARATION = "preparation."
@@ -94,7 +94,7 @@ class Constrained(FedAvg):
         tolerance: float = 0.0,
         measure: Measure | None = None,
         preparation: Preparation | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(**({"weights": "uniform"} | kwargs))
         self.domain = domain
