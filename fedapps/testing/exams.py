@@ -71,7 +71,7 @@ def pair(method: str | Method, options: Any = None) -> Pair:
     entry = find_method(method) if isinstance(method, str) else method
     chosen = options if options is not None or entry.options is None else entry.options()
     if entry.strategy is not None and entry.client is not None:
-        make, client = entry.strategy, entry.client
+        make, client = entry.strategy_factory, entry.client_factory
         return Pair(
             lambda problem: make(chosen, problem, RunContext()), lambda *at: client(chosen, *at)
         )
