@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algorithms.common.modules import estimate_statistics
 from algorithms.common.steps import Gradient, Numbers, State
+from algorithms.personal.sent import APFLScoring, APFLTraining
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 from clients.steps.sgd import SGD, between, inner
@@ -26,6 +27,7 @@ class APFLClient(PersonalClient):
     """
 
     kept_as = "apfl"
+    reads = (APFLTraining,)
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -36,7 +38,7 @@ class APFLClient(PersonalClient):
         w, (v, alpha) = [t.clone() for t in place], self.own(config, before=True)
         sgd, rate = self.sgd(config)
         learned = torch.tensor(alpha, dtype=torch.float64, device=w[0].device)
-        adaptive = bool(config["apfl-adaptive"])
+        adaptive = APFLTraining.from_config(config).adaptive
         state = {
             "w": w,
             "v": v,
@@ -45,7 +47,7 @@ class APFLClient(PersonalClient):
             "velocity-v": sgd.velocity(v),
         }
         loss = self.run(
-            Both(sgd, personal=bool(alpha) or adaptive, adaptive=adaptive),
+            Both(sgd, personal=bool(alpha or adaptive), adaptive=adaptive),
             state,
             {},
             lambda step: {"rate": rate, "first": float(step == 0)},
@@ -77,7 +79,7 @@ class APFLClient(PersonalClient):
         """
         parameters = trainable(self.model).values()
         if (kept := self.kept(config, before)) is None:
-            return [p.detach().clone() for p in parameters], float(config["apfl-alpha"])
+            return [p.detach().clone() for p in parameters], APFLScoring.from_config(config).alpha
         return [
             torch.tensor(a, device=p.device) for a, p in zip(kept, parameters, strict=False)
         ], float(kept[-1][0])

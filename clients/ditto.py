@@ -3,6 +3,7 @@
 from typing import Any
 
 from algorithms.common.steps import Tensors
+from algorithms.personal.sent import DittoSent
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 from clients.steps.sgd import Penalty
@@ -14,6 +15,7 @@ class DittoClient(PersonalClient):
     """
 
     kept_as = "ditto"
+    reads = (DittoSent,)
     differentiates_surrogate = True
     _anchor: Tensors | None = None
 
@@ -25,17 +27,20 @@ class DittoClient(PersonalClient):
         self._anchor = [p.detach().clone() for p in trainable(self.model).values()]
         if (kept := self.kept(config, before=True)) is not None:
             set_arrays(self.model, kept)
-        epochs = int(config["ditto-epochs"]) or int(config["local-epochs"])
-        own = self.train({**config, "local-epochs": epochs})
+        epochs = DittoSent.from_config(config).epochs
+        own = self.train({**config, "local-epochs": epochs} if epochs else config)
         self.store.save(self.kept_as, get_arrays(self.model), config)
         return reply[0], reply[1], {**reply[2], "personal-loss": own}
 
     def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
         """Train v for these local epochs, instead of its own number."""
-        return super().train_alone(parameters, {**config, "ditto-epochs": config["local-epochs"]})
+        return super().train_alone(
+            parameters, {**config, DittoSent.key("epochs"): config["local-epochs"]}
+        )
 
     def penalty(self, tensors: Tensors, config: Config) -> Penalty:
         """Return the gradient of the proximal term, ``mu (v - w)``, while v is
         trained.
         """
-        return Penalty(float(config["ditto-mu"]), self._anchor) if self._anchor else Penalty()
+        mu = DittoSent.from_config(config).mu
+        return Penalty(mu, self._anchor) if self._anchor else Penalty()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed, generator
+from algorithms.common.sent import Asked, Reads, RoundFacts
 from algorithms.common.steps import (
     Eager,
     Epochs,
@@ -57,6 +58,10 @@ class FedAvgClient(NumPyClient):
     and metrics, by default those of a classifier.
     """
 
+    #: What its strategy sends it, beside the round's facts and the options of training
+    #: (``algorithms.common.sent``); those of its bases need not be repeated. Other keys
+    #: are logged.
+    reads: Reads = (Asked,)
     #: Whether all of the class's training differentiates :meth:`surrogate`; a class
     #: with a ``fit`` or ``train`` of its own declares it.
     differentiates_surrogate = True
@@ -105,7 +110,9 @@ class FedAvgClient(NumPyClient):
         set_arrays(self.model, parameters)
         scores = self.score(self.data.test)
         more = (
-            {"train-loss": self.score(self.data.train)["loss"]} if config.get("train-loss") else {}
+            {"train-loss": self.score(self.data.train)["loss"]}
+            if Asked.from_config(config).train_loss
+            else {}
         )
         return scores["loss"], len(self.data.test), {**scores, **as_global(scores), **more}
 
@@ -163,7 +170,8 @@ class FedAvgClient(NumPyClient):
         """Return the metrics of the received model that the server asks for:
         ``loss-before``, or nothing.
         """
-        return {"loss-before": self.mean_loss(self.data.train)} if config.get("loss-before") else {}
+        asked = Asked.from_config(config).loss_before
+        return {"loss-before": self.mean_loss(self.data.train)} if asked else {}
 
     def train(self, config: Config) -> float:
         """Train ``self.model`` in place for one round; return the mean loss over all
@@ -280,7 +288,8 @@ class FedAvgClient(NumPyClient):
         """Yield the epochs (x, y) of the round, with ``self.model`` in training mode
         and torch's generator seeded.
         """
-        rng = generator(int(config.get("seed", 0)), "batches", self.client_id, self.round(config))
+        facts = RoundFacts.from_config(config)
+        rng = generator(facts.seed, "batches", self.client_id, facts.server_round)
         with self.training(config):
             yield from epochs(self.data.train, options, rng)
 
@@ -290,7 +299,8 @@ class FedAvgClient(NumPyClient):
         global generator, from which dropout draws.
         """
         self.model.train()
-        seed = derived_seed(int(config.get("seed", 0)), purpose, self.client_id, self.round(config))
+        facts = RoundFacts.from_config(config)
+        seed = derived_seed(facts.seed, purpose, self.client_id, facts.server_round)
         with torch_seeded(seed, self.data.train.y.device):
             yield
 
@@ -324,7 +334,7 @@ class FedAvgClient(NumPyClient):
         """Return a newly initialised model: specific to this client if ``own``, else
         the same for all clients and the server.
         """
-        seed = int(config.get("seed", 0))
+        seed = RoundFacts.from_config(config).seed
         return get_arrays(
             self.model_fn(
                 derived_seed(seed, purpose, self.client_id) if own else derived_seed(seed, purpose)
@@ -334,4 +344,4 @@ class FedAvgClient(NumPyClient):
     @staticmethod
     def round(config: Config) -> int:
         """Return the server round of a message."""
-        return int(config.get("server-round", 1))
+        return RoundFacts.from_config(config).server_round

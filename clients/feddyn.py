@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from algorithms.common.sent import FedDynSent
 from algorithms.common.steps import Tensors
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient
@@ -22,6 +23,7 @@ from clients.steps.sgd import Penalty
 class FedDynClient(FedAvgClient):
     """FedAvg's client with a proximal and a linear term."""
 
+    reads = (FedDynSent,)
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -30,7 +32,7 @@ class FedDynClient(FedAvgClient):
         before = self.before(config)
         start = [p.detach().clone() for p in trainable(self.model).values()]
         loss = self.train(config)
-        alpha, linear = float(config["feddyn-alpha"]), self.linear(start, config)
+        alpha, linear = FedDynSent.from_config(config).alpha, self.linear(start, config)
         ends = trainable(self.model).values()
         gradients = [
             g - alpha * (p.detach().to(s.device) - s)
@@ -47,7 +49,7 @@ class FedDynClient(FedAvgClient):
     def penalty(self, tensors: Tensors, config: Config) -> Penalty:
         """Return the gradient of both terms: ``alpha (theta - theta^{t-1}) - g_i``."""
         start, linear = [t.clone() for t in tensors], self.linear(tensors, config)
-        return Penalty(float(config["feddyn-alpha"]), start, [(linear, -1.0)])
+        return Penalty(FedDynSent.from_config(config).alpha, start, [(linear, -1.0)])
 
     def linear(self, tensors: Tensors, config: Config) -> Tensors:
         """Return g_i as stored before this round, or zeros."""

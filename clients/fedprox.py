@@ -7,6 +7,7 @@ Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in
 Heterogeneous Networks", MLSys 2020, arXiv 1812.06127, Algorithm 2.
 """
 
+from algorithms.common.sent import ProximalSent, Reads
 from algorithms.common.steps import Tensors
 from clients.base.training import Config
 from clients.fedavg import FedAvgClient
@@ -16,6 +17,9 @@ from clients.steps.sgd import Penalty
 class FedProxClient(FedAvgClient):
     """FedAvg's client with a proximal term."""
 
+    reads: Reads = (ProximalSent,)
+
     def penalty(self, tensors: Tensors, config: Config) -> Penalty:
         """Return the gradient of the proximal term, ``mu (w - w^t)``."""
-        return Penalty(float(config.get("proximal-mu", 0.0)), [t.clone() for t in tensors])
+        mu = ProximalSent.from_config(config).mu
+        return Penalty(mu, [t.clone() for t in tensors])

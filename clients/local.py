@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
+from algorithms.common.sent import RoundFacts
 from algorithms.common.steps import Epochs
+from algorithms.personal.sent import LocalSent
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient, as_global
 from clients.steps.batches import epochs
@@ -26,6 +28,7 @@ from clients.steps.sgd import Descent
 class LocalClient(FedAvgClient):
     """Trains and evaluates a purely local model."""
 
+    reads = (LocalSent,)
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -55,7 +58,7 @@ class LocalClient(FedAvgClient):
         (sgd, rate), steps = self.sgd(config), self.steps_of(options)
         tensors = [p.detach() for p in trainable(self.model).values()]
         due, done, velocity = self.progress(config)
-        due += float(config.get("local-share", 1.0))
+        due += LocalSent.from_config(config).share
         stop, losses = int(due * steps + 1e-6), []
         while done < stop:
             visit, start = divmod(done, steps)
@@ -95,7 +98,7 @@ class LocalClient(FedAvgClient):
         """Yield the samples of a visit's steps from ``start`` to ``end``, in the order
         in which the whole visit goes through them.
         """
-        rng = generator(int(config.get("seed", 0)), "batches", self.client_id, visit + 1)
+        rng = generator(RoundFacts.from_config(config).seed, "batches", self.client_id, visit + 1)
         size, steps = options.batch_size, -(-len(self.data.train) // options.batch_size)
         with self.training(config):
             for epoch, (x, y) in enumerate(epochs(self.data.train, options, rng)):

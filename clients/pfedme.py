@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from algorithms.common.steps import Epochs, Gradient, Numbers, State
+from algorithms.personal.sent import PFedMeSent
 from clients.base.training import Config, TrainOptions, get_arrays, trainable
 from clients.families.personal_model import PersonalClient
 from clients.steps.sgd import SGD, add
@@ -33,15 +34,16 @@ class PFedMeClient(PersonalClient):
         options = TrainOptions.from_config(config)
         theta = [p.detach() for p in trainable(self.model).values()]
         w = [t.clone() for t in theta]
-        lambda_, every = float(config["pfedme-lambda"]), int(config["pfedme-inner-steps"])
+        sent = PFedMeSent.from_config(config)
+        lambda_, every = sent.lambda_, sent.inner_steps
         sgd, inner = self.sgd(config)
-        outer = lambda_ * (float(config["pfedme-rate"]) or inner)
+        outer = lambda_ * (sent.rate or inner)
         if outer > 1:
             raise ValueError(
                 f"pfedme.lambda x rate = {outer:g}: w would jump beyond theta: lower pfedme.rate "
                 "or pfedme.lambda"
             )
-        same = config.get("pfedme-batches", "next") == "same"
+        same = sent.batches == "same"
         steps = self.steps_of(options) * (every if same else 1)
         loss = self.run(
             Envelope(sgd, lambda_),

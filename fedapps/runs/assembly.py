@@ -105,7 +105,8 @@ def _plain(settings: Settings, task: Any) -> Strategy:
         with guarded(
             "method", settings.method, "its strategy cannot be made", own, passed=(ValueError,)
         ):
-            return _checked(settings, method.strategy(settings.options, task, settings.context))
+            strategy = method.strategy_factory(settings.options, task, settings.context)
+            return _checked(settings, strategy)
     assert method.wrap is not None
     wrapped = _plain(settings.base, task)
     try:
@@ -134,7 +135,7 @@ def client_factory(settings: Settings) -> "ClientFactory":
     method = settings.entry
     if settings.base is None:
         assert method.client is not None
-        return method.client
+        return method.client_factory
     factory = client_factory(settings.base)
     if method.loss is None:
         return factory
