@@ -69,7 +69,7 @@ def test_the_results_folder(tmp_path):
         "model.safetensors",
         "curves.json",
     }
-    assert files | {"plots", "checkpoint", "clients", "run.log"} == names
+    assert files | {"checkpoint", "clients", "run.log"} == names
     summary = json.loads((out / "summary.json").read_text())
     wanted = (
         "method task seed num-rounds rounds-completed failures seconds bytes-up bytes-down "
