@@ -1,4 +1,4 @@
-# make run    the main job: FedAvg, fine-tuning, training alone and SuPerFed-MM on the handwritten digits, through Flower's Ray simulation
+# make run    the main job, 50 small sites: FedAvg, fine-tuning, training alone and SuPerFed-MM, through Flower's Ray simulation
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
 # make quick  what to run while working: every method by its exams, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
@@ -41,13 +41,13 @@ help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
 run: $(VENV)/.installed
-	@echo "== 1/5  FedAvg: 20 virtual clients with two classes each (about 30 seconds)"
+	@echo "== 1/5  FedAvg: 50 small sites, ten of them in each round (about 30 seconds)"
 	@$(RUN) method=fedavg --out results/main/fedavg --overwrite
-	@echo "== 2/5  Fine-tuning: FedAvg's model, which every client trains for an epoch before it is used (about 30 seconds)"
+	@echo "== 2/5  Fine-tuning: FedAvg's model, trained for one epoch by every client before it is used (about 30 seconds)"
 	@$(RUN) method=finetune --out results/main/finetune --overwrite
-	@echo "== 3/5  No federation: every client trains alone, as many steps (about 30 seconds)"
+	@echo "== 3/5  No federation: every client trains alone, for as many steps (about 30 seconds)"
 	@$(RUN) method=local --out results/main/local --overwrite
-	@echo "== 4/5  SuPerFed-MM: the same clients, each with a model of its own (about 30 seconds)"
+	@echo "== 4/5  SuPerFed-MM: every client has a model of its own (about 30 seconds)"
 	@$(RUN) method=superfed-mm --out results/main/superfed-mm --overwrite
 	@echo "== 5/5  All together"
 	@$(BIN)/fedapps compare results/main/{fedavg,finetune,local,superfed-mm} --out results/main/comparison
