@@ -26,7 +26,7 @@ from fedapps.charts.theme import MOST, Theme
 from fedapps.formats import is_percent, metric_name, metric_text, sentence
 from fedapps.records.reader import RunFolder, as_float
 
-#: So many rows and columns of a heat map can be told apart.
+#: More rows or columns than this cannot be distinguished in a heat map.
 _MAX_CLIENTS = 40
 _MAX_COLUMNS = 240
 #: So many methods have room beside each other, so many clients have bars of their own.

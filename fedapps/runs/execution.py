@@ -152,7 +152,7 @@ def execute(
     summary = recorder.finish("completed")
     if trackers:
         with suppress(OSError):
-            write_report(folder)  # before the command does: it is told, too
+            write_report(folder)  # now, since trackers are sent the report, too
             write_plots(folder)  # trackers take pictures
         trackers.end("completed")
     return summary

@@ -104,9 +104,9 @@ def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any],
     # an error has the targets' units
     if abs(now - then) > TOLERANCE * (then if lower_is_better(name) else 1.0):
         raise UserError(
-            f"{folder}: client {number} was scored with {name} {then:.4f}, and what it keeps there "
-            f"has {now:.4f}: "
-            "run with checkpoints or client-store=disk, and leave clients/ as it is"
+            f"client {number} cannot be exported: its personal model was not saved in {folder} "
+            f"(what is there has {name} {now:.4f}, it was scored with {then:.4f}): run again with "
+            "checkpoint-every=10 or client-store=disk"
         )
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     return (
