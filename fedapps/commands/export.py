@@ -29,6 +29,7 @@ from fedapps.runs.client_factory import one_thread
 from fedapps.runs.model_files import described
 from fedapps.runs.prepare import completed
 from fedapps.settings.settings import Settings
+from fedapps.tasks.capabilities import HasNet, PredictsNumbers, ScalesColumns, SplitsSamples
 from fedapps.toml_text import read_toml
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ def export(arguments: argparse.Namespace) -> int:
         metadata |= {
             name: json.dumps(getattr(scale, name).tolist()) for name in ("mean", "deviation")
         }
-    if hasattr(task, "input_scale"):
+    if isinstance(task, ScalesColumns):
         metadata |= {
             name: json.dumps(values)
             for name, values in task.input_scale(settings.num_clients).items()
         }
-    if hasattr(task, "target_scale"):  # what is predicted is center + scale * output
+    if isinstance(task, PredictsNumbers):  # what is predicted is center + scale * output
         metadata |= {
             f"target-{name}": json.dumps(getattr(task.target_scale, name).tolist())
             for name in ("center", "scale")
@@ -80,10 +81,10 @@ def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None
     """Return how the samples of a client (``None``: of all) are scaled; ``None`` if
     they are not, or only where they are.
     """
-    if settings.sites.own or not hasattr(task, "common_scale") or task.standardise == "none":
+    if settings.sites.own or not isinstance(task, SplitsSamples) or task.standardise == "none":
         return None
     if task.standardise == "sums":
-        return task.common_scale(settings.num_clients)  # type: ignore[no-any-return]
+        return task.common_scale(settings.num_clients)
     return None if client is None else task.scale_of(task.split(client, settings.num_clients)[0])
 
 
@@ -219,7 +220,7 @@ def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:
         model = load_file(run.path / "model.safetensors")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{run.path}: the model cannot be read ({error})") from error
-    names = list(task.work_model().state_dict()) if hasattr(task, "work_model") else []
+    names = list(task.work_model().state_dict()) if isinstance(task, HasNet) else []
     if sorted(model) != sorted(names):
         raise UserError(f"method = {settings.method!r}: what the run trained is not the task's net")
     return ArrayRecord({name: Array(model[name]) for name in names})  # safetensors sorts them

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.data.images import Images, read_images
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
+from fedapps.data.samples import Samples
 from fedapps.errors import UserError
 
 
@@ -35,11 +36,11 @@ def save_set(folder: Path, x: NDArray[Any], y: NDArray[Any], num_classes: int) -
             datasets.enable_progress_bars()
 
 
-def read_set(source: str) -> Images:
+def read_set(source: str) -> Samples:
     """Return the set in a folder. ``UserError`` names the setting
     ``data.synthetic``.
     """
     try:
-        return read_images(DataOptions(source=source))
+        return read_samples(DataOptions(source=source))
     except UserError as error:
         raise UserError(str(error).replace("data.source", "data.synthetic")) from error

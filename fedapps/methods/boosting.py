@@ -9,6 +9,7 @@ from flwr.serverapp.strategy import Strategy
 import clients
 from fedapps.errors import UserError
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
+from fedapps.tasks.capabilities import HasTable, PredictsNumbers
 from fedapps.tasks.context import RunContext
 from strategies import FFGB, FFGBOptions
 from strategies.histogram_boosting import HistogramBoosting, HistogramBoostingOptions
@@ -49,7 +50,11 @@ def boosting_client(variant: str) -> ClientFactory:
         oracle = oracle_of(task, options, variant)
         # Trees on a table need no PyTorch, but what the clients of FFGB.L check, the
         # Lipschitz constant, does.
-        if learner_of(task, options) == "trees" and hasattr(task, "arrays") and variant != "ffgb-l":
+        if (
+            learner_of(task, options) == "trees"
+            and isinstance(task, HasTable)
+            and variant != "ffgb-l"
+        ):
             return clients.FFGBClient(
                 task.arrays(client_id, num_clients), oracle, task.num_outputs, client_id, store
             )
@@ -65,8 +70,8 @@ def histogram_strategy(
     """Return the strategy of histogram boosting for the features of a table. Raises
     ``UserError`` for what is none.
     """
-    numbers = hasattr(task, "target_scale")
-    if not hasattr(task, "arrays"):
+    numbers = isinstance(task, PredictsNumbers)
+    if not isinstance(task, HasTable):
         raise UserError(
             "method = 'histogram-boosting': grows trees on the columns of a table: name it in "
             "regression.source"
@@ -88,7 +93,7 @@ def histogram_client(
 ) -> NumPyClient:
     """Return a client of histogram boosting."""
     data = task.arrays(client_id, num_clients, options.standardise)
-    if not hasattr(task, "target_scale"):
+    if not isinstance(task, PredictsNumbers):
         return clients.HistogramBoostingClient(data, client_id, store)
     scale = task.target_scale
     return clients.HistogramBoostingClient(

@@ -16,7 +16,7 @@ from clients.base.store import DiskStore, MessageStore, Store
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.settings.settings import Settings, read_settings
-from fedapps.tasks.registry import Task
+from fedapps.tasks.capabilities import Task
 
 
 @lru_cache(maxsize=4)

@@ -22,7 +22,8 @@ from clients.base.data import ArrayData, ClientData
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
 from fedapps.data.client_files import FILE
-from fedapps.data.images import Images, read_named
+from fedapps.data.images import read_named
+from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.site_clients import Names, digests, rows_of
 from fedapps.data.site_columns import dummies, is_missing, numbers, read_columns, word
@@ -67,10 +68,10 @@ class SiteImages(Classification):
         site's own training samples.
         """
         chosen = self.context.data.standardise
-        return chosen if chosen != "auto" else "client" if self.images.numbers else "none"
+        return chosen if chosen != "auto" else "client" if self.samples.numbers else "none"
 
     @property
-    def images(self) -> Images:
+    def samples(self) -> Samples:
         """The site's own images, with labels numbered in the order of the settings."""
         return self._read[0]
 
@@ -80,7 +81,7 @@ class SiteImages(Classification):
         return self._read[1]
 
     @cached_property
-    def _read(self) -> tuple[Images, Names]:
+    def _read(self) -> tuple[Samples, Names]:
         o, d = self.context.sites, self.context.data
         pixels, names, wards = read_named(replace(d, source=self.source), o.client)
         if pixels.shape[1:] != o.image:
@@ -97,10 +98,9 @@ class SiteImages(Classification):
                 "the data or the settings"
             )
         labels = np.array([number[name] for name in names], np.int64)
-        images = Images(
-            pixels, labels, len(o.classes), numbers=pixels.dtype == np.float32, classes=o.classes
-        )
-        return images, digests(wards)
+        numbers = Columns() if pixels.dtype == np.float32 else None
+        samples = Samples(pixels, labels, len(o.classes), o.classes, numbers=numbers)
+        return samples, digests(wards)
 
     def names(self) -> list[str]:
         """Return the names of the site's clients; those with too few samples are left
@@ -170,24 +170,24 @@ class SiteImages(Classification):
         of its client ``SITE:NAME``.
         """
         d = self.context.data
-        images = (
-            self.images.take(rows_of(self.owners, client_id))
+        samples = (
+            self.samples.take(rows_of(self.owners, client_id))
             if self.context.sites.client
-            else self.images
+            else self.samples
         )
-        images = partitions.thinned(images, d)
-        total = len(images.labels)
+        samples = partitions.thinned(samples, d)
+        total = len(samples.labels)
         if total < d.min_samples:
             raise UserError(
                 f"{self.source}: {total} samples, a client needs {d.min_samples} (data.min-samples)"
             )
         rows = partitions.split_rows(np.arange(total), client_id, self.context.seed, d.validation)
         scale = (
-            Scale.of_sums([Moments.of(inputs(images, rows[0]))])
+            Scale.of_sums([Moments.of(inputs(samples, rows[0]))])
             if self.standardise == "client"
             else None
         )
-        return partitions.client_data(images, rows, scale).to(self.device)
+        return partitions.client_data(samples, rows, scale).to(self.device)
 
 
 class SiteTable(Tabular):

@@ -30,7 +30,8 @@ from algorithms.common.partitioners import stratified
 from algorithms.common.seeds import generator
 from algorithms.fairness.groups import Groups
 from clients.base.data import ArrayData, ArraySplit, ClientData
-from fedapps.data.sample_groups import Grouping, grouping_of, members
+from fedapps.data.sample_groups import Grouping, grouping_of
+from fedapps.data.samples import Categorical
 from fedapps.data.sources import open_split
 from fedapps.errors import UserError
 from fedapps.tasks.base import TorchTask, dealt
@@ -120,8 +121,7 @@ class Table:
 
     Where numbers are predicted, ``y[k]`` is (n_k, targets).
 
-    ``group[k]`` (n_k,), if asked for: the group of each row, as an index into
-    ``group_names``, -1 for none.
+    ``groups[k]``: the group of each row, if asked for.
     """
 
     clients: tuple[str, ...]
@@ -129,8 +129,7 @@ class Table:
     scaled: NDArray[np.bool_]
     x: tuple[Floats, ...]
     y: tuple[NDArray[Any], ...]
-    group: tuple[NDArray[np.int64], ...] = ()
-    group_names: tuple[str, ...] = ()
+    groups: tuple[Categorical, ...] = ()
 
 
 class Tabular(TorchTask):
@@ -183,7 +182,7 @@ class Tabular(TorchTask):
     def groups(self) -> Groups | None:
         """The groups of the column ``data.group``."""
         return (
-            Groups(self.table(self.context.num_clients or 1).group_names, 2)
+            Groups(self.table(self.context.num_clients or 1).groups[0].names, 2)
             if self.grouping.column
             else None
         )
@@ -286,7 +285,7 @@ def split_rows(
         inputs = (filled(x, table.scaled, common or columns_of(x[rows[0]])) if scale else x).astype(
             np.float32
         )
-    group = members(table.group[place] if table.group else None, len(table.group_names))
+    group = table.groups[place].members if table.groups else None
     train, validation, test = (
         ArraySplit(inputs[part], y[part], None if group is None else group[part]) for part in rows
     )
@@ -447,8 +446,8 @@ def encode(
         raise UserError(
             f"data.group: no column {grouping.column!r} in {where}: it has {_some(columns)}"
         )
-    group, names = grouping.number(columns[grouping.column].tolist())
-    return replace(table, group=tuple(group[r] for r in rows), group_names=names)
+    groups = grouping.number(columns[grouping.column].tolist())
+    return replace(table, groups=tuple(groups[r] for r in rows))
 
 
 def find_preset(columns: Mapping[str, Any], options: TableOptions) -> Preset:

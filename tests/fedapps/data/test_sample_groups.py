@@ -12,7 +12,7 @@ from PIL import Image
 
 from algorithms.fairness.groups import group_measures, group_sums
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_images
+from fedapps.data.partition import load_samples
 from fedapps.data.sample_groups import MAX_GROUPS, Grouping
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -74,14 +74,17 @@ def run(tmp_path, clients, **config):
 
 
 def test_values_are_groups_in_order_and_a_missing_one_is_in_none():
-    group, names = Grouping("sex").number(["m", "f", None, "m", float("nan")])
+    found = Grouping("sex").number(["m", "f", None, "m", float("nan")])
+    group, names = found.codes, found.names
     assert (group.tolist(), names) == ([1, 0, -1, 1, -1], ("f", "m"))
-    group, names = Grouping("sex").number([1.0, 0.0, float("nan"), 1.0])
+    found = Grouping("sex").number([1.0, 0.0, float("nan"), 1.0])
+    group, names = found.codes, found.names
     assert (group.tolist(), names) == ([1, 0, -1, 1], ("0", "1"))
 
 
 def test_numbers_are_groups_between_limits():
-    group, names = Grouping("age", (40.0, 60.5)).number([39, 40, None, 60.4, 60.5, 99])
+    found = Grouping("age", (40.0, 60.5)).number([39, 40, None, 60.4, 60.5, 99])
+    group, names = found.codes, found.names
     assert (group.tolist(), names) == (
         [0, 1, -1, 1, 2, 2],
         ("below 40", "40 to below 60.5", "from 60.5"),
@@ -150,17 +153,17 @@ def test_tasks_and_sites_without_groups_say_so():
 
 def test_a_column_of_an_image_set(tmp_path):
     source = pictures(tmp_path / "set")
-    images = load_images(DataOptions(source=source, group="sex"))
-    assert images.group_names == ("f", "m")
-    assert (images.group[9::10] == -1).all()
-    assert set(np.delete(images.group, slice(9, None, 10))) == {0, 1}
-    fewer = load_images(DataOptions(source=source, group="sex", max_samples=40))
-    np.testing.assert_array_equal(fewer.group, images.group[::3])
+    images = load_samples(DataOptions(source=source, group="sex"))
+    assert images.groups.names == ("f", "m")
+    assert (images.groups.codes[9::10] == -1).all()
+    assert set(np.delete(images.groups.codes, slice(9, None, 10))) == {0, 1}
+    fewer = load_samples(DataOptions(source=source, group="sex", max_samples=40))
+    np.testing.assert_array_equal(fewer.groups.codes, images.groups.codes[::3])
     with pytest.raises(
         UserError, match=r"data.group = 'six': .* has the columns image, label, sex"
     ):
-        load_images(DataOptions(source=source, group="six"))
-    assert load_images(DataOptions(source=source)).group is None
+        load_samples(DataOptions(source=source, group="six"))
+    assert load_samples(DataOptions(source=source)).group is None
 
 
 def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
