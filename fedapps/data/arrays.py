@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedapps.data.columns import check_targets, no_target
 from fedapps.data.sources import label_column
 from fedapps.errors import UserError
 
@@ -158,31 +159,12 @@ def targets_of(data: Any, source: str, label: str) -> npt.NDArray[np.float64]:
     one or an array a sample. Raises ``UserError``.
     """
     name = label_column(data.features, source, label)
-    setting = f"data.label = {name!r}"
+    setting = f"data.label = {name!r} of {source}"
     if depths_of(data)[name] is None:
-        raise UserError(
-            f"{setting}: holds {_kind(data, name)} in {source}, and regression predicts numbers: "
-            "name another column, or choose "
-            "task = 'classification'"
-        )
-    values = _values(
-        data.select_columns([name]).with_format("arrow")[:][name], name, source, 0
-    ).astype(np.float64)
-    out = values.reshape(len(values), -1)
-    wrong = ~np.isfinite(out).all(1)
-    if wrong.any():
-        raise UserError(
-            f"{setting}: {int(wrong.sum())} of {len(out)} samples of {source} hold NaN, infinity "
-            "or no value (first: row "
-            f"{int(np.argmax(wrong))}): fill or drop them"
-        )
-    constant = np.flatnonzero(np.ptp(out, axis=0) == 0)
-    if len(constant):
-        which = f" at place {constant[0] + 1}" if out.shape[1] > 1 else ""
-        raise UserError(
-            f"{setting}: has one and the same value{which} in every sample of {source}: there is "
-            "nothing to predict"
-        )
+        raise UserError(no_target(setting, _kind(data, name)))
+    values = _values(data.select_columns([name]).with_format("arrow")[:][name], name, source, 0)
+    out = values.astype(np.float64).reshape(len(values), -1)
+    check_targets(out, setting)
     return out
 
 

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from clients.base.data import ClientData, Split
 from fedapps.data import partition as partitions
+from fedapps.data.columns import Floats
 from fedapps.data.flower_partitioners import goes_by_classes
 from fedapps.data.samples import Samples
 from fedapps.errors import UserError
-from fedapps.models.image_nets import BY_SHAPE, build_model, net_for
+from fedapps.models.image_nets import net_for
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.targets import LINEAR, NAME, Floats, Targets
+from fedapps.tasks.targets import LINEAR, NAME, Targets
 
 #: Ways to deal samples that go by classes.
 BY_CLASS = ("pathological", "dirichlet", "dirichlet-clients", "sorted-share")
@@ -93,14 +93,6 @@ class ArrayRegression(Targets, Classification):
     def usual_net(self) -> str:
         """The net that ``auto`` stands for."""
         return LINEAR if self.image_shape[:2] == (1, 1) else net_for(self.image_shape)
-
-    def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model."""
-        chosen = self.context.model
-        name = self.usual_net if chosen.name == BY_SHAPE else chosen.name
-        return build_model(name, self.image_shape, self.num_outputs, seed, chosen.pretrained).to(
-            self.device
-        )
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return a client's training, validation and test samples, with targets as the

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imported late: most need PyTorch, which takes seconds
 
     from fedapps.data.samples import Samples
     from fedapps.data.scaling import Scale
-    from fedapps.tasks.tabular import Table
+    from fedapps.tasks.tables import Table
     from fedapps.tasks.targets import TargetScale
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from torch.nn import functional
 
 from algorithms.common.modules import get_arrays
@@ -28,6 +27,7 @@ from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of, registered
 from fedapps.models import image_nets
+from fedapps.tasks.base import NetByShape
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.dealt_samples import DealtSamples
 from fedapps.tasks.set_training import check_fits, fit, tensors
@@ -36,7 +36,7 @@ from strategies.base.reply_validation import LONGEST_METRIC
 logger = logging.getLogger(__name__)
 
 
-class Classification(DealtSamples):
+class Classification(DealtSamples, NetByShape):
     """Classification of a data set of images, arrays or numbers, partitioned over
     clients according to the settings.
     """
@@ -193,18 +193,6 @@ class Classification(DealtSamples):
             self.initial_model()
         else:
             self.initial_arrays()
-
-    @property
-    def usual_net(self) -> str:
-        """The net that ``auto`` stands for."""
-        return image_nets.net_for(self.image_shape)
-
-    def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model."""
-        chosen = self.context.model
-        return image_nets.build_model(
-            chosen.name, self.image_shape, self.num_outputs, seed, chosen.pretrained
-        ).to(self.device)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

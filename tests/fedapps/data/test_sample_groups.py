@@ -163,7 +163,7 @@ def test_a_column_of_an_image_set(tmp_path):
         UserError, match=r"data.group = 'six': .* has the columns image, label, sex"
     ):
         load_samples(DataOptions(source=source, group="six"))
-    assert load_samples(DataOptions(source=source)).group is None
+    assert load_samples(DataOptions(source=source)).groups is None
 
 
 def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
