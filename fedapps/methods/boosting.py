@@ -47,7 +47,7 @@ def boosting_client(variant: str) -> ClientFactory:
     ) -> NumPyClient:
         from fedapps.tasks.boosting_oracles import learner_of, oracle_of
 
-        oracle = oracle_of(task, options, variant)
+        oracle, outputs = oracle_of(task, options, variant), task.num_outputs
         # Trees on a table need no PyTorch, but what the clients of FFGB.L check, the
         # Lipschitz constant, does.
         if (
@@ -56,10 +56,10 @@ def boosting_client(variant: str) -> ClientFactory:
             and variant != "ffgb-l"
         ):
             return clients.FFGBClient(
-                task.arrays(client_id, num_clients), oracle, task.num_outputs, client_id, store
+                task.arrays(client_id, num_clients), oracle, outputs, client_id, store
             )
         data = task.client_data(client_id, num_clients)
-        return clients.FFGBClient(data, oracle, task.num_outputs, client_id, store, task.objective)
+        return clients.FFGBClient(data, oracle, outputs, client_id, store, task.objective)
 
     return build
 
@@ -70,16 +70,16 @@ def histogram_strategy(
     """Return the strategy of histogram boosting for the features of a table. Raises
     ``UserError`` for what is none.
     """
-    numbers = isinstance(task, PredictsNumbers)
+    numbers, outputs = isinstance(task, PredictsNumbers), task.num_outputs
     if not isinstance(task, HasTable):
         raise UserError(
             "method = 'histogram-boosting': grows trees on the columns of a table: name it in "
             "regression.source"
         )
-    if numbers and task.num_outputs > 1:
+    if numbers and outputs > 1:
         raise UserError(
             "method = 'histogram-boosting': predicts one number, regression.label names "
-            f"{task.num_outputs}: choose one"
+            f"{outputs}: choose one"
         )
     return HistogramBoosting(task.num_features, options, numbers)
 

@@ -70,8 +70,8 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
             "data.standardise": task.standardise,
         }
         if (
-            len(task.samples.classes) != task.num_outputs
-            or labels.count(",") != task.num_outputs - 1
+            len(task.samples.classes) != task.samples.num_classes
+            or labels.count(",") != task.samples.num_classes - 1
         ):
             return {}
     return {SETTINGS: json.dumps({key: flat[key] for key in KEYS if key in flat})}

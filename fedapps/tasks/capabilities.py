@@ -84,7 +84,6 @@ class SplitsSamples(Protocol):
     """Deals the samples of one set: by their numbers, before any input is read."""
 
     samples: "Samples"
-    num_outputs: int
     image_shape: tuple[int, int, int]
     standardise: str
 
@@ -111,7 +110,6 @@ class HasTable(Protocol):
     """The samples are rows of a table."""
 
     num_features: int
-    num_outputs: int
 
     def table(self, num_clients: int) -> "Table":
         """Return the rows of all clients."""
@@ -132,7 +130,6 @@ class ScalesColumns(Protocol):
 class PredictsNumbers(Protocol):
     """Predicts numbers, not classes: ``center + scale * output``."""
 
-    num_outputs: int
     target_scale: "TargetScale"
 
     def target_parts(
