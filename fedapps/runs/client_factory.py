@@ -17,7 +17,7 @@ from clients.base.store import DiskStore, MessageStore, Store
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.settings.settings import Settings, read_settings
-from fedapps.tasks.registry import Task
+from fedapps.tasks.capabilities import Task
 
 MAX_RUNS = 4
 #: Settings and tasks of this process's latest runs, by configuration and site data.

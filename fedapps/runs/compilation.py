@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps.data.cache import folder
 from fedapps.settings.settings import Settings
+from fedapps.tasks.capabilities import HasNet
 from fedapps.toml_text import read_toml
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def seconds(settings: Settings, task: Any) -> float:
     if (
         settings.sites.own
         or not settings.num_clients
-        or not hasattr(task, "work_model")
+        or not isinstance(task, HasNet)
         or not is_dense(task.work_model())
     ):
         return 0.0

@@ -22,6 +22,7 @@ from fedapps.results.report import write_report
 from fedapps.runs.assembly import Parts, build_strategy, build_task, takes_steps
 from fedapps.runs.compilation import decided
 from fedapps.settings.settings import Settings, default_config
+from fedapps.tasks.capabilities import HasGroups
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
 from fedapps.tracking.prometheus import Counts, served
@@ -75,9 +76,8 @@ def execute(
     if not done:
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
-    recorder = Recorder(
-        folder, settings.flat(), task.name, done, strategy, getattr(task, "groups", None)
-    )
+    groups = task.groups if isinstance(task, HasGroups) else None
+    recorder = Recorder(folder, settings.flat(), task.name, done, strategy, groups)
     checkpoints.record = recorder.files
     trackers = track(settings, folder, done, recorder) if settings.track else None
     image_grids = (

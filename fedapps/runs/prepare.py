@@ -21,7 +21,8 @@ from fedapps.models.options import local_name
 from fedapps.records.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.runs.assembly import Parts, build_client, build_strategy, build_task
 from fedapps.settings.settings import Settings, chosen, default_config, read_settings
-from fedapps.tasks.registry import TASKS, Task, find_task
+from fedapps.tasks.capabilities import HasNaturalClients, NamesNet, Task
+from fedapps.tasks.registry import TASKS, find_task
 from fedapps.tracking.names import check_installed
 
 # Number of virtual clients if neither the settings nor the data determine it.
@@ -75,7 +76,7 @@ def assemble(settings: Settings) -> Parts:
     in. Raises ``UserError`` if they do not fit.
     """
     # loads PyTorch, and a SuperLink may start meanwhile
-    from fedapps.models.image_nets import BY_SHAPE, net_for
+    from fedapps.models.image_nets import BY_SHAPE
 
     check_installed(settings.track)
     task = build_task(settings)
@@ -86,15 +87,9 @@ def assemble(settings: Settings) -> Parts:
     check_sizes(settings)
     with guarded("task", settings.task, "check failed", own=settings.task not in TASKS):
         task.check(settings.num_clients)
-    usual = (
-        task.usual_net
-        if hasattr(task, "usual_net")
-        else net_for(task.image_shape)
-        if hasattr(task, "image_shape")
-        else ""
-    )
-    if settings.model.name == BY_SHAPE and usual:  # so that results name the net
-        settings = replace(settings, model=replace(settings.model, name=usual))
+    if settings.model.name == BY_SHAPE and isinstance(task, NamesNet):
+        # so that results name the net
+        settings = replace(settings, model=replace(settings.model, name=task.usual_net))
     strategy = checked_strategy(settings, task)
     if not settings.sites.own:
         check_client(settings, task)
@@ -108,8 +103,8 @@ def with_clients(settings: Settings, task: Any) -> Settings:
     Of fewer clients than a round has by default all take part.
     """
     if not settings.num_clients:
-        natural = getattr(task, "natural_clients", None)
-        settings = replace(settings, num_clients=(natural() if natural else 0) or DEFAULT_CLIENTS)
+        natural = task.natural_clients() if isinstance(task, HasNaturalClients) else 0
+        settings = replace(settings, num_clients=natural or DEFAULT_CLIENTS)
     few = settings.num_clients - settings.num_new_clients < Settings.clients_per_round
     return (
         replace(settings, clients_per_round=0)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedapps.commands.parser import main
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_images, natural_clients, partition
+from fedapps.data.partition import load_samples, natural_clients, partition
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import checked
@@ -222,13 +222,13 @@ def test_a_file_is_a_client_by_its_name(tmp_path, kind):
     options = DataOptions(
         source=files(tmp_path, kind, frame), partition="natural", natural_id="@file"
     )
-    images = load_images(options)
-    assert images.names == ("a", "b", "c", "d")
-    assert images.pixels.shape == (120, 1, 1, 2)
+    images = load_samples(options)
+    assert images.clients.names == ("a", "b", "c", "d")
+    assert images.x.shape == (120, 1, 1, 2)
     assert natural_clients(images, options) == 4
     for site, part in zip("abcd", partition(images, options, 4, 0), strict=True):
         mine = frame[frame.site == site]
-        assert images.pixels[part, 0, 0, 0].tolist() == mine.x.tolist()
+        assert images.x[part, 0, 0, 0].tolist() == mine.x.tolist()
         assert images.labels[part].tolist() == mine.label.tolist()
 
 
@@ -268,9 +268,9 @@ def test_folders_of_images_whose_clients_lack_classes(tmp_path):
                     folder / f"{number}.png"
                 )
     options = DataOptions(source=str(tmp_path / "sites"), partition="natural", natural_id="@file")
-    images = load_images(options)
+    images = load_samples(options)
     assert images.classes == ("x", "y", "z")
-    assert (images.pixels[:, 0, 0, 0] // 50).tolist() == images.labels.tolist()
+    assert (images.x[:, 0, 0, 0] // 50).tolist() == images.labels.tolist()
     assert [sorted(set(images.labels[part])) for part in partition(images, options, 2, 0)] == [
         [0, 1],
         [1, 2],
@@ -283,8 +283,8 @@ def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
     pd.DataFrame({"x": [1, 2, 3, 4, 5], "noise": 7, "label": [0, 1, 0, 1, 1]}).to_csv(
         tmp_path / "sites" / "e.csv", index=False
     )
-    images = load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
-    assert images.pixels.shape == (45, 1, 1, 2)
+    images = load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
+    assert images.x.shape == (45, 1, 1, 2)
     pd.DataFrame({"x": ["low"], "noise": 7, "label": [0]}).to_csv(
         tmp_path / "sites" / "f.csv", index=False
     )
@@ -292,16 +292,16 @@ def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
         UserError,
         match=r"^data.source: a column holds values of different kinds in different files: ",
     ):
-        load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
+        load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
     pd.DataFrame({"x": [1], "label": [0]}).to_csv(tmp_path / "sites" / "f.csv", index=False)
     with pytest.raises(
         UserError,
         match=r"column 'noise' is in only one of a.csv and f.csv: give all files the same$",
     ):
-        load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
+        load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
     (tmp_path / "sites" / "f.csv").write_text("")
     with pytest.raises(UserError, match=r"^data.source: .*f.csv cannot be read: "):
-        load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
+        load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
 
 
 def test_what_is_no_folder_of_files_is_one_line(tmp_path, capsys):

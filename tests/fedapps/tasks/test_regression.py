@@ -348,8 +348,8 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
             {"price": ["dear"]},
             r"regression.label = 'price': holds a str value, and regression predicts numbers",
         ),
-        ({"price": ["", ""]}, r"regression.label = 'price': 2 of 90 rows have no value to predict"),
-        ({"price": ["inf"]}, r"1 of 90 rows hold an infinite number"),
+        ({"price": ["", ""]}, r"regression.label = 'price': 2 of 90 rows hold no value to predict"),
+        ({"price": ["inf"]}, r"1 of 90 rows hold no value to predict, or an infinite one"),
         (
             {"price": ["7"] * 90},
             r"has one and the same value in every row: there is nothing to predict",
@@ -445,15 +445,15 @@ def test_an_npz_with_targets_of_any_number(targets, tmp_path):
         (
             {"y": np.array(["a", "b"] * 30)},
             {},
-            r"data.label = 'y': holds text in .*, and regression predicts numbers",
+            r"data.label = 'y' of .*: holds text, and regression predicts numbers",
         ),
         (
             {"y": np.r_[np.nan, np.arange(59.0)]},
             {},
-            r"data.label = 'y': 1 of 60 samples .* \(first: row 0\)",
+            r"data.label = 'y' of .*: 1 of 60 rows .* \(first: row 0\)",
         ),
         ({"y": np.r_[np.arange(59.0), np.inf]}, {}, r"\(first: row 59\)"),
-        ({"y": np.full(60, 3.0)}, {}, r"one and the same value in every sample"),
+        ({"y": np.full(60, 3.0)}, {}, r"one and the same value in every row"),
         (
             {},
             {"data.partition": "dirichlet"},
