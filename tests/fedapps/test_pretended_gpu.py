@@ -44,7 +44,7 @@ FAST = ("fedavg", "superfed-mm", "ffgb", "fedboost", "fedfw")
 def run(method, device, folder, **keys):
     settings = completed({**JOB, "method": method, "task": NETS[method], "device": device, **keys})
     settings = replace(settings, out=str(folder))
-    client_factory.prepare.cache_clear()
+    client_factory.RUNS.clear()
     prepare_folder(settings, overwrite=True)
     execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
