@@ -1,8 +1,9 @@
-# make run    the main job: FedAvg, fine-tuning, training alone and SuPerFed-MM on the handwritten digits, through Flower's Ray simulation
+# make run    the main job, 50 small sites: FedAvg, fine-tuning, training alone and SuPerFed-MM, through Flower's Ray simulation
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
 # make quick  what to run while working: every method by its exams, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
-# make test-lowest  the test suite with the lowest versions that pyproject.toml allows, in an environment of its own (.venv-lowest)
+# make test-lowest  the test suite with the lowest versions that pyproject.toml allows, and the strategies and clients with the lowest
+#             of the library alone, in environments of their own (.venv-lowest, .venv-library)
 # make reproduce PAPER=superfed SCALE=small [DATA=DIR]  all tables and figures of a paper (experiments/), says how long it takes
 # make generate  brings up to date what follows from declarations: settings in pyproject.toml and docs/, exports, the table of methods
 # make docs   builds the site into build/site/html, strictly: broken links, missing references, stale generated tables fail
@@ -21,6 +22,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
+LIBRARY := .venv-library
 DOCS := .venv-docs
 # The first of these that is there and new enough; python3 if none is, so that the message below names it.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -39,13 +41,13 @@ help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
 run: $(VENV)/.installed
-	@echo "== 1/5  FedAvg: 20 virtual clients with two classes each (about 30 seconds)"
+	@echo "== 1/5  FedAvg: 50 small sites, ten of them in each round (about 30 seconds)"
 	@$(RUN) method=fedavg --out results/main/fedavg --overwrite
-	@echo "== 2/5  Fine-tuning: FedAvg's model, which every client trains for an epoch before it is used (about 30 seconds)"
+	@echo "== 2/5  Fine-tuning: FedAvg's model, trained for one epoch by every client before it is used (about 30 seconds)"
 	@$(RUN) method=finetune --out results/main/finetune --overwrite
-	@echo "== 3/5  No federation: every client trains alone, as many steps (about 30 seconds)"
+	@echo "== 3/5  No federation: every client trains alone, for as many steps (about 30 seconds)"
 	@$(RUN) method=local --out results/main/local --overwrite
-	@echo "== 4/5  SuPerFed-MM: the same clients, each with a model of its own (about 30 seconds)"
+	@echo "== 4/5  SuPerFed-MM: every client has a model of its own (about 30 seconds)"
 	@$(RUN) method=superfed-mm --out results/main/superfed-mm --overwrite
 	@echo "== 5/5  All together"
 	@$(BIN)/fedapps compare results/main/{fedavg,finetune,local,superfed-mm} --out results/main/comparison
@@ -67,7 +69,8 @@ test-deployment: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -m deployment $(TOGETHER) $(ARGS)
 
 # uv resolves them; Flower brings it. What is left out needs no lowest version: linters, and the extras that most tests do without.
-test-lowest: $(LOWEST)/.installed
+test-lowest: $(LOWEST)/.installed $(LIBRARY)/.installed
+	@OMP_NUM_THREADS=1 $(LIBRARY)/bin/python -m pytest -m "not slow and not ray" $(TOGETHER) tests/strategies tests/clients
 	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(TOGETHER) $(ARGS)
 
 generate: $(VENV)/.installed
@@ -87,7 +90,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/lint-imports --no-cache
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(LIBRARY) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find algorithms strategies clients fedapps tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # --- the environment -------------------------------------------------------------------------------------------------
@@ -116,6 +119,13 @@ $(LOWEST)/.installed: pyproject.toml | $(BIN)/python
 	@[ -x $(BIN)/uv ] || $(PIP) install --quiet uv
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[app,test]'
+	@touch $@
+
+# Without the extra `app`, whose Flower is newer; scikit-learn is what the tests compare with.
+$(LIBRARY)/.installed: pyproject.toml | $(LOWEST)/.installed
+	@echo "== Installing the lowest versions that the library allows into $(LIBRARY) (some gigabytes)"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LIBRARY)
+	@$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python --resolution lowest-direct --editable '.[torch,solvers,test]' 'scikit-learn>=1.6'
 	@touch $@
 
 $(DOCS)/.installed: pyproject.toml | $(VENV)/.installed

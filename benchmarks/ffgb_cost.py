@@ -24,10 +24,11 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
+from fedapps.errors import RunFailed
 from fedapps.records.writer import read_rounds
 from fedapps.runs.assembly import build_task
 from fedapps.settings.settings import read_settings
-from fedapps.sweeps.pool import PlannedRun, run_missing
+from fedapps.sweeps.pool import PlannedRun, finished, run_all
 from fedapps.tasks.boosting_oracles import load_function, predictor
 from fedapps.toml_text import read_toml
 
@@ -75,7 +76,9 @@ def costs(arguments: argparse.Namespace) -> None:
         run = PlannedRun(
             {**shared, **config}, Path(arguments.out) / "runs" / f"cost-{config['task']}"
         )
-        run_missing([run], 1)
+        for ended in run_all([] if finished(run.folder) else [run], 1):
+            if ended.error:
+                raise RunFailed(str(ended))
         seconds = [row["seconds"] for row in read_rounds(run.folder)]
         # round 1 has nothing to catch up with, 50 is scored
         first, last = min(seconds[1:11]), min(seconds[39:49])

@@ -25,13 +25,13 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from algorithms.common.wire import read
 from fedapps.records.writer import mean_curves, summarise
+from strategies.base.flower_private import identify_process, number_message
 from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import average_arrays, average_metrics, to_record
 from strategies.base.reply_validation import Rules, UpdateBound
@@ -157,7 +157,7 @@ def main() -> None:
     chosen = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     # messages cannot be made outside of a run
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    identify_process(1)
     warnings.simplefilter("error")  # an overflow is a number that should not have got so far
     # of Python, which parses a header
     warnings.filterwarnings("ignore", message="invalid escape", category=SyntaxWarning)
@@ -168,7 +168,7 @@ def main() -> None:
         2,
         MessageType.TRAIN,
     )
-    sent.metadata.__dict__["_message_id"] = "1"
+    number_message(sent)
     reasons: Counter[str] = Counter()
     began, deadline, kinds, number = (
         time.process_time(),

@@ -2,7 +2,7 @@
 and SuPerFed's step next to FedAvg's.
 
     python benchmarks/round_time.py [--data FOLDER] [--rounds N] [--ray] [--workers N]
-    [--no-steps] [--nets] [--blocks]
+    [--no-steps] [--nets]
 
 Workload: MNIST, 100 clients with 600 training samples each, the 2NN of McMahan et al.
 2017 (784-200-200-10, 199,210 parameters), ten clients a round, one epoch, batch 10, SGD
@@ -27,7 +27,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +42,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from algorithms.boosting.fit_options import FitOptions
 from algorithms.boosting.regression import fit_network
 from algorithms.common.steps import Eager, Runner
-from algorithms.common.turns import in_turns
 from clients import ClientData, FedAvgClient, Split, SuPerFedClient
-from clients.base.blocks import Blocks
-from clients.base.compiled import Compiler
 from clients.base.training import get_arrays
+from clients.steps.compiled import Compiler
 from fedapps.data import cache
 from fedapps.data.images import read_images
 from fedapps.data.options import DataOptions
@@ -98,23 +95,11 @@ def main() -> None:
         action="store_true",
         help="eager and compiled steps of other nets as well (minutes of compilation)",
     )
-    parser.add_argument(
-        "--blocks",
-        action="store_true",
-        help="nothing but the steps of ten clients at once, on the GPU if there is one",
-    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in ("flwr", "fedapps.data.cache"):
         logging.getLogger(name).setLevel(logging.ERROR)
     console = Console(width=None if sys.stdout.isatty() else 100)
-    if arguments.blocks:
-        console.print(
-            blocks_table(
-                arguments.rounds, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            )
-        )
-        return
     with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as name:
         os.environ["FEDAPPS_CACHE"] = str(Path(name) / "cache")  # Ray's workers find the data there
         settings = settings_of(prepare_data(arguments.data, Path(name)), arguments.rounds)
@@ -310,7 +295,10 @@ def ray_rounds(settings: Settings, folder: Path, workers: int) -> list[float]:
     config = {**settings.flat(), "out": str(folder), "num-rounds": settings.num_rounds + 4}
     nodes = flower.nodes_for(CLIENTS, 1, 0.0, workers)
     outcome = flower.run_simulation(
-        None, config, num_nodes=nodes, ray_cpus=workers, log_path=folder / "run.log"
+        None,
+        config,
+        flower.Resources(nodes, ray_cpus=workers),
+        flower.Following(folder / "run.log"),
     )
     if outcome.status != "completed":
         raise SystemExit(f"the Ray run {outcome.status}: {outcome.details}")
@@ -508,62 +496,6 @@ def fits_table(repeats: int, steps: Compiler) -> Table:
             f"{sum(steps.built[before:]):.0f}",
         )
         table.add_row(name, str(number), str(batch), *cells)
-    return table
-
-
-# --- several clients at once ----------------------------------------------------------
-
-BLOCKS = {"mlp": (1, 8, 8), "mcmahan-2nn": SHAPE, "small-cnn": SHAPE}
-
-
-def blocks_table(repeats: int, device: torch.device) -> Table:
-    """Return milliseconds per step and client of FedAvg, ten clients one after the
-    other and as a block; CPU time, wall on a GPU.
-    """
-    clock, kind = (
-        (time.process_time, "CPU") if device.type == "cpu" else (time.perf_counter, "wall")
-    )
-    title = (
-        f"milliseconds of {kind} per local step of FedAvg (median) on {device}, {PER_ROUND} "
-        f"clients, batch {BATCH}, momentum 0.9"
-    )
-    table = Table(title=title, title_justify="left", box=None)
-    for column in ("", "one by one", "as a block", "block / one by one"):
-        table.add_column(column, justify="left" if not column else "right")
-    number, epochs = 300, 7
-    config = {"learning-rate": 0.01, "momentum": 0.9, "local-epochs": epochs, "batch-size": BATCH}
-    for name, shape in BLOCKS.items():
-        blocks = Blocks()
-        draws, clients = torch.Generator().manual_seed(0), []
-        for i in range(PER_ROUND):
-            x, y = (
-                torch.rand(number, *shape, generator=draws),
-                torch.randint(0, CLASSES, (number,), generator=draws),
-            )
-            part, model = (
-                Split(x.to(device), y.to(device)),
-                build_model(name, shape, CLASSES, 0).to(device),
-            )
-            data = ClientData(part, part, part)
-            clients.append(FedAvgClient(lambda seed, model=model: model, data, i, model=model))
-            clients[-1].blocks = blocks
-        arrays = get_arrays(build_model(name, shape, CLASSES, 1))
-        spent: dict[str, list[float]] = {"off": [], "blocks": []}
-        for repeat in range(WARM_UP + repeats):
-            for choice, times in spent.items():
-                tasks = [
-                    partial(client.fit, arrays, {**config, "compile": choice}) for client in clients
-                ]
-                begin = clock()
-                in_turns(tasks)
-                times += (
-                    [(clock() - begin) / (PER_ROUND * epochs * number / BATCH) * 1e3]
-                    if repeat >= WARM_UP
-                    else []
-                )
-        assert len(blocks.taken) == WARM_UP + repeats, blocks.told
-        one, many = (statistics.median(times) for times in spent.values())
-        table.add_row(name, f"{one:.3f}", f"{many:.3f}", f"{many / one:.2f}")
     return table
 
 

@@ -50,6 +50,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE, answer_for_many
 from fedapps.engines.node_grid import shared
 from strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
+from strategies.base.flower_private import number_message, poll_every
 from strategies.base.rounds import Round
 
 SAMPLES, FEATURES = 20, 10
@@ -147,7 +148,7 @@ def main_of_server(grid: Grid, context: Context) -> None:
     """Run as Flower's ServerApp."""
     config = context.run_config
     clients, sampled = int(str(config["clients"])), int(str(config["sampled"]))
-    grid.pull_interval = 0.01  # type: ignore[attr-defined]
+    poll_every(grid, 0.01)
     if config["shared"]:
         grid = shared(grid, clients)
     found = carry_out(
@@ -210,9 +211,8 @@ def by_ray(
         outcome = flower.run_simulation(
             app,
             config,
-            num_nodes=nodes,
-            ray_cpus=workers,
-            log_path=Path(name) / "log",
+            flower.Resources(nodes, ray_cpus=workers),
+            flower.Following(Path(name) / "log"),
             env={"PYTHONPATH": root},
         )
         if outcome.status != "completed":
@@ -257,7 +257,7 @@ def alone(sampled: int, rounds: int) -> float:
         began = time.process_time()
         for client in range(sampled):
             message = Message(content, FIRST_NODE + client, "train")
-            message.metadata.__dict__["_message_id"] = "a message"
+            number_message(message)
             reply = app(
                 message, Context(1, FIRST_NODE + client, {"partition-id": client}, RecordDict(), {})
             )

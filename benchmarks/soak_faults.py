@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 
 from fedapps.engines.inline import InlineGrid
+from strategies.base.flower_private import ErrorCode
 
 KINDS = ("client", "node", "late", "nan", "shape", "weight", "duplicate", "disk", "restart")
 NO_LIMIT = resource.RLIM_INFINITY

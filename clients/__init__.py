@@ -5,7 +5,8 @@ the code they share.
 from typing import TYPE_CHECKING
 
 try:
-    from algorithms.common.lazy import late_exports, moved_modules
+    from algorithms.common.lazy import late_exports
+    from algorithms.common.packages import check_ours
 except ModuleNotFoundError:  # somebody else's folder of this name comes first on the path
     import algorithms
 
@@ -67,19 +68,6 @@ if TYPE_CHECKING:
     from clients.warm_start import WarmStartClient as WarmStartClient
     # <<< exports
 
-__getattr__, __dir__, __all__ = late_exports(
-    __name__, __file__, renamed={"TwoPhaseClient": "WarmStartClient"}
-)
-
-# Modules that other projects may import by their old names, until 0.3.
-moved_modules(
-    {
-        "clients.adapter": "clients.base.adapter",
-        "clients.constrained": "clients.families.problems",
-        "clients.data": "clients.base.data",
-        "clients.ensemble_data": "clients.families.ensemble_data",
-        "clients.evaluation": "clients.base.evaluation",
-        "clients.store": "clients.base.store",
-        "clients.training": "clients.base.training",
-    }
-)
+PROJECT = "fedapps"
+check_ours("algorithms")
+__getattr__, __dir__, __all__ = late_exports(__name__, __file__)

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from algorithms.common.modules import estimate_statistics
-from algorithms.common.steps import SGD, Gradient, Numbers, State, between, inner, one
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
+from algorithms.common.steps import Gradient, Numbers, State
+from algorithms.personal.sent import APFLScoring, APFLTraining
+from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
+from clients.steps.sgd import SGD, between, inner
 
 
 class APFLClient(PersonalClient):
@@ -25,6 +27,7 @@ class APFLClient(PersonalClient):
     """
 
     kept_as = "apfl"
+    reads = (APFLTraining,)
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -33,22 +36,19 @@ class APFLClient(PersonalClient):
         before = self.before(config)
         place = [p.detach() for p in trainable(self.model).values()]
         w, (v, alpha) = [t.clone() for t in place], self.own(config, before=True)
-        options = TrainOptions.from_config(config)
-        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
+        sgd, rate = self.sgd(config)
         learned = torch.tensor(alpha, dtype=torch.float64, device=w[0].device)
+        adaptive = APFLTraining.from_config(config).adaptive
+        state = {
+            "w": w,
+            "v": v,
+            "alpha": [learned],
+            "velocity-w": sgd.velocity(w),
+            "velocity-v": sgd.velocity(v),
+        }
         loss = self.run(
-            Both(
-                sgd,
-                personal=bool(alpha or config["apfl-adaptive"]),
-                adaptive=bool(config["apfl-adaptive"]),
-            ),
-            {
-                "w": w,
-                "v": v,
-                "alpha": [learned],
-                "velocity-w": sgd.velocity(w),
-                "velocity-v": sgd.velocity(v),
-            },
+            Both(sgd, personal=bool(alpha or adaptive), adaptive=adaptive),
+            state,
             {},
             lambda step: {"rate": rate, "first": float(step == 0)},
             config,
@@ -79,7 +79,7 @@ class APFLClient(PersonalClient):
         """
         parameters = trainable(self.model).values()
         if (kept := self.kept(config, before)) is None:
-            return [p.detach().clone() for p in parameters], float(config["apfl-alpha"])
+            return [p.detach().clone() for p in parameters], APFLScoring.from_config(config).alpha
         return [
             torch.tensor(a, device=p.device) for a, p in zip(kept, parameters, strict=False)
         ], float(kept[-1][0])
@@ -104,7 +104,7 @@ class Both:
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
-        w, v, rate = state["w"], state["v"], one(numbers["rate"])
+        w, v, rate = state["w"], state["v"], numbers["rate"]
         loss, to_w = gradient(w)
         if self.personal:
             (exact,) = state["alpha"]
@@ -112,7 +112,7 @@ class Both:
             _, at_mixture = gradient(between(gradient, w, v, [alpha] * len(w)))
             if self.adaptive:
                 (slope,) = inner((torch._foreach_sub(v, w), at_mixture))
-                exact.sub_(numbers["first"] * rate * slope).clamp_(0, 1)  # type: ignore[operator]
+                exact.sub_(numbers["first"] * rate * slope).clamp_(0, 1)
             to_v = list(torch._foreach_mul(at_mixture, alpha))
             self.sgd(v, to_v, state["velocity-v"], rate)
         self.sgd(w, to_w, state["velocity-w"], rate)

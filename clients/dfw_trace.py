@@ -13,6 +13,7 @@ import numpy as np
 from algorithms.common.averaging import Arrays
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.power_iteration import product
+from algorithms.frank_wolfe.sent import DFWTraceSent, PhaseSent
 from clients.base.options import Config
 from clients.families.problems import ConstrainedClient
 
@@ -20,11 +21,12 @@ from clients.families.problems import ConstrainedClient
 class DFWTraceClient(ConstrainedClient):
     """Client of DFW-Trace."""
 
+    reads = (DFWTraceSent,)
     _vector: Array
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Take apart the point and the vector, which comes last."""
-        if config.get("phase") is None:
+        if PhaseSent.from_config(config).phase is None:
             *parameters, self._vector = parameters
         return super().fit(parameters, config)
 
@@ -34,7 +36,9 @@ class DFWTraceClient(ConstrainedClient):
         inner = (
             gradient.inner(x_bar) if hasattr(gradient, "inner") else float(np.vdot(gradient, x_bar))
         )
-        return [product(self.domain, gradient, str(config["side"]), self._vector)], {"inner": inner}
+        return [
+            product(self.domain, gradient, DFWTraceSent.from_config(config).side, self._vector)
+        ], {"inner": inner}
 
     def report(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
         """Return f_i and further metrics at x."""

@@ -1,13 +1,12 @@
 """Ditto's client; source and equations: ``strategies/ditto.py``."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
-from algorithms.common.steps import Terms
+from algorithms.common.steps import Tensors
+from algorithms.personal.sent import DittoSent
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
+from clients.steps.sgd import Penalty
 
 
 class DittoClient(PersonalClient):
@@ -16,29 +15,32 @@ class DittoClient(PersonalClient):
     """
 
     kept_as = "ditto"
+    reads = (DittoSent,)
     differentiates_surrogate = True
-    _anchor: Sequence[Tensor] = ()
+    _anchor: Tensors | None = None
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained global model; store v."""
-        self._anchor = ()
+        self._anchor = None
         reply = super().fit(parameters, config)
         set_arrays(self.model, parameters)
         self._anchor = [p.detach().clone() for p in trainable(self.model).values()]
         if (kept := self.kept(config, before=True)) is not None:
             set_arrays(self.model, kept)
-        epochs = int(config["ditto-epochs"]) or int(config["local-epochs"])
-        own = self.train({**config, "local-epochs": epochs})
+        epochs = DittoSent.from_config(config).epochs
+        own = self.train({**config, "local-epochs": epochs} if epochs else config)
         self.store.save(self.kept_as, get_arrays(self.model), config)
         return reply[0], reply[1], {**reply[2], "personal-loss": own}
 
     def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
         """Train v for these local epochs, instead of its own number."""
-        return super().train_alone(parameters, {**config, "ditto-epochs": config["local-epochs"]})
+        return super().train_alone(
+            parameters, {**config, DittoSent.key("epochs"): config["local-epochs"]}
+        )
 
-    def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return the gradient of the proximal term, ``mu v - mu w``, while v is
+    def penalty(self, tensors: Tensors, config: Config) -> Penalty:
+        """Return the gradient of the proximal term, ``mu (v - w)``, while v is
         trained.
         """
-        mu = float(config["ditto-mu"]) if self._anchor else 0.0
-        return (mu, [(list(self._anchor), -mu)]) if mu else (0.0, [])
+        mu = DittoSent.from_config(config).mu
+        return Penalty(mu, self._anchor) if self._anchor else Penalty()

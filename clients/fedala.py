@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from algorithms.common.steps import Epochs, Gradient, Numbers, State, one
+from algorithms.common.sent import RoundFacts
+from algorithms.common.steps import Epochs, Gradient, Numbers, State
 from algorithms.personal.mixing import layer_of
+from algorithms.personal.sent import FedALASent
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 
@@ -59,9 +61,10 @@ class FedALAClient(PersonalClient):
         weights = [
             torch.tensor(a, device=new[i].device) for a, i in zip(kept[whole:-1], at, strict=True)
         ]
-        learned, rate = int(kept[-1][0]), float(config["fedala-rate"])
+        sent = FedALASent.from_config(config)
+        learned, rate = int(kept[-1][0]), sent.rate
         if at and rate:
-            passes = 1 if learned else int(config["fedala-start-epochs"])
+            passes = 1 if learned else sent.start_epochs
             constants = {"old": old, "new": new}
             samples = self.samples(passes, config)
             self.run(
@@ -80,23 +83,18 @@ class FedALAClient(PersonalClient):
     def mixed(self, config: Config) -> list[int]:
         """Return the places of the upper layers' parameters."""
         layers = layer_of(list(trainable(self.model)))
-        return [
-            i
-            for i, layer in enumerate(layers)
-            if layer > max(layers) - int(config["fedala-layers"])
-        ]
+        below = max(layers) - FedALASent.from_config(config).layers
+        return [i for i, layer in enumerate(layers) if layer > below]
 
     def samples(self, passes: int, config: Config) -> Epochs:
         """Yield the samples on which weights are learned, in a new order for each
         pass.
         """
         data = self.data.train
-        rng = generator(
-            int(config.get("seed", 0)), "local aggregation", self.client_id, self.round(config)
-        )
-        chosen = rng.permutation(len(data))[
-            : max(1, round(float(config["fedala-samples"]) * len(data)))
-        ]
+        seed = RoundFacts.from_config(config).seed
+        rng = generator(seed, "local aggregation", self.client_id, self.round(config))
+        share = FedALASent.from_config(config).samples
+        chosen = rng.permutation(len(data))[: max(1, round(share * len(data)))]
         with self.training(config, "dropout in local aggregation"):
             for _ in range(passes):
                 order = torch.from_numpy(rng.permutation(chosen)).to(data.y.device)
@@ -128,7 +126,7 @@ class Adapt:
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
-        weights, old, new, rate = state["weights"], state["old"], state["new"], one(numbers["rate"])
+        weights, old, new, rate = state["weights"], state["old"], state["new"], numbers["rate"]
         point = list(new)
         for w, i in zip(weights, self.at, strict=True):
             point[i] = torch.lerp(old[i], new[i], w)

@@ -10,7 +10,7 @@ Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.056
 Algorithm 1, ClientUpdate.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed, generator
+from algorithms.common.sent import Asked, Reads, RoundFacts
 from algorithms.common.steps import (
-    SGD,
-    Descent,
     Eager,
     Epochs,
     Numbers,
@@ -31,7 +30,7 @@ from algorithms.common.steps import (
     Runner,
     State,
     Step,
-    Terms,
+    Tensors,
     in_batches,
     no_surrogate,
 )
@@ -39,18 +38,12 @@ from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
-from clients.base.training import (
-    Arrays,
-    Config,
-    TrainOptions,
-    epochs,
-    get_arrays,
-    set_arrays,
-    trainable,
-)
+from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
+from clients.steps.batches import epochs
+from clients.steps.sgd import SGD, Descent, Penalty
 
 if TYPE_CHECKING:
-    from clients.base.compiled import Compiler
+    from clients.steps.compiled import Compiler
 
 ModelFn = Callable[[int], nn.Module]
 
@@ -65,6 +58,10 @@ class FedAvgClient(NumPyClient):
     and metrics, by default those of a classifier.
     """
 
+    #: What its strategy sends it, beside the round's facts and the options of training
+    #: (``algorithms.common.sent``); those of its bases need not be repeated. Other keys
+    #: are logged.
+    reads: Reads = (Asked,)
     #: Whether all of the class's training differentiates :meth:`surrogate`; a class
     #: with a ``fit`` or ``train`` of its own declares it.
     differentiates_surrogate = True
@@ -74,10 +71,6 @@ class FedAvgClient(NumPyClient):
     #: Runs local steps as compiled code where the configuration says ``compile =
     #: "on"``.
     compiler: "Compiler | None" = None
-    #: Runs the local steps of clients that take turns, each in a module of its own, at
-    #: once, where the configuration says ``compile = "blocks"``, and on a GPU where it
-    #: says "on".
-    blocks: Runner | None = None
 
     def __init__(
         self,
@@ -117,7 +110,9 @@ class FedAvgClient(NumPyClient):
         set_arrays(self.model, parameters)
         scores = self.score(self.data.test)
         more = (
-            {"train-loss": self.score(self.data.train)["loss"]} if config.get("train-loss") else {}
+            {"train-loss": self.score(self.data.train)["loss"]}
+            if Asked.from_config(config).train_loss
+            else {}
         )
         return scores["loss"], len(self.data.test), {**scores, **as_global(scores), **more}
 
@@ -175,18 +170,18 @@ class FedAvgClient(NumPyClient):
         """Return the metrics of the received model that the server asks for:
         ``loss-before``, or nothing.
         """
-        return {"loss-before": self.mean_loss(self.data.train)} if config.get("loss-before") else {}
+        asked = Asked.from_config(config).loss_before
+        return {"loss-before": self.mean_loss(self.data.train)} if asked else {}
 
     def train(self, config: Config) -> float:
         """Train ``self.model`` in place for one round; return the mean loss over all
         samples seen.
         """
-        options = TrainOptions.from_config(config)
         tensors = [p.detach() for p in trainable(self.model).values()]
-        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
-        decay, terms = self.penalty(tensors, config)
-        step = Descent(sgd, decay, tuple(float(c) for _, c in terms))
-        constants = {f"term-{j}": list(t) for j, (t, _) in enumerate(terms)}
+        sgd, rate = self.sgd(config)
+        penalty = self.penalty(tensors, config)
+        step = Descent(sgd, penalty.mu, tuple(c for _, c in penalty.sum()))
+        constants = {f"term-{j}": t for j, (t, _) in enumerate(penalty.sum())}
         return self.run(
             step,
             {"w": tensors, "velocity": sgd.velocity(tensors)},
@@ -194,6 +189,13 @@ class FedAvgClient(NumPyClient):
             lambda _: {"rate": rate},
             config,
         )
+
+    def sgd(self, config: Config) -> tuple[SGD, float]:
+        """Return SGD with the momentum and weight decay of the configuration, and the
+        round's learning rate.
+        """
+        options = TrainOptions.from_config(config)
+        return SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
 
     def run(
         self,
@@ -235,23 +237,17 @@ class FedAvgClient(NumPyClient):
         return total / seen if seen else 0.0
 
     def runner(self, config: Config) -> Runner:
-        """Return what takes the steps of the round: compiled ones, or those of several
-        clients, where the configuration says so.
+        """Return what takes the steps of the round: the compiler where the
+        configuration says so.
         """
-        choice = config.get("compile")
-        if self.blocks is not None and (
-            choice == "blocks" or (choice == "on" and self.data.train.y.device.type == "cuda")
-        ):
-            return self.blocks
-        return self.compiler if self.compiler is not None and choice == "on" else Eager
+        compiler = self.compiler if config.get("compile") == "on" else None
+        return compiler or Eager
 
     def problem(self, config: Config) -> Problem:
         """Return what the client minimises."""
         plain = type(self).loss is FedAvgClient.loss
         criterion = self.objective.loss if plain else None
-        return Problem(
-            self.model, self.loss, self.surrogate(config), criterion, self.objective.by_sample
-        )
+        return Problem(self.model, self.loss, self.surrogate(config), criterion)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean training loss of a mini-batch. A class with a loss of its own
@@ -282,17 +278,18 @@ class FedAvgClient(NumPyClient):
         """
         return self.objective.score(self.model, data)
 
-    def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return (c, [(t_j, c_j)]) for a penalty with gradient ``c w + sum_j c_j t_j``;
-        FedAvg has none.
+    def penalty(self, tensors: Tensors, config: Config) -> Penalty:
+        """Return what is added to the gradient; FedAvg adds nothing. ``tensors``: the
+        parameters that training begins with, which it changes.
         """
-        return 0.0, []
+        return Penalty()
 
     def epochs(self, options: TrainOptions, config: Config) -> Epochs:
         """Yield the epochs (x, y) of the round, with ``self.model`` in training mode
         and torch's generator seeded.
         """
-        rng = generator(int(config.get("seed", 0)), "batches", self.client_id, self.round(config))
+        facts = RoundFacts.from_config(config)
+        rng = generator(facts.seed, "batches", self.client_id, facts.server_round)
         with self.training(config):
             yield from epochs(self.data.train, options, rng)
 
@@ -302,7 +299,8 @@ class FedAvgClient(NumPyClient):
         global generator, from which dropout draws.
         """
         self.model.train()
-        seed = derived_seed(int(config.get("seed", 0)), purpose, self.client_id, self.round(config))
+        facts = RoundFacts.from_config(config)
+        seed = derived_seed(facts.seed, purpose, self.client_id, facts.server_round)
         with torch_seeded(seed, self.data.train.y.device):
             yield
 
@@ -312,25 +310,31 @@ class FedAvgClient(NumPyClient):
         """
         return in_batches(self.epochs(options, config), options.batch_size)
 
-    def zero_loss(self) -> Tensor:
-        """Return 0 on the data's device: losses are summed there, since reading one in
-        every step would wait for the device.
-        """
-        return torch.zeros((), device=self.data.train.y.device)
-
     def steps_of(self, options: TrainOptions) -> int:
         """Return the number of steps of a round."""
         return -(-len(self.data.train) // options.batch_size) * options.local_epochs
 
-    def samples_seen(self, options: TrainOptions) -> int:
-        """Return the number of samples in all mini-batches of a round."""
-        return len(self.data.train) * options.local_epochs
+    def stored(
+        self, name: str, what: str, like: Collection[Tensor], config: Config, before: bool
+    ) -> Tensors | None:
+        """Return what was stored under ``name`` as tensors of the shapes and devices of
+        ``like``, or ``None``. Raises ``ValueError``, with ``what`` it is, for others.
+        """
+        kept = self.store.load(name, config, before)
+        if kept is None:
+            return None
+        if [a.shape for a in kept] != [tuple(t.shape) for t in like]:
+            raise ValueError(
+                f"client {self.client_id} keeps a {what} of another architecture: use another "
+                "results folder"
+            )
+        return [torch.tensor(a, device=t.device) for a, t in zip(kept, like, strict=True)]
 
     def fresh_arrays(self, purpose: str, config: Config, own: bool) -> Arrays:
         """Return a newly initialised model: specific to this client if ``own``, else
         the same for all clients and the server.
         """
-        seed = int(config.get("seed", 0))
+        seed = RoundFacts.from_config(config).seed
         return get_arrays(
             self.model_fn(
                 derived_seed(seed, purpose, self.client_id) if own else derived_seed(seed, purpose)
@@ -340,4 +344,4 @@ class FedAvgClient(NumPyClient):
     @staticmethod
     def round(config: Config) -> int:
         """Return the server round of a message."""
-        return int(config.get("server-round", 1))
+        return RoundFacts.from_config(config).server_round

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from typing import Any
 
+from algorithms.personal.sent import FedBABUSent
 from clients.base.scores import as_global
 from clients.base.training import Arrays, Config
 from clients.partial_sharing import FedRepClient
@@ -13,20 +14,22 @@ class FedBABUClient(FedRepClient):
     scored.
     """
 
-    epochs_before_use = "fedbabu-epochs"
+    epochs_before_use = FedBABUSent.key("epochs")
+    reads = (FedBABUSent,)
 
     def train_parts(self, config: Config) -> float:
         """Train the body; return the mean loss."""
-        with self.only(head=False):
+        with self.only(config, shared=True):
             return self.train(config)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the model after fine-tuning, and before it as ``global-...``."""
         self.assemble(parameters, config, before=False)
         before = as_global(self.score(self.data.test))
-        part = str(config["fedbabu-part"])
-        if epochs := int(config["fedbabu-epochs"]):
-            with nullcontext() if part == "all" else self.only(head=part == "head"):
-                self.train({**config, "local-epochs": epochs})
+        sent = FedBABUSent.from_config(config)
+        if sent.epochs:
+            shared = sent.part == "body"
+            with nullcontext() if sent.part == "all" else self.only(config, shared):
+                self.train({**config, "local-epochs": sent.epochs})
         scores = self.score(self.data.test)
         return scores["loss"], len(self.data.test), {**scores, **before}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.averaging import Arrays
 from algorithms.ensembles.predictor_cache import remember
+from algorithms.ensembles.sent import CollectingSent, DrawSent, MixturesSent, PredictorsSent
 from algorithms.ensembles.sparse_tables import is_packed, unpack
 from clients.base.options import Config
 from clients.base.store import MessageStore, Store
@@ -55,6 +56,8 @@ class FedBoostClient(NumPyClient):
     predictors, if the server asks for one.
     """
 
+    reads = (CollectingSent, PredictorsSent, DrawSent, MixturesSent)
+
     def __init__(self, data: EnsembleData, store: Store | None = None) -> None:
         self.data = data
         self.store = store if store is not None else MessageStore(RecordDict())
@@ -63,7 +66,7 @@ class FedBoostClient(NumPyClient):
         """Return gradient and squared norms at the received weights; with ``library =
         "clients"`` first a trained predictor.
         """
-        if config.get("phase") == "train-predictor":
+        if CollectingSent.from_config(config).phase == "train-predictor":
             predictor = self.data.train_predictor(config)
             return (
                 list(predictor.values()),
@@ -71,26 +74,29 @@ class FedBoostClient(NumPyClient):
                 {"predictor-arrays": list(predictor)},
             )
         _, alpha, *arrays = parameters
-        predictors = dict(zip(config["predictor-arrays"], arrays, strict=True))
-        if "cache" in config:
-            predictors = self.complete(predictors, config)
+        names, drawn = PredictorsSent.from_config(config), DrawSent.from_config(config)
+        predictors = dict(zip(names.predictor_arrays, arrays, strict=True))
+        if drawn.cache is not None:
+            predictors = self.complete(predictors, drawn, drawn.cache, config)
         loss, gradient, norms = self.data.loss_and_gradient(predictors, alpha)
         return (
             [gradient, norms],
             self.data.num_examples,
-            {"loss": loss, "draw": int(config["draw"])},
+            {"loss": loss, "draw": drawn.draw},
         )
 
-    def complete(self, new: dict[str, NDArray[Any]], config: Config) -> dict[str, NDArray[Any]]:
+    def complete(
+        self, new: dict[str, NDArray[Any]], drawn: DrawSent, size: int, config: Config
+    ) -> dict[str, NDArray[Any]]:
         """Return the round's predictors, taking those that were not sent from the
         cache; update the cache as the server expects.
         """
-        hashes, held = list(config["hashes"]), list[str]()
+        hashes, held = list(drawn.hashes or []), list[str]()
         new = {"table": unpack(new)} if is_packed(new) else new
         rows: dict[str, list[NDArray[Any]]] = {
-            hashes[i]: [a[j] for a in new.values()] for j, i in enumerate(config.get("new", []))
+            hashes[i]: [a[j] for a in new.values()] for j, i in enumerate(drawn.new or [])
         }
-        if config["cache-holds"]:
+        if drawn.cache_holds:
             names, *kept = self.store.load("predictors", config, before=True) or [
                 np.empty((0, 1), np.uint8)
             ]
@@ -101,7 +107,7 @@ class FedBoostClient(NumPyClient):
                 f"the predictor cache was lost: {len(missing)} of {len(hashes)} predictors are "
                 "missing"
             )
-        held = remember(held, hashes, int(config["cache"]))
+        held = remember(held, hashes, size)
         names = np.array([list(key.encode()) for key in held], dtype=np.uint8)
         self.store.save(
             "predictors",
@@ -116,8 +122,11 @@ class FedBoostClient(NumPyClient):
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Return the metrics of the full ensemble and of the uniform one."""
         alpha, *arrays = parameters
-        predictors = dict(zip(config["predictor-arrays"], arrays, strict=True))
-        if config["mixtures"]:  # two densities: the ensemble's mixture and the uniform mixture
+        predictors = dict(
+            zip(PredictorsSent.from_config(config).predictor_arrays, arrays, strict=True)
+        )
+        # two densities: the ensemble's mixture and the uniform mixture
+        if MixturesSent.from_config(config).mixtures:
             one = np.ones(1)
             scores = self.data.score({name: array[:1] for name, array in predictors.items()}, one)
             uniform = self.data.score({name: array[1:] for name, array in predictors.items()}, one)

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed
+from algorithms.common.sent import RoundFacts
 from algorithms.synthetic.matching import matching_loss, nearby
+from algorithms.synthetic.sent import FedDMSent
 from clients.base.training import Arrays, Config, TrainOptions, set_arrays
 from clients.families.generative import check_images
 from clients.fedavg import FedAvgClient
@@ -32,42 +34,41 @@ class FedDMClient(FedAvgClient):
     classifier.
     """
 
+    reads = (FedDMSent,)
     differentiates_surrogate = False
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return images (n, C, H, W) and labels (n,), ``dm-images`` of each own class,
         and the number of local samples.
         """
-        data, each, low = self.data.train, int(config["dm-images"]), float(config["dm-low"])
-        check_images(data.x, low)
+        data, sent = self.data.train, FedDMSent.from_config(config)
+        check_images(data.x, sent.low)
         set_arrays(self.model, parameters)
         own = [torch.nonzero(data.y == label)[:, 0] for label in torch.unique(data.y)]
-        seed = derived_seed(
-            int(config.get("seed", 0)), "matching", self.client_id, self.round(config)
-        )
+        seed = RoundFacts.from_config(config).seed
+        seed = derived_seed(seed, "matching", self.client_id, self.round(config))
         with torch_seeded(seed, data.y.device):
-            x, loss = self._match(own, each, low, config)
-        y = torch.unique(data.y).repeat_interleave(each)
+            x, loss = self._match(own, sent, config)
+        y = torch.unique(data.y).repeat_interleave(sent.images)
         return [x.cpu().numpy(), y.cpu().numpy().astype(np.int32)], len(data), {"loss": loss}
 
-    def _match(
-        self, own: list[Tensor], each: int, low: float, config: Config
-    ) -> tuple[Tensor, float]:
+    def _match(self, own: list[Tensor], sent: FedDMSent, config: Config) -> tuple[Tensor, float]:
         """Return the images, and the loss of the last step. ``own``: the rows of each
         class.
         """
         batch, data = TrainOptions.from_config(config).batch_size, self.data.train
         self.model.eval()
+        each, low = sent.images, sent.low
         x = torch.rand(len(own) * each, *data.x.shape[1:], device=data.x.device) * (1 - low) + low
         x.requires_grad_()
-        optimiser, loss = torch.optim.SGD([x], float(config["dm-rate"]), MOMENTUM), torch.zeros(())
-        for _ in range(int(config["dm-steps"])):
+        optimiser, loss = torch.optim.SGD([x], sent.rate, MOMENTUM), torch.zeros(())
+        for _ in range(sent.steps):
             real = [
                 data.x[rows[torch.randperm(len(rows), device=rows.device)[:batch]]] for rows in own
             ]
             loss = matching_loss(
                 self.model,
-                nearby(self.model, float(config["dm-radius"])),
+                nearby(self.model, sent.radius),
                 real,
                 list(x.split(each)),
             )

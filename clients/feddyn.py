@@ -9,33 +9,34 @@ Source: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Lea
 Based on Dynamic Regularization", ICLR 2021, arXiv 2111.04263, Algorithm 1.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from algorithms.common.steps import Terms
+from algorithms.common.sent import FedDynSent
+from algorithms.common.steps import Tensors
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient
+from clients.steps.sgd import Penalty
 
 
 class FedDynClient(FedAvgClient):
     """FedAvg's client with a proximal and a linear term."""
 
+    reads = (FedDynSent,)
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return theta_i; store the new g_i."""
         set_arrays(self.model, parameters)
         before = self.before(config)
-        tensors = [p.detach() for p in trainable(self.model).values()]
-        start = [t.clone() for t in tensors]
+        start = [p.detach().clone() for p in trainable(self.model).values()]
         loss = self.train(config)
-        alpha = float(config["feddyn-alpha"])
+        alpha, linear = FedDynSent.from_config(config).alpha, self.linear(start, config)
+        ends = trainable(self.model).values()
         gradients = [
-            g - alpha * (t - s)
-            for g, t, s in zip(self.linear(tensors, config), tensors, start, strict=True)
+            g - alpha * (p.detach().to(s.device) - s)
+            for g, p, s in zip(linear, ends, start, strict=True)
         ]
         # once stored, it would corrupt all later rounds
         if not all(bool(torch.isfinite(g).all()) for g in gradients):
@@ -45,23 +46,12 @@ class FedDynClient(FedAvgClient):
         self.store.save("feddyn", [g.cpu().numpy() for g in gradients], config)
         return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
 
-    def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return the gradient of both terms: ``alpha theta - alpha theta^{t-1} -
-        g_i``.
-        """
-        alpha = float(config["feddyn-alpha"])
-        return alpha, [([t.clone() for t in tensors], -alpha), (self.linear(tensors, config), -1.0)]
+    def penalty(self, tensors: Tensors, config: Config) -> Penalty:
+        """Return the gradient of both terms: ``alpha (theta - theta^{t-1}) - g_i``."""
+        start, linear = [t.clone() for t in tensors], self.linear(tensors, config)
+        return Penalty(FedDynSent.from_config(config).alpha, start, [(linear, -1.0)])
 
-    def linear(self, tensors: Sequence[Tensor], config: Config) -> list[Tensor]:
+    def linear(self, tensors: Tensors, config: Config) -> Tensors:
         """Return g_i as stored before this round, or zeros."""
-        kept = self.store.load("feddyn", config, before=True)
-        if kept is None:
-            return [torch.zeros_like(t) for t in tensors]
-        if [a.shape for a in kept] != [tuple(t.shape) for t in tensors]:
-            raise ValueError(
-                f"client {self.client_id} keeps a g_i of another architecture: use another results "
-                "folder"
-            )
-        return [
-            torch.tensor(array, device=t.device) for array, t in zip(kept, tensors, strict=True)
-        ]
+        kept = self.stored("feddyn", "g_i", tensors, config, before=True)
+        return kept or [torch.zeros_like(t) for t in tensors]

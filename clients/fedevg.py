@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.common.seeds import derived_seed, generator
+from algorithms.common.sent import RoundFacts
 from algorithms.synthetic.energies import energies_and_gradients, joint_loss, langevin_step
 from algorithms.synthetic.mixture import log_weights
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, mini_batches, set_arrays
+from algorithms.synthetic.sent import FedEvgSent
+from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays
 from clients.families.generative import adam, check_images
 from clients.fedavg import FedAvgClient
+from clients.steps.batches import mini_batches
 
 NetFn = Callable[[int], nn.Module]
 
@@ -33,6 +36,8 @@ class FedEvgClient(FedAvgClient):
     classifier, which is only evaluated.
     """
 
+    reads = (FedEvgSent,)
+
     def __init__(self, net_fn: NetFn, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.net_fn = net_fn
@@ -41,20 +46,20 @@ class FedEvgClient(FedAvgClient):
         """Return (gradients (M, C, H, W), ``log e`` (M,)) at the samples (x (M, C, H,
         W), y (M,)), and the number of local samples.
         """
-        device, low = self.data.train.y.device, float(config["evg-low"])
+        device, sent = self.data.train.y.device, FedEvgSent.from_config(config)
         x, y = (
             torch.tensor(parameters[0], device=device),
             torch.tensor(parameters[1], device=device).long(),
         )
-        self._check(x, low)
+        self._check(x, sent.low)
         net, optimiser = self._net(config)
         net.train()
-        loss = self._train_energy(net, optimiser, x.clamp(low, 1.0), y, config)
-        if config["evg-persistent"]:
+        loss = self._train_energy(net, optimiser, x.clamp(sent.low, 1.0), y, config)
+        if sent.persistent:
             self._keep(net, optimiser, config)
         net.eval()
         energies, gradients = energies_and_gradients(net, x, y)
-        logs = log_weights(energies.cpu().numpy(), str(config["evg-weights"]))
+        logs = log_weights(energies.cpu().numpy(), sent.weights)
         return [gradients.cpu().numpy(), logs], len(self.data.train), {"loss": loss}
 
     def _train_energy(
@@ -63,26 +68,27 @@ class FedEvgClient(FedAvgClient):
         """Train the net for one round; return the mean loss over mini-batches. ``x``:
         the synthetic samples; a copy of them moves.
         """
-        options = TrainOptions.from_config(config)
-        place = (int(config.get("seed", 0)), self.client_id, self.round(config))
+        options, sent = TrainOptions.from_config(config), FedEvgSent.from_config(config)
+        place = (RoundFacts.from_config(config).seed, self.client_id, self.round(config))
         rng, noise = (
             generator(place[0], purpose, *place[1:]) for purpose in ("batches", "langevin")
         )
-        low, size = float(config["evg-low"]), min(options.batch_size, len(x))
-        step, scale, clip = (float(config[f"evg-{key}"]) for key in ("step", "noise", "clip"))
+        size = min(options.batch_size, len(x))
         x, total, count = x.clone(), torch.zeros((), device=x.device), 0
         for real in mini_batches(self.data.train, options, rng):
             # Labels of real and synthetic samples are not matched: synthetic batches
             # are drawn from all classes.
             rows = torch.from_numpy(noise.permutation(len(x))[:size]).to(x.device)
             start = moved = x[rows]
-            for _ in range(int(config["evg-langevin-steps"])):
+            for _ in range(sent.langevin_steps):
                 normal = torch.from_numpy(noise.standard_normal(start.shape, np.float32)).to(
                     x.device
                 )
-                moved = langevin_step(net, moved, y[rows], normal, step, scale, clip, low, 1.0)
+                moved = langevin_step(
+                    net, moved, y[rows], normal, sent.step, sent.noise, sent.clip, sent.low, 1.0
+                )
             x[rows] = moved
-            loss = joint_loss(net, real, start, moved, y[rows], float(config["evg-lambda"]))
+            loss = joint_loss(net, real, start, moved, y[rows], sent.lambda_)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -92,9 +98,9 @@ class FedEvgClient(FedAvgClient):
     def _net(self, config: Config) -> tuple[nn.Module, torch.optim.Adam]:
         """Return a new net, or the stored one, and its optimiser."""
         options = TrainOptions.from_config(config)
-        persistent = bool(config["evg-persistent"])
+        persistent = FedEvgSent.from_config(config).persistent
         place = (self.client_id, 0 if persistent else self.round(config))
-        net = self.net_fn(derived_seed(int(config.get("seed", 0)), "energy net", *place))
+        net = self.net_fn(derived_seed(RoundFacts.from_config(config).seed, "energy net", *place))
         optimiser = adam(net, options.rate(self.round(config)), options)
         if persistent and (kept := self.store.load("energy", config, before=True)):
             size = len(net.state_dict())

@@ -17,6 +17,7 @@ import numpy as np
 from algorithms.common.averaging import Arrays
 from algorithms.frank_wolfe.atoms import Array, Atom, Parts, RankOne
 from algorithms.frank_wolfe.scratch import scratch
+from algorithms.frank_wolfe.sent import FedFWExtras, FedFWSent
 from algorithms.frank_wolfe.steps import Step, average_gradient, client_step, dual_step
 from clients.base.options import Config
 from clients.families.problems import ConstrainedClient
@@ -37,6 +38,7 @@ class FedFWClient(ConstrainedClient):
     the variant.
     """
 
+    reads = (FedFWSent, FedFWExtras)
     _dual_mean: Array | None = None
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -44,7 +46,7 @@ class FedFWClient(ConstrainedClient):
         variables.
         """
         self._dual_mean = None
-        if config.get("dual-mean"):
+        if FedFWExtras.from_config(config).dual_mean:
             last = -self.domain.num_layers
             parameters, self._dual_mean = parameters[:last], self.domain.join(parameters[last:])
         return super().fit(parameters, config)
@@ -53,45 +55,46 @@ class FedFWClient(ConstrainedClient):
         """Take the round's steps; return their atoms, or x_i, and y_i for FedFW+, if
         the server asks for them (``resync``).
         """
-        naive = config["variant"] == "naive-fw"
-        kept = None if naive else self._load(config)
+        sent = FedFWSent.from_config(config)
+        naive = sent.variant == "naive-fw"
+        kept = None if naive else self._load(sent, config)
         state = kept or _State(
             x_bar.copy(),
-            np.zeros_like(x_bar) if config["variant"] == "fedfw-plus" else None,
-            np.zeros_like(x_bar) if config["stochastic"] else None,
-        )
-        n, lambda_0, batch = (
-            int(config["num-clients"]),
-            float(config["lambda-0"]),
-            int(config["batch-size"]),
+            np.zeros_like(x_bar) if sent.variant == "fedfw-plus" else None,
+            np.zeros_like(x_bar) if sent.stochastic else None,
         )
         packed: Arrays = []
         dual = None
         if state.y is not None:
-            dual_step(state.y, state.x, x_bar, lambda_0)
+            dual_step(state.y, state.x, x_bar, sent.lambda_0)
             mean = self._dual_mean
             dual = (
                 state.y
                 if mean is None
                 else np.subtract(state.y, mean, out=scratch(state.y, mean, 2))
             )
-        for k, numbers in enumerate(
-            zip(config["etas"], config["lambdas"], config["rhos"], strict=True)
-        ):
-            gradient = self.gradient(state.x, config, batch, k)
+        for k, numbers in enumerate(zip(sent.etas, sent.lambdas, sent.rhos, strict=True)):
+            gradient = self.gradient(state.x, config, sent.batch_size, k)
             step = Step(numbers[0], 0.0 if naive else numbers[1], numbers[2])
             if state.average is not None:
                 _average(state, gradient, 1.0 if kept is None and k == 0 else step.rho)
                 gradient = state.average
             state.atom = client_step(
-                self.domain, state.x, x_bar, gradient, n, step, dual=dual, warm=state.atom
+                self.domain,
+                state.x,
+                x_bar,
+                gradient,
+                sent.num_clients,
+                step,
+                dual=dual,
+                warm=state.atom,
             )
             packed += state.atom.pack()
         if naive:
             return packed, {}
         self._save(state, config)
         fresh = {"fresh": 1} if kept is None else {}
-        if not config.get("resync"):
+        if not FedFWExtras.from_config(config).resync:
             return packed, fresh
         own = [state.x] if state.y is None else [state.x, state.y]
         return [array for part in own for array in self.domain.split(part)], fresh
@@ -101,7 +104,7 @@ class FedFWClient(ConstrainedClient):
         kept = self.store.load(NAME, config, before=False)
         return kept[0] if kept else None
 
-    def _load(self, config: Config) -> _State | None:
+    def _load(self, sent: FedFWSent, config: Config) -> _State | None:
         kept = self.store.load(NAME, config, before=True)
         if kept is None:
             return None
@@ -111,8 +114,8 @@ class FedFWClient(ConstrainedClient):
                 "results folder"
             )
         x, *rest = kept
-        y = rest.pop(0) if config["variant"] == "fedfw-plus" else None
-        average = rest.pop(0) if config["stochastic"] else None
+        y = rest.pop(0) if sent.variant == "fedfw-plus" else None
+        average = rest.pop(0) if sent.stochastic else None
         return _State(x, y, average, self.domain.unpack(rest) if rest else None)
 
     def _save(self, state: _State, config: Config) -> None:

@@ -7,19 +7,19 @@ Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in
 Heterogeneous Networks", MLSys 2020, arXiv 1812.06127, Algorithm 2.
 """
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
-from algorithms.common.steps import Terms
+from algorithms.common.sent import ProximalSent, Reads
+from algorithms.common.steps import Tensors
 from clients.base.training import Config
 from clients.fedavg import FedAvgClient
+from clients.steps.sgd import Penalty
 
 
 class FedProxClient(FedAvgClient):
     """FedAvg's client with a proximal term."""
 
-    def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
-        """Return the gradient of the proximal term: ``mu w - mu w^t``."""
-        mu = float(config.get("proximal-mu", 0.0))
-        return (mu, [([t.clone() for t in tensors], -mu)]) if mu else (0.0, [])
+    reads: Reads = (ProximalSent,)
+
+    def penalty(self, tensors: Tensors, config: Config) -> Penalty:
+        """Return the gradient of the proximal term, ``mu (w - w^t)``."""
+        mu = ProximalSent.from_config(config).mu
+        return Penalty(mu, [t.clone() for t in tensors])

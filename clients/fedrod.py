@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.common.steps import SGD, Descent, Problem
+from algorithms.common.steps import Problem
 from clients.base.scores import as_global
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
+from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 from clients.partial_sharing import head_of
+from clients.steps.sgd import Descent
 
 
 class FedRoDClient(PersonalClient):
@@ -37,13 +38,10 @@ class FedRoDClient(PersonalClient):
                 generic.detach() + own, y
             )
 
-        options = TrainOptions.from_config(config)
         tensors = [p.detach() for p in trainable(both).values()]
-        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
-        state, problem = (
-            {"w": tensors, "velocity": sgd.velocity(tensors)},
-            Problem(both, loss, self.surrogate(config)),
-        )
+        sgd, rate = self.sgd(config)
+        state = {"w": tensors, "velocity": sgd.velocity(tensors)}
+        problem = Problem(both, loss, self.surrogate(config))
         found = self.run(Descent(sgd), state, {}, lambda _: {"rate": rate}, config, problem=problem)
         self.store.save(self.kept_as, [p.detach().cpu().numpy() for p in both.own], config)
         return get_arrays(self.model), len(self.data.train), {"loss": found, **before}

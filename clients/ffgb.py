@@ -30,10 +30,12 @@ from algorithms.boosting.functional import (
     module_of,
 )
 from algorithms.boosting.oracle import Learner, Oracle, Target
+from algorithms.boosting.sent import FFGBTraining, FunctionSent
 from algorithms.common.averaging import Arrays
 from algorithms.common.seeds import generator
+from algorithms.common.sent import RoundFacts
 from clients.base.data import ArrayData, ClientData
-from clients.base.options import Config
+from clients.base.options import Config, TrainOptions
 from clients.base.scores import Scores, as_global, binary_scores
 from clients.base.store import MessageStore, Store
 
@@ -62,6 +64,8 @@ class FFGBClient(NumPyClient):
     as those of a classifier; values in arrays are scored as logits of label 1. Raises
     ``ValueError`` for labels that so many outputs cannot distinguish.
     """
+
+    reads = (FunctionSent, FFGBTraining)
 
     def __init__(
         self,
@@ -107,11 +111,12 @@ class FFGBClient(NumPyClient):
         learners, errors = self.boost(values, config)
         stacks = {name: np.stack([learner[name] for learner in learners]) for name in learners[0]}
         # of f^t, on the training samples
-        loss = float(LOSSES[config["loss"]].mean(values, self.data.train.y))
+        sent = FunctionSent.from_config(config)
+        loss = float(LOSSES[sent.loss].mean(values, self.data.train.y))
         metrics = {
             "loss": loss,
             "oracle-error": float(np.mean(errors)),
-            "holds": int(config["version"]),
+            "holds": sent.version,
         }
         return list(stacks.values()), count, {**metrics, "learner-arrays": list(stacks)}
 
@@ -125,7 +130,8 @@ class FFGBClient(NumPyClient):
             self.data.test.y,
         )
         scores = self._scores(values)
-        if config["loss"] == "square":  # the outputs are not logits, so they have no calibration
+        # the outputs are not logits, so they have no calibration
+        if FunctionSent.from_config(config).loss == "square":
             scores = {
                 name: value
                 for name, value in scores.items()
@@ -163,7 +169,7 @@ class FFGBClient(NumPyClient):
         self.store.save(
             "values",
             [
-                np.array([config["version"]], np.int64),
+                np.array([FunctionSent.from_config(config).version], np.int64),
                 *(
                     np.asarray(values if isinstance(values, np.ndarray) else values.cpu())
                     for values in current
@@ -179,17 +185,16 @@ class FFGBClient(NumPyClient):
         """Return the values at x of the message's version, given those of version
         ``held``.
         """
-        for block in unpack_blocks(parameters, config.get("learner-arrays", []))[
-            held - int(config["base"]) :
-        ]:
-            values = advance(values, block, x, self.oracle.predict, config.get("clip"))
+        sent = FunctionSent.from_config(config)
+        for block in unpack_blocks(parameters, sent.learner_arrays or [])[held - sent.base :]:
+            values = advance(values, block, x, self.oracle.predict, sent.clip)
         return values
 
     def _kept(self, config: Config, before: bool) -> tuple[int, list[Values]]:
         """Return the stored version and its values at training and test points. Raises
         ``LostValues`` if they are too old.
         """
-        parts, base = (self.data.train, self.data.test), int(config["base"])
+        parts, sent = (self.data.train, self.data.test), FunctionSent.from_config(config)
         (version, *arrays) = self.store.load("values", config, before) or [np.zeros(1, np.int64)]
         held = int(version[0])
         if arrays and [array.shape for array in arrays] != [
@@ -198,10 +203,10 @@ class FFGBClient(NumPyClient):
             raise ValueError(
                 f"client {self.client_id} keeps values of other samples: use another results folder"
             )
-        if arrays and base <= held <= int(config["version"]):
+        if arrays and sent.base <= held <= sent.version:
             return held, [like(array, self.data.train.x) for array in arrays]
-        if base:
-            raise LostValues(base)
+        if sent.base:
+            raise LostValues(sent.base)
         return 0, [zeros(part.x, self.outputs) for part in parts]
 
     # --- the local steps --------------------------------------------------------------
@@ -214,13 +219,15 @@ class FFGBClient(NumPyClient):
         guarantees at most 1 - gamma.
         """
         x, y = self.data.train.x, self.data.train.y
-        extension = self._extension(config) if config["variant"] == "ffgb-l" else None
+        sent, facts = FFGBTraining.from_config(config), RoundFacts.from_config(config)
+        function = FunctionSent.from_config(config)
+        extension = self._extension(sent.lipschitz) if sent.variant == "ffgb-l" else None
         if hasattr(self.oracle, "compiled"):
-            self.oracle.compiled(config.get("compile") == "on")
-        loss, residual = LOSSES[config["loss"]], bool(config["residual"])
+            self.oracle.compiled(TrainOptions.from_config(config).compile == "on")
+        loss, residual = LOSSES[function.loss], sent.residual
         # FFGB.L needs the same learners in every round: its random draws must not
         # depend on the round.
-        seed, place = int(config.get("seed", 0)), 0 if extension else int(config["server-round"])
+        seed, place = facts.seed, 0 if extension else facts.server_round
         norm = module_of(values).linalg.norm
         learners: list[Learner] = []
         errors: list[float] = []
@@ -241,12 +248,12 @@ class FFGBClient(NumPyClient):
             return learner, found
 
         plan = Plan(
-            config["etas"],
-            float(config["mu"]),
+            sent.etas,
+            sent.mu,
             -1 if extension else 1,
             residual,
-            config.get("clip"),
-            config.get("clip-residual"),
+            function.clip,
+            sent.clip_residual,
         )
         boost(
             values,
@@ -256,7 +263,7 @@ class FFGBClient(NumPyClient):
         )
         return learners, errors
 
-    def _extension(self, config: Config) -> "LipschitzExtension":
+    def _extension(self, lipschitz: float) -> "LipschitzExtension":
         """Return u, the Lipschitz extension of the coded labels, which FFGB.L's
         learners approximate.
         """
@@ -264,9 +271,7 @@ class FFGBClient(NumPyClient):
 
         x: Any = self.data.train.x
         targets = coded(self.data.train.y, self.outputs)
-        return LipschitzExtension(
-            x, targets, lipschitz_constant(x, targets, float(config["lipschitz"]))
-        )
+        return LipschitzExtension(x, targets, lipschitz_constant(x, targets, lipschitz))
 
 
 class Remaining:

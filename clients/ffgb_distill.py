@@ -18,14 +18,18 @@ import torch
 from algorithms.boosting.fit_options import FitOptions
 from algorithms.boosting.functional import LOSSES, check_labels
 from algorithms.boosting.regression import fit_network
+from algorithms.boosting.sent import OracleSent
 from algorithms.common.modules import outputs_of
 from algorithms.common.seeds import derived_seed, generator
+from algorithms.common.sent import Asked, RoundFacts
 from clients.base.training import Arrays, Config, get_arrays, set_arrays
 from clients.fedavg import FedAvgClient
 
 
 class FFGBDistillClient(FedAvgClient):
     """Sends a weak learner instead of an updated model; for classification."""
+
+    reads = (OracleSent,)
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the weak learner h_i, the number of training samples, the loss of f_t
@@ -36,19 +40,17 @@ class FFGBDistillClient(FedAvgClient):
         outputs = outputs_of(self.model, data.x)
         check_labels(data.y, outputs.shape[1])
         target = LOSSES["cross-entropy"].gradient(outputs, data.y)
-        place = (int(config.get("seed", 0)), "learner", self.client_id, self.round(config))
+        seed = RoundFacts.from_config(config).seed
+        place = (seed, "learner", self.client_id, self.round(config))
         set_arrays(self.model, get_arrays(self.model_fn(derived_seed(*place))))
-        options = FitOptions(
-            int(config["oracle-epochs"]),
-            int(config["oracle-batch-size"]),
-            float(config["oracle-learning-rate"]),
-        )
+        sent = OracleSent.from_config(config)
+        options = FitOptions(sent.epochs, sent.batch_size, sent.learning_rate)
         fit_network(self.model, data.x, target, options, generator(*place), self.runner(config))
         left = torch.linalg.vector_norm(outputs_of(self.model, data.x) - target)
         # it is 0 if nothing is left to learn
         norm = torch.linalg.vector_norm(target).clamp(min=torch.finfo(target.dtype).tiny)
         loss = float(LOSSES["cross-entropy"].mean(outputs, data.y))
-        asked = {"loss-before": loss} if config.get("loss-before") else {}
+        asked = {"loss-before": loss} if Asked.from_config(config).loss_before else {}
         return (
             get_arrays(self.model),
             len(data),

@@ -1,5 +1,6 @@
 """Fine-tuning's client; contract: ``strategies/finetune.py``."""
 
+from algorithms.personal.sent import FinetuneSent
 from clients.base.training import Config
 from clients.families.personal_model import PersonalClient
 
@@ -9,12 +10,13 @@ class FinetuneClient(PersonalClient):
     scored; keeps nothing.
     """
 
-    epochs_before_use = "finetune-epochs"
+    epochs_before_use = FinetuneSent.key("epochs")
+    reads = (FinetuneSent,)
 
     def take_own(self, config: Config) -> dict[str, float]:
         """Train ``self.model`` for the epochs of fine-tuning."""
-        if epochs := int(config["finetune-epochs"]):
-            rate = float(config["finetune-rate"])
-            own = {"learning-rate": rate, "lr-decay": 1.0} if rate else {}
-            self.train({**config, **own, "local-epochs": epochs})
+        sent = FinetuneSent.from_config(config)
+        if sent.epochs:
+            own = {"learning-rate": sent.rate, "lr-decay": 1.0} if sent.rate else {}
+            self.train({**config, **own, "local-epochs": sent.epochs})
         return {}

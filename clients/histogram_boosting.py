@@ -17,6 +17,7 @@ from algorithms.boosting.bins import LARGEST
 from algorithms.boosting.forest import GROW, Forest
 from algorithms.boosting.functional import LOSSES, check_labels
 from algorithms.boosting.histogram_trees import Floats
+from algorithms.boosting.sent import HistogramSent
 from algorithms.common.averaging import Arrays
 from clients.base.data import ArrayData, ArraySplit
 from clients.base.options import Config
@@ -35,6 +36,8 @@ class HistogramBoostingClient(NumPyClient):
     ``scale``: given, numbers are predicted; labels are standardised targets (n, 1), of
     which a deviation has so many units. Raises ``ValueError`` for other labels.
     """
+
+    reads = (HistogramSent,)
 
     def __init__(
         self,
@@ -60,7 +63,10 @@ class HistogramBoostingClient(NumPyClient):
             values = self._values(forest, x, config)
             metrics["loss"] = self._loss(values, part.y, config)
         sums = forest.sums(
-            x, part.y if self.scale is None else part.y[:, 0], values, str(config["loss"])
+            x,
+            part.y if self.scale is None else part.y[:, 0],
+            values,
+            HistogramSent.from_config(config).loss,
         )
         small = int(np.abs(sums).max(initial=0)) < SMALL
         return [sums.astype(np.int32) if small else sums], len(part), metrics
@@ -76,7 +82,7 @@ class HistogramBoostingClient(NumPyClient):
             numbers = regression_scores(values[:, None] * self.scale, part.y * self.scale, loss)
             return loss, len(part), {**numbers, **as_global(numbers)}
         scores = binary_scores(values, part.y, loss, part.groups)
-        if config["loss"] == "square":
+        if HistogramSent.from_config(config).loss == "square":
             scores.pop("group-sums", None)  # the values are no logits
         return loss, len(part), {**scores, **as_global(scores)}
 
@@ -86,7 +92,7 @@ class HistogramBoostingClient(NumPyClient):
         """
         if self.scale is not None:
             return float(np.square(values - y[:, 0]).mean())
-        return float(LOSSES[str(config["loss"])].mean(values[:, None], y))
+        return float(LOSSES[HistogramSent.from_config(config).loss].mean(values[:, None], y))
 
     def _values(self, forest: Forest, x: NDArray[np.float32], config: Config) -> Floats:
         """Return the values of the finished trees at the training rows, and keep them

@@ -16,22 +16,19 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from algorithms.common.steps import SGD, Descent, Epochs
-from clients.base.training import (
-    Arrays,
-    Config,
-    TrainOptions,
-    epochs,
-    get_arrays,
-    set_arrays,
-    trainable,
-)
+from algorithms.common.sent import RoundFacts
+from algorithms.common.steps import Epochs
+from algorithms.personal.sent import LocalSent
+from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient, as_global
+from clients.steps.batches import epochs
+from clients.steps.sgd import Descent
 
 
 class LocalClient(FedAvgClient):
     """Trains and evaluates a purely local model."""
 
+    reads = (LocalSent,)
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -58,14 +55,10 @@ class LocalClient(FedAvgClient):
         ``None`` if no step is due.
         """
         options = TrainOptions.from_config(config)
-        sgd, rate, steps = (
-            SGD(options.momentum, options.weight_decay),
-            options.rate(self.round(config)),
-            self.steps_of(options),
-        )
+        (sgd, rate), steps = self.sgd(config), self.steps_of(options)
         tensors = [p.detach() for p in trainable(self.model).values()]
         due, done, velocity = self.progress(config)
-        due += float(config.get("local-share", 1.0))
+        due += LocalSent.from_config(config).share
         stop, losses = int(due * steps + 1e-6), []
         while done < stop:
             visit, start = divmod(done, steps)
@@ -105,7 +98,7 @@ class LocalClient(FedAvgClient):
         """Yield the samples of a visit's steps from ``start`` to ``end``, in the order
         in which the whole visit goes through them.
         """
-        rng = generator(int(config.get("seed", 0)), "batches", self.client_id, visit + 1)
+        rng = generator(RoundFacts.from_config(config).seed, "batches", self.client_id, visit + 1)
         size, steps = options.batch_size, -(-len(self.data.train) // options.batch_size)
         with self.training(config):
             for epoch, (x, y) in enumerate(epochs(self.data.train, options, rng)):

@@ -19,6 +19,8 @@ from typing import Any
 
 from torch import nn
 
+from algorithms.common.sent import Reads
+from algorithms.personal.sent import FedRepSent, ShareSent
 from clients.base.training import Arrays, Config, get_arrays, set_arrays
 from clients.fedavg import FedAvgClient
 
@@ -46,6 +48,7 @@ class PartialClient(FedAvgClient):
     shared.
     """
 
+    reads: Reads = (ShareSent,)
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
@@ -99,9 +102,9 @@ class PartialClient(FedAvgClient):
 
     def shared(self, config: Config) -> list[bool]:
         """Return, for each array of the model, whether it is shared."""
+        share = ShareSent.from_config(config).share
         return [
-            name.startswith(self.head()) == (config["share"] == "head")
-            for name in self.model.state_dict()
+            name.startswith(self.head()) == (share == "head") for name in self.model.state_dict()
         ]
 
     def head(self) -> tuple[str, ...]:
@@ -116,36 +119,35 @@ class FedRepClient(PartialClient):
     head fixed.
     """
 
+    reads: Reads = (FedRepSent,)
+
     def train_parts(self, config: Config) -> float:
         """Train the head, then the body; return the mean loss of the body's epochs."""
-        with self.only(head=True):
-            self.train(
-                {
-                    **config,
-                    "local-epochs": int(config["fedrep-head-epochs"])
-                    or int(config["local-epochs"]),
-                }
-            )
-        with self.only(head=False):
-            return self.train({**config, "local-epochs": config["fedrep-body-epochs"]})
+        sent = FedRepSent.from_config(config)
+        epochs = sent.head_epochs
+        with self.only(config, shared=False):
+            self.train({**config, "local-epochs": epochs} if epochs else config)
+        with self.only(config, shared=True):
+            return self.train({**config, "local-epochs": sent.body_epochs})
 
     def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
         """Fit the head to the received body, which stays as it is; store it."""
         self.assemble(parameters, config, before=True)
-        with self.only(head=True):
+        with self.only(config, shared=False):
             self.train(config)
         self.keep(config)
         return []
 
     @contextmanager
-    def only(self, head: bool) -> Iterator[None]:
-        """Freeze all but one part within the context; the module may be shared by the
-        clients of a process.
+    def only(self, config: Config, shared: bool) -> Iterator[None]:
+        """Freeze all but the shared part, or all but the private one, within the
+        context; the module may be shared by the clients of a process.
         """
+        travels = dict(zip(self.model.state_dict(), self.shared(config), strict=True))
         others = [
             p
             for name, p in self.model.named_parameters()
-            if name.startswith(self.head()) != head and p.requires_grad
+            if travels[name] != shared and p.requires_grad
         ]
         for parameter in others:
             parameter.requires_grad_(False)

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from algorithms.common.steps import SGD, Eager, Gradient, Numbers, State, Tensors, add, inner, one
+from algorithms.common.sent import RoundFacts
+from algorithms.common.steps import Eager, Gradient, Numbers, State, Tensors
+from algorithms.personal.sent import PerFedAvgScoring, PerFedAvgTraining
 from clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
+from clients.steps.sgd import SGD, add, inner
 
 #: Length of ``delta v``, the way to either side at which the difference of gradients is
 #: taken.
@@ -22,30 +25,20 @@ class PerFedAvgClient(PersonalClient):
     """
 
     epochs_before_use = "per-fedavg-steps"  # each goes through all samples once
+    reads = (PerFedAvgTraining, PerFedAvgScoring)
     differentiates_surrogate = True
 
     def train(self, config: Config) -> float:
         """Train ``self.model`` for one round; return the mean loss of the adapted
         models.
         """
-        options, alpha = TrainOptions.from_config(config), float(config["per-fedavg-alpha"])
+        options, sent = TrainOptions.from_config(config), PerFedAvgTraining.from_config(config)
         place = [p.detach() for p in trainable(self.model).values()]
-        w, sgd, rate = (
-            [t.clone() for t in place],
-            SGD(options.momentum, options.weight_decay),
-            options.rate(self.round(config)),
-        )
-        loss = self.run(
-            Meta(sgd, alpha, config["per-fedavg-hessian"] == "differences"),
-            {
-                "w": w,
-                "adapted": self.first_adapted(w, alpha, options, config),
-                "velocity": sgd.velocity(w),
-            },
-            {},
-            lambda _: {"rate": rate},
-            config,
-        )
+        w, (sgd, rate) = [t.clone() for t in place], self.sgd(config)
+        step = Meta(sgd, sent.alpha, sent.hessian == "differences")
+        adapted = self.first_adapted(w, sent.alpha, options, config)
+        state = {"w": w, "adapted": adapted, "velocity": sgd.velocity(w)}
+        loss = self.run(step, state, {}, lambda _: {"rate": rate}, config)
         torch._foreach_copy_(place, w)
         return loss
 
@@ -54,9 +47,8 @@ class PerFedAvgClient(PersonalClient):
     ) -> Tensors:
         """Return w after a step of adaptation on a mini-batch of its own draw."""
         data, statistics = self.data.train, get_arrays(self.model)
-        rng = generator(
-            int(config.get("seed", 0)), "adaptation", self.client_id, self.round(config)
-        )
+        seed = RoundFacts.from_config(config).seed
+        rng = generator(seed, "adaptation", self.client_id, self.round(config))
         batch = torch.from_numpy(rng.permutation(len(data))[: options.batch_size]).to(data.y.device)
         steps = Eager(self.problem(config))
         steps.batch = data.x[batch], data.y[batch]
@@ -67,7 +59,7 @@ class PerFedAvgClient(PersonalClient):
 
     def take_own(self, config: Config) -> dict[str, float]:
         """Adapt ``self.model`` along the gradient of the mean training loss."""
-        data, alpha = self.data.train, float(config["per-fedavg-alpha"])
+        data, sent = self.data.train, PerFedAvgScoring.from_config(config)
         problem = self.problem(config)
         place, parameters = (
             [p.detach() for p in problem.moving.values()],
@@ -76,7 +68,7 @@ class PerFedAvgClient(PersonalClient):
         # the gradient is that of the model as it is used: no dropout, statistics as
         # received
         self.model.eval()
-        for _ in range(int(config["per-fedavg-steps"])):
+        for _ in range(sent.steps):
             total = [torch.zeros_like(t) for t in place]
             for x, y in zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True):
                 add(
@@ -84,7 +76,7 @@ class PerFedAvgClient(PersonalClient):
                     torch.autograd.grad(problem.surrogate(problem.loss(x, y)), parameters),
                     len(y) / len(data),
                 )
-            add(place, total, -alpha)
+            add(place, total, -sent.alpha)
         return {}
 
 
@@ -113,7 +105,7 @@ class Meta:
             _, behind = gradient(list(torch._foreach_sub(w, way)))
             product = torch._foreach_sub(ahead, behind)
             v = [t - self.alpha / (2 * delta) * d for t, d in zip(v, product, strict=True)]
-        self.sgd(w, v, state["velocity"], one(numbers["rate"]))
+        self.sgd(w, v, state["velocity"], numbers["rate"])
         _, here = gradient(w)
         torch._foreach_copy_(adapted, torch._foreach_sub(w, here, alpha=self.alpha))
         return loss

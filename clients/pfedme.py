@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.common.steps import SGD, Epochs, Gradient, Numbers, State, add, one
+from algorithms.common.steps import Epochs, Gradient, Numbers, State
+from algorithms.personal.sent import PFedMeSent
 from clients.base.training import Config, TrainOptions, get_arrays, trainable
 from clients.families.personal_model import PersonalClient
+from clients.steps.sgd import SGD, add
 
 
 class PFedMeClient(PersonalClient):
@@ -32,19 +34,17 @@ class PFedMeClient(PersonalClient):
         options = TrainOptions.from_config(config)
         theta = [p.detach() for p in trainable(self.model).values()]
         w = [t.clone() for t in theta]
-        lambda_, every = float(config["pfedme-lambda"]), int(config["pfedme-inner-steps"])
-        inner = options.rate(self.round(config))
-        outer = lambda_ * (float(config["pfedme-rate"]) or inner)
+        sent = PFedMeSent.from_config(config)
+        lambda_, every = sent.lambda_, sent.inner_steps
+        sgd, inner = self.sgd(config)
+        outer = lambda_ * (sent.rate or inner)
         if outer > 1:
             raise ValueError(
                 f"pfedme.lambda x rate = {outer:g}: w would jump beyond theta: lower pfedme.rate "
                 "or pfedme.lambda"
             )
-        same = config.get("pfedme-batches", "next") == "same"
-        sgd, steps = (
-            SGD(options.momentum, options.weight_decay),
-            self.steps_of(options) * (every if same else 1),
-        )
+        same = sent.batches == "same"
+        steps = self.steps_of(options) * (every if same else 1)
         loss = self.run(
             Envelope(sgd, lambda_),
             {"theta": theta, "w": w, "velocity": sgd.velocity(theta)},
@@ -92,13 +92,13 @@ class Envelope:
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
-        theta, w, outer = state["theta"], state["w"], one(numbers["outer"])
+        theta, w, outer = state["theta"], state["w"], numbers["outer"]
         loss, gradients = gradient(theta)
         self.sgd(
             theta,
             gradients,
             state["velocity"],
-            one(numbers["rate"]),
+            numbers["rate"],
             self.lambda_,
             [(w, -self.lambda_)],
         )

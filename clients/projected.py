@@ -6,6 +6,7 @@ from typing import Any
 
 from algorithms.common.averaging import Arrays
 from algorithms.frank_wolfe.atoms import Array
+from algorithms.frank_wolfe.sent import ProjectedSent
 from clients.base.options import Config
 from clients.families.problems import ConstrainedClient
 
@@ -13,14 +14,16 @@ from clients.families.problems import ConstrainedClient
 class ProjectedClient(ConstrainedClient):
     """Client of FedAvg with projection."""
 
+    reads = (ProjectedSent,)
+
     def step(self, x_bar: Array, config: Config) -> tuple[Arrays, dict[str, Any]]:
         """Return the point after ``local-steps`` projected gradient steps."""
-        x, rate = x_bar.copy(), float(config["learning-rate"])
-        for k in range(int(config["local-steps"])):
-            gradient = self.gradient(x, config, int(config["batch-size"]), k)
+        x, sent = x_bar.copy(), ProjectedSent.from_config(config)
+        for k in range(sent.local_steps):
+            gradient = self.gradient(x, config, sent.batch_size, k)
             if hasattr(gradient, "add_to"):
-                gradient.add_to(x, -rate)
+                gradient.add_to(x, -sent.learning_rate)
             else:
-                x -= rate * gradient
+                x -= sent.learning_rate * gradient
             x = self.domain.project(x).astype(x_bar.dtype, copy=False)
         return self.domain.split(x), {}

@@ -20,6 +20,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from algorithms.common.sent import Reads
+from algorithms.fairness.sent import PropFairSent
 from clients.base.training import Config
 from clients.fedavg import FedAvgClient
 
@@ -42,9 +44,22 @@ class Proportional:
 class ProportionalLoss:
     """Mixin for client classes."""
 
+    reads: Reads = (PropFairSent,)
+
     def surrogate(self, config: Config) -> Proportional:
         """Return PropFair's function of the mini-batch's loss."""
-        return Proportional(float(config["propfair-m"]))
+        return Proportional(PropFairSent.from_config(config).m)
+
+
+def differentiates(kind: type[FedAvgClient]) -> bool:
+    """Return whether the class in which clients train declares that it differentiates
+    the surrogate of the loss.
+    """
+    return bool(vars(_trainer(kind)).get("differentiates_surrogate", False))
+
+
+def _trainer(kind: type[FedAvgClient]) -> type:
+    return next(base for base in kind.__mro__ if {"fit", "train"} & vars(base).keys())
 
 
 @lru_cache
@@ -52,10 +67,9 @@ def proportional(kind: type[FedAvgClient]) -> type[FedAvgClient]:
     """Return the class ``kind`` with PropFair's loss; raises ``ValueError`` if its
     training does not declare to differentiate it.
     """
-    trains = next(base for base in kind.__mro__ if {"fit", "train"} & vars(base).keys())
-    if not vars(trains).get("differentiates_surrogate", False):
+    if not differentiates(kind):
         raise ValueError(
-            f"{trains.__name__} trains by itself and does not say that it differentiates "
+            f"{_trainer(kind).__name__} trains by itself and does not say that it differentiates "
             "surrogate(config)(loss): do so, and declare "
             f"differentiates_surrogate = True beside it"
         )

@@ -9,23 +9,22 @@ Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Co
 Averaging for Federated Learning", ICML 2020, arXiv 1910.06378, Algorithm 1, option II.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from algorithms.common.averaging import STATISTICS
-from algorithms.common.steps import Terms
+from algorithms.common.steps import Tensors
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient
+from clients.steps.sgd import Penalty
 
 
 class ScaffoldClient(FedAvgClient):
     """FedAvg's client with control variates."""
 
     differentiates_surrogate = True
-    _correction: Sequence[Tensor] = ()
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return y_i followed by c + c_i+ - c_i; store c_i+."""
@@ -61,9 +60,9 @@ class ScaffoldClient(FedAvgClient):
         reply = get_arrays(self.model) + [d.cpu().numpy() for d in direction.values()]
         return reply, len(self.data.train), {"loss": loss, **before}
 
-    def penalty(self, tensors: Sequence[Tensor], config: Config) -> tuple[float, Terms]:
+    def penalty(self, tensors: Tensors, config: Config) -> Penalty:
         """Return the gradient correction, ``c - c_i``."""
-        return 0.0, [(list(self._correction), 1.0)]
+        return Penalty(terms=[(self._correction, 1.0)])
 
     def like(self, learned: dict[str, Tensor], arrays: Arrays) -> dict[str, Tensor]:
         """Return arrays as tensors under the names of the learned ones; raises

@@ -35,27 +35,18 @@ from torch import Tensor, nn
 from algorithms.common.measures import leading_of
 from algorithms.common.modules import estimate_statistics, has_running_statistics
 from algorithms.common.seeds import generator
-from algorithms.common.steps import (
-    SGD,
-    Gradient,
-    Number,
-    Numbers,
-    State,
-    Tensors,
-    add,
-    between,
-    inner,
-    one,
-    parted,
-)
+from algorithms.common.sent import ProximalSent, RoundFacts
+from algorithms.common.steps import Gradient, Numbers, State, Tensors
 from algorithms.personal.choice import half_noise, least, shrunk
 from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
+from algorithms.personal.sent import SuPerFedScoring, SuPerFedTraining
 from algorithms.personal.shared_layer import SharedFirstLayer
 from clients.base.data import Split
 from clients.base.evaluation import Scores
 from clients.base.scores import as_global, higher_is_better
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
+from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.fedprox import FedProxClient
+from clients.steps.sgd import SGD, Number, add, between, inner, parted
 
 Floats = NDArray[np.float64]
 LAMBDAS = [i / 10 for i in range(11)]
@@ -66,11 +57,12 @@ CURVES = ("accuracy", "loss", "ece", "mce", "auroc", "rmse", "mae")
 class SuPerFedClient(FedProxClient):
     """Client with a federated and a personal model."""
 
+    reads = (SuPerFedScoring,)
     differentiates_surrogate = True
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained theta_f; store theta_l."""
-        if config.get("superfed-mixing", "none") == "none":
+        if SuPerFedTraining.from_config(config).mixing == "none":
             return super().fit(parameters, config)
         set_arrays(self.model, parameters)
         before = self.before(config)
@@ -145,7 +137,7 @@ class SuPerFedClient(FedProxClient):
         to know how noisy their losses are.
         """
         data = self.data.validation
-        if config.get("superfed-lambda-choice", "own") != "shrunk" or len(data) < 2:
+        if SuPerFedScoring.from_config(config).lambda_choice != "shrunk" or len(data) < 2:
             return []
         return [
             Split(data.x[i::2], data.y[i::2], None if data.groups is None else data.groups[i::2])
@@ -156,18 +148,18 @@ class SuPerFedClient(FedProxClient):
         """Return which of the lambdas is the client's, and remember it where that does
         not follow from what it keeps alone.
         """
-        if "superfed-lambda" in config:  # as it was chosen before
-            return LAMBDAS.index(float(config["superfed-lambda"]))
+        sent = SuPerFedScoring.from_config(config)
+        if sent.lambda_ is not None:  # as it was chosen before
+            return LAMBDAS.index(sent.lambda_)
         losses, pooled = (
             losses_of(validated),
-            np.array(config.get("superfed-pooled-loss", []), dtype=np.float64),
+            np.array(sent.pooled_loss or [], dtype=np.float64),
         )
-        if pooled.shape == losses.shape and np.isfinite([losses, pooled]).all():
-            losses = shrunk(
-                losses, pooled, len(self.data.validation), float(config["superfed-pooled-samples"])
-            )
+        known = pooled.shape == losses.shape and np.isfinite([losses, pooled]).all()
+        if known and sent.pooled_samples is not None:
+            losses = shrunk(losses, pooled, len(self.data.validation), sent.pooled_samples)
         best = least(losses, np.array([higher_is_better(scores) for scores in validated]))
-        if config.get("superfed-lambda-choice", "own") != "own":
+        if sent.lambda_choice != "own":
             self.store.save("lambda", [np.array([LAMBDAS[best]])], config)
         return best
 
@@ -177,7 +169,8 @@ class SuPerFedClient(FedProxClient):
         """Return the mixture at the lambda of the last evaluation, and the metrics."""
         kept = self.store.load("lambda", config, before=False)
         return super().personal_state_dict(
-            parameters, {**config, "superfed-lambda": float(kept[0][0])} if kept else config
+            parameters,
+            {**config, SuPerFedScoring.key("lambda_"): float(kept[0][0])} if kept else config,
         )
 
     def scored(
@@ -205,34 +198,24 @@ class SuPerFedClient(FedProxClient):
         kept = self.kept(config, before=False)
         if kept is not None:
             return kept
-        personal, epochs = self.first_personal(config), int(config.get("superfed-catch-up", 0))
-        if epochs and config.get("superfed-mixing", "none") != "none":
+        personal, sent = self.first_personal(config), SuPerFedScoring.from_config(config)
+        if sent.catch_up and sent.mixing != "none":
             received = get_arrays(self.model)
-            self.train_mixed(personal, {**config, "local-epochs": epochs})
+            self.train_mixed(personal, {**config, "local-epochs": sent.catch_up})
             set_arrays(self.model, received)
         return personal
 
     def kept(self, config: Config, before: bool) -> list[Tensor] | None:
         """Return theta_l as stored, or ``None``."""
-        parameters = trainable(self.model).values()
-        kept = self.store.load("personal", config, before)
-        if kept is None:
-            return None
-        if [a.shape for a in kept] != [tuple(p.shape) for p in parameters]:
-            raise ValueError(
-                f"client {self.client_id} keeps a personal model of another architecture: use "
-                "another results folder"
-            )
-        return [
-            torch.tensor(array, device=p.device) for array, p in zip(kept, parameters, strict=True)
-        ]
+        moving = trainable(self.model).values()
+        return self.stored("personal", "personal model", moving, config, before)
 
     def first_personal(self, config: Config) -> list[Tensor]:
         """Return what theta_l starts from: the received theta_f in ``self.model``, or a
         draw of this client's own.
         """
         parameters = trainable(self.model)
-        if config.get("superfed-init", "own") == "global":
+        if SuPerFedTraining.from_config(config).init == "global":
             return [p.detach().clone() for p in parameters.values()]
         fresh = dict(
             zip(
@@ -247,17 +230,13 @@ class SuPerFedClient(FedProxClient):
         """Train theta_f (in ``self.model``) and theta_l (``personal``), both in place;
         return the mean loss at the mixtures.
         """
-        options = TrainOptions.from_config(config)
-        named = trainable(self.model)
+        sent, named = SuPerFedTraining.from_config(config), trainable(self.model)
         mixed = [p.detach() for p in named.values()]
         federated = [t.clone() for t in mixed]
-        layers = layer_of(list(named)) if config["superfed-mixing"] == "layer" else [0] * len(mixed)
-        sgd, rate = SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
-        mu, nu = float(config.get("proximal-mu", 0.0)), float(config.get("superfed-nu", 0.0))
-        draw, scale = (
-            self.lambda_source(config, max(layers) + 1),
-            float(config.get("superfed-step-scale", 1.0)),
-        )
+        layers = layer_of(list(named)) if sent.mixing == "layer" else [0] * len(mixed)
+        sgd, rate = self.sgd(config)
+        mu, nu = ProximalSent.from_config(config).mu, sent.nu
+        draw, scale = self.lambda_source(config, max(layers) + 1), sent.step_scale
         loss = self.run(
             Mixture(sgd, mu, nu, tuple(layers)),
             {
@@ -278,8 +257,9 @@ class SuPerFedClient(FedProxClient):
         """Return a function that draws the mixing weights of the next mini-batch, one
         per part.
         """
-        rng = generator(int(config.get("seed", 0)), "lambda", self.client_id, self.round(config))
-        mixing = str(config["superfed-mixing"])
+        seed = RoundFacts.from_config(config).seed
+        rng = generator(seed, "lambda", self.client_id, self.round(config))
+        mixing = SuPerFedTraining.from_config(config).mixing
         return lambda: draw_lambda(rng, mixing, num_parts).tolist()
 
 
@@ -299,14 +279,8 @@ class Mixture:
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
-        f, own, rate, scale, lambdas = (
-            state["f"],
-            state["l"],
-            one(numbers["rate"]),
-            one(numbers["scale"]),
-            numbers["lambda"],
-        )
-        values = [lambdas[layer] for layer in self.layers]  # type: ignore[index]
+        f, own, rate, scale = state["f"], state["l"], numbers["rate"], numbers["scale"]
+        values = [numbers["lambda"][layer] for layer in self.layers]
         loss, g = gradient(between(gradient, f, own, values))
         if isinstance(scale, Tensor) or scale != 1:
             torch._foreach_mul_(g, scale)

@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr.client import NumPyClient
 
+from algorithms.common.sent import WarmStartSent
 from clients.base.training import Arrays, Config
 
 
@@ -30,10 +31,10 @@ class WarmStartClient(NumPyClient):
 
     def half(self, config: Config) -> NumPyClient:
         """Return the client that the configuration selects."""
-        name = config.get("warm-start-half")
-        if name not in self.halves:
+        name = WarmStartSent.from_config(config).half
+        if name is None or name not in self.halves:
             raise ValueError(
                 f"warm-start-half = {name!r} in the configuration: the server's strategy must be "
                 "WarmStart"
             )
-        return self.halves[str(name)]()
+        return self.halves[name]()

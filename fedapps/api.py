@@ -6,7 +6,6 @@ folders; the commands stand on the same parts. Importing fedapps imports none of
 ``fedapps.run`` and the others are found when they are first used.
 """
 
-import argparse
 import io
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,26 +16,22 @@ import numpy as np
 from rich.console import Console
 
 from algorithms.common.options import kebab
-from fedapps.commands.data import deal_for
-from fedapps.commands.run import carry_out
-from fedapps.commands.sweep import read_plans
 from fedapps.errors import RunFailed, UserError
 from fedapps.outcomes import Comparison, Partition, Run, Sweep
 from fedapps.records.reader import run_folder
 from fedapps.records.uncertainty import SHARE
 from fedapps.results.compare import compared, write_comparison
 from fedapps.results.notebook import in_notebook
+from fedapps.runs.deal import deal_for
+from fedapps.runs.launch import Launch, launch
 from fedapps.runs.prepare import completed
-from fedapps.sweeps.execution import Way, missing_of
-from fedapps.sweeps.execution import carry_out as carry_out_sweep
+from fedapps.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.sweeps.grid import Grid, grid_of
-from fedapps.sweeps.plan import plan_of
+from fedapps.sweeps.plan import plan_of, read_plans
 from fedapps.toml_text import toml_text
 
 if in_notebook():  # a bar of its own is shown: the widget that a library would like is not needed
     warnings.filterwarnings("ignore", message="IProgress not found")
-
-ENGINES = ("inline", "ray", "deployment")
 
 
 def run(
@@ -63,20 +58,12 @@ def run(
     Raises ``UserError`` for a mistake, before anything starts; ``RunFailed``; and
     ``KeyboardInterrupt``, after which ``resume=True`` goes on.
     """
-    if engine not in ENGINES:
-        raise UserError(f"engine = {engine!r}: choose one of {', '.join(ENGINES)}")
-    arguments = argparse.Namespace(
+    how = Launch(
         engine=engine,
-        out=None if out is None else Path(out),
         overwrite=overwrite,
-        resume=resume,
+        deployment=Path(deployment),
         workers=workers,
         gpus_per_client=gpus_per_client,
-        deployment=Path(deployment),
-        ray_address=None,
-        node_per_client=False,
-        port=None,
-        no_wall=False,
     )
     given = flat({"method": method, **settings})
     if several := next((key for key, value in given.items() if isinstance(value, list)), ""):
@@ -88,7 +75,7 @@ def run(
         given["out"] = str(out)
     if gpus_per_client:
         given.setdefault("device", "cuda")
-    done, status = carry_out(completed({**given, "resume": resume}), arguments, _console(progress))
+    done, status = launch(completed({**given, "resume": resume}), how, _console(progress))
     if status == "interrupted":
         raise KeyboardInterrupt(f"interrupted; go on with resume=True, out={done.out!r}")
     return Run(Path(done.out))
@@ -127,29 +114,28 @@ def sweep(
     failed, after the tables are written; and ``KeyboardInterrupt``, after which the
     same call goes on.
     """
-    if engine not in ENGINES[:2]:
-        raise UserError(f"engine = {engine!r}: choose one of {', '.join(ENGINES[:2])}")
+    if engine not in ("inline", "ray"):
+        raise UserError(f"engine = {engine!r}: choose one of inline, ray")
     way = Way(engine, jobs, gpus_per_client)
     plan_data = None if data_folder is None else Path(data_folder).expanduser()
     folder = None if out is None else Path(out).expanduser().absolute()
     if file is None:
         folder = folder or Path("results", "sweep").absolute()
-        words, plans = [], {folder: plan_of(_grid(settings, scale), folder, plan_data)}
+        plans = [plan_of(_grid(settings, scale), folder, plan_data)]
     else:
         words = [f"{key}={toml_text(value)}" for key, value in flat(settings).items()]
         plans = read_plans(Path(file), words, scale, folder, plan_data)
     if len(plans) != 1:
         raise UserError(f"{file}: holds {len(plans)} sweeps: name the file of one")
-    missing = missing_of(plans)
-    ((folder, plan),) = plans.items()
-    results, failed = carry_out_sweep(plan, folder, missing[folder], way, words, _console(progress))
+    (plan,) = plans
+    results, failed = execute_sweep(plan, missing_runs(plan), way, _console(progress))
     if failed or results is None:
         name, reason = next(iter(failed.items()), ("", ""))
         raise RunFailed(
             f"{len(failed)} of {len(plan.points)} runs, the first {name}: {reason}; the same call "
             "goes on with them"
         )
-    return Sweep(folder, results)
+    return Sweep(plan.out, results)
 
 
 def compare(

@@ -15,3 +15,8 @@ class UserError(Exception):
 
 class RunFailed(Exception):
     """The run started but did not complete."""
+
+
+def reason(error: BaseException, most: int = 300) -> str:
+    """Return the message of an error in one line, or its type if it has none."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:most]

@@ -129,6 +129,11 @@ def metric_name(key: str) -> str:
     return " ".join(parts)
 
 
+def sentence(text: str) -> str:
+    """Return a text with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
 def one_line(text: str, limit: int = 300) -> str:
     """Sanitise untrusted text for a terminal: one line, no control or bidirectional
     characters, at most `limit` characters.

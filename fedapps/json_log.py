@@ -85,17 +85,16 @@ class Converter:
         head = HEAD.match(plain)
         own = _seconds(head[1]) if head and head[1] else None
         self.when = (own or self.when) if self.recorded else own
-        return (
-            self.told(head[2], head[3], self.when) if head else self.told("INFO", plain, self.when)
-        )
+        level, message = (head[2], head[3]) if head else ("INFO", plain)
+        return self.line(level, message, self.when)
 
-    def told(self, level: str, message: str, when: float | None = None) -> str:
+    def line(self, level: str, message: str, when: float | None = None) -> str:
         """Return a message as JSON."""
         message = message.strip()
-        found, client = ROUND.search(message), CLIENT.search(message)
-        if found and message.startswith("["):
-            self.round = int(found[1])
-        number = int(found[1]) if found else self.round
+        named, client = ROUND.search(message), CLIENT.search(message)
+        number = int(named[1]) if named else self.round
+        if message.startswith("["):
+            self.round = number
         return line(
             level, message, when, round=number, client=client[1] if client else None, **self.more
         )
@@ -123,4 +122,4 @@ class Formatter(logging.Formatter):
         message = record.getMessage()
         if record.exc_info:
             message += "\n" + self.formatException(record.exc_info)
-        return self.lines.told(record.levelname, message, record.created)
+        return self.lines.line(record.levelname, message, record.created)

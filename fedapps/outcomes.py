@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from fedapps.charts import html
 from fedapps.charts.html import Html
 from fedapps.charts.theme import DARK, LIGHT
-from fedapps.commands.data import MAX_CLIENTS, Deal, figure
-from fedapps.commands.export import exported, net_arrays, scale_of, settings_in
 from fedapps.errors import UserError
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.results.compare import Compared, compared
 from fedapps.results.gains import records
 from fedapps.results.notebook import Plot, Plots
+from fedapps.results.parts import run_figures
 from fedapps.results.report import state_sentence
-from fedapps.results.run_plots import run_figures
+from fedapps.runs.assembly import build_task
+from fedapps.runs.deal import MAX_CLIENTS, Deal, figure
+from fedapps.runs.models import exported, net_arrays, scale_of, settings_in
 from fedapps.settings.settings import Settings
 from fedapps.sweeps.page import figures, tables_html
 from fedapps.sweeps.tables import Results
@@ -92,8 +93,6 @@ class Run:
         """Return the global model, to evaluate. Raises ``UserError`` if what the run
         trained is not the task's net.
         """
-        from fedapps.runs.assembly import build_task
-
         settings = settings_in(self.folder, own=True)
         task: Any = build_task(settings)
         return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
@@ -102,8 +101,6 @@ class Run:
         """Return the model that a client was scored with, to evaluate. Raises
         ``UserError`` if the folder does not keep it.
         """
-        from fedapps.runs.assembly import build_task
-
         _, _, tensors = exported(self.folder, client)
         return _loaded(build_task(settings_in(self.folder)), tensors)
 
@@ -114,8 +111,6 @@ class Run:
         ``client``: whose, where each has a scale of its own
         (``data.standardise=client``).
         """
-        from fedapps.runs.assembly import build_task
-
         settings = settings_in(self.folder, own=True)
         return scale_of(settings, build_task(settings), client)
 

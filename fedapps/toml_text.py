@@ -2,11 +2,12 @@
 configuration for `flwr run`.
 """
 
-import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from fedapps.errors import UserError
 
@@ -22,8 +23,15 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     if not path.exists() and (inside := Path(__file__).parent / path).is_file():
         path = inside
+    return flatten_toml(load_toml(path))
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file. Raises ``UserError`` if it is missing or
+    invalid.
+    """
     try:
-        return flatten_toml(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -59,45 +67,33 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def to_toml(config: Mapping[str, Value]) -> str:
-    """Return a flat configuration as TOML text with one level of tables."""
-    tables: dict[str, list[str]] = {"": []}
+    """Return a flat configuration as TOML text with its dotted keys in tables."""
+    tables: dict[str, Any] = {}
     for key, value in config.items():
-        table, _, name = key.rpartition(".")
-        tables.setdefault(table, []).append(f"{name} = {toml_value(value)}")
-    blocks = [
-        "\n".join(lines) if not table else "\n".join([f"[{table}]", *lines])
-        for table, lines in tables.items()
-    ]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+        *path, name = key.split(".")
+        table = tables
+        for part in path:
+            table = table.setdefault(part, {})
+        table[name] = value
+    return tomli_w.dumps(tables)
 
 
 def quoted_toml(values: Mapping[str, Value]) -> str:
     """Return ``values`` as TOML, one line per key; dotted keys are quoted, which Flower
     flattens to the same keys.
     """
-    return "".join(f"{_toml_string(key)} = {toml_value(value)}\n" for key, value in values.items())
+    return tomli_w.dumps(values)
 
 
 def toml_value(value: Value) -> str:
     """Return a value as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(int(value))
-    if isinstance(value, float):
-        return repr(float(value))  # float() first: NumPy scalars have another repr
-    return _toml_string(value)
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
 
 
 def toml_text(value: Any) -> str:
-    """Return a value or a list of values as TOML; what is neither true or false, a
-    number nor text as text.
+    """Return a value or a list of values as TOML on one line; what is neither true or
+    false, a number nor text as text.
     """
     if isinstance(value, list):
         return f"[{', '.join(map(toml_text, value))}]"
     return toml_value(value if isinstance(value, bool | int | float | str) else str(value))
-
-
-def _toml_string(text: str) -> str:
-    # JSON's escapes are a subset of TOML's, but TOML also forbids a bare DEL.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

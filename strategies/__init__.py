@@ -5,7 +5,8 @@ share.
 from typing import TYPE_CHECKING
 
 try:
-    from algorithms.common.lazy import late_exports, moved_modules
+    from algorithms.common.lazy import late_exports
+    from algorithms.common.packages import check_ours
 except ModuleNotFoundError:  # somebody else's folder of this name comes first on the path
     import algorithms
 
@@ -105,17 +106,6 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.warm_start import WarmStartOptions as WarmStartOptions
     # <<< exports
 
-__getattr__, __dir__, __all__ = late_exports(__name__, __file__, renamed={"Cohort": "ClientGrid"})
-
-# Old module names that other projects may import until 0.3.
-moved_modules(
-    {
-        "strategies.averaging": "strategies.base.weights",
-        "strategies.cohort": "strategies.base.client_grid",
-        "strategies.contents": "strategies.base.messages",
-        "strategies.reweighting": "strategies.families.reweighting",
-        "strategies.rounds": "strategies.base.rounds",
-        "strategies.soundness": "strategies.base.reply_validation",
-        "strategies.updates": "strategies.base.updates",
-    }
-)
+PROJECT = "fedapps"
+check_ours("algorithms")
+__getattr__, __dir__, __all__ = late_exports(__name__, __file__)

@@ -12,7 +12,7 @@ Contract: FedBoost's.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -26,6 +26,7 @@ from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids
 from strategies.families.predictor_replies import PredictorLibrary, Reply
+from strategies.fedavg import FedAvgArguments
 from strategies.fedboost import FedBoost, FedBoostOptions, Floats
 
 
@@ -48,7 +49,7 @@ class AFLBoost(FedBoost):
         options: AFLBoostOptions | None = None,
         seed: int = 0,
         loss: str = "log",
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         self.lambda_options: AFLBoostOptions = options or AFLBoostOptions()
         super().__init__(library, self.lambda_options, seed, loss, **kwargs)

@@ -12,10 +12,11 @@ the client learns its alpha from there on, and keeps it.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
-from strategies.fedavg import FedAvg
+from algorithms.personal.sent import APFLScoring, APFLTraining
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class APFLOptions(Options):
 class APFL(FedAvg):
     """APFL strategy; the averaging is FedAvg's."""
 
-    def __init__(self, options: APFLOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: APFLOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or APFLOptions()
 
@@ -37,10 +40,10 @@ class APFL(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send alpha, and whether clients learn it."""
-        return {"apfl-alpha": self.options.alpha, "apfl-adaptive": self.options.adaptive}
+        return APFLTraining.of(self.options).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send alpha, for clients that have not learned their own."""
-        return {"apfl-alpha": self.options.alpha}
+        return APFLScoring.of(self.options).to_config()

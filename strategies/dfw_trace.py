@@ -34,7 +34,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -48,6 +48,7 @@ from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Float64
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.power_iteration import PowerIteration
+from algorithms.frank_wolfe.sent import DFWTraceSent
 from algorithms.frank_wolfe.steps import move
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of, round_of
@@ -55,6 +56,7 @@ from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids
 from strategies.families.consensus import Constrained
+from strategies.fedavg import FedAvgArguments
 
 VECTOR, GAP = "vector", "gap-estimate"
 #: A client that fails to answer so many times is left out of a half step.
@@ -81,7 +83,10 @@ class DFWTrace(Constrained):
     """
 
     def __init__(
-        self, domain: Domain, options: DFWTraceOptions | None = None, **kwargs: Any
+        self,
+        domain: Domain,
+        options: DFWTraceOptions | None = None,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         self.options = options or DFWTraceOptions()
         super().__init__(domain, **kwargs)
@@ -111,7 +116,7 @@ class DFWTrace(Constrained):
             # A round in which only they are asked may have no reply, and is then not
             # aggregated: somebody who has answered comes along.
             nodes += [node for node, client in self._ids.items() if client in self._answered][:1]
-        config["side"] = self.power.side
+        config.update(DFWTraceSent(self.power.side).to_config())
         content = ArrayRecord({**arrays, **to_record([VECTOR], [self.power.vector])})
         return self._messages(
             content, config, sorted(nodes, key=list(self._ids).index), MessageType.TRAIN

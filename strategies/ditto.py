@@ -11,10 +11,11 @@ epochs on v (0: as many as on the other).
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
-from strategies.fedavg import FedAvg
+from algorithms.personal.sent import DittoSent
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class DittoOptions(Options):
 class Ditto(FedAvg):
     """Ditto strategy; the averaging is FedAvg's."""
 
-    def __init__(self, options: DittoOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: DittoOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or DittoOptions()
 
@@ -38,4 +41,4 @@ class Ditto(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send mu and the number of epochs on the personal model."""
-        return {"ditto-mu": self.options.mu, "ditto-epochs": self.options.epochs}
+        return DittoSent.of(self.options).to_config()

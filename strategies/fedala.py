@@ -17,10 +17,11 @@ the samples, and ``fedala-start-epochs``, passes the first time that W is learne
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
-from strategies.fedavg import FedAvg
+from algorithms.personal.sent import FedALASent
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class FedALAOptions(Options):
 class FedALA(FedAvg):
     """FedALA strategy; the averaging is FedAvg's."""
 
-    def __init__(self, options: FedALAOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: FedALAOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or FedALAOptions()
 
@@ -56,13 +59,7 @@ class FedALA(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send how the weights are learned."""
-        o = self.options
-        return {
-            "fedala-layers": o.layers,
-            "fedala-rate": o.rate,
-            "fedala-samples": o.samples,
-            "fedala-start-epochs": o.start_epochs,
-        }
+        return FedALASent.of(self.options).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int

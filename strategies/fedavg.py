@@ -18,23 +18,22 @@ a metric need not be reported by every client, and state can be saved.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from logging import INFO
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from flwr.serverapp.strategy import Result
-from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import ClientGrid
+from strategies.base.flower_private import sample_nodes
 from strategies.base.messages import metrics_of, rounds_of
 from strategies.base.records import average_arrays, average_metrics
-from strategies.base.rounds import Callback, Patience, run_rounds
+from strategies.base.rounds import RunsRounds
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,33 @@ class FedAvgOptions(Options):
     )
 
 
-class FedAvg(FlowerFedAvg):
+MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
+
+
+class FlowerArguments(TypedDict, total=False):
+    """Keyword arguments of Flower's FedAvg."""
+
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: MetricsFn | None
+    evaluate_metrics_aggr_fn: MetricsFn | None
+
+
+class FedAvgArguments(FlowerArguments, total=False):
+    """Keyword arguments of :class:`FedAvg`, which strategies derived from it take
+    beside their own.
+    """
+
+    weights: str
+
+
+class FedAvg(RunsRounds, FlowerFedAvg):
     """Weighted averaging; keyword arguments are those of Flower's FedAvg, with minimum
     node counts of 1.
 
@@ -62,13 +87,13 @@ class FedAvg(FlowerFedAvg):
     #: samples ``clients_per_round``.
     waits_for_clients = True
 
-    def __init__(self, *, weights: str = "samples", **kwargs: Any) -> None:
+    def __init__(self, *, weights: str = "samples", **kwargs: Unpack[FlowerArguments]) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
         averages = {
             "train_metrics_aggr_fn": average_metrics,
             "evaluate_metrics_aggr_fn": average_metrics,
         }
-        super().__init__(**(minima | averages | kwargs))
+        super().__init__(**{**minima, **averages, **kwargs})  # type: ignore[arg-type]
         for name in ("fraction_train", "fraction_evaluate"):
             check_range(name, getattr(self, name), 0, 1)
         for name in minima:
@@ -159,39 +184,6 @@ class FedAvg(FlowerFedAvg):
         """Average the metrics by ``num-examples``."""
         contents = [reply.content for reply in replies if not reply.has_error()]
         return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-        *,
-        first_round: int = 1,
-        evaluate_every: int = 1,
-        patience: Patience | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> Result:
-        """Run the rounds; see :func:`strategies.base.rounds.run_rounds`, which takes
-        any strategy.
-        """
-        return run_rounds(
-            self,
-            grid,
-            initial_arrays,
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
-            first_round=first_round,
-            evaluate_every=evaluate_every,
-            patience=patience,
-            callbacks=callbacks,
-        )
 
     # --- parts ------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ Contract: FedAvg's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from flwr.app import ArrayRecord, RecordDict
 
@@ -24,6 +24,7 @@ from algorithms.common.options import option
 from strategies.base.messages import metrics_of
 from strategies.base.records import average_arrays
 from strategies.families.distilling import Distilled, networks_of
+from strategies.fedavg import FedAvgArguments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +53,7 @@ class FedAvgDistill(Distilled):
         distiller: "Distiller",
         options: FedAvgDistillOptions | None = None,
         seed: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         self.options = options or FedAvgDistillOptions()
         super().__init__(distiller, self.options, seed, **kwargs)

@@ -13,9 +13,11 @@ before it is scored.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import FedBABUSent
+from strategies.fedavg import FedAvgArguments
 from strategies.partial_sharing import PartialSharing
 
 
@@ -31,7 +33,10 @@ class FedBABU(PartialSharing):
     """FedBABU strategy."""
 
     def __init__(
-        self, head: Sequence[str], options: FedBABUOptions | None = None, **kwargs: Any
+        self,
+        head: Sequence[str],
+        options: FedBABUOptions | None = None,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(head, "body", **kwargs)
         self.options = options or FedBABUOptions()
@@ -41,4 +46,4 @@ class FedBABU(PartialSharing):
     ) -> dict[str, bool | int | float | str]:
         """Send what is shared, and how it is fine-tuned."""
         shared = super().evaluate_options(server_round, num_rounds)
-        return {**shared, "fedbabu-epochs": self.options.epochs, "fedbabu-part": self.options.part}
+        return {**shared, **FedBABUSent.of(self.options).to_config()}

@@ -11,9 +11,10 @@ the client keeps its own.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 from strategies.families.shared_part import SharedPart
+from strategies.fedavg import FedAvgArguments
 
 
 class FedBN(SharedPart):
@@ -21,7 +22,7 @@ class FedBN(SharedPart):
     (``algorithms.common.modules.normalisation``).
     """
 
-    def __init__(self, normalisation: Sequence[str], **kwargs: Any) -> None:
+    def __init__(self, normalisation: Sequence[str], **kwargs: Unpack[FedAvgArguments]) -> None:
         super().__init__(**kwargs)
         self.normalisation = frozenset(normalisation)
 

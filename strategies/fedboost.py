@@ -27,7 +27,7 @@ If it holds ``phase`` = "train-predictor", the reply holds one predictor instead
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -51,6 +51,7 @@ from algorithms.ensembles.mixture_losses import (
     sampled_weights,
 )
 from algorithms.ensembles.predictor_cache import remember
+from algorithms.ensembles.sent import CollectingSent, DrawSent, MixturesSent, PredictorsSent
 from algorithms.ensembles.sparse_tables import compact
 from strategies.base.capabilities import Capabilities, Named
 from strategies.base.messages import arrays_of, metrics_of
@@ -61,7 +62,7 @@ from strategies.families.predictor_replies import (
     alike_predictors,
     best_for_all,
 )
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]
 DEFAULT_BUDGET = 32
@@ -179,7 +180,7 @@ class FedBoost(FedAvg):
         options: FedBoostOptions | None = None,
         seed: int = 0,
         loss: str = "log",
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_choice("loss", loss, ["log", "squared"])
@@ -248,7 +249,7 @@ class FedBoost(FedAvg):
         if self.collecting:
             return self._messages(
                 ArrayRecord(),
-                ConfigRecord({**config, "phase": "train-predictor"}),
+                ConfigRecord({**config, **CollectingSent("train-predictor").to_config()}),
                 nodes,
                 MessageType.TRAIN,
             )
@@ -267,7 +268,7 @@ class FedBoost(FedAvg):
                 messages += self._to_caches(config, nodes, sent)
             else:
                 messages += self._with_predictors(
-                    ConfigRecord({**config, "draw": draw}), nodes, sent, ids
+                    ConfigRecord({**config, **DrawSent(draw).to_config()}), nodes, sent, ids
                 )
         return messages
 
@@ -279,7 +280,7 @@ class FedBoost(FedAvg):
         ids: NDArray[np.int64],
     ) -> list[Message]:
         predictors = compact(self.library.take(ids))
-        config["predictor-arrays"] = list(predictors)
+        config.update(PredictorsSent(list(predictors)).to_config())
         record = to_record(["ids", "alpha", *predictors], [*sent, *predictors.values()])
         return self._messages(record, config, nodes, MessageType.TRAIN)
 
@@ -294,15 +295,9 @@ class FedBoost(FedAvg):
         for node in nodes:
             held = self._held.pop(node, [])
             new = np.array([i for i, key in enumerate(hashes) if key not in held], dtype=np.int64)
-            extra = {
-                "draw": 0,
-                "cache": self.options.cache,
-                "cache-holds": len(held),
-                "hashes": hashes,
-                "new": new.tolist(),
-            }
+            drawn = DrawSent(0, self.options.cache, len(held), hashes, new.tolist())
             messages += self._with_predictors(
-                ConfigRecord({**config, **extra}), [node], sent, ids[new]
+                ConfigRecord({**config, **drawn.to_config()}), [node], sent, ids[new]
             )
             self._expected[node] = remember(held, hashes, self.options.cache)
         return messages
@@ -429,7 +424,11 @@ class FedBoost(FedAvg):
             alpha: Floats = np.array([1.0, 0.0])
         else:
             predictors, alpha = dict(self.library.take(np.arange(self.library.q))), self.average
-        extra = {**config, "predictor-arrays": list(predictors), "mixtures": mixed is not None}
+        extra = {
+            **config,
+            **PredictorsSent(list(predictors)).to_config(),
+            **MixturesSent(mixed is not None).to_config(),
+        }
         record = to_record(["alpha", *predictors], [alpha, *predictors.values()])
         return self._messages(record, ConfigRecord(extra), nodes, MessageType.EVALUATE)
 

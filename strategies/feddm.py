@@ -18,7 +18,7 @@ and ``num-examples``. Evaluation: ``strategies.families.sample_sets``.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -29,12 +29,14 @@ from numpy.typing import NDArray
 from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
+from algorithms.synthetic.sent import FedDMSent
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
+from strategies.fedavg import FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class FedDM(Synthetic):
         evaluator: Evaluator,
         options: FedDMOptions | None = None,
         seed: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(evaluator, num_classes, num_classes, seed, **kwargs)
         self.options = options or FedDMOptions()
@@ -99,14 +101,7 @@ class FedDM(Synthetic):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the options of the clients' steps."""
-        o = self.options
-        return {
-            "dm-images": o.images,
-            "dm-steps": o.steps,
-            "dm-rate": o.rate,
-            "dm-radius": o.radius,
-            "dm-low": o.low,
-        }
+        return FedDMSent.of(self.options).to_config()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

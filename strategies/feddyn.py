@@ -26,7 +26,7 @@ Contract: FedAvg's with uniform weights; the training configuration holds
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -34,10 +34,11 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import FedDynSent
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.updates import moved, updates
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FlowerArguments
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class FedDyn(FedAvg):
 
     capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
-    def __init__(self, options: FedDynOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: FedDynOptions | None = None, **kwargs: Unpack[FlowerArguments]
+    ) -> None:
         super().__init__(weights="uniform", **kwargs)
         self.options = options or FedDynOptions()
         #: h of the learned arrays, concatenated; None before the first round.
@@ -69,7 +72,7 @@ class FedDyn(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send alpha."""
-        return {"feddyn-alpha": self.options.alpha}
+        return FedDynSent(self.options.alpha).to_config()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -19,7 +19,7 @@ holds the energy gradients at x (M, ...) and ``log e`` (M,), in this order, and
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -39,12 +39,14 @@ from algorithms.synthetic.mixture import (
     server_step,
     step_size,
 )
+from algorithms.synthetic.sent import FedEvgSent
 from strategies.base.capabilities import Capabilities, Named
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, rounds_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
+from strategies.fedavg import FedAvgArguments
 
 #: Larger values would overflow in e; clipping makes them meaningless long before.
 LARGEST_LOG = 50.0
@@ -112,7 +114,7 @@ class FedEvg(Synthetic):
         options: FedEvgOptions | None = None,
         samples: int = 100,
         seed: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(evaluator, num_classes, samples, seed, **kwargs)
         self.options = options or FedEvgOptions()
@@ -165,16 +167,16 @@ class FedEvg(Synthetic):
     ) -> dict[str, bool | int | float | str]:
         """Send the options of the clients' steps."""
         o = self.options
-        return {
-            "evg-lambda": o.lambda_,
-            "evg-langevin-steps": o.langevin_steps,
-            "evg-step": o.langevin_step,
-            "evg-noise": o.langevin_noise,
-            "evg-clip": o.clip,
-            "evg-weights": o.weights,
-            "evg-persistent": o.persistent,
-            "evg-low": o.low,
-        }
+        return FedEvgSent(
+            lambda_=o.lambda_,
+            langevin_steps=o.langevin_steps,
+            step=o.langevin_step,
+            noise=o.langevin_noise,
+            clip=o.clip,
+            weights=o.weights,
+            persistent=o.persistent,
+            low=o.low,
+        ).to_config()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

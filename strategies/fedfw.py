@@ -27,7 +27,7 @@ Derivation: ``docs/fedfw.md``.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -40,6 +40,7 @@ from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array, Atom
 from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.sent import FedFWExtras, FedFWSent
 from algorithms.frank_wolfe.steps import (
     SCHEDULES,
     Schedule,
@@ -54,6 +55,7 @@ from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids
 from strategies.families.consensus import Constrained
+from strategies.fedavg import FedAvgArguments
 
 VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
 DUAL = "dual."
@@ -129,7 +131,7 @@ class FedFW(Constrained):
         *,
         lambda_0: float = 1.0,
         curvature: float = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         self.options = options or FedFWOptions()
         super().__init__(domain, tolerance=self.options.tolerance, **kwargs)
@@ -174,19 +176,18 @@ class FedFW(Constrained):
         )
         steps = [schedule.at((step - 1) * local + k + 1) for k in range(local)]
         now.etas = [step.eta for step in steps]
-        config.update(
-            {
-                "etas": now.etas,
-                "lambdas": [step.lambda_ for step in steps],
-                "rhos": [step.rho for step in steps],
-                "lambda-0": self.lambda_0,
-                "num-clients": len(ids),
-                "variant": self.variant,
-                "batch-size": self.options.batch_size,
-                "stochastic": self.options.schedule == "stochastic",
-            }
+        sent = FedFWSent(
+            etas=now.etas,
+            lambdas=[step.lambda_ for step in steps],
+            rhos=[step.rho for step in steps],
+            lambda_0=self.lambda_0,
+            num_clients=len(ids),
+            variant=self.variant,
+            batch_size=self.options.batch_size,
+            stochastic=self.options.schedule == "stochastic",
         )
-        config.pop("dual-mean", None)  # of the round before
+        config.update(sent.to_config())
+        config.pop(FedFWExtras.key("dual_mean"), None)  # of the round before
         now.resync = [client for client in now.asked if client in self.suspects]
         self._sent = now
         if self.variant != "naive-fw" and (self.points or len(nodes) < len(ids)):
@@ -194,14 +195,14 @@ class FedFW(Constrained):
             if self.variant == "fedfw-plus":
                 names = [DUAL + name for name in self.layer_names]
                 mean = to_record(names, self.domain.split(self._dual_mean(now)))
-                arrays, config["dual-mean"] = ArrayRecord({**arrays, **mean}), True
+                arrays = ArrayRecord({**arrays, **mean})
+                config.update(FedFWExtras(dual_mean=True).to_config())
         told = [node for node in nodes if ids[node] not in self.suspects]
         messages = self._messages(arrays, config, told, MessageType.TRAIN)
         if now.resync:
             asked = [node for node in nodes if ids[node] in self.suspects]
-            messages += self._messages(
-                arrays, ConfigRecord({**config, "resync": True}), asked, MessageType.TRAIN
-            )
+            resync = ConfigRecord({**config, **FedFWExtras(resync=True).to_config()})
+            messages += self._messages(arrays, resync, asked, MessageType.TRAIN)
         return messages
 
     def aggregate_step(

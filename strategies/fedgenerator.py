@@ -11,7 +11,7 @@ Contract: FedAvg's; evaluation as in ``strategies.families.sample_sets``.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
 from algorithms.common.wire import read
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
+from strategies.fedavg import FedAvgArguments
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,7 +45,7 @@ class FedGenerator(Synthetic):
         num_classes: int,
         samples: int = 100,
         seed: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         # imported late: reading the options must not import PyTorch
         from algorithms.common.modules import get_arrays

@@ -23,7 +23,7 @@ Contract: FedAvg's.
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
 from strategies.base.updates import moved, updates
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]
 
@@ -62,7 +62,9 @@ class FedOpt(FedAvg):
 
     capabilities = FedAvg.capabilities  # the step depends on the average only
 
-    def __init__(self, options: FedOptOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: FedOptOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or FedOptOptions()
         # Moments of the learned arrays, concatenated; None before the first round.

@@ -11,10 +11,11 @@ training configuration.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
-from strategies.fedavg import FedAvg
+from algorithms.common.sent import ProximalSent
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class FedProxOptions(Options):
 class FedProx(FedAvg):
     """FedProx strategy; the averaging is FedAvg's."""
 
-    def __init__(self, options: FedProxOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: FedProxOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or FedProxOptions()
 
@@ -37,4 +40,4 @@ class FedProx(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send mu."""
-        return {"proximal-mu": self.options.mu}
+        return ProximalSent(self.options.mu).to_config()

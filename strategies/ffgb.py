@@ -28,7 +28,7 @@ so that training traffic does not depend on it.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import (
@@ -53,6 +53,7 @@ from algorithms.boosting.additive import (
     shapes,
     stacked,
 )
+from algorithms.boosting.sent import FFGBTraining, FunctionSent
 from algorithms.boosting.step_sizes import (
     LOSS_NAMES,
     SCHEDULES,
@@ -69,7 +70,7 @@ from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FlowerArguments
 
 VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")
 
@@ -158,7 +159,10 @@ class FFGB(FedAvg):
     capabilities = Capabilities(replies="other", aggregation="single replies")
 
     def __init__(
-        self, options: FFGBOptions | None = None, variant: str = "ffgb", **kwargs: Any
+        self,
+        options: FFGBOptions | None = None,
+        variant: str = "ffgb",
+        **kwargs: Unpack[FlowerArguments],
     ) -> None:
         self.options = options or FFGBOptions()
         super().__init__(weights=self.options.weights, **kwargs)
@@ -209,19 +213,15 @@ class FFGB(FedAvg):
         """
         self._open(arrays)
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
-        steps: dict[str, Any] = {
-            "etas": self.etas(self.function.version),
-            "mu": self.mu,
-            "residual": self.options.residual,
-        }
-        clips = {"clip-residual": self.clip_residual} if self.clip_residual is not None else {}
-        extra: dict[str, Any] = {
-            "variant": self.variant,
-            "lipschitz": self.options.lipschitz,
-            **steps,
-            **clips,
-        }
-        config.update({"server-round": server_round, **extra})
+        sent = FFGBTraining(
+            variant=self.variant,
+            lipschitz=self.options.lipschitz,
+            etas=self.etas(self.function.version),
+            mu=self.mu,
+            residual=self.options.residual,
+            clip_residual=self.clip_residual,
+        )
+        config.update({"server-round": server_round, **sent.to_config()})
         messages = self._blocks(config, nodes, grid, MessageType.TRAIN)
         self.models_sent = {"models-up": 0, "models-down": self._learners_sent}
         return messages
@@ -255,13 +255,9 @@ class FFGB(FedAvg):
         for base, group in sorted(by_base.items()):
             blocks = self.function.blocks[base:]
             arrays, learner_names = pack_blocks(blocks)
-            facts: dict[str, Any] = {
-                "base": base,
-                "version": self.function.version,
-                "loss": self.loss,
-            }
-            facts |= {"learner-arrays": learner_names} if learner_names else {}
-            facts |= {"clip": self.clip} if self.clip is not None else {}
+            facts = FunctionSent(
+                base, self.function.version, self.loss, learner_names or None, self.clip
+            ).to_config()
             record = to_record(
                 [
                     "shrinks",

@@ -19,13 +19,15 @@ sent, and ``num-examples``. The training configuration holds ``oracle-epochs``,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from flwr.app import RecordDict
 
 from algorithms.boosting.fit_options import DistillOptions
+from algorithms.boosting.sent import OracleSent
 from algorithms.common.options import option
 from strategies.families.distilling import Distilled, networks_of, values_of
+from strategies.fedavg import FedAvgArguments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +81,7 @@ class FFGBDistill(Distilled):
         distiller: "Distiller",
         options: FFGBDistillOptions | None = None,
         seed: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         self.options = options or FFGBDistillOptions()
         super().__init__(distiller, self.options, seed, **kwargs)
@@ -89,11 +91,7 @@ class FFGBDistill(Distilled):
     ) -> dict[str, bool | int | float | str]:
         """Send the options of the weak-learning oracle."""
         o = self.options
-        return {
-            "oracle-epochs": o.oracle_epochs,
-            "oracle-batch-size": o.oracle_batch_size,
-            "oracle-learning-rate": o.oracle_learning_rate,
-        }
+        return OracleSent(o.oracle_epochs, o.oracle_batch_size, o.oracle_learning_rate).to_config()
 
     def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
         """Return ``(1 - eta mu) f_t - eta mean_i h_i`` at the public points."""

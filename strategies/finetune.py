@@ -12,10 +12,11 @@ training.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
-from strategies.fedavg import FedAvg
+from algorithms.personal.sent import FinetuneSent
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class FinetuneOptions(Options):
 class Finetune(FedAvg):
     """Strategy of fine-tuning; the averaging is FedAvg's."""
 
-    def __init__(self, options: FinetuneOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: FinetuneOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or FinetuneOptions()
 
@@ -37,4 +40,4 @@ class Finetune(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send how long to train before scoring, and at which rate."""
-        return {"finetune-epochs": self.options.epochs, "finetune-rate": self.options.rate}
+        return FinetuneSent.of(self.options).to_config()

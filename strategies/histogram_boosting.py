@@ -28,7 +28,7 @@ numbers (``Forest.sums``), of which only the total over the clients is used, and
 from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from algorithms.boosting.forest import Forest
 from algorithms.boosting.histogram_trees import NUMBER, Growth
+from algorithms.boosting.sent import HistogramSent
 from algorithms.boosting.step_sizes import LOSS_NAMES
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
@@ -47,7 +48,7 @@ from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FlowerArguments
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class HistogramBoosting(FedAvg):
         num_features: int,
         options: HistogramBoostingOptions | None = None,
         numbers: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[FlowerArguments],
     ) -> None:
         super().__init__(weights="uniform", **kwargs)
         check_range("num_features", num_features, 1)
@@ -126,13 +127,13 @@ class HistogramBoosting(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Return the loss, and how many numbers are wanted."""
-        return {"loss": self.loss, "sums": self.forest.length()}
+        return HistogramSent(self.loss, self.forest.length()).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Return the loss."""
-        return {"loss": self.loss}
+        return HistogramSent(self.loss).to_config()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from algorithms.personal.sent import LocalSent
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.fedavg import FedAvg
@@ -46,7 +47,7 @@ class Local(FedAvg):
             len(everyone),
             share,
         )
-        config.update({"server-round": server_round, "local-share": share})
+        config.update({"server-round": server_round, **LocalSent(share).to_config()})
         return self._messages(ArrayRecord(), config, everyone, MessageType.TRAIN)
 
     def aggregate_train(

@@ -14,11 +14,13 @@ latter. The client keeps the others.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.personal.name_filter import patterns, travels
+from algorithms.personal.sent import PatternsSent
 from strategies.families.shared_part import SharedPart
+from strategies.fedavg import FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ class PartialOptions(Options):
 class Partial(SharedPart):
     """Strategy of partial sharing by name."""
 
-    def __init__(self, options: PartialOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: PartialOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or PartialOptions()
         self._share, self._keep = patterns(self.options.share), patterns(self.options.keep)
@@ -47,7 +51,7 @@ class Partial(SharedPart):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the patterns."""
-        return {"partial-share": self.options.share, "partial-keep": self.options.keep}
+        return PatternsSent.of(self.options).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int

@@ -22,12 +22,13 @@ part.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import FedRepSent, ShareSent
 from strategies.families.shared_part import SharedPart
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 class PartialSharing(SharedPart):
@@ -39,7 +40,7 @@ class PartialSharing(SharedPart):
 
     capabilities = FedAvg.capabilities  # of the shared part
 
-    def __init__(self, head: Sequence[str], share: str, **kwargs: Any) -> None:
+    def __init__(self, head: Sequence[str], share: str, **kwargs: Unpack[FedAvgArguments]) -> None:
         super().__init__(**kwargs)
         check_choice("share", share, ["body", "head"])
         self.head, self.share = tuple(head), share
@@ -48,13 +49,13 @@ class PartialSharing(SharedPart):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send which part is shared."""
-        return {"share": self.share}
+        return ShareSent(self.share).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send which part is shared."""
-        return {"share": self.share}
+        return ShareSent(self.share).to_config()
 
     def travels(self, name: str) -> bool:
         """Return whether the array of this name is shared."""
@@ -86,7 +87,10 @@ class FedRep(PartialSharing):
     """FedRep strategy."""
 
     def __init__(
-        self, head: Sequence[str], options: FedRepOptions | None = None, **kwargs: Any
+        self,
+        head: Sequence[str],
+        options: FedRepOptions | None = None,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(head, "body", **kwargs)
         self.options = options or FedRepOptions()
@@ -95,8 +99,5 @@ class FedRep(PartialSharing):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the shared part's name and the numbers of epochs."""
-        epochs = {
-            "fedrep-head-epochs": self.options.head_epochs,
-            "fedrep-body-epochs": self.options.body_epochs,
-        }
-        return {**super().train_options(server_round, num_rounds), **epochs}
+        shared = super().train_options(server_round, num_rounds)
+        return {**shared, **FedRepSent.of(self.options).to_config()}

@@ -19,10 +19,11 @@ before the model is scored.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from algorithms.common.options import Options, option
-from strategies.fedavg import FedAvg
+from algorithms.personal.sent import PerFedAvgScoring, PerFedAvgTraining
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class PerFedAvgOptions(Options):
 class PerFedAvg(FedAvg):
     """Per-FedAvg strategy; the averaging is FedAvg's."""
 
-    def __init__(self, options: PerFedAvgOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: PerFedAvgOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or PerFedAvgOptions()
 
@@ -51,10 +54,10 @@ class PerFedAvg(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the rate of adaptation and what is done about the Hessian."""
-        return {"per-fedavg-alpha": self.options.alpha, "per-fedavg-hessian": self.options.hessian}
+        return PerFedAvgTraining.of(self.options).to_config()
 
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the rate and the number of steps of adaptation."""
-        return {"per-fedavg-alpha": self.options.alpha, "per-fedavg-steps": self.options.steps}
+        return PerFedAvgScoring.of(self.options).to_config()

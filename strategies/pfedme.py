@@ -12,14 +12,15 @@ sends it.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from algorithms.common.options import Options, option
+from algorithms.personal.sent import PFedMeSent
 from strategies.base.updates import moved, updates
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,9 @@ class PFedMe(FedAvg):
 
     capabilities = FedAvg.capabilities  # a step along the average
 
-    def __init__(self, options: PFedMeOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: PFedMeOptions | None = None, **kwargs: Unpack[FedAvgArguments]
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options or PFedMeOptions()
         self._sent = ArrayRecord()
@@ -61,9 +64,7 @@ class PFedMe(FedAvg):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send lambda, the inner steps and the learning rate."""
-        o = self.options
-        weights = {"pfedme-lambda": o.lambda_, "pfedme-rate": o.rate}
-        return {**weights, "pfedme-inner-steps": o.inner_steps, "pfedme-batches": o.batches}
+        return PFedMeSent.of(self.options).to_config()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

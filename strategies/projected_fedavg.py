@@ -11,7 +11,7 @@ configuration. Up: the client's point, in arrays like those that were sent, and
 from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -21,8 +21,10 @@ from flwr.serverapp import Grid
 from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.sent import ProjectedSent
 from strategies.base.messages import arrays_of, round_of
 from strategies.families.consensus import Constrained
+from strategies.fedavg import FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class ProjectedFedAvg(Constrained):
         options: ProjectedOptions | None = None,
         *,
         learning_rate: float = 0.1,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         self.options = options or ProjectedOptions()
         super().__init__(domain, tolerance=self.options.tolerance, **kwargs)
@@ -64,11 +66,9 @@ class ProjectedFedAvg(Constrained):
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
         """Send the learning rate, local steps and batch size."""
-        return {
-            "learning-rate": self.learning_rate,
-            "local-steps": self.options.local_steps,
-            "batch-size": self.options.batch_size,
-        }
+        return ProjectedSent(
+            self.learning_rate, self.options.local_steps, self.options.batch_size
+        ).to_config()
 
     def configure_step(
         self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

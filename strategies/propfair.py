@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
+from algorithms.fairness.sent import PropFairSent
 from strategies.base.capabilities import (
     Capabilities,
     is_finished,
@@ -64,14 +65,14 @@ class PropFair(Wrapper):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send M beside what the wrapped strategy sends."""
-        config["propfair-m"] = self.options.m
+        config.update(PropFairSent(self.options.m).to_config())
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send M there, too: a client may train before it is scored."""
-        config["propfair-m"] = self.options.m
+        config.update(PropFairSent(self.options.m).to_config())
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_train(

@@ -28,7 +28,7 @@ its c_i.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -43,7 +43,7 @@ from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
 from strategies.base.updates import learned, moved, updates
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FlowerArguments
 
 CONTROL = "control."
 ROUNDING = 1.01  # of the clients' sums
@@ -68,7 +68,9 @@ class Scaffold(FedAvg):
         replies="model", aggregation="single replies", subset=True, beside=CONTROL
     )
 
-    def __init__(self, options: ScaffoldOptions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, options: ScaffoldOptions | None = None, **kwargs: Unpack[FlowerArguments]
+    ) -> None:
         super().__init__(weights="uniform", **kwargs)
         self.options = options or ScaffoldOptions()
         #: c by the names of the learned arrays; empty, which means 0, before the first

@@ -33,8 +33,8 @@ lambdas that the clients would choose by this evaluation's pooled curve, and
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -44,11 +44,13 @@ from numpy.typing import NDArray
 from algorithms.common.checks import check_choice
 from algorithms.common.measures import LEADING
 from algorithms.common.options import Options, option
+from algorithms.common.sent import ProximalSent
 from algorithms.personal.choice import least, pooled_curve, shrinkage, shrunk
+from algorithms.personal.sent import SuPerFedScoring, SuPerFedTraining
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import metrics_of
 from strategies.base.records import most_common
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]
 CHOICES = ("own", "shrunk", "shared")
@@ -100,7 +102,10 @@ class SuPerFed(FedAvg):
     """
 
     def __init__(
-        self, options: SuPerFedOptions | None = None, mixing: str = "model", **kwargs: Any
+        self,
+        options: SuPerFedOptions | None = None,
+        mixing: str = "model",
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_choice("mixing", mixing, ["model", "layer"])
@@ -119,51 +124,41 @@ class SuPerFed(FedAvg):
         """
         o = self.options
         starts = server_round > int(o.start * num_rounds) or 0 < o.start_draws <= self.draws
-        weights = {"proximal-mu": o.mu, "superfed-nu": o.nu, "superfed-step-scale": o.step_scale}
-        return {
-            **weights,
-            "superfed-init": o.init,
-            "superfed-mixing": self.mixing if starts else "none",
-        }
+        mixing = self.mixing if starts else "none"
+        own = SuPerFedTraining(o.nu, o.step_scale, o.init, mixing)
+        return {**ProximalSent(o.mu).to_config(), **own.to_config()}
 
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
-        """Send the same, how long a client without a personal model trains one, and how
-        clients choose lambda.
+        """Send the same, how long a client without a personal model trains one, how
+        clients choose lambda and, if they use it, the pooled curve of the last
+        evaluation.
         """
         o = self.options
         # as in the round's training, which counts as a draw since
         mixed = self.mixed or server_round > int(o.start * num_rounds)
-        sent = self.train_options(server_round, num_rounds)
-        own = {
-            "superfed-mixing": self.mixing if mixed else "none",
-            "superfed-lambda-choice": o.lambda_choice,
-        }
-        return {**sent, **own, "superfed-catch-up": o.catch_up}
+        own = SuPerFedScoring(
+            o.nu,
+            o.step_scale,
+            o.init,
+            self.mixing if mixed else "none",
+            lambda_choice=o.lambda_choice,
+            catch_up=o.catch_up,
+        )
+        if len(self.pool) and o.lambda_choice != "own":
+            k = math.inf if o.lambda_choice == "shared" else float(self.pool[0])
+            own = replace(own, pooled_loss=self.pool[1:].tolist(), pooled_samples=k)
+        return {**ProximalSent(o.mu).to_config(), **own.to_config()}
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the model to the sampled clients; count the draws."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        self.mixed = config["superfed-mixing"] != "none"
+        self.mixed = SuPerFedTraining.from_config(config).mixing != "none"
         self.draws += len(messages) / max(1, len(clients_of(grid)))
         return messages
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send the model and, if clients are to use it, the pooled curve of the last
-        evaluation.
-        """
-        if len(self.pool) and self.options.lambda_choice != "own":
-            k = math.inf if self.options.lambda_choice == "shared" else float(self.pool[0])
-            config["superfed-pooled-loss"], config["superfed-pooled-samples"] = (
-                self.pool[1:].tolist(),
-                k,
-            )
-        return super().configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -22,12 +22,13 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from algorithms.common.prefixes import within
+from algorithms.common.sent import WarmStartSent
 from strategies.base.capabilities import (
     Capabilities,
     DecidingWeights,
@@ -41,9 +42,7 @@ from strategies.base.capabilities import (
     state_of,
 )
 from strategies.base.messages import innermost
-from strategies.base.rounds import run_rounds
-
-HALF = "warm-start-half"
+from strategies.base.rounds import RunsRounds
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class WarmStartOptions(Options):
     then: str = option("fedavg", "method of the other rounds")
 
 
-class WarmStart(Strategy):
+class WarmStart(RunsRounds):
     """Strategy that runs ``first`` for ``rounds`` rounds, then ``then``."""
 
     def __init__(self, first: Strategy, rounds: int, then: Strategy) -> None:
@@ -104,10 +103,6 @@ class WarmStart(Strategy):
         """Print the summaries of both strategies."""
         self.first.summary()
         self.then.summary()
-
-    def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the rounds; arguments as in :func:`strategies.base.rounds.run_rounds`."""
-        return run_rounds(self, *args, **kwargs)
 
     # --- interface to the round loop and the recorder ---------------------------------
 
@@ -174,7 +169,8 @@ class WarmStart(Strategy):
                 config.pop(name, None)
                 config.update({name: value} if value is not None else {})
             written.clear()
-        config[HALF] = "first" if strategy is self.first else "then"
+        half = "first" if strategy is self.first else "then"
+        config.update(WarmStartSent(half).to_config())
         before = dict(config)
         yield strategy
         if strategy is self.first:

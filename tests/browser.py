@@ -11,6 +11,8 @@ import signal
 import tempfile
 from pathlib import Path
 
+import pytest
+
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
@@ -26,6 +28,15 @@ _FLAGS = (
     "--disable-dev-shm-usage",
     "--remote-debugging-pipe",
 )
+
+
+def needs_browser(test):
+    """Mark a test that opens a page, so that these can run by themselves; it is skipped
+    where there is no Chromium.
+    """
+    why = "needs Chromium, from the distribution (apt install chromium)"
+    test = pytest.mark.skipif(CHROMIUM is None, reason=why)(test)
+    return pytest.mark.browser(pytest.mark.slow(test))
 
 
 class Browser:

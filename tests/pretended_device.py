@@ -9,7 +9,6 @@ bit; what is held by this is that nothing is left on the wrong device, and that 
 leaves the device (``.numpy()``) is fetched first. What a GPU's kernels do is not.
 """
 
-import threading
 from contextlib import contextmanager
 
 import torch
@@ -180,13 +179,6 @@ def pretended_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
-    run = threading.Thread.run
-
-    def there_too(thread):  # the modes are a thread's own
-        with Moved(), Pretend():
-            run(thread)
-
-    monkeypatch.setattr(threading.Thread, "run", there_too)
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     # else a module keeps its own tensors, with other contents
     torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -117,7 +117,7 @@ def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(
     """Four rounds, then a resume that reads the checkpoint and the clients' personal
     models.
     """
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     with pytest.raises(Unpickled):
         np.load(io.BytesIO(b"\x80\x04]\x94K\x01a."), allow_pickle=True)  # so the guard bites
     run = ["run", "--engine", "inline", "--out", str(tmp_path / "r")]
@@ -144,7 +144,7 @@ def test_a_results_folder_is_its_owners(tmp_path, monkeypatch):
     """Nobody else may enter it, so nothing in it can be read, whatever the files'
     modes; a folder that was there is left alone.
     """
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     old = os.umask(0o022)
     try:
         (tmp_path / "shared").mkdir(mode=0o755)
@@ -229,7 +229,7 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
 
     monkeypatch.setattr(FedAvgClient, "train", fails)
     # one report is enough: seconds of drawing
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     assert main([*job, "--nodes", "2", "--out", str(tmp_path / "failing")]) == 0
     captured = capfd.readouterr()
     for name in ("r", "failing"):

@@ -143,7 +143,8 @@ def index(root: Path) -> str:
         "```",
         "",
         f"Papers: {', '.join(f'[{paper.title}](#{anchor(paper.title)})' for paper in found)}. "
-        "The [default job](default-job.md) of the project compares its methods on digits.",
+        "Two jobs on digits compare methods: [many small sites](many-sites.md), where federation "
+        "pays, and [two classes per client](two-classes.md), where it does not.",
         "",
         READING,
     ]

@@ -7,15 +7,15 @@ Each strategy's module says it in its docstring, in the paragraph that begins wi
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any
+from types import ModuleType
 
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.methods.method import Method
+from strategies import WarmStart
 
 START, END = "<!-- contracts -->\n", "<!-- /contracts -->\n"
 PARAGRAPH = re.compile(r"^Contract(?: of .*?)?[.:] (.*?)(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
@@ -51,39 +51,15 @@ def modules_of(folder: Path) -> dict[str, list[str]]:
     return out
 
 
-def strategies_of(name: str, method: Method) -> list[str]:
-    """Return the names of what a method's factory builds: the capitalised names that
-    it, or a function that it calls, uses.
-    """
-    factory = method.strategy or method.wrap
-    if factory is None:
-        return ["WarmStart"]
-    return list(dict.fromkeys(_names(factory)))
-
-
-def _names(function: Any) -> Iterator[str]:
-    function = getattr(function, "func", function)  # of a functools.partial
-    if inspect.isclass(function):
-        yield function.__name__
-        return
-    codes = [function.__code__]
-    while codes:
-        code: CodeType = codes.pop()
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        for name in code.co_names:
-            value = function.__globals__.get(name)
-            if inspect.isclass(value) and issubclass(value, Strategy):
-                yield name
-            elif inspect.isfunction(value) and value.__module__ == function.__module__:
-                yield from _names(value)
-
-
 def table(folder: Path, methods: Mapping[str, Method]) -> str:
     """Return the Markdown table: strategies, methods, contract."""
-    built = {name: strategies_of(name, method) for name, method in methods.items()}
+    built = {
+        name: method.builds.__name__ if method.builds else WarmStart.__name__
+        for name, method in methods.items()
+    }
     rows = ["| strategy | method | contract |", "| --- | --- | --- |"]
     for module, kinds in modules_of(folder).items():
-        own = [name for name, used in built.items() if set(used) & set(kinds)]
+        own = [name for name, used in built.items() if used in kinds]
         cells = (
             ", ".join(f"`{word}`" for word in words) or "(a wrapper)" for words in (kinds, own)
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from algorithms.common.options import Options, option
 
-#: Names of what a fit makes small: ``algorithms.boosting.regression.LOSSES``.
+#: Names of what a fit minimises, as in ``algorithms.boosting.regression.LOSSES``.
 FIT_LOSSES = ("mse", "kl")
 
 

@@ -25,14 +25,11 @@ from algorithms.common.steps import (
     Eager,
     Epochs,
     Gradient,
-    Number,
     Numbers,
     Problem,
     Runner,
     State,
     Tensors,
-    no_surrogate,
-    one,
 )
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
@@ -100,7 +97,7 @@ def fit_network(
             )
             yield inputs[order], targets[order]
 
-    problem = Problem(module, lambda x, y: loss_of(module(x), y), no_surrogate, loss_of)
+    problem = Problem(module, lambda x, y: loss_of(module(x), y), criterion=loss_of)
     adam = Adam(options.weight_decay, options.clip)
     parameters = [p.detach() for p in problem.moving.values()]
     state = adam.state(parameters)
@@ -147,10 +144,12 @@ class Adam:
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
         """Take the step."""
         loss, gradients = gradient(state["w"])
-        self.descend(state, gradients, one(numbers["rate"]), one(numbers["step"]))
+        self.descend(state, gradients, numbers["rate"], numbers["step"])
         return loss
 
-    def descend(self, state: State, gradients: Tensors, rate: Number, step: Number) -> None:
+    def descend(
+        self, state: State, gradients: Tensors, rate: float | Tensor, step: float | Tensor
+    ) -> None:
         """Take the step along ``gradients``, which it overwrites."""
         w, first, second = state["w"], state["first"], state["second"]
         if self.clip:

@@ -19,6 +19,8 @@ Positions = NDArray[np.int64]
 
 # Tolerance for rounding errors where weights reach their bounds.
 EXCESS = 1e-12
+# Of the solver: the kind of a constraint that holds with equality, how a solution ends.
+EQUALITY, SOLVED, NOT_CONVEX = 5, 1, -5
 
 
 def bounded(weights: ArrayLike, limits: ArrayLike) -> Array:
@@ -112,15 +114,26 @@ def minimise_on_simplex(
     Raises ``ValueError`` if no such p exists or H is not positive definite. About n^3
     operations.
     """
+    import daqp  # imported here: only the servers of AAggFF-S and FedMGDA+ need it
+
     n = len(linear)
     least = np.broadcast_to(np.asarray(low, np.float64), n)
-    rows, bounds = [np.ones((n, 1)), np.eye(n)], [np.ones(1), least]
-    if high is not None:
-        rows.append(-np.eye(n))
-        bounds.append(-np.broadcast_to(np.asarray(high, np.float64), n))
-    import quadprog  # imported here: only the servers of AAggFF-S and FedMGDA+ need it
-
-    found = quadprog.solve_qp(hessian, linear, np.hstack(rows), np.concatenate(bounds), 1)[0]
+    most = np.broadcast_to(np.asarray(np.inf if high is None else high, np.float64), n)
+    kinds = np.append(np.zeros(n, np.int32), np.int32(EQUALITY))
+    found, _, status, _ = daqp.solve(
+        np.ascontiguousarray(hessian, np.float64),
+        -np.asarray(linear, np.float64),
+        np.ones((1, n)),
+        np.append(most, 1.0),
+        np.append(least, 1.0),
+        kinds,
+        iter_limit=100 * (n + 10),
+    )
+    if status != SOLVED:
+        reason = (
+            "H is not positive definite" if status == NOT_CONVEX else "no solution within bounds"
+        )
+        raise ValueError(f"minimum on the simplex: {reason} (status {status} of the solver)")
     # Correct rounding errors: the lower bounds then hold exactly, the sum to machine
     # precision.
     above = np.maximum(found - least, 0.0)

@@ -26,6 +26,7 @@ from flwr.common import log
 
 from algorithms.common.wire import fields, read
 from clients.base.newcomers import newcomer_metrics
+from clients.base.options import notice_unread
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 
@@ -52,7 +53,9 @@ def to_client_app(
     @app.train(mods=list(mods or []))
     def train(message: Message, context: Context) -> Message:
         names, arrays, config = _open(message.content, writable)
-        new_arrays, num_examples, metrics = _numpy_client(client_fn(context)).fit(arrays, config)
+        client = _numpy_client(client_fn(context))
+        notice_unread(type(client), config)
+        new_arrays, num_examples, metrics = client.fit(arrays, config)
         content = _metric_records(num_examples, metrics)
         # the reply is not a model: a method with a wire format of its own
         if len(names) != len(new_arrays):
@@ -65,7 +68,9 @@ def to_client_app(
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         _, arrays, config = _open(message.content, writable)
-        loss, num_examples, metrics = _numpy_client(client_fn(context)).evaluate(arrays, config)
+        client = _numpy_client(client_fn(context))
+        notice_unread(type(client), config)
+        loss, num_examples, metrics = client.evaluate(arrays, config)
         return Message(
             content=_metric_records(num_examples, {"loss": float(loss), **metrics}),
             reply_to=message,

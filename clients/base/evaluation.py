@@ -62,17 +62,13 @@ class Objective:
 
     ``score`` returns at least ``loss`` and a leading score
     (``algorithms.common.measures.LEADING``), over all samples of a split.
-    ``by_sample``: the loss is the mean of the losses of single samples, all with the
-    same weight: mini-batches may be filled up by samples that do not count
-    (``clients.base.blocks``).
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
     score: Callable[[nn.Module, Split], Scores]
-    by_sample: bool = False
 
 
-CLASSIFICATION = Objective(functional.cross_entropy, score, by_sample=True)
+CLASSIFICATION = Objective(functional.cross_entropy, score)
 
 
 # --- one logit ------------------------------------------------------------------------
@@ -100,7 +96,7 @@ def score_binary(model: nn.Module, data: Split) -> Scores:
     )
 
 
-BINARY = Objective(binary_loss, score_binary, by_sample=True)
+BINARY = Objective(binary_loss, score_binary)
 
 
 # --- the next token -------------------------------------------------------------------

@@ -2,79 +2,18 @@
 is needed.
 """
 
+import itertools
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 
 from algorithms.common.checks import nearest
-from algorithms.common.options import Options, kebab, option
+from algorithms.common.options import Options, option
 from algorithms.common.schedule import decayed
+from algorithms.common.sent import Config as Config
+from algorithms.common.sent import RoundFacts, Sent
 
-Config = Mapping[str, Any]
-
-#: Keys of configurations that are no options of local training: what the round loop,
-#: the strategies and the tasks send, in full or by their first word.
-OTHERS = (
-    "base",
-    "cache",
-    "cache-holds",
-    "checkpoint-round",
-    "clip",
-    "clip-residual",
-    "draw",
-    "dual-mean",
-    "etas",
-    "first-round",
-    "hashes",
-    "lambda-0",
-    "lambdas",
-    "learner-arrays",
-    "lipschitz",
-    "local-share",
-    "local-steps",
-    "loss",
-    "loss-before",
-    "mixtures",
-    "mu",
-    "new",
-    "num-clients",
-    "num-rounds",
-    "phase",
-    "predictor-arrays",
-    "residual",
-    "resync",
-    "rhos",
-    "seed",
-    "server-round",
-    "share",
-    "side",
-    "stage",
-    "stochastic",
-    "sums",
-    "train-loss",
-    "variant",
-    "version",
-)
-OF_METHODS = (
-    "apfl-",
-    "ditto-",
-    "dm-",
-    "evg-",
-    "fedala-",
-    "fedbabu-",
-    "feddyn-",
-    "fedrep-",
-    "finetune-",
-    "oracle-",
-    "partial-",
-    "per-fedavg-",
-    "pfedme-",
-    "propfair-",
-    "proximal-",
-    "superfed-",
-    "warm-start-",
-)
 #: What options are called elsewhere.
 ALIASES = {
     "lr": "learning-rate",
@@ -84,15 +23,17 @@ ALIASES = {
     "bs": "batch-size",
     "wd": "weight-decay",
 }
-_told: set[str] = set()
+_logged: set[tuple[type, str]] = set()
 
 
-COMPILE = ("auto", "on", "off", "blocks")
+COMPILE = ("auto", "on", "off")
 
 
 @dataclass(frozen=True)
-class TrainOptions(Options):
-    """Options of local SGD."""
+class TrainOptions(Options, Sent):
+    """Options of local SGD, as a server sends them in a message's configuration; what
+    it does not send keeps its default.
+    """
 
     learning_rate: float = option(0.01, "learning rate of the first round", low=0, open_low=True)
     lr_decay: float = option(
@@ -111,34 +52,9 @@ class TrainOptions(Options):
     lr_decay_every: int = option(1, "rounds between decays of the learning rate", low=1)
     compile: str = option(
         "auto",
-        "run local steps as compiled code, on a GPU as blocks: several clients' at once; auto: on "
-        "where the run's steps are worth it",
+        "run local steps as compiled code; auto: on where the run's steps are worth it",
         choices=COMPILE,
     )
-    block: int = option(
-        16, "clients whose steps are taken at once, at most, where train.compile says so", low=2
-    )
-
-    @classmethod
-    def from_config(cls, config: Config) -> "TrainOptions":
-        """Read the options that a server sent in a message's configuration; what it did
-        not send keeps its default.
-
-        Keys that nothing here knows are logged once a process: a misspelt option would
-        otherwise keep its default in silence.
-        """
-        keys = {field.name: kebab(field.name) for field in fields(cls)}
-        if new := [key for key in unknown(config, keys.values()) if key not in _told]:
-            _told.update(new)
-            hints = [f"{key!r} ({_hint(key, keys.values())})" for key in new]
-            logging.getLogger("flwr").warning(
-                "keys of the configuration that have no effect on training: %s", ", ".join(hints)
-            )
-        return cls(**{name: config[key] for name, key in keys.items() if key in config})
-
-    def to_config(self) -> dict[str, int | float | str]:
-        """Return the options under the keys of a message's configuration."""
-        return {kebab(name): value for name, value in asdict(self).items()}
 
     def rate(self, server_round: int) -> float:
         """Return the learning rate of a round (the first is 1)."""
@@ -157,17 +73,36 @@ class TrainOptions(Options):
         return sum((1 - beta**k) / (1 - beta) for k in range(1, steps + 1))
 
 
-def unknown(config: Config, options: Iterable[str]) -> list[str]:
-    """Return the keys of a configuration that are neither ``options`` nor sent by a
-    strategy or task of these packages.
+@cache
+def keys_read(kind: type) -> frozenset[str] | None:
+    """Return the keys that clients of a class read, by the declarations in ``reads`` of
+    the class and its bases; ``None`` if there are none.
     """
-    return [
-        key for key in config if key not in {*options, *OTHERS} and not key.startswith(OF_METHODS)
-    ]
+    declared = [sent for base in kind.__mro__ for sent in vars(base).get("reads", ())]
+    if not declared:
+        return None
+    every = (RoundFacts, TrainOptions, *declared)
+    return frozenset(itertools.chain.from_iterable(sent.keys() for sent in every))
 
 
-def _hint(key: str, options: Iterable[str]) -> str:
+def notice_unread(kind: type, config: Config) -> None:
+    """Log the keys of a configuration that clients of this class do not read, once a
+    process: a misspelt option would otherwise keep its default in silence.
+    """
+    known = keys_read(kind)
+    if known is None:
+        return
+    new = [key for key in config if key not in known and (kind, key) not in _logged]
+    if new:
+        _logged.update((kind, key) for key in new)
+        hints = [f"{key!r} ({_hint(key, known)})" for key in new]
+        logging.getLogger("flwr").warning(
+            "keys of the configuration that %s does not read: %s", kind.__name__, ", ".join(hints)
+        )
+
+
+def _hint(key: str, known: Iterable[str]) -> str:
     word = key.replace("_", "-").lower()
-    return (
-        f"did you mean {ALIASES[word]!r}?" if word in ALIASES else nearest(word, options).strip()
-    ) or "no such option"
+    if word in ALIASES:
+        return f"did you mean {ALIASES[word]!r}?"
+    return nearest(word, known).strip() or "no such option; a class declares its own in reads"

@@ -27,7 +27,7 @@ def mean_loss(outputs: Tensor, y: Tensor, of: Callable[[Tensor, Tensor], Tensor]
     return of(outputs.reshape(y.shape), y)
 
 
-#: One object each: clients whose criterion is the same can take their steps together.
+#: One object each: compiled steps are kept by their criterion.
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "squared": partial(mean_loss, of=functional.mse_loss),
     "huber": partial(mean_loss, of=functional.huber_loss),
@@ -52,4 +52,4 @@ def regression(loss: str = "squared", scale: Sequence[float] = (1.0,)) -> Object
     standardised error of 1 absolute) or absolute.
     """
     of = LOSSES[loss]
-    return Objective(of, partial(score, loss=of, scale=tuple(scale)), by_sample=True)
+    return Objective(of, partial(score, loss=of, scale=tuple(scale)))

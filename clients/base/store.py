@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from algorithms.common.averaging import Arrays
+from algorithms.common.sent import RoundFacts
 from algorithms.common.wire import fields, read
 from clients.base.options import Config
 
@@ -80,7 +81,8 @@ class DiskStore:
         """Return the newest valid version, or ``None``. Raises ``ValueError`` if its
         file cannot be read.
         """
-        now = int(config.get("server-round", 0))
+        facts = RoundFacts.from_config(config)
+        now = facts.server_round
         versions = self._versions(name, config)
         rounds = [r for r in versions if (r < now if before else r <= now)]
         if not rounds:
@@ -98,13 +100,14 @@ class DiskStore:
         """Write this round's version, then delete all others but the one that a resume
         from the last checkpoint needs.
         """
-        now = int(config.get("server-round", 0))
+        facts = RoundFacts.from_config(config)
+        now = facts.server_round
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a personal model is private
         path = self.folder / f"{name}.{now}.{self.run}.safetensors"
         partial = path.with_suffix(f".{os.getpid()}.partial")
         save_file({str(i): np.asarray(array, order="C") for i, array in enumerate(arrays)}, partial)
         partial.replace(path)
-        needed = min(now, int(config.get("checkpoint-round", now)))
+        needed = now if facts.checkpoint_round is None else min(now, facts.checkpoint_round)
         versions = self._versions(name, config)
         keep_from = max((r for r in versions if r <= needed), default=0)
         for server_round, old in versions.items():
@@ -115,7 +118,7 @@ class DiskStore:
         """Return round -> file of the versions valid for this run; its own take
         precedence over another run's.
         """
-        first = int(config.get("first-round", 1))
+        first = RoundFacts.from_config(config).first_round
         pattern = re.compile(rf"{re.escape(name)}\.(\d+)\.(.+)\.safetensors")
         found: dict[int, Path] = {}
         for entry in sorted(os.listdir(self.folder)) if self.folder.is_dir() else []:

@@ -39,12 +39,14 @@ class GeneratorClient(FedAvgClient):
         """
         options = TrainOptions.from_config(config)
         self.net.train()
-        step, total = self.steps(options, options.rate(self.round(config))), self.zero_loss()
+        step = self.steps(options, options.rate(self.round(config)))
+        # summed on the device: reading it in every step would wait for that
+        total = torch.zeros((), device=self.data.train.y.device)
         with closing(self.batches(options, config)) as batches:
             for x, y in batches:
                 if len(y) > 1:  # batch normalisation needs two samples
                     total += step(x, y) * len(y)
-        return float(total) / self.samples_seen(options)
+        return float(total) / (len(self.data.train) * options.local_epochs)
 
     @abstractmethod
     def steps(self, options: TrainOptions, rate: float) -> Any:

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from algorithms.common.averaging import Arrays
 from algorithms.common.seeds import generator
+from algorithms.common.sent import Reads, RoundFacts
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.objectives import Objective, SparseGradient
 from algorithms.frank_wolfe.scratch import distance
+from algorithms.frank_wolfe.sent import PhaseSent
 from clients.base.options import Config
 from clients.base.store import MessageStore, Store
 
@@ -107,6 +109,8 @@ class ConstrainedClient(NumPyClient):
     rounds.
     """
 
+    reads: Reads = (PhaseSent,)
+
     def __init__(
         self, problem: Problem, domain: Domain, client_id: int | str = 0, store: Store | None = None
     ) -> None:
@@ -119,12 +123,14 @@ class ConstrainedClient(NumPyClient):
         if the message asks for these.
         """
         layers, problem = self.domain.num_layers, self.problem
+        sent = PhaseSent.from_config(config)
         if isinstance(problem, PreparedProblem):
-            if config.get("phase") == "prepare":
-                return problem.answer(str(config["stage"]), parameters), problem.num_examples, {}
+            if sent.phase == "prepare":
+                answers = problem.answer(str(sent.stage), parameters)
+                return answers, problem.num_examples, {}
             self.problem, parameters = problem.given(parameters[layers:]), parameters[:layers]
         x_bar = self.domain.join(parameters)
-        answer = self.report if config.get("phase") == "evaluate" else self.step
+        answer = self.report if sent.phase == "evaluate" else self.step
         arrays, metrics = answer(x_bar, config)
         return arrays, self.problem.num_examples, metrics
 
@@ -154,11 +160,9 @@ class ConstrainedClient(NumPyClient):
         """
         if not batch_size:
             return self.problem.gradient(x)
+        facts = RoundFacts.from_config(config)
         rng = generator(
-            int(config.get("seed", 0)),
-            f"constrained batches {step}",
-            self.client_id,
-            int(config.get("server-round", 1)),
+            facts.seed, f"constrained batches {step}", self.client_id, facts.server_round
         )
         size = self.problem.num_examples
         return self.problem.batch_gradient(

@@ -12,10 +12,12 @@ from torch import nn
 from torch.func import functional_call
 
 from algorithms.common.seeds import derived_seed, generator
+from algorithms.common.sent import RoundFacts
 from algorithms.ensembles.mixture_losses import log_loss, squared_loss, squared_norms
 from clients.base.data import Split
-from clients.base.training import Config, TrainOptions, get_arrays, train_classifier
+from clients.base.training import Config, TrainOptions, get_arrays
 from clients.families.ensemble_data import Answer, Floats, Predictors, check_loss
+from clients.steps.batches import train_classifier
 
 
 class TorchEnsembleData:
@@ -92,13 +94,15 @@ class TorchEnsembleData:
         ``train`` options of the configuration.
         """
         net = copy.deepcopy(self.model)
-        draws = torch.Generator().manual_seed(derived_seed(int(config.get("seed", 0)), "predictor"))
+        draws = torch.Generator().manual_seed(
+            derived_seed(RoundFacts.from_config(config).seed, "predictor")
+        )
         for tensor in net.parameters():
             tensor.data = torch.empty(tensor.shape)
             torch.nn.init.zeros_(tensor) if tensor.dim() < 2 else torch.nn.init.xavier_normal_(
                 tensor, generator=draws
             )
-        rng = generator(int(config.get("seed", 0)), "predictor batches")
+        rng = generator(RoundFacts.from_config(config).seed, "predictor batches")
         train_classifier(net, self.train, TrainOptions.from_config(config), rng)
         return dict(zip(net.state_dict(), get_arrays(net), strict=True))
 

@@ -5,14 +5,17 @@ Sources and equations: ``strategies/fedprox.py``, ``strategies/scaffold.py``,
 ``strategies/feddyn.py``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from algorithms.common.prefixes import within
+from clients.feddyn import FedDynClient
+from clients.fedprox import FedProxClient
 from clients.loops.base import Loop, Named, add
+from clients.scaffold import ScaffoldClient
 
 CONTROL = "control."
 
@@ -22,17 +25,15 @@ class FedProxLoop(Loop):
     ``proximal-mu`` of the configuration.
     """
 
-    def train(
-        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Train with the proximal term."""
-        mu, start = float(self.config["proximal-mu"]), self.state()
+    kind = FedProxClient
 
-        def change(parameters: Mapping[str, nn.Parameter], rate: float) -> None:
-            for name, p in parameters.items():
-                add(p, p.detach() - start[name].to(p), mu)
 
-        return self.call(function, self.model, loader, epochs, args, kwargs, change)
+class FedDynLoop(Loop):
+    """FedDyn: the gradient of ``- <g_i, w> + (alpha/2) ||w - w_sent||^2`` is added;
+    afterwards ``g_i <- g_i - alpha (w - w_sent)``.
+    """
+
+    kind = FedDynClient
 
 
 class ScaffoldLoop(Loop):
@@ -40,21 +41,21 @@ class ScaffoldLoop(Loop):
     gradients g, and ``c + c_i+ - c_i`` is sent.
 
     For plain SGD that is the paper's option II, ``c_i+ = c_i - c + (x - y_i) / (K
-    eta)``, without knowing K or eta; it also holds for momentum, for a rate that
-    changes within the round and for other optimisers. Weight decay of the optimiser is
-    not part of g.
+    eta)``, which ``ScaffoldClient`` computes, without knowing K or eta; it also holds
+    for momentum, for a rate that changes within the round and for other optimisers.
+    Weight decay of the optimiser is not part of g.
     """
 
-    def load(self, sent: Named) -> None:
-        """Write the model into the module; set the control variates apart."""
-        self.c = within(CONTROL, sent)
-        self.sent = {name: t for name, t in sent.items() if not name.startswith(CONTROL)}
-        self.reported: Named = {}
-        super().load(self.sent)
+    kind = ScaffoldClient
 
-    def train(
-        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
-    ) -> Any:
+    def load(self) -> None:
+        """Write the model into the module; set the control variates apart."""
+        self.c = within(CONTROL, self.sent)
+        self.sent = {name: t for name, t in self.sent.items() if not name.startswith(CONTROL)}
+        self.reported: Named = {}
+        super().load()
+
+    def fit(self, epochs: int) -> Any:
         """Train with the correction; store the new c_i. Raises ``ValueError`` if the
         server sends no control variates.
         """
@@ -62,9 +63,12 @@ class ScaffoldLoop(Loop):
             raise ValueError(
                 "no control variates in the message: the server's strategy must be Scaffold"
             )
-        own = self.kept("control", self.c, before=True) or {
-            name: torch.zeros_like(t) for name, t in self.c.items()
-        }
+        kept = self.client.store.load("control", self.config, before=True)
+        own = (
+            self.client.like(self.c, kept)
+            if kept
+            else {name: torch.zeros_like(t) for name, t in self.c.items()}
+        )
         correction = {name: c - own[name] for name, c in self.c.items()}
         sums: Named = {}
         steps: dict[str, int] = {}
@@ -76,9 +80,9 @@ class ScaffoldLoop(Loop):
                 steps[name] = steps.get(name, 0) + 1
                 add(p, correction[name])
 
-        result = self.call(function, self.model, loader, epochs, args, kwargs, change)
+        result = self.call(self.model, epochs, change)
         new = {name: sums[name].cpu() / steps[name] if name in sums else own[name] for name in own}
-        self.keep("control", new)
+        self.client.store.save("control", [t.numpy() for t in new.values()], self.config)
         self.reported = {CONTROL + name: c + new[name] - own[name] for name, c in self.c.items()}
         return result
 
@@ -86,38 +90,4 @@ class ScaffoldLoop(Loop):
         """Return y_i followed by c + c_i+ - c_i."""
         if not self.reported:
             raise ValueError("reply before train: SCAFFOLD has nothing to report")
-        return {**self.state(), **self.reported}
-
-
-class FedDynLoop(Loop):
-    """FedDyn: the gradient of ``- <g_i, w> + (alpha/2) ||w - w_sent||^2`` is added;
-    afterwards ``g_i <- g_i - alpha (w - w_sent)``.
-    """
-
-    def train(
-        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Train with both terms; store the new g_i."""
-        alpha = float(self.config["feddyn-alpha"])
-        start: dict[str, Tensor] = {
-            name: p.detach().clone() for name, p in self.parameters().items()
-        }
-        linear = self.kept("feddyn", start, before=True) or {
-            name: torch.zeros_like(t) for name, t in start.items()
-        }
-
-        def change(parameters: Mapping[str, nn.Parameter], rate: float) -> None:
-            for name, p in parameters.items():
-                add(p, p.detach() - start[name].to(p), alpha)
-                add(p, linear[name], -1.0)
-
-        result = self.call(function, self.model, loader, epochs, args, kwargs, change)
-        ends = self.parameters()
-        self.keep(
-            "feddyn",
-            {
-                name: linear[name] - alpha * (ends[name].detach().cpu() - s.cpu())
-                for name, s in start.items()
-            },
-        )
-        return result
+        return {**super().arrays(), **self.reported}

@@ -8,16 +8,20 @@ personal one, or their mixture.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.common.seeds import generator
-from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
+from algorithms.personal.mixing import cosine_squared_gradient, layer_of
+from clients.apfl import APFLClient
 from clients.base.store import Store
-from clients.loops.base import Loop, Named, add
-from clients.loops.corrections import FedProxLoop
+from clients.base.training import Arrays
+from clients.ditto import DittoClient
+from clients.loops.base import Loop, add
+from clients.partial_sharing import FedRepClient, PartialClient
+from clients.superfed import SuPerFedClient
 
 
 class DittoLoop(Loop):
@@ -25,38 +29,11 @@ class DittoLoop(Loop):
     ``(mu/2) ||v - w_sent||^2`` added.
     """
 
-    def train(
-        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Call ``function`` for the global model, then for the personal one, which is
-        stored; return what the first call returns.
-        """
-        mu, sent = float(self.config["ditto-mu"]), self.state()
-        result = super().train(function, loader, epochs, *args, **kwargs)
-        trained = self.state()
-        self.model.load_state_dict(self.kept("ditto", sent, before=True) or sent)
-
-        def change(parameters: Mapping[str, nn.Parameter], rate: float) -> None:
-            for name, p in parameters.items():
-                add(p, p.detach() - sent[name].to(p), mu)
-
-        self.call(
-            function,
-            self.model,
-            loader,
-            int(self.config["ditto-epochs"]) or epochs,
-            args,
-            kwargs,
-            change,
-        )
-        self.keep("ditto", self.state())
-        self.model.load_state_dict(trained)
-        return result
+    kind = DittoClient
 
     def take_own(self) -> None:
         """Take the personal model, if there is one."""
-        if kept := self.kept("ditto", self.state(), before=False):
-            self.model.load_state_dict(kept)
+        self.client.take_own(self.config)
 
 
 class PartialLoop(Loop):
@@ -64,33 +41,14 @@ class PartialLoop(Loop):
     own, and stay here.
     """
 
-    def load(self, sent: Named) -> None:
+    kind = PartialClient
+
+    def load(self) -> None:
         """Join what was sent and what is kept; before the first training, the own part
         is that of a fresh model.
         """
-        own = {name: t for name, t in self.state().items() if name not in sent}
-        before = not self.message.metadata.message_type.startswith("evaluate")
-        self.model.load_state_dict(
-            {**self.state(), **(self.kept("private", own, before) or own), **sent}
-        )
-
-    def train(
-        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Train; store the own part."""
-        result = self.train_parts(function, loader, epochs, args, kwargs)
-        self.keep("private", {name: t for name, t in self.state().items() if name not in self.sent})
-        return result
-
-    def train_parts(
-        self, function: Callable[..., Any], loader: Any, epochs: int, args: Any, kwargs: Any
-    ) -> Any:
-        """Train the whole module."""
-        return self.call(function, self.model, loader, epochs, args, kwargs)
-
-    def arrays(self) -> Named:
-        """Return the shared part."""
-        return {name: t for name, t in self.state().items() if name in self.sent}
+        sent = [self.sent[name].numpy() for name in self.arrays()]
+        self.client.assemble(sent, self.config, before=not self.evaluates())
 
 
 class FedRepLoop(PartialLoop):
@@ -98,25 +56,7 @@ class FedRepLoop(PartialLoop):
     the own one fixed.
     """
 
-    def train_parts(
-        self, function: Callable[..., Any], loader: Any, epochs: int, args: Any, kwargs: Any
-    ) -> Any:
-        """Call ``function`` twice, with the numbers of epochs of the configuration;
-        return what the second call returns.
-        """
-        trainable = self.parameters()
-        result = None
-        for shared, number in (
-            (False, int(self.config["fedrep-head-epochs"]) or epochs),
-            (True, self.config["fedrep-body-epochs"]),
-        ):
-            for name, p in trainable.items():
-                p.requires_grad_((name in self.sent) == shared)
-                p.grad = None
-            result = self.call(function, self.model, loader, int(number), args, kwargs)
-        for p in trainable.values():
-            p.requires_grad_(True)
-        return result
+    kind = FedRepClient
 
 
 # --- two models in one module ---------------------------------------------------------
@@ -142,9 +82,9 @@ class _Pair(nn.Module):
         """Return the output of the net with these parameters."""
         return functional_call(self.net, dict(zip(self.names, tensors, strict=True)), args, kwargs)
 
-    def owned(self) -> Named:
-        """Return the second set by name."""
-        return {name: own.detach() for name, own in zip(self.names, self.own, strict=True)}
+    def owned(self) -> Arrays:
+        """Return the second set."""
+        return [own.detach().cpu().numpy() for own in self.own]
 
 
 class _Twice:
@@ -216,34 +156,21 @@ class APFLLoop(Loop):
     pass and one step a batch.
     """
 
-    def train(
-        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
-    ) -> Any:
+    kind = APFLClient
+
+    def fit(self, epochs: int) -> Any:
         """Train both; store v and alpha."""
-        v, alpha = self.own(before=True)
-        pair = _Turns(self.model, v, alpha, bool(self.config["apfl-adaptive"]))
-        result = self.call(function, pair, _Twice(loader), epochs, args, kwargs, pair.change)
-        self.keep(
-            "apfl", {**pair.owned(), "alpha": torch.tensor([pair.alpha], dtype=torch.float64)}
-        )
+        v, alpha = self.client.own(self.config, before=True)
+        own = dict(zip(self.parameters(), v, strict=True))
+        pair = _Turns(self.model, own, alpha, bool(self.config["apfl-adaptive"]))
+        result = self.call(pair, epochs, pair.change, _Twice(self.loader))
+        kept = [*pair.owned(), np.array([pair.alpha])]
+        self.client.store.save(self.client.kept_as, kept, self.config)
         return result
 
     def take_own(self) -> None:
         """Take the mixture."""
-        v, alpha = self.own(before=False)
-        with torch.no_grad():
-            for name, p in self.parameters().items():
-                p.lerp_(v[name].to(p), alpha)
-
-    def own(self, before: bool) -> tuple[Named, float]:
-        """Return v and alpha; before the first training, the model that was sent and
-        the server's alpha.
-        """
-        sent = {name: p.detach() for name, p in self.parameters().items()}
-        kept = self.kept("apfl", {**sent, "alpha": torch.zeros(1)}, before)
-        return (
-            (kept, float(kept.pop("alpha"))) if kept else (sent, float(self.config["apfl-alpha"]))
-        )
+        self.client.take_own(self.config)
 
 
 class _Mixed(_Pair):
@@ -295,13 +222,15 @@ class _Mixed(_Pair):
                     add(parameter, term)
 
 
-class SuPerFedLoop(FedProxLoop):
+class SuPerFedLoop(Loop):
     """SuPerFed: federated theta_f and personal theta_l, trained at random mixtures;
     ``lambda_`` of the mixture that is scored.
 
     ``clients.SuPerFedClient`` chooses that lambda on a validation set; here it is one
     half unless you say another.
     """
+
+    kind = SuPerFedClient
 
     def __init__(
         self,
@@ -314,44 +243,29 @@ class SuPerFedLoop(FedProxLoop):
         self.lambda_ = lambda_
         super().__init__(build, message, context, store)
 
-    def train(
-        self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
-    ) -> Any:
+    def fit(self, epochs: int) -> Any:
         """Train both and store theta_l; before the start round, train theta_f as
         FedProx does.
         """
         mixing = str(self.config.get("superfed-mixing", "none"))
         if mixing == "none":
-            return super().train(function, loader, epochs, *args, **kwargs)
+            return super().fit(epochs)
         names = list(self.parameters())
-        own = self.kept("personal", self.parameters(), before=True) or self.first_personal()
+        own = self.client.kept(self.config, before=True) or self.client.first_personal(self.config)
         layers = layer_of(names) if mixing == "layer" else [0] * len(names)
-        place = (self.client, int(self.config.get("server-round", 1)))
-        rng = generator(int(self.config.get("seed", 0)), "lambda", *place)
+        lambdas_of_step = self.client.lambda_source(self.config, max(layers) + 1)
 
         def draw() -> list[float]:
-            lambdas = draw_lambda(rng, mixing, max(layers) + 1)
-            return [float(lambdas[layer]) for layer in layers]
+            lambdas = lambdas_of_step()
+            return [lambdas[layer] for layer in layers]
 
-        pair = _Mixed(self.model, {name: own[name].detach() for name in names}, draw, self.config)
-        result = self.call(function, pair, loader, epochs, args, kwargs, pair.change)
-        self.keep("personal", pair.owned())
+        pair = _Mixed(self.model, dict(zip(names, own, strict=True)), draw, self.config)
+        result = self.call(pair, epochs, pair.change)
+        self.client.store.save("personal", pair.owned(), self.config)
         return result
-
-    def first_personal(self) -> Named:
-        """Return what theta_l starts from: the model that was sent, or a draw of this
-        client's own.
-        """
-        first = (
-            self.model
-            if self.config.get("superfed-init", "own") == "global"
-            else self.fresh("personal", own=True)
-        )
-        return {name: p.detach() for name, p in first.named_parameters()}
 
     def take_own(self) -> None:
         """Take the mixture, if there is a personal model."""
-        if kept := self.kept("personal", self.parameters(), before=False):
-            with torch.no_grad():
-                for name, p in self.parameters().items():
-                    p.lerp_(kept[name].to(p), self.lambda_)
+        if kept := self.client.kept(self.config, before=False):
+            mixed = [p.detach() for p in self.parameters().values()]
+            torch._foreach_lerp_(mixed, kept, self.lambda_)

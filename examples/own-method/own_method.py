@@ -30,7 +30,7 @@ from clients.base.data import ArrayData, ArraySplit
 from clients.base.evaluation import CLASSIFICATION
 from clients.base.training import trainable
 from fedapps.errors import UserError
-from fedapps.methods import Method, TorchClient
+from fedapps.methods import Method
 from fedapps.models.image_nets import build_model
 from fedapps.tasks.base import TorchTask, dealt
 from fedapps.tasks.registry import TaskKind
@@ -105,9 +105,8 @@ METHOD = Method(
     summary="steps further than the mean update where clients differ",
     paper="Jhunjhunwala et al. 2023",
     trait="one global model",
-    strategy=lambda options, task, context: FedExP(options),
-    client=TorchClient(lambda: FedExPClient),
-    options=ExPOptions,
+    strategy=FedExP,
+    client=FedExPClient,
     table="exp",
 )
 

@@ -243,7 +243,6 @@ class Panel:
         heights: Any,
         width: float,
         colour: str,
-        alpha: float = 1.0,
         label: str = "",
     ) -> None:
         """Bars that stand on zero, `width` in units of the x axis."""
@@ -254,7 +253,6 @@ class Panel:
             Area(
                 tuple(rectangle(left, 0, right, top) for left, right, top in ends),
                 colour,
-                alpha,
                 crisp=True,
             ),
             label,
@@ -269,9 +267,7 @@ class Panel:
             np.repeat(edges, 2)[1:-1], np.repeat(heights, 2), colour, width, label=label, told=False
         )
 
-    def blocks(
-        self, edges: Any, heights: Any, colour: str, alpha: float = 1.0, label: str = ""
-    ) -> None:
+    def blocks(self, edges: Any, heights: Any, colour: str, label: str = "") -> None:
         """Bars (n) between edges (n + 1) as one shape, which leaves none of them too
         thin to see.
         """
@@ -279,7 +275,7 @@ class Panel:
         middles, shown = (edges[1:] + edges[:-1]) / 2, extremes(heights, self.most)
         edges, heights = np.append(edges[:-1][shown], edges[-1]), heights[shown]
         x, tops = np.repeat(edges, 2), np.concatenate([[0], np.repeat(heights, 2), [0]])
-        self._add(Area((np.stack([x, tops], axis=1),), colour, alpha, crisp=True), label)
+        self._add(Area((np.stack([x, tops], axis=1),), colour, crisp=True), label)
         self.readings.append(Reading(label, colour, middles[shown], heights))
 
     def whiskers(
@@ -292,11 +288,9 @@ class Panel:
             self._add(Line(np.array(pair, float), colour, width, series=label or series), label)
             series, label = label or series, ""
 
-    def text(
-        self, x: float, y: float, text: str, size: float, colour: str, upright: bool = False
-    ) -> None:
+    def text(self, x: float, y: float, text: str, size: float, colour: str) -> None:
         """A text around a place."""
-        self._add(Text(np.array([[x, y]]), text, size, colour, "middle", upright=upright))
+        self._add(Text(np.array([[x, y]]), text, size, colour, "middle"))
 
     def limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """The ends of both axes."""

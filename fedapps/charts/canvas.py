@@ -1,14 +1,12 @@
-"""Shapes in the plane and the two files they become: SVG, which the browser draws, and
-PNG, which Pillow draws.
+"""Shapes in the plane, and the elements of SVG that they become.
 
 Positions are points (1/72 inch) from the upper left corner. A plot is some hundred
-shapes, so both files take milliseconds, and no library for plots has to be imported at
+shapes, so that it takes milliseconds, and no library for plots has to be imported at
 the end of every run.
 """
 
 import html
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -16,12 +14,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageColor, ImageDraw, ImageFont
+from PIL import ImageFont
 
 Points = NDArray[np.float64]
 
-_SCALE = 160 / 72  # pixels of a PNG per point
-_FINER = 3  # shapes are drawn so many times larger and then shrunk, which makes their edges smooth
 _FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _MEASURED = 64  # pixels of the font that measures texts
 
@@ -116,41 +112,29 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
     """The width of a text in points, in DejaVu Sans: hardly any font that a browser
     would take is wider.
     """
-    return _width(_printable(text), bold) * size
+    return _width(printable(text), bold) * size
 
 
 @lru_cache(4096)
 def _width(text: str, bold: bool) -> float:
-    return _font(_MEASURED, bold).getlength(text) / _MEASURED
+    return _font(bold).getlength(text) / _MEASURED
 
 
 @cache
-def _font(pixels: float, bold: bool) -> ImageFont.FreeTypeFont:
+def _font(bold: bool) -> ImageFont.FreeTypeFont:
     package = find_spec("matplotlib")  # its fonts are used, but nothing of it is imported
     assert package is not None
     assert package.origin is not None
-    path = (
-        Path(package.origin).parent
-        / "mpl-data"
-        / "fonts"
-        / "ttf"
-        / f"DejaVuSans{'-Bold' * bold}.ttf"
-    )
-    return ImageFont.truetype(str(path), pixels, layout_engine=ImageFont.Layout.BASIC)
+    fonts = Path(package.origin).parent / "mpl-data" / "fonts" / "ttf"
+    file = fonts / f"DejaVuSans{'-Bold' * bold}.ttf"
+    return ImageFont.truetype(str(file), _MEASURED, layout_engine=ImageFont.Layout.BASIC)
 
 
-def _printable(text: str) -> str:
-    """Foreign text without what neither XML nor Pillow can draw: line breaks, control
-    characters, halves of characters.
+def printable(text: str) -> str:
+    """Foreign text without what cannot be drawn: line breaks, control characters,
+    halves of characters.
     """
-    return (
-        text
-        if text.isprintable()
-        else "".join(char if char.isprintable() else " " for char in text)
-    )
-
-
-# --- SVG ------------------------------------------------------------------------------
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def svg(shapes: Iterable[Shape], size: tuple[float, float], background: str) -> bytes:
@@ -191,7 +175,7 @@ def element(shape: Shape, mark: str = "") -> str:
     if isinstance(shape, Dots) and shape.form != "disc":
         return (
             f'<path{mark} fill="{shape.colour}" '
-            f'd="{"".join(_path(ring) + "z" for ring in _outlines(shape))}"/>'
+            f'd="{"".join(_path(ring) + "z" for ring in outlines(shape))}"/>'
         )
     if isinstance(shape, Dots):  # a line of no length with round ends
         path = "".join(f"M{_short(x)} {_short(y)}h0" for x, y in shape.points.tolist())
@@ -211,11 +195,11 @@ def element(shape: Shape, mark: str = "") -> str:
     )
     return (
         f'<text {place} font-size="{shape.size:g}" '
-        f'fill="{shape.colour}"{look}>{html.escape(_printable(shape.text))}</text>'
+        f'fill="{shape.colour}"{look}>{html.escape(printable(shape.text))}</text>'
     )
 
 
-def _outlines(dots: Dots) -> list[Points]:
+def outlines(dots: Dots) -> list[Points]:
     """The polygons of dots that are no discs."""
     return [point + FORMS[dots.form] * (dots.size / 2) for point in dots.points]
 
@@ -248,85 +232,3 @@ def _pair(x: float, y: float) -> str:
 def _short(number: float) -> str:
     """A coordinate to a hundredth of a point."""
     return f"{round(number, 2):g}" if abs(number) < 1e4 else f"{number:.2f}"
-
-
-# --- PNG ------------------------------------------------------------------------------
-
-
-def png(shapes: Sequence[Shape], size: tuple[float, float], background: str) -> bytes:
-    """The shapes as a PNG file of `size` points (width, height), 160 pixels an inch;
-    all texts lie above all else.
-    """
-    pixels = [_FINER * round(_SCALE * length) for length in size]
-    picture = Image.new("RGB", (pixels[0], pixels[1]), background)
-    solid, mixing = ImageDraw.Draw(picture), ImageDraw.Draw(picture, "RGBA")
-    for shape in shapes:
-        if isinstance(shape, Line):
-            _draw_line(solid, shape)
-        elif isinstance(shape, Area):
-            fill = (*ImageColor.getrgb(shape.colour)[:3], round(255 * shape.alpha))
-            for ring in shape.rings:
-                (mixing if shape.alpha < 1 else solid).polygon(_pixels(ring), fill)
-        elif isinstance(shape, Dots) and shape.form != "disc":
-            for ring in _outlines(shape):
-                solid.polygon(_pixels(ring), shape.colour)
-        elif isinstance(shape, Dots):
-            _draw_discs(solid, _pixels(shape.points), shape.size, shape.colour)
-    picture = picture.reduce(_FINER)
-    writer = ImageDraw.Draw(picture)
-    for shape in shapes:
-        if isinstance(shape, Text):
-            _write(picture, writer, shape)
-    buffer = io.BytesIO()
-    picture.save(buffer, "png")
-    return buffer.getvalue()
-
-
-def _pixels(points: Points) -> list[tuple[float, float]]:
-    return list(map(tuple, (points * (_SCALE * _FINER)).tolist()))
-
-
-def _draw_line(draw: ImageDraw.ImageDraw, line: Line) -> None:
-    width = round(line.width * _SCALE * _FINER)
-    for part in _dashes(line.points, line.dash) if line.dash else [line.points]:
-        places = _pixels(part)
-        draw.line(places, line.colour, width, joint="curve")
-        if not line.dash:
-            _draw_discs(draw, [places[0], places[-1]], line.width, line.colour)
-
-
-def _draw_discs(
-    draw: ImageDraw.ImageDraw, middles: Sequence[tuple[float, float]], size: float, colour: str
-) -> None:
-    radius = size * _SCALE * _FINER / 2
-    for x, y in middles:
-        draw.ellipse((x - radius, y - radius, x + radius, y + radius), colour)
-
-
-def _dashes(points: Points, dash: Sequence[float]) -> list[Points]:
-    """The parts of a line (n, 2) that a dashed line shows, each (m, 2)."""
-    way = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(points, axis=0).T))])
-    turns = np.cumsum(np.tile(dash, int(way[-1] / sum(dash)) + 1))
-    starts, ends = np.concatenate([[0.0], turns[1:-1:2]]), np.minimum(turns[::2], way[-1])
-    parts = []
-    for start, end in zip(starts, ends, strict=True):
-        if start < end:
-            along = np.concatenate([[start], way[(way > start) & (way < end)], [end]])
-            parts.append(
-                np.stack([np.interp(along, way, points[:, axis]) for axis in (0, 1)], axis=1)
-            )
-    return parts
-
-
-def _write(picture: Image.Image, draw: ImageDraw.ImageDraw, text: Text) -> None:
-    font, shown = _font(text.size * _SCALE, text.bold), _printable(text.text)
-    x, y = (text.points[0] * _SCALE).tolist()
-    anchor = {"start": "l", "middle": "m", "end": "r"}[text.anchor] + "s"
-    if not text.upright:
-        draw.text((x, y), shown, text.colour, font, anchor)
-        return
-    left, top, right, bottom = map(round, font.getbbox(shown, anchor=anchor))
-    mask = Image.new("L", (max(1, right - left), max(1, bottom - top)))
-    ImageDraw.Draw(mask).text((-left, -top), shown, 255, font, anchor)
-    mask = mask.transpose(Image.Transpose.ROTATE_90)
-    picture.paste(text.colour, (round(x) + top, round(y) - right), mask)

@@ -18,15 +18,23 @@ const make = (tag, parent, attributes) => {
   for (const name in attributes) made.setAttribute(name, attributes[name]);
   return made;
 };
-const number = v => v === null ? "?" : Math.abs(v) >= 1e5 || v === 0 || Math.abs(v) >= 1e-3
-  ? v.toLocaleString("en", Math.abs(v) >= 1e4 ? {maximumFractionDigits: 0, useGrouping: false}
-    : {maximumSignificantDigits: 4, useGrouping: false}) : v.toPrecision(3);
+const number = v => {
+  if (v === null) return "?";
+  const size = Math.abs(v);
+  if (size !== 0 && size < 1e-3) return v.toPrecision(3);
+  const digits = size >= 1e4 ? {maximumFractionDigits: 0} : {maximumSignificantDigits: 4};
+  return v.toLocaleString("en", {...digits, useGrouping: false});
+};
 const value = (axis, v) => v === null ? "?"
   : number((axis.log ? 10 ** v : v) * (axis.percent ? 100 : 1)) + axis.unit;
-const name = (axis, v) => axis.names && axis.names[Math.round(v)] !== undefined ? axis.names[Math.round(v)] : value(axis, v);
+const name = (axis, v) => {
+  const found = axis.names && axis.names[Math.round(v)];
+  return found === undefined ? value(axis, v) : found;
+};
 const head = (axis, v) => {
-  const what = axis.names ? "" : axis.label + (/^[a-z]+$/.test(axis.label) ? " " : ": ");
-  return (what === ": " ? "" : what) + (axis.names && /^client/.test(axis.label) ? "client " : "") + name(axis, v);
+  if (axis.names) return (/^client/.test(axis.label) ? "client " : "") + name(axis, v);
+  const what = axis.label && axis.label + (/^[a-z]+$/.test(axis.label) ? " " : ": ");
+  return what + name(axis, v);
 };
 
 function setUp(figure) {
@@ -42,23 +50,33 @@ function setUp(figure) {
   const drawings = [...figure.querySelectorAll("svg")];
   const drawing = () => drawings.find(one => one.getBoundingClientRect().width) || drawings[0];
   const frame = p => data.frames[drawing().getAttribute("class")][p];
-  const across = (p, x) => { const [l, , w] = frame(p), a = data.panels[p].x; return l + w * (x - a.lo) / (a.hi - a.lo); };
+  const across = (p, x) => {
+    const [l, , w] = frame(p), a = data.panels[p].x;
+    return l + w * (x - a.lo) / (a.hi - a.lo);
+  };
   const upward = (p, y) => {
-    const [, t, , h] = frame(p), a = data.panels[p].y, share = Math.min(1, Math.max(0, (y - a.lo) / (a.hi - a.lo)));
+    const [, t, , h] = frame(p), a = data.panels[p].y;
+    const share = Math.min(1, Math.max(0, (y - a.lo) / (a.hi - a.lo)));
     return a.down ? t + h * share : t + h * (1 - share);
   };
-  const rows = p => data.panels[p].rows.filter(row => !off.has(row.s === undefined ? "" : labels[row.s]));
+  const isOn = row => !off.has(row.s === undefined ? "" : labels[row.s]);
+  const rows = p => data.panels[p].rows.filter(isOn);
 
   // The places of a panel in the order of the arrow keys: [x, y], y only for maps and points.
   function places(p) {
     const panel = data.panels[p];
     if (panel.table) {
       const [xs, ys, cells] = panel.table, found = [];
-      for (let r = 0; r < ys.length - 1; r++) for (let c = 0; c < xs.length - 1; c++)
-        if (cells[r][c] !== null) found.push([(xs[c] + xs[c + 1]) / 2, (ys[r] + ys[r + 1]) / 2, r, c]);
+      const middle = (ends, i) => (ends[i] + ends[i + 1]) / 2;
+      for (let r = 0; r < ys.length - 1; r++)
+        for (let c = 0; c < xs.length - 1; c++)
+          if (cells[r][c] !== null) found.push([middle(xs, c), middle(ys, r), r, c]);
       return found;
     }
-    if (panel.point) return rows(p).flatMap(row => panel.xs[row.x].map((x, i) => [x, row.y[i], row])).sort((a, b) => a[1] - b[1]);
+    if (panel.point) {
+      const points = row => panel.xs[row.x].map((x, i) => [x, row.y[i], row]);
+      return rows(p).flatMap(points).sort((a, b) => a[1] - b[1]);
+    }
     const all = new Set(rows(p).flatMap(row => panel.xs[row.x]));
     return [...all].filter(x => x !== null).sort((a, b) => a - b).map(x => [x]);
   }
@@ -72,14 +90,18 @@ function setUp(figure) {
     clear();
     at = [p, place];
     const panel = data.panels[p], svg = drawing(), [l, t, w, h] = frame(p), lines = [];
-    const mark = make("g", svg, {class: "mark"}), x = Math.min(l + w, Math.max(l, across(p, place[0])));
+    const mark = make("g", svg, {class: "mark"});
+    const x = Math.min(l + w, Math.max(l, across(p, place[0])));
     let title, top = t;
     if (panel.table) {
       const [xs, ys, cells] = panel.table, [, , r, c] = place, y = upward(p, place[1]);
-      const ends = [upward(p, ys[r]), upward(p, ys[r + 1])], left = across(p, xs[c]), cell = {unit: panel.unit, percent: panel.percent};
+      const ends = [upward(p, ys[r]), upward(p, ys[r + 1])];
+      const left = across(p, xs[c]), width = across(p, xs[c + 1]) - left;
+      const who = (/client/.test(panel.y.label) ? "client " : "") + name(panel.y, r);
       title = head(panel.x, panel.x.names ? c : Math.round(place[0]));
-      lines.push(["", (/client/.test(panel.y.label) ? "client " : "") + name(panel.y, r), value(cell, cells[r][c])]);
-      make("rect", mark, {x: left, y: Math.min(...ends), width: across(p, xs[c + 1]) - left, height: Math.abs(ends[1] - ends[0])});
+      lines.push(["", who, value(panel, cells[r][c])]);
+      const height = Math.abs(ends[1] - ends[0]);
+      make("rect", mark, {x: left, y: Math.min(...ends), width, height});
       top = y;
     } else if (panel.point) {
       const y = upward(p, place[1]);
@@ -92,35 +114,48 @@ function setUp(figure) {
       make("line", mark, {x1: x, x2: x, y1: t, y2: t + h});
       const told = {};
       for (const row of rows(p)) {
-        const xs = panel.xs[row.x], far = k => xs[k] === null ? Infinity : Math.abs(xs[k] - place[0]);
-        const i = xs.reduce((best, _, k) => far(k) < far(best) ? k : best, 0);  // long lines are drawn by some of their points each
+        const xs = panel.xs[row.x];
+        const far = k => xs[k] === null ? Infinity : Math.abs(xs[k] - place[0]);
+        // long lines are drawn by some of their points each
+        const i = xs.reduce((best, _, k) => far(k) < far(best) ? k : best, 0);
         if (!(far(i) / (panel.x.hi - panel.x.lo) * w < 6)) continue;
-        const line = told[row.n + "\0" + row.s] ||= lines[lines.push([row.c, row.n, "", ""]) - 1];
+        const line = told[row.n + "\0" + row.s] ||=
+          lines[lines.push([row.c, row.n, "", ""]) - 1];
         if (row.y) {
           line[2] = value(panel.y, row.y[i]);
-          if (row.y[i] !== null) make("circle", mark, {cx: x, cy: upward(p, row.y[i]), r: 3.5, stroke: row.c});
-        } else line[3] = value(panel.y, row.l[i]).replace(panel.y.unit, "") + "\u2013" + value(panel.y, row.h[i]);
+          if (row.y[i] !== null)
+            make("circle", mark, {cx: x, cy: upward(p, row.y[i]), r: 3.5, stroke: row.c});
+        } else {
+          const low = value(panel.y, row.l[i]).replace(panel.y.unit, "");
+          line[3] = low + "\u2013" + value(panel.y, row.h[i]);
+        }
       }
     }
     tip.replaceChildren();
     tip.appendChild(document.createElement("b")).textContent = title;
     for (const [colour, what, shown, range] of lines) {
-      const line = tip.appendChild(document.createElement("div")), key = line.appendChild(document.createElement("i"));
+      const line = tip.appendChild(document.createElement("div"));
+      const key = line.appendChild(document.createElement("i"));
       if (colour) key.style.background = colour; else key.hidden = true;
       line.append(what + " ");
       line.appendChild(document.createElement("strong")).textContent = shown || range || "";
       if (shown && range) line.append(" (" + range + ")");
     }
     tip.hidden = false;
-    const box = svg.getBoundingClientRect(), outer = figure.getBoundingClientRect(), scale = box.width / svg.viewBox.baseVal.width;
-    const middle = box.left - outer.left + x * scale, right = middle + 12 + tip.offsetWidth < outer.width;
-    tip.style.left = Math.max(4, right ? middle + 12 : middle - 12 - tip.offsetWidth) + "px";
-    const below = outer.width < 420 && !panel.table && !panel.point ? h : 0;  // a phone has no room beside the values
-    tip.style.top = Math.max(4, box.top - outer.top + (top + below) * scale + (panel.point || panel.table ? 12 : 6)) + "px";
+    const box = svg.getBoundingClientRect(), outer = figure.getBoundingClientRect();
+    const scale = box.width / svg.viewBox.baseVal.width;
+    const middle = box.left - outer.left + x * scale, wide = tip.offsetWidth;
+    const right = middle + 12 + wide < outer.width;
+    tip.style.left = Math.max(4, right ? middle + 12 : middle - 12 - wide) + "px";
+    const small = panel.point || panel.table;  // what is marked
+    const below = outer.width < 420 && !small ? h : 0;  // a phone has no room beside the values
+    const down = box.top - outer.top + (top + below) * scale + (small ? 12 : 6);
+    tip.style.top = Math.max(4, down) + "px";
   }
 
   function nearest(event) {
-    const svg = drawing(), box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
+    const svg = drawing(), box = svg.getBoundingClientRect();
+    const scale = svg.viewBox.baseVal.width / box.width;
     const px = (event.clientX - box.left) * scale, py = (event.clientY - box.top) * scale;
     const p = data.panels.findIndex((_, i) => {
       const [l, t, w, h] = frame(i);
@@ -130,7 +165,8 @@ function setUp(figure) {
     let best = null, least = Infinity;
     for (const place of places(p)) {
       if (place[0] === null) continue;
-      const far = Math.abs(across(p, place[0]) - px) + (place.length > 1 ? 3 * Math.abs(upward(p, place[1]) - py) : 0);
+      const aside = Math.abs(across(p, place[0]) - px);
+      const far = aside + (place.length > 1 ? 3 * Math.abs(upward(p, place[1]) - py) : 0);
       if (far < least) [best, least] = [place, far];
     }
     if (best) tell(p, best); else clear();
@@ -156,21 +192,25 @@ function setUp(figure) {
 
   const labels = [];
   for (const entry of figure.querySelectorAll("[data-k]")) {
-    const index = Number(entry.dataset.k), label = labels[index] = entry.querySelector("text").textContent;
+    const text = entry.querySelector("text"), index = Number(entry.dataset.k);
+    const label = labels[index] = text.textContent;
     const show = () => {
-      for (const twin of figure.querySelectorAll(`[data-k="${index}"]`)) twin.setAttribute("aria-pressed", String(!off.has(label)));
-      for (const shape of figure.querySelectorAll(`[data-s="${index}"]`)) shape.style.display = off.has(label) ? "none" : "";
+      for (const twin of figure.querySelectorAll(`[data-k="${index}"]`))
+        twin.setAttribute("aria-pressed", String(!off.has(label)));
+      for (const shape of figure.querySelectorAll(`[data-s="${index}"]`))
+        shape.style.display = off.has(label) ? "none" : "";
     };
     const turn = () => { if (!off.delete(label)) off.add(label); clear(); show(); };
-    entry.setAttribute("role", "button"); entry.setAttribute("tabindex", "0"); entry.setAttribute("aria-label", label);
+    const facts = {role: "button", tabindex: "0", "aria-label": label};
+    for (const fact in facts) entry.setAttribute(fact, facts[fact]);
     entry.addEventListener("click", turn);
     entry.addEventListener("keydown", event => {
       if (event.key === "Enter" || event.key === " ") { event.preventDefault(); turn(); }
     });
-    const text = entry.querySelector("text"), size = Number(text.getAttribute("font-size"));
-    const x = Number(text.getAttribute("x")) - 30, y = Number(text.getAttribute("y")) - 1.05 * size;
-    const area = make("rect", entry, {x, y, height: 1.4 * size, width: 34 + 0.62 * size * label.length, class: "area"});
-    entry.prepend(area);
+    const read = attribute => Number(text.getAttribute(attribute)), size = read("font-size");
+    const height = 1.4 * size, width = 34 + 0.62 * size * label.length;
+    const x = read("x") - 30, y = read("y") - 1.05 * size;
+    entry.prepend(make("rect", entry, {x, y, height, width, class: "area"}));
     show();
   }
   for (const svg of drawings) {
@@ -192,12 +232,36 @@ STYLE = """
 figure.chart { position: relative; overflow: visible; font-family: inherit; }
 figure.chart svg { display: block; width: 100%; height: auto; touch-action: pan-y; }
 figure.chart svg.narrow { display: none; }
-@media (max-width: 560px) { figure.chart svg.narrow { display: block; } figure.chart svg.wide { display: none; } }
-figure.chart:focus-visible, [data-k]:focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
-.tip { position: absolute; z-index: 2; pointer-events: none; max-width: min(20rem, 92%); padding: .35rem .6rem;
-  font-size: .82rem; line-height: 1.45; background: var(--card); border: 1px solid var(--muted); border-radius: .4rem;
-  box-shadow: 0 2px 8px #0004; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-.tip i { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .4em; }
+@media (max-width: 560px) {
+  figure.chart svg.narrow { display: block; }
+  figure.chart svg.wide { display: none; }
+}
+figure.chart:focus-visible, [data-k]:focus-visible {
+  outline: 2px solid var(--accent);
+  outline-offset: 1px;
+}
+.tip {
+  position: absolute;
+  z-index: 2;
+  pointer-events: none;
+  max-width: min(20rem, 92%);
+  padding: .35rem .6rem;
+  font-size: .82rem;
+  line-height: 1.45;
+  font-variant-numeric: tabular-nums;
+  overflow-wrap: anywhere;
+  background: var(--card);
+  border: 1px solid var(--muted);
+  border-radius: .4rem;
+  box-shadow: 0 2px 8px #0004;
+}
+.tip i {
+  display: inline-block;
+  width: .7em;
+  height: .7em;
+  border-radius: 50%;
+  margin-right: .4em;
+}
 .tip i[hidden] { display: none; }
 .mark { pointer-events: none; }
 .mark line { stroke: var(--muted); stroke-width: .8; stroke-dasharray: 3 2; }

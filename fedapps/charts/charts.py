@@ -7,8 +7,7 @@ finds the values as JSON in the figure.
 """
 
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +15,8 @@ import numpy as np
 
 from fedapps.charts.axes import Axis, Panel, Reading
 from fedapps.charts.canvas import Area, Line, Points, Shape, Text, element
-from fedapps.charts.html import Html, text
+from fedapps.charts.html import Html, both, text
 from fedapps.charts.layout import Figure
-
-_COLOUR = re.compile(r"var\(--p-([0-9a-f]{6})-([0-9a-f]{6})\)")
 
 
 def chart(name: str, description: str, light: Figure, dark: Figure) -> Html:
@@ -43,22 +40,8 @@ def chart(name: str, description: str, light: Figure, dark: Figure) -> Html:
     )
 
 
-def palette(page: Iterable[str]) -> str:
-    """The style sheet that says which colours stand behind the names in charts of a
-    page, in both schemes.
-    """
-    pairs = sorted({pair for part in page for pair in _COLOUR.findall(part)})
-    light, dark = ("".join(f"--p-{a}-{b}:#{(a, b)[which]};" for a, b in pairs) for which in (0, 1))
-    return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}" if pairs else ""
-
-
 def _shown(figure: Figure) -> list[Panel]:
     return [panel for panel in figure.panels if not panel.hidden]
-
-
-def _both(light: str, dark: str) -> str:
-    """The name of a colour that depends on the scheme."""
-    return f"var(--p-{light[1:].lower()}-{dark[1:].lower()})"
 
 
 def _svg(
@@ -73,7 +56,7 @@ def _svg(
             series = "" if isinstance(shape, Text) or not marked else shape.series
             mark = f' data-s="{labels.index(series)}"' if series in labels else ""
             look, sign, path = element(
-                replace(_rounded(shape), colour=_both(shape.colour, twin.colour)), mark
+                replace(_rounded(shape), colour=both(shape.colour, twin.colour)), mark
             ).partition(' d="')
             # lines of one look are one path
             if parts and sign and " stroke=" in look and parts[-1][0] == look:
@@ -145,7 +128,7 @@ def _panel(light: Panel, dark: Panel, labels: Sequence[str]) -> dict[str, Any]:
 
 def _row(reading: Reading, twin: Reading, panel: Panel, labels: Sequence[str]) -> dict[str, Any]:
     name = reading.series.strip() or panel.y.label.partition(" (")[0] or panel.heading
-    row: dict[str, Any] = {"n": name, "c": _both(reading.colour, twin.colour)}
+    row: dict[str, Any] = {"n": name, "c": both(reading.colour, twin.colour)}
     if reading.series in labels:
         row["s"] = labels.index(reading.series)
     for key, values in (("y", reading.y), ("l", reading.low), ("h", reading.high)):

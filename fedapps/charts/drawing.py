@@ -1,6 +1,7 @@
 """How every plot looks: axes, lines, legends.
 
-`plots.py` says what is drawn, here is how, and `canvas.py` makes the files.
+The rooms above say what is drawn, here is how; `canvas.py` turns it into SVG and
+`files.py` into files.
 """
 
 from collections.abc import Sequence
@@ -19,13 +20,8 @@ from fedapps.formats import is_percent, metric_name, three_digits
 _SHADES = 128
 
 
-def png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
-    return canvas.png(figure.shapes(), figure.size, figure.panels[0].theme.surface)
-
-
 def svg(figure: Figure) -> bytes:
-    """The figure as an SVG file."""
+    """The figure as SVG, for a notebook."""
     return canvas.svg(figure.shapes(), figure.size, figure.panels[0].theme.surface)
 
 
@@ -37,10 +33,13 @@ def one_panel(heading: str, theme: Theme) -> tuple[Figure, Panel]:
 
 
 def panels(
-    rows: int, columns: int, size: tuple[float, float], theme: Theme
+    rows: int, columns: int, size: tuple[float, float], theme: Theme, number: int | None = None
 ) -> tuple[Figure, list[Panel]]:
-    """A figure with a grid of panels, row by row; `size` in inches."""
-    axes = [Panel(theme) for _ in range(rows * columns)]
+    """A figure with a grid of panels, row by row; `size` in inches. Of a `number` of
+    panels that leaves places in the last row, these stay empty.
+    """
+    places = range(rows * columns)
+    axes = [Panel(theme, hidden=number is not None and place >= number) for place in places]
     return Figure((72 * size[0], 72 * size[1]), columns, axes), axes
 
 

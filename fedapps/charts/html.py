@@ -8,10 +8,13 @@ from outside; only `Html` passes unchanged.
 
 import base64
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 from fedapps.charts.chart_script import SCRIPT, STYLE, fingerprint
 from fedapps.charts.theme import DARK, LIGHT
+
+_COLOUR = re.compile(r"var\(--p-([0-9a-f]{6})-([0-9a-f]{6})\)")
 
 
 class Html(str):
@@ -25,39 +28,109 @@ class Html(str):
 _NUMBERS = ", ".join(f"table.text{count} tr > :nth-child(n + {count + 1})" for count in range(5))
 
 _CSS = f"""
-:root {{ color-scheme: light dark; --page: #f4f5f7; --card: {LIGHT.surface}; --ink: {LIGHT.ink};
-  --muted: {LIGHT.muted}; --line: #dfe3e7; --accent: {LIGHT.series[0]}; --code: #eceff2;
-  --good: #0b6b52; --good-bg: #dcf3ea; --bad: #a3281c; --bad-bg: #fbe3df; --warn: #7d5600; --warn-bg: #faefd2; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --page: #121519; --card: {DARK.surface}; --ink: {DARK.ink};
-  --muted: {DARK.muted}; --line: #2f353d; --accent: {DARK.series[0]}; --code: #262b32;
-  --good: #7fe0bf; --good-bg: #12362b; --bad: #ff9d8f; --bad-bg: #431f1b; --warn: #f2cd78; --warn-bg: #3c3013; }} }}
+:root {{
+  color-scheme: light dark;
+  --page: #f4f5f7;
+  --card: {LIGHT.surface};
+  --ink: {LIGHT.ink};
+  --muted: {LIGHT.muted};
+  --line: #dfe3e7;
+  --accent: {LIGHT.series[0]};
+  --code: #eceff2;
+  --good: #0b6b52;
+  --good-bg: #dcf3ea;
+  --bad: #a3281c;
+  --bad-bg: #fbe3df;
+  --warn: #7d5600;
+  --warn-bg: #faefd2;
+}}
+@media (prefers-color-scheme: dark) {{
+  :root {{
+    --page: #121519;
+    --card: {DARK.surface};
+    --ink: {DARK.ink};
+    --muted: {DARK.muted};
+    --line: #2f353d;
+    --accent: {DARK.series[0]};
+    --code: #262b32;
+    --good: #7fe0bf;
+    --good-bg: #12362b;
+    --bad: #ff9d8f;
+    --bad-bg: #431f1b;
+    --warn: #f2cd78;
+    --warn-bg: #3c3013;
+  }}
+}}
 * {{ box-sizing: border-box; }}
-body {{ margin: 0; background: var(--page); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }}
+body {{
+  margin: 0;
+  background: var(--page);
+  color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
+}}
 main {{ max-width: 1080px; margin: 0 auto; padding: 2rem 1.25rem 3rem; }}
-h1 {{ font-size: 1.75rem; line-height: 1.2; margin: 0 0 .25rem; letter-spacing: -.01em; overflow-wrap: anywhere; }}
+h1 {{
+  font-size: 1.75rem;
+  line-height: 1.2;
+  margin: 0 0 .25rem;
+  letter-spacing: -.01em;
+  overflow-wrap: anywhere;
+}}
 h1 small {{ font-weight: 400; color: var(--muted); font-size: 1.75rem; }}
 h2 {{ font-size: 1.1rem; margin: 2rem 0 .75rem; }}
 p {{ margin: .4rem 0; max-width: 75ch; overflow-wrap: anywhere; }}
 .quiet {{ color: var(--muted); }}
-.state {{ display: inline-block; margin: .75rem 0 1.25rem; padding: .3rem .8rem; border-radius: .5rem;
-  overflow-wrap: anywhere; }}
-.tag {{ display: inline-block; padding: 0 .45rem; border-radius: .35rem; font-size: .82rem; }}
+.state {{
+  display: inline-block;
+  margin: .75rem 0 1.25rem;
+  padding: .3rem .8rem;
+  border-radius: .5rem;
+  overflow-wrap: anywhere;
+}}
+.tag {{
+  display: inline-block;
+  padding: 0 .45rem;
+  border-radius: .35rem;
+  font-size: .82rem;
+}}
 td > .tag:only-child {{ white-space: nowrap; }}
 a {{ color: var(--accent); }}
 .completed {{ color: var(--good); background: var(--good-bg); }}
 .failed {{ color: var(--bad); background: var(--bad-bg); }}
 .interrupted, .running {{ color: var(--warn); background: var(--warn-bg); }}
-.cards {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .75rem; }}
-.card, figure, details, .panel {{ background: var(--card); border: 1px solid var(--line); border-radius: .6rem; }}
-.card {{ padding: .7rem .9rem; margin: 0; display: flex; flex-direction: column; justify-content: space-between; }}
+.cards {{
+  display: grid;
+  grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));
+  gap: .75rem;
+}}
+.card, figure, details, .panel {{
+  background: var(--card);
+  border: 1px solid var(--line);
+  border-radius: .6rem;
+}}
+.card {{
+  padding: .7rem .9rem;
+  margin: 0;
+  display: flex;
+  flex-direction: column;
+  justify-content: space-between;
+}}
 .card dt {{ color: var(--muted); font-size: .82rem; line-height: 1.3; }}
-.card dd {{ margin: .15rem 0 0; font-size: 1.45rem; font-weight: 600; font-variant-numeric: tabular-nums;
-  overflow-wrap: anywhere; }}
+.card dd {{
+  margin: .15rem 0 0;
+  font-size: 1.45rem;
+  font-weight: 600;
+  font-variant-numeric: tabular-nums;
+  overflow-wrap: anywhere;
+}}
 .card dd.long {{ font-size: 1.15rem; }}
 .card.first dd {{ color: var(--accent); }}
-.plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: .75rem;
-  align-items: start; }}
+.plots {{
+  display: grid;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
+  gap: .75rem;
+  align-items: start;
+}}
 figure {{ margin: 0; padding: .5rem; overflow: hidden; }}
 main > figure + figure, .plots + .panel {{ margin-top: .75rem; }}
 details figure {{ border: 0; max-width: 46rem; }}
@@ -68,9 +141,18 @@ summary {{ cursor: pointer; font-weight: 600; padding: .5rem 0; }}
 summary span {{ font-weight: 400; color: var(--muted); }}
 .panel {{ padding: .5rem 1rem; }}
 .scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }}
-th, td {{ text-align: left; padding: .35rem 1.2rem .35rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; }}
+table {{
+  border-collapse: collapse;
+  width: 100%;
+  font-size: .9rem;
+  font-variant-numeric: tabular-nums;
+}}
+th, td {{
+  text-align: left;
+  padding: .35rem 1.2rem .35rem 0;
+  border-bottom: 1px solid var(--line);
+  vertical-align: top;
+}}
 tr:last-child td {{ border-bottom: 0; }}
 th {{ color: var(--muted); font-weight: 500; font-size: .82rem; vertical-align: bottom; }}
 td {{ overflow-wrap: anywhere; }}
@@ -79,25 +161,33 @@ table:not(.pairs) td:first-child {{ min-width: 6.5rem; }}
 table.pairs {{ width: auto; }}
 td small {{ color: var(--muted); font-size: .82rem; }}
 td b {{ color: var(--accent); }}
-code, pre {{ font: .88rem/1.5 ui-monospace, "Cascadia Mono", Menlo, Consolas, monospace; background: var(--code);
-  border-radius: .35rem; }}
+code, pre {{
+  font: .88rem/1.5 ui-monospace, "Cascadia Mono", Menlo, Consolas, monospace;
+  background: var(--code);
+  border-radius: .35rem;
+}}
 code {{ padding: .1rem .35rem; overflow-wrap: anywhere; }}
 pre {{ padding: .7rem .9rem; overflow-x: auto; margin: .5rem 0; }}
-@media (max-width: 500px) {{ main {{ padding: 1.25rem .75rem 2rem; }} h1, h1 small {{ font-size: 1.4rem; }}
-  .cards {{ grid-template-columns: repeat(2, 1fr); }} figure {{ padding: .25rem; }} }}
-@media print {{ body {{ background: none; }} details::details-content {{ content-visibility: visible; }} }}
+@media (max-width: 500px) {{
+  main {{ padding: 1.25rem .75rem 2rem; }}
+  h1, h1 small {{ font-size: 1.4rem; }}
+  .cards {{ grid-template-columns: repeat(2, 1fr); }}
+  figure {{ padding: .25rem; }}
+}}
+@media print {{
+  body {{ background: none; }}
+  details::details-content {{ content-visibility: visible; }}
+}}
 """
 
 
 def page(
     heading: str,
-    body: Iterable[Html],
-    style: str = "",
+    body: Sequence[Html],
     scripts: Sequence[str] = (SCRIPT,),
     connect: str = "'none'",
 ) -> str:
-    """The whole document; `heading` is the window's title, `style` that of this page
-    alone.
+    """The whole document; `heading` is the window's title.
 
     `scripts` run at its end, and no others; `connect`: whom they may ask.
     """
@@ -110,13 +200,27 @@ def page(
         "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src "
         f'{allowed}; connect-src {connect}">\n'
         f"<title>{text(heading)}</title>\n<style>{_CSS}{STYLE}</style>\n<style "
-        f'id="palette">{style}</style>\n'
+        f'id="palette">{palette(body)}</style>\n'
         "</head>\n<body>\n<main>\n"
         + "\n".join(body)
         + "\n</main>\n"
         + "".join(f'<script class="page">{script}</script>\n' for script in scripts)
         + "</body>\n</html>\n"
     )
+
+
+def both(light: str, dark: str) -> str:
+    """The name of a colour that depends on the scheme."""
+    return f"var(--p-{light[1:].lower()}-{dark[1:].lower()})"
+
+
+def palette(body: Iterable[str]) -> str:
+    """The style sheet that says which colours stand behind the names in charts of a
+    page, in both schemes.
+    """
+    pairs = sorted({pair for part in body for pair in _COLOUR.findall(part)})
+    light, dark = ("".join(f"--p-{a}-{b}:#{(a, b)[which]};" for a, b in pairs) for which in (0, 1))
+    return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}" if pairs else ""
 
 
 def text(value: object) -> Html:
@@ -134,6 +238,22 @@ def heading(content: object) -> Html:
     return Html(f"<h2>{text(content)}</h2>")
 
 
+def header(title: str, subject: str, note: str, state: str = "", told: str = "") -> Html:
+    """The head of a page: its title and what it is about, a note, and `told`, how
+    things are, in the colour of a `state` ("completed", "failed", ...).
+    """
+    on = f" <small>on {text(subject)}</small>" if subject else ""
+    parts = [f"<header><h1>{text(title)}{on}</h1>", paragraph(note, "quiet") if note else ""]
+    if state:
+        parts.append(f'<div class="state {state}">{text(told)}</div>')
+    return Html("\n".join(filter(None, parts)) + "</header>")
+
+
+def panel(content: Html, style: str = "panel") -> Html:
+    """A part of the page with a border; `style` "plots": pictures side by side."""
+    return Html(f'<div class="{style}">{content}</div>')
+
+
 def cards(entries: Iterable[tuple[str, str]]) -> Html:
     """Key numbers, (label, value) each; the first is the most important one."""
     parts = [
@@ -141,7 +261,7 @@ def cards(entries: Iterable[tuple[str, str]]) -> Html:
         f'<dd class="{"long" if len(value) > 9 else "short"}">{text(value)}</dd></dl>'
         for index, (label, value) in enumerate(entries)
     ]
-    return Html(f'<div class="cards">{"".join(parts)}</div>')
+    return panel(Html("".join(parts)), "cards")
 
 
 def image(description: str, data: bytes) -> Html:

@@ -38,8 +38,55 @@ class Adapted:
     after: dict[str, Any]
 
 
-def adapt(arguments: argparse.Namespace) -> int:
-    """Run `fedapps adapt` and return the exit status."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Train a model that `fedapps export` wrote on the samples of one site, and write the best "
+        "epoch."
+    )
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL", help="safetensors file of `fedapps export`"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="the samples: a folder or file, as a site's data",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the new model (default: MODEL-adapted.safetensors)",
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=5, metavar="E", help="local epochs (default: 5)"
+    )
+    parser.add_argument(
+        "--rate",
+        type=float,
+        metavar="R",
+        help="learning rate (default: that of the run's first round)",
+    )
+    parser.add_argument(
+        "--batch-size", type=int, metavar="B", help="samples of a step (default: the run's)"
+    )
+    parser.add_argument(
+        "--validation",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="of the samples, to choose the epoch by (default: 0.2)",
+    )
+    parser.add_argument(
+        "--net", default="", metavar="MODULE:NAME", help="the net, where it is code of your own"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file that is there")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Adapt the model and return the exit status."""
     out = arguments.out or arguments.model.with_name(f"{arguments.model.stem}-adapted.safetensors")
     if out.exists() and not arguments.overwrite:
         raise UserError(f"{out} is there already: add --overwrite, or choose another --out")

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 DEFAULT = Path("deployment")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command and its subcommands to the parser of `fedapps`."""
-    deploy = commands.add_parser(
-        "deploy",
-        help="a SuperLink and SuperNodes on this machine",
-        description="Real processes on the loopback interface, with TLS and node authentication.",
+def add_options(deploy: argparse.ArgumentParser) -> None:
+    """Add the subcommands."""
+    deploy.description = (
+        "Real processes on the loopback interface, with TLS and node authentication."
     )
     actions = deploy.add_subparsers(required=True, metavar="ACTION")
 
@@ -142,8 +140,13 @@ def _action(
             metavar="DIR",
             help=f"folder of the deployment (default: {DEFAULT})",
         )
-    parser.set_defaults(command=command)
+    parser.set_defaults(action=command)
     return parser
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run the chosen action and return the exit status."""
+    return int(arguments.action(arguments))
 
 
 def _up(arguments: argparse.Namespace) -> int:

@@ -1,48 +1,46 @@
-"""`fedapps export DIR --client 7`: the model that a client of a finished run was scored
-with, as named arrays and as a program.
+"""`fedapps export DIR --client 7`: writes the model that a client of a finished run was
+scored with, as named arrays and as a program; without a client, the global model.
 
-Without a client: the run's global model. Either file also says which net it is of
-(``model_files``).
-
-What the server would send for the run's last evaluation is made from the folder, the
-client answers it from what it keeps there, and the model with which it does is written,
-once its scores are those that the run recorded.
+The files also say which net they are of (``runs.model_files``).
 """
 
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord
-from flwr.clientapp import ClientApp
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
-from algorithms.common.measures import leading_of, lower_is_better
-from fedapps.engines.inline import InlineGrid
-from fedapps.errors import UserError
-from fedapps.records.newcomers import MARK
-from fedapps.records.reader import RunFolder, read_run
-from fedapps.runs.assembly import build_client, build_strategy, build_task
-from fedapps.runs.client_factory import one_thread
+from fedapps.runs.assembly import build_task
 from fedapps.runs.model_files import described
-from fedapps.runs.prepare import completed
-from fedapps.settings.settings import Settings
-from fedapps.toml_text import read_toml
-
-if TYPE_CHECKING:
-    from clients import FedAvgClient
-    from clients.base.store import DiskStore
-    from fedapps.data.scaling import Scale
-
-#: How far scores may be from the recorded ones: those of another machine, not of
-#: another model.
-TOLERANCE = 1e-3
+from fedapps.runs.models import exported, of_nobody, scale_of, settings_in, write_program
 
 
-def export(arguments: argparse.Namespace) -> int:
-    """Run `fedapps export` and return the exit status."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Write the model that a client of a finished run was scored with: its arrays, as "
+        "safetensors under the net's names."
+    )
+    parser.add_argument("run", type=Path, metavar="DIR", help="results folder")
+    parser.add_argument(
+        "--client", type=int, metavar="N", help="whose model (default: the global one, of nobody)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the arrays (default: DIR/client-N.safetensors, DIR/global.safetensors)",
+    )
+    parser.add_argument(
+        "--program",
+        type=Path,
+        metavar="FILE.pt2",
+        help="also the net with its arrays, by torch.export",
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Write the model and return the exit status."""
     if arguments.client is None:
         client, scores, found = of_nobody(arguments.run, arguments.program is not None)
     else:
@@ -74,171 +72,3 @@ def export(arguments: argparse.Namespace) -> int:
         write_program(client, found, arguments.program)
         print(f"written: {arguments.program}")
     return 0
-
-
-def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None":
-    """Return how the samples of a client (``None``: of all) are scaled; ``None`` if
-    they are not, or only where they are.
-    """
-    if settings.sites.own or not hasattr(task, "common_scale") or task.standardise == "none":
-        return None
-    if task.standardise == "sums":
-        return task.common_scale(settings.num_clients)  # type: ignore[no-any-return]
-    return None if client is None else task.scale_of(task.split(client, settings.num_clients)[0])
-
-
-def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the same of the global model; some client for a ``program``, else
-    ``None``. Raises ``UserError`` if it is no net's.
-    """
-    import torch
-
-    settings, run = settings_in(folder, own=not program), read_run(folder)
-    task = build_task(settings)
-    arrays = net_arrays(settings, task, run)
-    one_thread()
-    client: Any = (
-        build_client(settings, task, 0, settings.num_clients, store_in(folder, 0))
-        if program
-        else None
-    )
-    facts = {"method": settings.method, "round": run.rounds_completed}
-    return (
-        client,
-        facts,
-        {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()},
-    )
-
-
-def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any], dict[str, Any]]:
-    """Return the client, what is known of its model (method, round, scores, lambda or
-    alpha) and the arrays by name.
-
-    Raises ``UserError`` if the folder does not hold what the client was scored with.
-    """
-    settings, run = settings_in(folder), read_run(folder)
-    row = next((row for row in run.clients if str(row["client"]) == str(number)), None)
-    if row is None:
-        known = ", ".join(
-            [str(row["client"]) for row in run.clients[:5]] + ["..."] * (len(run.clients) > 5)
-        )
-        raise UserError(
-            f"--client {number}: {folder} has no scores of this client: choose one of {known}"
-        )
-    if row.get(MARK):
-        raise UserError(
-            f"--client {number}: it is new (num-new-clients), so that {folder} keeps nothing of it"
-        )
-    task = build_task(settings)
-    one_thread()
-    client: Any = build_client(
-        settings, task, number, settings.num_clients, store_in(folder, number)
-    )
-    if not hasattr(client, "personal_state_dict"):
-        raise UserError(
-            f"method = {settings.method!r}: its clients are scored with no torch model of their own"
-        )
-    parameters, config = message(settings, task, run)
-    tensors, metrics = client.personal_state_dict(parameters, config)
-    name = leading_of(metrics)
-    now, then = float(metrics[name]), float(row[name])
-    # an error has the targets' units
-    if abs(now - then) > TOLERANCE * (then if lower_is_better(name) else 1.0):
-        raise UserError(
-            f"{folder}: client {number} was scored with {name} {then:.4f}, and what it keeps there "
-            f"has {now:.4f}: "
-            "run with checkpoints or client-store=disk, and leave clients/ as it is"
-        )
-    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-    return (
-        client,
-        {"method": settings.method, "client": number, "round": config["server-round"], **numbers},
-        tensors,
-    )
-
-
-def store_in(folder: Path, number: int) -> "DiskStore":
-    """Return what a client keeps in a run's folder."""
-    from clients.base.store import DiskStore
-
-    return DiskStore(folder / "clients" / f"client-{number}", "export")
-
-
-def settings_in(folder: Path, own: bool = False) -> Settings:
-    """Return the settings of a run. Raises ``UserError`` for a folder without one, or,
-    unless ``own``, with data that are not here.
-    """
-    if not (folder / "settings.toml").exists() or not (folder / "model.safetensors").exists():
-        raise UserError(
-            f"{folder} holds no finished run: it has no settings.toml and model.safetensors"
-        )
-    recorded = {
-        key: value
-        for key, value in read_toml(folder / "settings.toml").items()
-        if not key.startswith("versions.")
-    }
-    settings = completed({**recorded, "out": str(folder.absolute())})
-    if settings.sites.own and not own:
-        raise UserError(f"{folder}: the samples and models of its clients are at their sites")
-    return settings
-
-
-def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arrays and the configuration of the run's last evaluation. Raises
-    ``UserError``.
-    """
-    rounds = [row["round"] for row in run.rounds if "evaluate" in row]
-    if not rounds:
-        raise UserError(f"{run.path}: the run has no evaluation")
-    arrays = net_arrays(settings, task, run)
-    # any version of the client's state up to then
-    first = {"first-round": rounds[-1] + 1, "checkpoint-round": rounds[-1]}
-    config = ConfigRecord(
-        {
-            "seed": settings.seed,
-            "num-rounds": settings.num_rounds,
-            "server-round": rounds[-1],
-            **first,
-            **settings.train.to_config(),
-        }
-    )
-    strategy = build_strategy(settings, task)
-    (sent,) = strategy.configure_evaluate(rounds[-1], arrays, config, InlineGrid(ClientApp(), 1))
-    (record,), (configured,) = (
-        sent.content.array_records.values(),
-        sent.content.config_records.values(),
-    )
-    return [array.numpy().copy() for array in record.values()], dict(configured)
-
-
-def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:
-    """Return the arrays of a run's model. Raises ``UserError`` if they are not those of
-    the task's net.
-    """
-    try:
-        model = load_file(run.path / "model.safetensors")
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{run.path}: the model cannot be read ({error})") from error
-    names = list(task.work_model().state_dict()) if hasattr(task, "work_model") else []
-    if sorted(model) != sorted(names):
-        raise UserError(f"method = {settings.method!r}: what the run trained is not the task's net")
-    return ArrayRecord({name: Array(model[name]) for name in names})  # safetensors sorts them
-
-
-def write_program(client: "FedAvgClient", tensors: dict[str, Any], path: Path) -> None:
-    """Write the net with these arrays as a program of PyTorch (``torch.export``), for
-    batches of any size. Raises ``UserError``.
-    """
-    import torch
-
-    client.model.load_state_dict(tensors)
-    x = client.data.test.x[:2]
-    try:
-        batch = torch.export.Dim("batch", min=1, max=2**20)
-        torch.export.save(
-            torch.export.export(client.model.eval(), (x,), dynamic_shapes=({0: batch},)), path
-        )
-    except Exception as error:
-        raise UserError(
-            f"--program: this net cannot be exported ({' '.join(str(error).split())[:200]})"
-        ) from None

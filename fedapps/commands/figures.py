@@ -1,19 +1,41 @@
-"""The command `fedapps figures`: the plots of a run, or of several runs compared, as
+"""`fedapps figures`: the plots of a run, or of several runs compared, as
 files for papers.
 """
 
 import argparse
+from pathlib import Path
 
-from fedapps.charts import drawing
-from fedapps.charts.layout import Figure
 from fedapps.charts.theme import LIGHT
 from fedapps.errors import UserError
 from fedapps.records.reader import read_run, run_folder
 from fedapps.results.compare import compared
-from fedapps.results.run_plots import file_name, run_figures
+from fedapps.results.parts import run_figures, write_figures
 
 
-def figures(arguments: argparse.Namespace) -> int:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Write the plots of a run, or those of several runs compared, as files for papers."
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="results folder; of a sweep: its DIR/cells/*",
+    )
+    parser.add_argument(
+        "--format", choices=("pdf", "png", "svg"), default="pdf", help="of the files (default: pdf)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where they go (default: figures, in or beside the first run)",
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
     """Write the figures and print the files' paths. Raises ``UserError`` for a folder
     that holds no run, or nothing to draw.
     """
@@ -27,18 +49,6 @@ def figures(arguments: argparse.Namespace) -> int:
     if not found:
         raise UserError(f"{first} has nothing to draw yet: no round has ended")
     out = arguments.out or (first if alone else first.resolve().parent) / "figures"
-    out.mkdir(parents=True, exist_ok=True)
-    for name, figure in found.items():
-        path = out / f"{file_name(name)}.{arguments.format}"
-        path.write_bytes(drawn(figure, arguments.format))
+    for path in write_figures(out, found, arguments.format):
         print(path)
     return 0
-
-
-def drawn(figure: Figure, form: str) -> bytes:
-    """Return a figure as the content of a file: "pdf", "png" or "svg"."""
-    if form == "pdf":
-        from fedapps.charts.pdf import pdf
-
-        return pdf(figure.shapes(), figure.size, figure.panels[0].theme.surface)
-    return drawing.png(figure) if form == "png" else drawing.svg(figure)

@@ -21,7 +21,15 @@ from fedapps.settings.reference import (
 from fedapps.tasks.registry import checked_task
 
 
-def settings(arguments: argparse.Namespace) -> int:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = "List all settings, or explain those of one table, or one key."
+    parser.add_argument(
+        "name", nargs="?", default="", metavar="TABLE | KEY", help="what to say more about"
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
     """Print all settings, or those of a table or key; return the exit status."""
     known = settings_in(all_tables())
     if is_reference(arguments.name) or (

@@ -13,22 +13,82 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedapps import json_log
-from fedapps.errors import INTERRUPTED, RunFailed, UserError
+from fedapps.errors import INTERRUPTED, RunFailed
 from fedapps.formats import seconds_text
 from fedapps.live.watching import watched
-from fedapps.sweeps.execution import Way, carry_out, missing_of
-from fedapps.sweeps.grid import FULL
-from fedapps.sweeps.plan import Plan, read_plan
+from fedapps.sweeps.execution import Way, execute_sweep, missing_runs
+from fedapps.sweeps.plan import Plan, read_plans
 from fedapps.sweeps.pool import finished
-from fedapps.toml_text import read_toml
-
-#: A folder that has it holds the studies of one paper, whose names mean little without
-#: that of the folder.
-PAPER = "paper.toml"
 
 
-def sweep(arguments: argparse.Namespace) -> int:
-    """Run `fedapps sweep` and return the exit status."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Run every combination of a file's lists, and make tables, plots and a page of them."
+    )
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE.toml | DIR",
+        help="settings; a list is an axis of the grid. DIR: all sweeps in it, in turn",
+    )
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="key=value",
+        help="settings that win over the file's; lists, too: seed=[0,1]",
+    )
+    parser.add_argument(
+        "--scale",
+        default="",
+        metavar="NAME",
+        help="use the file's table [scale.NAME]; full: the file as it stands",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="read a data set from DIR/NAME where DIR has the last name of its source",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="runs at a time (default: as many as there are cores)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=["inline", "ray"],
+        default="inline",
+        help="parallel processes (default), or Ray, run after run",
+    )
+    parser.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="run on this Ray cluster: runs as tasks, or, with --engine ray, one after the other",
+    )
+    parser.add_argument(
+        "--gpus-per-client",
+        type=float,
+        default=0.0,
+        metavar="F",
+        help="share of a GPU for each client (ray)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="results folder (default: results/sweep-FILE)"
+    )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve a page that follows the runs, to this machine alone",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and start none")
+    json_log.add_option(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run the sweep and return the exit status."""
     try:
         return _sweep(arguments)
     except KeyboardInterrupt:
@@ -42,18 +102,19 @@ def _sweep(arguments: argparse.Namespace) -> int:
         arguments.file, arguments.settings, arguments.scale, arguments.out, arguments.data
     )
     if arguments.dry_run:
-        for out, plan in plans.items():
-            show_plan(plan, out)
+        for plan in plans:
+            show_plan(plan)
         return 0
-    missing = missing_of(plans)
-    if told := minutes_text([plan for out, plan in plans.items() if missing[out]]):
-        print(told, file=sys.stderr)
+    missing = [missing_runs(plan) for plan in plans]
+    if minutes := minutes_text([plan for plan, runs in zip(plans, missing, strict=True) if runs]):
+        print(minutes, file=sys.stderr)
     failed = total = 0
-    for out, plan in plans.items():
+    for plan, runs in zip(plans, missing, strict=True):
+        out = plan.out
         if len(plans) > 1:
             print(f"== {plan.title}", file=sys.stderr)
         with watched(out, arguments.watch):
-            results, reasons = carry_out(plan, out, missing[out], way, arguments.settings)
+            results, reasons = execute_sweep(plan, runs, way)
         failed, total = failed + len(reasons), total + len(plan.points)
         if results is not None and json_log.chosen():
             print(
@@ -78,49 +139,6 @@ def _sweep(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read_plans(
-    path: Path,
-    settings: Sequence[str] = (),
-    scale: str = "",
-    to: Path | None = None,
-    data: Path | None = None,
-) -> dict[Path, Plan]:
-    """Return the plan of the file, or of each sweep of a folder, by the folder of its
-    results. Raises ``UserError``.
-
-    ``to``: the folder of the results, below which those of a folder's sweeps have one
-    each. The others: see ``read_plan``.
-    """
-    out = {}
-    for file in sweeps_in(path) if path.is_dir() else [path]:
-        of_paper = path.is_dir() or (file.parent / PAPER).exists()
-        words = (
-            "sweep",
-            file.parent.name if of_paper else "",
-            file.stem,
-            "" if scale == FULL else scale,
-        )
-        folder = (to or Path("results") / "-".join(filter(None, words))).expanduser().absolute()
-        if path.is_dir() and to:
-            folder /= file.stem
-        out[folder] = read_plan(file, settings, scale, folder, data)
-    return out
-
-
-def sweeps_in(folder: Path) -> list[Path]:
-    """Return the files of a folder that have a table ``[sweep]``, sorted. Raises
-    ``UserError`` if there are none.
-    """
-    found = [
-        path
-        for path in sorted(folder.glob("*.toml"))
-        if any(key.startswith("sweep.") for key in read_toml(path))
-    ]
-    if not found:
-        raise UserError(f"{folder}: holds no file with a table [sweep]")
-    return found
-
-
 def minutes_text(plans: Sequence[Plan]) -> str:
     """Return how long sweeps take, by what their files say of it; "" if none says."""
     known = [plan.grid.options.minutes for plan in plans if plan.grid.options.minutes]
@@ -133,12 +151,12 @@ def minutes_text(plans: Sequence[Plan]) -> str:
     )
 
 
-def show_plan(plan: Plan, out: Path) -> None:
+def show_plan(plan: Plan) -> None:
     """Print the runs and their states."""
     for point in plan.points:
         state = "finished" if finished(point.run.folder) else "to run"
         print(f"{point.name}  ({point.run.config['num-rounds']} rounds, {state})")
     done = sum(finished(point.run.folder) for point in plan.points)
-    print(f"{len(plan.points)} runs, {done} of them finished; results: {out}")
-    if told := minutes_text([plan]):
-        print(told)
+    print(f"{len(plan.points)} runs, {done} of them finished; results: {plan.out}")
+    if minutes := minutes_text([plan]):
+        print(minutes)

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapps.data.sources import label_column
+from fedapps.data.columns import is_class, label_column
+from fedapps.data.source import Source
 from fedapps.errors import UserError
 
 BATCH = 1000
@@ -28,13 +29,8 @@ def depths_of(data: Any) -> dict[str, int | None]:
     """Return how deep each column of a `datasets.Dataset` nests lists of numbers, 0 for
     plain numbers; None for other things.
     """
-    import datasets
-
-    classes = {
-        name for name, feature in data.features.items() if isinstance(feature, datasets.ClassLabel)
-    }
     return {
-        field.name: None if field.name in classes else _depth(field.type)
+        field.name: None if is_class(data.features[field.name]) else _depth(field.type)
         for field in data.data.schema
     }
 
@@ -53,7 +49,7 @@ def _depth(kind: Any) -> int | None:
             return depth if number else None
 
 
-def number_columns(data: Any, source: str, wanted: str, others: tuple[str, ...]) -> list[str]:
+def number_columns(data: Any, source: Source, wanted: str, others: tuple[str, ...]) -> list[str]:
     """Return the columns that make a sample: those ``wanted`` (names or patterns,
     separated by commas), else the ones found.
 
@@ -94,15 +90,14 @@ def number_columns(data: Any, source: str, wanted: str, others: tuple[str, ...])
         )
     if not free:
         raise UserError(
-            f"data.source = {source!r}: holds no images, arrays or numbers to learn from; its "
-            "columns are "
+            f"{source.given}: holds no images, arrays or numbers to learn from; its columns are "
             f"{_few(data.column_names)}"
         )
     return arrays or list(free)
 
 
 def read_numbers(
-    data: Any, columns: list[str], source: str, shape: tuple[int, ...], channels: str
+    data: Any, columns: list[str], source: Source, shape: tuple[int, ...], channels: str
 ) -> npt.NDArray[Any]:
     """Return the samples (N, C, H, W) in ``columns``: uint8 if all of them are
     (pixels), else float32.
@@ -112,7 +107,7 @@ def read_numbers(
     values.
     """
     out: npt.NDArray[Any] | None = None
-    bad, start, first_bad = 0, 0, ""
+    start = 0
     for table in data.select_columns(columns).with_format("arrow").iter(batch_size=BATCH):
         cells = [_values(table[name], name, source, start) for name in columns]
         stored = cells[0].shape[1:]
@@ -135,25 +130,21 @@ def read_numbers(
         with np.errstate(over="ignore"):  # reported below, as infinity
             for number, cell in enumerate(cells):
                 (rows if len(columns) == 1 else rows[:, number])[...] = cell
-        if rows.dtype == np.float32:
-            finite = np.isfinite(rows).reshape(len(rows), -1)
-            wrong = np.flatnonzero(~finite.all(1))
-            if len(wrong) and not bad:
-                place = np.argmin(finite[wrong[0]]) // math.prod(stored) if len(columns) > 1 else 0
-                first_bad = f"column {columns[place]!r}, row {start + wrong[0]}"
-            bad += len(wrong)
         start += len(table)
     assert out is not None  # there is at least one row
-    if bad:
+    if out.dtype == np.float32 and not np.isfinite(out).all():
+        finite = np.isfinite(out).reshape(len(out), -1)
+        row, number = divmod(int(np.argmin(finite)), finite.shape[1])
+        column = columns[number * len(columns) // finite.shape[1]]
         raise UserError(
-            f"data.source = {source!r}: {bad} of {len(out)} samples hold NaN, infinity or no value "
-            f"(first: {first_bad}): "
+            f"{source.given}: {len(out) - int(finite.all(1).sum())} of {len(out)} samples hold "
+            f"NaN, infinity or no value (first: column {column!r}, row {row}): "
             "fill or drop them, or name other columns (data.features)"
         )
     return _as_planes(out, columns, source, shape, channels)
 
 
-def targets_of(data: Any, source: str, label: str) -> npt.NDArray[np.float64]:
+def targets_of(data: Any, source: Source, label: str) -> npt.NDArray[np.float64]:
     """Return the numbers to predict (N, targets) in a column ("": detected by name),
     one or an array a sample. Raises ``UserError``.
     """
@@ -187,7 +178,7 @@ def targets_of(data: Any, source: str, label: str) -> npt.NDArray[np.float64]:
 
 
 def _as_planes(
-    out: npt.NDArray[Any], columns: list[str], source: str, shape: tuple[int, ...], channels: str
+    out: npt.NDArray[Any], columns: list[str], source: Source, shape: tuple[int, ...], channels: str
 ) -> npt.NDArray[Any]:
     stored = out.shape[1:]
     if shape:
@@ -204,7 +195,7 @@ def _as_planes(
             "axes it is to have"
         )
     if out[0].size == 0:
-        raise UserError(f"data.source = {source!r}: the samples in {_few(columns)} are empty")
+        raise UserError(f"{source.given}: the samples in {_few(columns)} are empty")
     if channels == "last" and out.ndim > 2:
         out = np.moveaxis(out, -1, 1)
     if out.ndim < 4:
@@ -212,7 +203,7 @@ def _as_planes(
     return np.ascontiguousarray(out)
 
 
-def _values(column: Any, name: str, source: str, start: int) -> npt.NDArray[Any]:
+def _values(column: Any, name: str, source: Source, start: int) -> npt.NDArray[Any]:
     """Return one batch of a column as (n, ...). Raises ``UserError`` for missing cells
     and ragged lists.
     """
@@ -249,11 +240,11 @@ def _values(column: Any, name: str, source: str, start: int) -> npt.NDArray[Any]
 
 
 def _ragged(
-    name: str, source: str, row: int, usual: tuple[int, ...], found: tuple[int, ...]
+    name: str, source: Source, row: int, usual: tuple[int, ...], odd: tuple[int, ...]
 ) -> str:
     return (
         f"column {name!r}: the lists of {source} differ in length ({_size(usual)}, but "
-        f"{_size(found)} in row {row}): cut or fill "
+        f"{_size(odd)} in row {row}): cut or fill "
         "them to one length"
     )
 
@@ -265,9 +256,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _kind(data: Any, name: str) -> str:
-    import datasets
-
-    if isinstance(data.features[name], datasets.ClassLabel):
+    if is_class(data.features[name]):
         return "classes"
     kind = data.data.schema.field(name).type
     return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind)

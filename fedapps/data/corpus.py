@@ -15,13 +15,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from algorithms.common.seeds import generator
 from clients.families.ensemble_data import Histogram
-from fedapps.errors import UserError
+from fedapps.data.columns import check_columns
+from fedapps.data.source import Source
+from fedapps.data.sources import load_quietly
+from fedapps.errors import UserError, reason
 
 UNKNOWN = "<unk>"
 DEFAULT_ROLES = 40  # of the generated corpus, if num-clients is 0
@@ -132,32 +134,20 @@ def read_rows(source: str, split: str, role: str, text: str, table: str) -> list
 
     ``table``: name of the settings table, for error messages.
     """
-    import datasets  # imported here: it takes seconds, and only texts need it
-
     folder = Path(source).expanduser()
     if not folder.is_dir():
         raise UserError(
             f"{table}.source = {source!r}: there is no such folder: name one that "
             "datasets.load_dataset reads, or leave it ''"
         )
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
     try:
-        data: Any = datasets.load_dataset(str(folder.resolve()), split=split)
+        data = load_quietly(str(folder.resolve()), split)
     except Exception as error:  # the library raises exceptions of many types
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"{table}.source = {source!r}: split {split!r} cannot be read ({reason}): it needs "
-            "train and test"
+            f"{table}.source = {source!r}: split {split!r} cannot be read ({reason(error)}): it "
+            "needs train and test"
         ) from error
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
-    for key, column in (("role", role), ("text", text)):
-        if column not in data.column_names:
-            raise UserError(
-                f"{table}.{key} = {column!r}: {source} has the columns "
-                f"{', '.join(data.column_names)}"
-            )
+    columns = {f"{table}.role": role, f"{table}.text": text}
+    check_columns(data, Source(source, split, table=table), columns)
     pairs = zip(data[role][:], data[text][:], strict=True)
     return [(str(name), str(line)) for name, line in pairs if name is not None and line is not None]

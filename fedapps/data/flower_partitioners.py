@@ -20,17 +20,19 @@ import numpy.typing as npt
 from algorithms.common.checks import nearest
 from algorithms.common.seeds import derived_seed
 from fedapps.data.cache import Entry
+from fedapps.data.columns import check_columns, column_of
 from fedapps.data.images import Images
 from fedapps.data.options import BY_CLIENT, FLOWER, DataOptions
-from fedapps.data.sources import cached, check_columns, column_of
-from fedapps.errors import UserError
+from fedapps.data.source import Source
+from fedapps.data.sources import cached
+from fedapps.errors import UserError, reason
 
 Indices = npt.NDArray[np.int64]
 #: The classes of the samples, for ``partition_by``.
 LABEL = "label"
 #: Go by a column that has to be named: by the classes they would make a client of each.
 BY_COLUMN = ("ContinuousPartitioner", *BY_CLIENT)
-#: What is no way to deal samples, and why.
+#: Partitioners that cannot be used here, with the reason.
 OTHERS = {
     "Partitioner": "is the base of the others",
     "IdToSizeFncPartitioner": "takes a function: choose Linear-, Square-, Exponential- "
@@ -47,8 +49,8 @@ def with_column(images: Images, options: DataOptions) -> Images:
     column = column_by(options)
     if column in ("", LABEL, options.label):
         return images if images.targets is None else replace(images, by=images.targets[:, 0])
-    source = options.source
-    if source == "digits":
+    source = Source.of(options)
+    if source.name == "digits":
         raise UserError(
             f"data.partition-arguments: partition_by = {column!r}: the digits have no such column"
         )
@@ -60,13 +62,7 @@ def with_column(images: Images, options: DataOptions) -> Images:
             values = np.unique(values, return_inverse=True)[1]
         return {"by": values}, {}
 
-    asked = {
-        "split": options.split,
-        "test": options.test,
-        "config": options.config,
-        "partition-by": column,
-    }
-    arrays, _ = cached(source, asked, decode)
+    arrays, _ = cached(source, {"partition-by": column}, decode)
     return replace(images, by=np.array(arrays["by"]))
 
 
@@ -128,8 +124,6 @@ def dealt(images: Images, options: DataOptions, num_clients: int, seed: int) -> 
 
 
 def _parts(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
-    import datasets
-
     kind, given = _class_of(options), options.arguments
     wanted = inspect.signature(kind).parameters
     own: dict[str, Any] = {"num_partitions": num_clients, "seed": seed, "partition_by": "by"}
@@ -159,36 +153,45 @@ def _parts(images: Images, options: DataOptions, num_clients: int, seed: int) ->
             )
     if "distribution_array" in passed:
         passed["distribution_array"] = np.asarray(passed["distribution_array"])
-    chosen = images.dealt
-    rows = chosen[np.random.default_rng(seed).permutation(len(chosen))]
+    rows = np.random.default_rng(seed).permutation(images.dealt)
     values = images.labels if images.by is None else images.by
     if images.by is None and column_by(options) not in (LABEL, options.label):
         raise UserError(
             f"data.partition-arguments: partition_by = {column_by(options)!r}: this task deals by "
             f"{LABEL!r} only"
         )
+    try:
+        return partitioned(kind(**passed), values, rows)
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        AssertionError,
+    ) as error:
+        raise UserError(
+            f"data.partition = {options.partition!r}: flwr-datasets refuses: {reason(error)}"
+        ) from error
+
+
+def partitioned(partitioner: Any, values: npt.NDArray[Any], rows: Indices) -> list[Indices]:
+    """Return the rows of each client as a partitioner of the library deals them by the
+    ``values``, ascending. Its errors are passed on.
+
+    It keeps the order of ``rows`` within a class, which may correlate with the writer
+    or the date: shuffle them first.
+    """
+    import datasets  # imported here: it takes seconds
+
+    partitioner.dataset = datasets.Dataset.from_dict({"by": values[rows], "row": rows})
     with warnings.catch_warnings():
         # they repeat what the result shows: fewer samples than asked for
         warnings.simplefilter("ignore")
-        try:
-            partitioner: Any = kind(**passed)
-            partitioner.dataset = datasets.Dataset.from_dict({"by": values[rows], "row": rows})
-            return [
-                np.sort(np.asarray(partitioner.load_partition(k)["row"][:], np.int64))
-                for k in range(partitioner.num_partitions)
-            ]
-        except (
-            ValueError,
-            TypeError,
-            ArithmeticError,
-            LookupError,
-            AttributeError,
-            AssertionError,
-        ) as error:
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise UserError(
-                f"data.partition = {options.partition!r}: flwr-datasets refuses: {reason}"
-            ) from error
+        return [
+            np.sort(np.asarray(partitioner.load_partition(client)["row"][:], np.int64))
+            for client in range(partitioner.num_partitions)
+        ]
 
 
 @lru_cache

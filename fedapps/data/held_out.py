@@ -88,7 +88,7 @@ def dealt_part(images: Images, parts: list[Indices], part: Part, seed: int) -> l
     return own
 
 
-def told(images: Images, parts: list[Indices], own: list[Indices], part: Part) -> str:
+def remark(images: Images, parts: list[Indices], own: list[Indices], part: Part) -> str:
     """Return one line that says what the clients have of a part."""
     assert part.of is not None
     total = int(part.of.sum())

@@ -10,19 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapps.data.cache import Entry
-from fedapps.data.options import DataOptions
-from fedapps.data.sources import (
-    TEST,
-    VALIDATION,
-    cached,
+from fedapps.data.columns import (
     check_columns,
     column_of,
-    digits_table,
     groups_of,
     label_column,
     labels_of,
     parts_of,
+    with_names,
 )
+from fedapps.data.options import DataOptions, PublicOptions
+from fedapps.data.source import TEST, VALIDATION, Source
+from fedapps.data.sources import cached, digits_table
 from fedapps.errors import UserError
 
 # The `datasets` library is imported where it is used: it takes a second, which a worker
@@ -84,82 +83,70 @@ class Images:
         return np.flatnonzero(kept)
 
 
-def read_images(options: DataOptions, targets: bool = False) -> Images:
+def read_images(
+    options: DataOptions, targets: bool = False, source: Source | None = None
+) -> Images:
     """Read the samples of ``data.split`` and ``data.test``; names of columns that are
     "" are detected, a natural id is then not read.
 
-    ``targets``: the label is a number to predict, or an array of them.
+    ``targets``: the label is a number to predict, or an array of them. ``source``: in
+    place of the one in the options.
 
     Raises UserError, naming the setting at fault, for problems the user can fix.
     """
-    if options.source == "digits":
+    source = source or Source.of(options)
+    if source.name == "digits":
         return _digits(options)
-    asked = _asked(options) | ({"targets": "1"} if targets else {})
+    wanted = _columns(options) | ({"targets": "1"} if targets else {})
     arrays, facts = cached(
-        options.source, asked, lambda data, parts: _decode(data, parts, options, targets)
+        source, wanted, lambda data, parts: _decode(data, parts, source, options, targets)
     )
+    others: dict[str, Any] = {
+        name.replace("-", "_"): np.array(array)
+        for name, array in arrays.items()
+        if name not in ("pixels", "labels")
+    }
     return Images(
         arrays["pixels"],
         np.array(arrays["labels"]),
         facts["num-classes"],
-        np.array(arrays["natural"]) if options.natural_id else None,
-        tuple(facts["names"]),
-        held_out=np.array(arrays["held-out"]) if "held-out" in arrays else None,
-        held_back=np.array(arrays["held-back"]) if "held-back" in arrays else None,
+        names=tuple(facts["names"]),
         numbers=facts["numbers"],
         classes=tuple(facts["classes"]),
-        columns=tuple(facts.get("columns", ())),  # a cache of an earlier version has none
-        texts=tuple(facts.get("texts", ())),
-        targets=np.array(arrays["targets"]) if targets else None,
+        columns=tuple(facts["columns"]),
+        texts=tuple(facts["texts"]),
+        **others,
     )
 
 
-def _asked(options: DataOptions) -> dict[str, str]:
-    """Return what the decoded arrays depend on beside the files."""
-    asked = {
-        "split": options.split,
+def _columns(options: DataOptions) -> dict[str, str]:
+    """Return the options by which samples are decoded."""
+    return {
         "image": options.image,
         "label": options.label,
         "natural-id": options.natural_id,
-    }
-    others = {
-        "test": options.test,
-        "validation-split": options.validation_split,
         "part": options.part,
-        "config": options.config,
         "features": options.features,
         "shape": options.shape,
+        "channels": options.channels,
+        "resize": str(options.resize),
+        "left-out": ",".join(options.told_apart),
     }
-    if options.channels != "first":
-        others["channels"] = options.channels
-    if options.resize:
-        others["resize"] = str(options.resize)
-    if left_out := ",".join(
-        name for name in options.told_apart if name not in (options.natural_id, options.part)
-    ):
-        others["left-out"] = left_out
-    return asked | {key: value for key, value in others.items() if value}
 
 
-def read_pixels(source: str, split: str, image: str = "", resize: int = 0) -> npt.NDArray[np.uint8]:
-    """Read only the images (N, C, H, W) of a public set; ``image``: their column, "" to
-    detect it.
+def read_pixels(options: PublicOptions) -> npt.NDArray[np.uint8]:
+    """Read only the images (N, C, H, W) of a public set.
 
     Raises UserError, naming the setting under ``public.`` at fault.
     """
+    source = Source(options.source, options.split, table="public")
 
     def decode(data: Any, *_: Any) -> Entry:
-        check_columns(data, source, {"data.image": image})
-        return {
-            "pixels": _pixels(data, _find_image(data.features, source, image), source, resize)
-        }, {}
+        check_columns(data, source, {"public.image": options.image})
+        return {"pixels": _pixels(data, source, options.image, options.resize)}, {}
 
-    try:
-        arrays, _ = cached(
-            source, {"split": split, "image": image, "label": "none", "resize": str(resize)}, decode
-        )
-    except UserError as error:
-        raise UserError(str(error).replace("data.", "public.")) from error
+    wanted = {"image": options.image, "label": "none", "resize": str(options.resize)}
+    arrays, _ = cached(source, wanted, decode)
     return arrays["pixels"]
 
 
@@ -172,35 +159,23 @@ def read_named(
     The split ``data.test`` is not read. ``client``: "@file" is the name of a sample's
     file, "" none. Raises UserError, naming the settings ``data.`` and ``sites.client``.
     """
+    source = replace(Source.of(options), test="", client="sites.client")
+    read = replace(options, test="", natural_id=client, partition="iid")
 
     def decode(data: Any, *_: Any) -> Entry:
-        import datasets
-
-        named = {
-            "data.image": options.image,
-            "data.label": options.label,
-            "data.natural-id": client,
-        }
-        check_columns(data, options.source, named)
-        column = label_column(data.features, options.source, options.label)
+        named = {"data.image": options.image, "data.label": options.label, source.client: client}
+        check_columns(data, source, named)
+        column = label_column(data.features, source, options.label)
         values, place = np.unique(column_of(data, column), return_inverse=True)
-        declared = data.features[column]
-        # The library numbers samples without a label -1.
-        names = [
-            declared.int2str(int(v))
-            if isinstance(declared, datasets.ClassLabel) and v >= 0
-            else str(v)
-            for v in values
-        ]
-        owner, owners = groups_of(data, client) if client else (np.zeros(len(data), np.int64), [""])
-        arrays = {"pixels": _inputs(data, read), "labels": place.astype(np.int64), "owner": owner}
-        return arrays, {"names": names, "owners": owners}
+        names = with_names(data.features[column], values, missing=-1)
+        owner, owners = (
+            groups_of(data, source, client) if client else (np.zeros(len(data), np.int64), [""])
+        )
+        samples = _inputs(data, source, read)[0]
+        arrays = {"pixels": samples, "labels": place.astype(np.int64), "owner": owner}
+        return arrays, {"names": [str(name) for name in names], "owners": owners}
 
-    read = replace(options, test="", natural_id=client, partition="iid")
-    try:
-        arrays, facts = cached(options.source, _asked(read) | {"named": "2"}, decode)
-    except UserError as error:
-        raise UserError(str(error).replace("data.natural-id", "sites.client")) from error
+    arrays, facts = cached(source, _columns(read) | {"named": "2"}, decode)
     labels, owners = (
         [facts[names][at] for at in arrays[key].tolist()]
         for names, key in (("names", "labels"), ("owners", "owner"))
@@ -209,19 +184,19 @@ def read_named(
 
 
 def _digits(options: DataOptions) -> Images:
-    for key, value in (
-        ("natural-id", options.natural_id),
-        ("part", options.part),
-        ("features", options.features),
-        ("shape", options.shape),
+    of_files = "the digits have no such column"
+    for key, value, reason in (
+        ("natural-id", options.natural_id, of_files),
+        ("part", options.part, of_files),
+        ("features", options.features, of_files),
+        ("shape", options.shape, of_files),
+        ("resize", options.resize, "the digits stay 8 x 8"),
+        ("test", options.test, "the digits have one split"),
+        ("validation-split", options.validation_split, "the digits have one split"),
     ):
         if value:
-            raise UserError(f"data.{key} = {value!r}: the digits have no such column: leave it ''")
-    if options.resize:
-        raise UserError(f"data.resize = {options.resize}: the digits stay 8 x 8: leave it 0")
-    for key, value in (("test", options.test), ("validation-split", options.validation_split)):
-        if value:
-            raise UserError(f"data.{key} = {value!r}: the digits have one split: leave it ''")
+            unset = "''" if isinstance(value, str) else 0
+            raise UserError(f"data.{key} = {value!r}: {reason}: leave it {unset}")
     rows = digits_table()
     # (1797, 1, 8, 8), values 0..16
     pixels = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
@@ -229,16 +204,19 @@ def _digits(options: DataOptions) -> Images:
 
 
 def _decode(
-    data: Any, parts: npt.NDArray[np.int64], options: DataOptions, targets: bool = False
+    data: Any,
+    parts: npt.NDArray[np.int64],
+    source: Source,
+    options: DataOptions,
+    targets: bool = False,
 ) -> Entry:
     """Turn a `datasets.Dataset`, whose samples are of the splits ``parts`` (N,), into
     arrays and facts.
     """
-    source = options.source
     named = {
         "data.image": options.image,
         "data.label": options.label,
-        "data.natural-id": options.natural_id,
+        source.client: options.natural_id,
         "data.part": options.part,
     }
     check_columns(data, source, named)
@@ -250,66 +228,70 @@ def _decode(
         labels, classes = np.zeros(len(data), np.int64), ["0"]
     else:
         labels, classes = labels_of(data, source, options.label)
-    arrays |= {"pixels": _inputs(data, options), "labels": labels}
+    samples, columns, texts = _inputs(data, source, options)
+    arrays |= {"pixels": samples, "labels": labels}
     names: list[str] = []
     if options.natural_id:
-        arrays["natural"], names = groups_of(data, options.natural_id)
+        arrays["natural"], names = groups_of(data, source, options.natural_id)
     if options.part:
         parts = parts_of(data, options.part)
-    for name, part in (("held-out", TEST), ("held-back", VALIDATION)):
-        if (parts == part).any():
-            arrays[name] = parts == part
-    numbers = arrays["pixels"].dtype == np.float32
-    columns, texts = _found(data, options) if numbers else ([], [])
-    facts = {"num-classes": len(classes), "names": names, "numbers": numbers, "classes": classes}
-    return arrays, facts | {"columns": columns, "texts": texts}
+    arrays |= held_parts(parts)
+    return arrays, {
+        "num-classes": len(classes),
+        "names": names,
+        "numbers": samples.dtype == np.float32,
+        "classes": classes,
+        "columns": columns,
+        "texts": texts,
+    }
 
 
-def _found(data: Any, options: DataOptions) -> tuple[list[str], list[str]]:
-    """Return the columns of numbers that make a sample, and those of text beside them;
-    nothing where columns are named.
+def held_parts(parts: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which samples are held out to be scored on, and which are held back to
+    choose models by, where there are such.
     """
-    from fedapps.data.arrays import depths_of, number_columns
-
-    others = (label_column(data.features, options.source, options.label), *options.told_apart)
-    columns = number_columns(data, options.source, options.features, others)
-    if options.features or any(depths_of(data)[name] for name in columns):
-        return [], []
-    text = ("string", "large_string")
-    return columns, [
-        name
-        for name, kind in data.features.items()
-        if name not in others and getattr(kind, "dtype", "") in text
-    ]
+    masks = {"held-out": parts == TEST, "held-back": parts == VALIDATION}
+    return {name: mask for name, mask in masks.items() if mask.any()}
 
 
-def _inputs(data: Any, options: DataOptions) -> npt.NDArray[Any]:
+def _inputs(
+    data: Any, source: Source, options: DataOptions
+) -> tuple[npt.NDArray[Any], list[str], list[str]]:
     """Return the samples (N, C, H, W): the images of a set that has them, else its
     arrays or numbers.
+
+    If columns of numbers were found, return also their names and those of the columns
+    of text beside them; otherwise empty lists.
     """
-    source = options.source
     if not options.features and (
         options.image or any(_is_image(feature) for feature in data.features.values())
     ):
         if options.shape:
             raise UserError(
                 f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave "
-                "it '' (or set data.resize)"
+                f"it '' (or set {source.table}.resize)"
             )
-        return _pixels(
-            data, _find_image(data.features, source, options.image), source, options.resize
-        )
+        return _pixels(data, source, options.image, options.resize), [], []
     # imported here: no other set needs it
-    from fedapps.data.arrays import number_columns, read_numbers
+    from fedapps.data.arrays import depths_of, number_columns, read_numbers
 
     if options.resize:
         raise UserError(
             f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: "
             "leave it 0"
         )
-    label = label_column(data.features, source, options.label)
-    columns = number_columns(data, source, options.features, (label, *options.told_apart))
-    return read_numbers(data, columns, source, options.axes, options.channels)
+    others = (label_column(data.features, source, options.label), *options.told_apart)
+    columns = number_columns(data, source, options.features, others)
+    samples = read_numbers(data, columns, source, options.axes, options.channels)
+    depths = depths_of(data)
+    if options.features or samples.dtype != np.float32 or any(depths[name] for name in columns):
+        return samples, [], []
+    texts = [
+        name
+        for name, kind in data.features.items()
+        if name not in others and getattr(kind, "dtype", "") in ("string", "large_string")
+    ]
+    return samples, columns, texts
 
 
 def _is_image(feature: Any) -> bool:
@@ -320,7 +302,7 @@ def _is_image(feature: Any) -> bool:
     return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)
 
 
-def _find_image(features: Any, source: str, name: str) -> str:
+def _find_image(features: Any, source: Source, name: str) -> str:
     """Return the image column: the named one, else the only one, else the one with a
     common name.
     """
@@ -328,29 +310,30 @@ def _find_image(features: Any, source: str, name: str) -> str:
     if name:
         if not _is_image(features[name]):
             raise UserError(
-                f"data.image = {name!r}: is not an image column; {source} has the columns "
-                f"{columns}; arrays and numbers are "
-                "named by data.features"
+                f"{source.table}.image = {name!r}: is not an image column; {source} has the "
+                f"columns {columns}; arrays and numbers are named by data.features"
             )
         return name
-    found = [column for column in features if _is_image(features[column])]
-    if not found:
-        raise UserError(f"data.source = {source!r}: holds no images; its columns are {columns}")
-    usual = [column for column in IMAGE_NAMES if column in found]
-    if len(found) > 1 and not usual:
+    images = [column for column in features if _is_image(features[column])]
+    if not images:
+        raise UserError(f"{source.given}: holds no images; its columns are {columns}")
+    usual = [column for column in IMAGE_NAMES if column in images]
+    if len(images) > 1 and not usual:
         raise UserError(
-            f"data.image: {source} has several image columns, name one of {', '.join(found)}"
+            f"{source.table}.image: {source} has several image columns, name one of "
+            f"{', '.join(images)}"
         )
-    return found[0] if len(found) == 1 else usual[0]
+    return images[0] if len(images) == 1 else usual[0]
 
 
-def _pixels(data: Any, column: str, source: str, resize: int) -> npt.NDArray[np.uint8]:
-    """Decode a column of encoded images to (N, C, H, W): one channel if all are
-    greyscale, else three.
+def _pixels(data: Any, source: Source, name: str, resize: int) -> npt.NDArray[np.uint8]:
+    """Decode the column ``name`` of encoded images, "" to detect it, to (N, C, H, W):
+    one channel if all are greyscale, else three.
     """
     import datasets
     from PIL import Image, ImageOps
 
+    column = _find_image(data.features, source, name)
     data = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     pixels: npt.NDArray[np.uint8] | None = None
     row = 0
@@ -369,7 +352,7 @@ def _pixels(data: Any, column: str, source: str, resize: int) -> npt.NDArray[np.
                     array = np.asarray(picture)
             except Exception as error:  # corrupt files raise exceptions of many types
                 raise UserError(
-                    f"data.source = {source!r}: image {row} cannot be decoded: {error}"
+                    f"{source.given}: image {row} cannot be decoded: {error}"
                 ) from error
             array = array[:, :, None] if array.ndim == 2 else array
             if pixels is None:
@@ -379,8 +362,8 @@ def _pixels(data: Any, column: str, source: str, resize: int) -> npt.NDArray[np.
                     f"{pixels.shape[1]} x {pixels.shape[2]} and {array.shape[0]} x {array.shape[1]}"
                 )
                 raise UserError(
-                    f"data.source = {source!r}: images differ in size ({sizes} in image {row}): "
-                    "set data.resize"
+                    f"{source.given}: images differ in size ({sizes} in image {row}): "
+                    f"set {source.table}.resize"
                 )
             if array.shape[2] > pixels.shape[3]:  # the first colour image after greyscale ones
                 pixels = np.repeat(pixels, 3, axis=3)

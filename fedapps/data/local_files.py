@@ -7,12 +7,14 @@ which is cut off. All have the samples as their first axis. Nothing is unpickled
 """
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedapps.data.source import Source
 from fedapps.errors import UserError
 
 READERS = {
@@ -25,19 +27,19 @@ READERS = {
 }
 
 
-def reader_of(path: Path) -> str:
+def reader_of(path: Path, source: Source) -> str:
     """Return the name of the `datasets` builder for a single file. Raises
     ``UserError``.
     """
     if path.suffix not in READERS:
         raise UserError(
-            f"data.source = '{path}': a file must be one of {', '.join([*READERS, '.npz'])}, else "
-            "name a folder"
+            f"{source.setting} = '{path}': a file must be one of "
+            f"{', '.join([*READERS, '.npz'])}, else name a folder"
         )
     return READERS[path.suffix]
 
 
-def numpy_table(path: Path, split: str) -> Any:
+def numpy_table(path: Path, source: Source) -> Any:
     """Return a split of NumPy files as a `datasets.Dataset`; None if there are no such
     files. Raises ``UserError``.
     """
@@ -49,15 +51,15 @@ def numpy_table(path: Path, split: str) -> Any:
     import datasets
     import pyarrow as pa
 
-    parts = [_columns(_arrays(files), path, part.strip()) for part in split.split("+")]
-    tables = []
-    for columns in parts:
+    arrays, tables = _arrays(files, source), []
+    for part in source.split.split("+"):
+        columns = _columns(arrays, path, part.strip(), source)
         lengths = {name: len(array) for name, array in columns.items()}
         if len(set(lengths.values())) > 1:
             shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise UserError(
-                f"data.source = '{path}': its arrays differ in length ({shown}): one row a sample "
-                "is needed in each"
+                f"{source.setting} = '{path}': its arrays differ in length ({shown}): one row a "
+                "sample is needed in each"
             )
         tables.append(pa.table({name: arrow_array(array) for name, array in columns.items()}))
     return datasets.Dataset(pa.concat_tables(tables))
@@ -75,7 +77,7 @@ def arrow_array(array: npt.NDArray[Any]) -> Any:
     return out
 
 
-def _arrays(files: list[Path]) -> dict[str, tuple[str, npt.NDArray[Any]]]:
+def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArray[Any]]]:
     """Return the arrays by a name that includes the file's: (path without its ending,
     array). Raises ``UserError``.
     """
@@ -92,7 +94,7 @@ def _arrays(files: list[Path]) -> dict[str, tuple[str, npt.NDArray[Any]]]:
             )
         except (OSError, ValueError) as error:
             raise UserError(
-                f"data.source = '{file}': cannot be read, it must hold plain arrays ({error})"
+                f"{source.setting} = '{file}': cannot be read, it must hold plain arrays ({error})"
             ) from error
         for name, array in members.items():
             place = file.parent.name if file.suffix == ".npy" else file.stem
@@ -102,7 +104,7 @@ def _arrays(files: list[Path]) -> dict[str, tuple[str, npt.NDArray[Any]]]:
 
 
 def _columns(
-    arrays: dict[str, tuple[str, npt.NDArray[Any]]], path: Path, split: str
+    arrays: dict[str, tuple[str, npt.NDArray[Any]]], path: Path, split: str, source: Source
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of one split by name."""
     own: dict[str, npt.NDArray[Any]] = {}
@@ -118,7 +120,6 @@ def _columns(
     if split == "train" and len({key.split("/")[0] for key in arrays}) == 1:
         return dict(arrays.values())
     raise UserError(
-        f"data.split = {split!r}: no array of '{path}' is of this split: name files {split}.npz or "
-        f"arrays x_{split}, or one of "
-        f"{', '.join(arrays)}"
+        f"{replace(source, split=split).given_split}: no array of '{path}' is of this split: "
+        f"name files {split}.npz or arrays x_{split}, or one of {', '.join(arrays)}"
     )

@@ -20,6 +20,12 @@ FLOWER = "flwr:"
 BY_CLIENT = ("GroupedNaturalIdPartitioner", "NaturalIdPartitioner")
 
 
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Return the whole numbers between the commas of a text; () if it holds others."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()
+
+
 @dataclass(frozen=True)
 class DataOptions(Options):
     """Options of the data set and its partition (table ``data``)."""
@@ -204,8 +210,8 @@ class DataOptions(Options):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of a partitioner of flwr-datasets, by name."""
-        found = tomllib.loads(f"given = {{{self.partition_arguments}}}")["given"]
-        return {name.replace("-", "_"): value for name, value in found.items()}
+        given = tomllib.loads(f"given = {{{self.partition_arguments}}}")["given"]
+        return {name.replace("-", "_"): value for name, value in given.items()}
 
     @property
     def told_apart(self) -> tuple[str, ...]:
@@ -231,12 +237,8 @@ class DataOptions(Options):
     @property
     def axes(self) -> tuple[int, ...]:
         """The numbers in ``shape``; () if they are not all positive."""
-        parts = [part.strip() for part in self.shape.split(",")]
-        return (
-            tuple(int(part) for part in parts)
-            if all(part.isdigit() and int(part) for part in parts)
-            else ()
-        )
+        sizes = whole_numbers(self.shape)
+        return sizes if all(sizes) else ()
 
 
 @dataclass(frozen=True)
@@ -341,8 +343,7 @@ class SiteOptions(Options):
     @property
     def image(self) -> tuple[int, ...]:
         """Channels, height, width."""
-        parts = [part.strip() for part in self.shape.split(",")]
-        return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+        return whole_numbers(self.shape)
 
     @property
     def features(self) -> dict[str, tuple[str, ...] | None]:

@@ -6,9 +6,7 @@ process compute the same partition without communicating it.
 """
 
 import logging
-import warnings
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +27,7 @@ from fedapps.data.images import Images, read_images
 from fedapps.data.options import FLOWER, DataOptions
 from fedapps.data.sample_groups import members, with_groups
 from fedapps.data.scaling import Scale, inputs
+from fedapps.data.source import Source
 from fedapps.errors import UserError
 
 # Values tried in order to suggest an alpha that would have worked.
@@ -38,15 +37,18 @@ Indices = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 
-def load_images(options: DataOptions, targets: bool = False) -> Images:
+def load_images(
+    options: DataOptions, targets: bool = False, source: Source | None = None
+) -> Images:
     """Read the image set, from the cache if it has been decoded before. Raises
     UserError for problems the user can fix.
 
-    ``targets``: what is to be predicted are numbers.
+    ``targets``: what is to be predicted are numbers. ``source``: as for
+    :func:`read_images`.
     """
-    images = read_images(
-        options if options.partition == "natural" else replace(options, natural_id=""), targets
-    )
+    if options.partition != "natural":
+        options = replace(options, natural_id="")
+    images = read_images(options, targets, source)
     images = flower_partitioners.with_column(images, options)
     return thinned(with_groups(images, options) if options.group else images, options)
 
@@ -67,11 +69,18 @@ def partition(images: Images, options: DataOptions, num_clients: int, seed: int)
     """Return the sample indices of each of ``num_clients`` clients: disjoint,
     ascending, at least ``min_samples`` each.
 
-    Samples of ``data.test`` are not among them. Raises UserError if the data cannot be
-    partitioned in this way.
+    Of natural clients these are the first ones by sorted id. Samples of ``data.test``
+    are not among them. Raises UserError if the data cannot be partitioned in this way.
     """
     if options.partition == "natural":
-        return _natural(images, options, num_clients)
+        large = natural_groups(images, options)
+        if len(large) < num_clients:
+            raise UserError(
+                f"data.natural-id = {options.natural_id!r}: {options.source} has {len(large)} "
+                f"clients with at least {options.min_samples} samples, {num_clients} are asked "
+                f"for: choose at most {len(large)} nodes"
+            )
+        return large[:num_clients]
     if options.partition.startswith(FLOWER):
         return _enough(flower_partitioners.dealt(images, options, num_clients, seed), options)
     dealt = images.dealt
@@ -283,21 +292,6 @@ def remarks(images: Images, options: DataOptions) -> list[str]:
     ]
 
 
-def _natural(images: Images, options: DataOptions, num_clients: int) -> list[Indices]:
-    """Group the samples by natural client; if there are more of these than nodes, take
-    the first ones by sorted id.
-    """
-    large = natural_groups(images, options)
-    if len(large) < num_clients:
-        raise UserError(
-            f"data.natural-id = {options.natural_id!r}: {options.source} has {len(large)} clients "
-            "with at "
-            f"least {options.min_samples} samples, {num_clients} are asked for: choose at most "
-            f"{len(large)} nodes"
-        )
-    return large[:num_clients]
-
-
 def _dirichlet(
     labels: npt.NDArray[np.int64], options: DataOptions, num_clients: int, seed: int
 ) -> list[Indices]:
@@ -338,25 +332,17 @@ def _dirichlet_once(
     """Run the partitioner of flwr-datasets; None if it gives up (after eleven
     draws).
     """
-    import datasets  # imported here: these two take seconds, and only this partition needs them
+    # imported here: it takes seconds, and only this partition needs it
     from flwr_datasets.partitioner import DirichletPartitioner
 
-    # The library splits a class in file order, which may correlate with the writer or
-    # the date: shuffle first.
     rows = np.random.default_rng(seed).permutation(len(labels))
     partitioner = DirichletPartitioner(
-        num_clients, "label", float(alpha), minimum, self_balancing=True, shuffle=False, seed=seed
+        num_clients, "by", float(alpha), minimum, self_balancing=True, shuffle=False, seed=seed
     )
-    partitioner.dataset = datasets.Dataset.from_dict({"label": labels[rows], "row": rows})
     # It divides 0 by 0 when a tiny alpha gives a class to full clients only: there is
-    # no partition then. Its warnings, one per draw, are less informative than the
-    # caller's error.
-    with warnings.catch_warnings(), np.errstate(invalid="raise", divide="raise"):
-        warnings.simplefilter("ignore")
+    # no partition then.
+    with np.errstate(invalid="raise", divide="raise"):
         try:
-            parts: list[Any] = [
-                partitioner.load_partition(client)["row"][:] for client in range(num_clients)
-            ]
+            return flower_partitioners.partitioned(partitioner, labels, rows)
         except (ValueError, ArithmeticError):
             return None
-    return [np.sort(np.asarray(part, np.int64)) for part in parts]

@@ -21,16 +21,13 @@ def load_public(
     """Return the public images (m, C, H, W) in [0, 1], of the task's ``shape`` (C, H,
     W). Raises ``UserError``.
     """
-    source = options.source
-    if source == "auto":
-        if task != "digits":
-            raise UserError(
-                "public.source = 'auto': this method distils on unlabelled images, and only the "
-                "digits have some by themselves: "
-                "name a folder or a hub data set of images like the clients', or 'photos'"
-            )
-        source = "photos"
-    if source == "photos":
+    if options.source == "auto" and task != "digits":
+        raise UserError(
+            "public.source = 'auto': this method distils on unlabelled images, and only the "
+            "digits have some by themselves: "
+            "name a folder or a hub data set of images like the clients', or 'photos'"
+        )
+    if options.source in ("auto", "photos"):
         if shape[0] not in (1, 3) or shape[1] == 1:
             raise UserError(
                 f"public.source = 'photos': are images, but the task's samples are {_size(shape)}: "
@@ -42,7 +39,7 @@ def load_public(
                 "shape: leave it 0"
             )
         return patches(options.samples or PATCHES, shape, generator(seed, "photos"))
-    pixels = read_pixels(source, options.split, options.image, options.resize)
+    pixels = read_pixels(options)
     if 0 < options.samples < len(pixels):
         pixels = pixels[np.arange(options.samples) * len(pixels) // options.samples]
     values = pixels.astype(np.float32) / np.float32(255)

@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapps.data.cache import Entry
+from fedapps.data.columns import check_columns, check_plain, with_names
 from fedapps.data.images import Images
 from fedapps.data.options import DataOptions
-from fedapps.data.sources import cached, check_columns
+from fedapps.data.source import Source
+from fedapps.data.sources import cached
 from fedapps.errors import UserError
 
 #: More values than this are no groups: clients report some sixty numbers for each.
@@ -90,27 +92,19 @@ def with_groups(images: Images, options: DataOptions) -> Images:
     """Return the images with the group of each sample, read from the column
     ``data.group``. Raises ``UserError``.
     """
-    source, grouping = options.source, grouping_of(options)
-    if source == "digits":
+    source, grouping = Source.of(options), grouping_of(options)
+    if source.name == "digits":
         raise UserError(f"data.group = {grouping.column!r}: the digits have no such column")
 
     def decode(data: Any, *_: Any) -> Entry:
         check_columns(data, source, {"data.group": grouping.column})
-        values, feature = data[grouping.column][:], data.features[grouping.column]
-        if not hasattr(feature, "dtype") or isinstance(values[0], list | dict):
-            raise UserError(f"data.group = {grouping.column!r}: holds no plain value per sample")
-        # classes have names; the library numbers samples without one -1
-        if hasattr(feature, "int2str"):
-            values = [
-                feature.int2str(value) if value is not None and value >= 0 else None
-                for value in values
-            ]
+        check_plain(data, "data.group", grouping.column)
+        values = with_names(data.features[grouping.column], data[grouping.column][:])
         group, names = grouping.number(values)
         return {"group": group}, {"names": list(names)}
 
-    asked = {"split": options.split, "test": options.test, "config": options.config}
-    asked |= {"group": grouping.column, "group-edges": options.group_edges}
-    arrays, facts = cached(source, asked, decode)
+    wanted = {"group": grouping.column, "group-edges": options.group_edges}
+    arrays, facts = cached(source, wanted | {"natural-id": options.natural_id}, decode)
     return replace(images, group=np.array(arrays["group"]), group_names=tuple(facts["names"]))
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fedapps.data.images import Images, read_images
 from fedapps.data.options import DataOptions
-from fedapps.errors import UserError
+from fedapps.data.source import Source
+from fedapps.data.sources import quiet
 
 
 def save_set(folder: Path, x: NDArray[Any], y: NDArray[Any], num_classes: int) -> None:
@@ -24,22 +25,13 @@ def save_set(folder: Path, x: NDArray[Any], y: NDArray[Any], num_classes: int) -
     pictures = [Image.fromarray(p[:, :, 0] if p.shape[2] == 1 else p) for p in pixels]
     labels = datasets.ClassLabel(names=[str(label) for label in range(num_classes)])
     features = datasets.Features({"image": datasets.Image(), "label": labels})
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        datasets.Dataset.from_dict({"image": pictures, "label": y.tolist()}, features).save_to_disk(
-            str(folder)
-        )
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
+    made = datasets.Dataset.from_dict({"image": pictures, "label": y.tolist()}, features)
+    with quiet():
+        made.save_to_disk(str(folder))
 
 
 def read_set(source: str) -> Images:
     """Return the set in a folder. ``UserError`` names the setting
     ``data.synthetic``.
     """
-    try:
-        return read_images(DataOptions(source=source))
-    except UserError as error:
-        raise UserError(str(error).replace("data.source", "data.synthetic")) from error
+    return read_images(DataOptions(), source=Source(source, key="synthetic"))

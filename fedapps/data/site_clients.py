@@ -22,8 +22,8 @@ def digest(value: str) -> str:
 
 def digests(values: Sequence[str]) -> Names:
     """Return the name of each row's client, (N,)."""
-    found, place = np.unique(np.asarray(values, np.str_), return_inverse=True)
-    return np.array([digest(str(value)) for value in found], np.str_)[place]
+    clients, place = np.unique(np.asarray(values, np.str_), return_inverse=True)
+    return np.array([digest(str(client)) for client in clients], np.str_)[place]
 
 
 def rows_of(owners: Names, client_id: int | str) -> NDArray[np.int64]:

@@ -22,11 +22,9 @@ import re
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,19 +41,25 @@ from fedapps.deployment.certificates import (
     warnings,
 )
 from fedapps.deployment.warm import make_warm
-from fedapps.engines.processes import Guard, checked_port, free_port, marked, program
+from fedapps.engines.processes import (
+    Guard,
+    answers,
+    checked_port,
+    free_port,
+    marked,
+    program,
+    signal_marked,
+)
 from fedapps.engines.superlink import START_SECONDS, Connection, environment_of, one_line, reason_of
 from fedapps.engines.wall import HOLD, NoWall, Wall, connect, entered
 from fedapps.errors import RunFailed, UserError
 from fedapps.toml_text import Value, toml_value
+from strategies.base.flower_private import NOT_ACTIVATED, ONLINE
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
 END_SECONDS = 10.0  # timeout for programs to end after SIGTERM
 FACTS = "deployment.json"
-ONLINE = re.compile(r"SuperNode ID: (\d+)")
-# Flower's error for an unknown key, and for a key it believes to be connected already
-NOT_ACTIVATED = "[code: 2004]"
 RETRY_SECONDS = 3.0
 
 
@@ -67,6 +71,8 @@ class Program:
     def __init__(self, folder: Path, deployment: Path, command: Sequence[str]) -> None:
         self.folder, self.command = folder, list(command)
         self.wall: Wall | None = None  # to start behind
+        # kept, if this process started it, so that it can be waited for when it ends
+        self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "log"
         self.environment = environment_of(os.environ, folder / "home", program("flwr").parent)
         # every poll costs each site 2 ms, even without a run
@@ -87,7 +93,7 @@ class Program:
         begin = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.log.chmod(0o600)
-            started = subprocess.Popen(
+            self.process = subprocess.Popen(
                 entered(self.wall, self.command),
                 cwd=self.folder / "cwd",
                 env=self.environment,
@@ -96,17 +102,15 @@ class Program:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        (self.folder / "pid").write_text(str(started.pid))
-        # kept so that it can be waited for when it ends
-        self.process: subprocess.Popen[bytes] = started
+        (self.folder / "pid").write_text(str(self.process.pid))
         return begin
 
     def alive(self) -> bool:
         """Return whether the program itself is running, whichever process started
         it.
         """
-        if isinstance(process := getattr(self, "process", None), subprocess.Popen):
-            return process.poll() is None
+        if self.process is not None:
+            return self.process.poll() is None
         path = self.folder / "pid"
         return path.exists() and int(path.read_text()) in marked(self.mark)
 
@@ -119,21 +123,15 @@ class Program:
         """End the program and its child processes immediately (SIGKILL), as in a power
         failure.
         """
-        while alive := marked(self.mark):
-            for one in alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(one, signal.SIGKILL)
+        while signal_marked(self.mark, signal.SIGKILL):
             time.sleep(0.02)
-        self._reap()
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_SECONDS)
 
     def end(self) -> None:
         """End the program and its child processes gracefully."""
         end_programs([self])
-
-    def _reap(self) -> None:
-        if isinstance(process := getattr(self, "process", None), subprocess.Popen):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_SECONDS)
 
 
 def end_programs(programs: Sequence[Program]) -> None:
@@ -141,9 +139,7 @@ def end_programs(programs: Sequence[Program]) -> None:
     second SIGTERM would abort their shutdown.
     """
     for one in programs:
-        for process in marked(one.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGTERM)
+        signal_marked(one.mark, signal.SIGTERM)
     deadline = time.monotonic() + END_SECONDS
     while any(marked(one.mark) for one in programs) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -392,9 +388,12 @@ class Deployment:
             raise NoWall(
                 f"the deployment is not running: `fedapps deploy up --dir {self.folder}` starts it"
             )
-        return Wall.of(
-            int((self.holder.folder / "pid").read_text()), self.holder.words, lambda: True
-        )
+        return self._wall_of(lambda: True)
+
+    def _wall_of(self, alive: Callable[[], bool]) -> Wall:
+        assert self.holder is not None
+        holder = int((self.holder.folder / "pid").read_text())
+        return Wall.of(holder, self.holder.words, alive)
 
     def build_wall(self) -> None:
         """Build the wall if there shall be one and it does not stand. Raises NoWall."""
@@ -403,7 +402,7 @@ class Deployment:
         self.stop()  # what is left behind a wall whose holder was killed cannot be reached any more
         self.holder.log.unlink(missing_ok=True)  # "ready" there is what its predecessor said
         self.holder.launch()
-        Wall.of(self.holder.process.pid, self.holder.words, self.holder.alive)
+        self._wall_of(self.holder.alive)
 
     def start_superlink(self) -> None:
         """Start the SuperLink if it is not running, and wait until it answers."""
@@ -448,18 +447,7 @@ class Deployment:
 
     def healthy(self) -> bool:
         """Return whether the SuperLink answers."""
-        connection = HTTPConnection(HOST, self.port)
-        try:
-            connection.sock = self.connect(2.0)
-            if not self.insecure:
-                context = ssl.create_default_context(cafile=str(self.authority))
-                connection.sock = context.wrap_socket(connection.sock, server_hostname=HOST)
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except (OSError, HTTPException):
-            return False
-        finally:
-            connection.close()
+        return answers(lambda: self.connect(2.0), self.authority)
 
     def check(self) -> None:
         """Raise UserError with the reason if no run could be started on this

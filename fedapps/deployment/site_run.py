@@ -1,12 +1,12 @@
 """A run of this project's app on the SuperNodes of a deployment."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedapps.deployment.local import Deployment
 from fedapps.engines.app_folder import copy_app
-from fedapps.engines.flower import Outcome, SubmittedRun
+from fedapps.engines.flower import Following, Outcome, SubmittedRun
 from fedapps.engines.processes import signals_ignored
 from fedapps.errors import RunFailed
 from fedapps.extensions.own_code import own_files
@@ -14,24 +14,18 @@ from fedapps.toml_text import Value
 
 
 def run_on_deployment(
-    deployment: Deployment,
-    run_config: Mapping[str, Value],
-    *,
-    log_path: Path,
-    on_line: Callable[[str], None] | None = None,
-    poll: Callable[[], None] | None = None,
-    ended: Callable[[], str | None] | None = None,
+    deployment: Deployment, run_config: Mapping[str, Value], following: Following
 ) -> Outcome:
     """Run this project's app on the SuperNodes of a deployment and wait for it to end;
     the deployment keeps running.
 
-    The other arguments, Ctrl-C and the outcome are as in `run_simulation`. Raises
-    UserError if the SuperLink cannot be reached or a site is not running.
+    Ctrl-C and the outcome are as in `run_simulation`. Raises UserError if the
+    SuperLink cannot be reached or a site is not running.
     """
     deployment.check()
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    connection = deployment.connection(poll)
-    run = SubmittedRun(connection, log_path, on_line, ended)
+    following.log_path.parent.mkdir(parents=True, exist_ok=True)
+    connection = deployment.connection(following.poll)
+    run = SubmittedRun(connection, following)
     try:
         with tempfile.TemporaryDirectory(prefix="app-", dir=connection.base) as folder:
             return run.carry_out(
@@ -40,7 +34,7 @@ def run_on_deployment(
     except KeyboardInterrupt:
         with signals_ignored():
             run.stop()
-        return Outcome("interrupted", "stopped before the end", log_path)
+        return Outcome("interrupted", "stopped before the end", following.log_path)
     except RunFailed as error:
         return run.failed(error)
     finally:

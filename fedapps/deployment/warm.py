@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedapps.deployment.certificates import private_folder
 from fedapps.engines.processes import program
+from strategies.base.flower_private import CLIENT_PROGRAM
 
 NAME = "flwr-clientapp"
 
@@ -25,6 +26,7 @@ def make_warm(folder: Path) -> Path:
         str(script),
         "ask",
         str(folder / "socket"),
+        CLIENT_PROGRAM,
         str(program(NAME)),
     ]
     path = folder / NAME

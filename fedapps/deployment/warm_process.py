@@ -5,10 +5,11 @@ Flower starts the program ``flwr-clientapp`` for every message, and finds it by 
 name. ``fedapps.deployment.warm`` writes a program of that name which runs this file,
 for the front of the SuperNode's PATH:
 
-    python -P warm_process.py ask SOCKET PROGRAM [ARGUMENT ...]
+    python -P warm_process.py ask SOCKET ENTRY PROGRAM [ARGUMENT ...]
         the stand-in: hands its arguments over, ends as the client does
-    python -P warm_process.py keep SOCKET PARENT [ENTRY]
-        the warm process: ends with the process PARENT
+    python -P warm_process.py keep SOCKET PARENT ENTRY
+        the warm process: ends with the process PARENT; ENTRY, as module:function, is
+        what it calls in place of PROGRAM
 
 The first message finds no warm process: it runs PROGRAM, as without this file, and
 starts one for the next. That one imports Flower's client program, and after every
@@ -36,7 +37,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
 
-ENTRY = "flwr.supernode.cli.flwr_clientapp:flwr_clientapp"
 LIMIT = 1 << 20  # bytes of a request or a report
 PATIENCE = 1.0  # seconds between two looks at the parent
 LONGEST = 100  # characters of a Unix socket's path, of which systems allow 103 to 107
@@ -45,7 +45,7 @@ LONGEST = 100  # characters of a Unix socket's path, of which systems allow 103 
 # --- the stand-in ---------------------------------------------------------------------
 
 
-def ask(path: str, program: str, arguments: list[str]) -> int:
+def ask(path: str, entry: str, program: str, arguments: list[str]) -> int:
     """Have the warm process run the client and return its exit status; run the program
     itself where there is none.
     """
@@ -53,7 +53,7 @@ def ask(path: str, program: str, arguments: list[str]) -> int:
         try:
             line.connect(near(path))
         except OSError:
-            start_keeping(path)
+            start_keeping(path, entry)
             os.execv(program, [program, *arguments])
         request = (
             json.dumps({"arguments": [program, *arguments], "cwd": os.getcwd()}).encode() + b"\n"
@@ -67,7 +67,7 @@ def ask(path: str, program: str, arguments: list[str]) -> int:
             return int(answers.readline() or 1)
 
 
-def start_keeping(path: str) -> None:
+def start_keeping(path: str, entry: str) -> None:
     """Start the warm process, which ends with this one's parent: the program that
     starts the clients.
     """
@@ -78,9 +78,8 @@ def start_keeping(path: str) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    os.execv(
-        sys.executable, [sys.executable, "-P", os.path.abspath(__file__), "keep", path, str(parent)]
-    )
+    own = os.path.abspath(__file__)
+    os.execv(sys.executable, [sys.executable, "-P", own, "keep", path, str(parent), entry])
 
 
 def near(path: str) -> str:
@@ -93,7 +92,7 @@ def near(path: str) -> str:
 # --- the warm process -----------------------------------------------------------------
 
 
-def keep(path: str, parent: int, entry: str = ENTRY) -> int:
+def keep(path: str, parent: int, entry: str) -> int:
     """Fork for every request until the parent has ended; return the exit status."""
     lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
@@ -217,5 +216,5 @@ def warm(names: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "ask":
-        sys.exit(ask(sys.argv[2], sys.argv[3], sys.argv[4:]))
-    sys.exit(keep(sys.argv[2], int(sys.argv[3]), *sys.argv[4:]))
+        sys.exit(ask(sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:]))
+    sys.exit(keep(sys.argv[2], int(sys.argv[3]), sys.argv[4]))

@@ -17,7 +17,7 @@ PACKAGES = ("algorithms", "strategies", "clients", "fedapps")
 
 def check_packages() -> None:
     """Raise ``UserError`` if another package of the same name hides one of this app's,
-    naming the path.
+    or was installed over it, naming the path.
 
     Python takes the first of a name on its path, on which the current folder may stand:
     a user's own folder `strategies`, say.
@@ -31,20 +31,20 @@ def check_packages() -> None:
             and Path(spec.origin).resolve() == root / name / "__init__.py"
         ):
             continue
-        places = (
-            []
-            if spec is None
-            else [spec.origin]
-            if spec.origin
-            else list(spec.submodule_search_locations or [])
-        )
-        found = Path(str(places[0])) if places else Path("nothing")
+        place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+        found = Path(place or "nothing")
         found = found.parent if found.name == "__init__.py" else found
         raise UserError(
             f"{found} hides the package {name!r} of fedapps, which is in {root / name}: rename it, "
             f"or take {found.parent} off the path "
             f"(PYTHONPATH, or the current folder with `python -m`)"
         )
+    from algorithms.common.packages import check_ours  # late: it is ours, as far as is known by now
+
+    try:
+        check_ours("algorithms", "strategies", "clients")
+    except ImportError as error:
+        raise UserError(str(error)) from None
 
 
 def copy_app(

@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedapps import json_log
@@ -27,10 +27,9 @@ from fedapps.engines.wall import choice
 from fedapps.errors import RunFailed, UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.toml_text import Value, quoted_toml
+from strategies.base.flower_private import UNKNOWN_KEY, WRAPPERS
 
 LINGER_SECONDS = 15.0  # grace period for the simulation to end after its ServerApp has ended
-# Flower wraps the cause of a failure in these messages, which are not informative.
-WRAPPERS = ("An error was encountered. Ending simulation.", "Simulation Runtime crashed.")
 
 
 @dataclass(frozen=True)
@@ -44,79 +43,139 @@ class Outcome:
     log: Path | None
 
 
+def _ignore(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a simulation's clients get, and what Ray is told that there is.
+
+    nodes: number of virtual clients. ray_cpus, ray_gpus: of this machine; None: the
+    actual numbers. ray_cpus / cpus_per_client clients run concurrently. Tests give
+    ray_gpus, to see the shares of a GPU that is not there. cluster: address of a Ray
+    cluster that the run joins, instead of starting Ray on this machine.
+    """
+
+    nodes: int
+    cpus_per_client: int = 1
+    gpus_per_client: float = 0.0
+    ray_cpus: int | None = None
+    ray_gpus: int | None = None
+    cluster: str = ""
+
+    def federation(self) -> str:
+        """Return the federation config for `flwr run`."""
+        words = {
+            "num-supernodes": self.nodes,
+            "client-resources-num-cpus": self.cpus_per_client,
+            "client-resources-num-gpus": float(self.gpus_per_client),
+            "init-args-num-cpus": self.ray_cpus,
+            "init-args-num-gpus": self.ray_gpus,
+        }
+        return " ".join(f"{key}={value}" for key, value in words.items() if value is not None)
+
+    def check(self) -> None:
+        """Raise UserError for requests that would otherwise fail after Ray's start with
+        "ActorPool is empty".
+        """
+        if self.cluster:  # its resources count, not this machine's
+            if self.ray_cpus is not None:
+                raise UserError(
+                    f"ray_cpus = {self.ray_cpus}, but the run joins a cluster with its own: drop "
+                    "one of them"
+                )
+            return
+        cpus, gpus = self.cpus_per_client, self.gpus_per_client
+        available = self.ray_cpus or os.cpu_count() or 1
+        if not 1 <= cpus <= available:
+            raise UserError(
+                f"cpus-per-client = {cpus}, but there are {available} CPUs: choose 1..{available}"
+            )
+        if gpus < 0:
+            raise UserError(
+                f"gpus-per-client = {gpus}, but it is a share of a GPU: choose 0 or more"
+            )
+        if gpus > 0:
+            count = gpus_found() if self.ray_gpus is None else self.ray_gpus
+            if count == 0:
+                raise UserError(
+                    f"gpus-per-client = {gpus}, but no GPU was found: choose 0, or see "
+                    "`nvidia-smi` and CUDA_VISIBLE_DEVICES"
+                )
+            if gpus > count:
+                raise UserError(
+                    f"gpus-per-client = {gpus}, but {count} GPUs were found: choose at most {count}"
+                )
+
+
+@dataclass(frozen=True)
+class Following:
+    """How a run is followed.
+
+    log_path: the run's log is appended to this file, line by line; `on_line` is called
+    with every line as well. poll: called about ten times a second while waiting. ended:
+    returns the final status recorded by the ServerApp itself, `completed` or `failed`;
+    None while it is running. Flower's simulation then still waits for every client to
+    return, for ever if one hangs, so it is stopped after LINGER_SECONDS. written:
+    whether a completed run has written everything: Flower and Ray, which would take
+    seconds to end, are then stopped at once.
+    """
+
+    log_path: Path
+    on_line: Callable[[str], None] = _ignore
+    poll: Callable[[], None] = _ignore
+    ended: Callable[[], str | None] = lambda: None
+    written: Callable[[], bool] = lambda: False
+
+
 def run_simulation(
     app_dir: Path | None,
     run_config: Mapping[str, Value],
+    resources: Resources,
+    following: Following,
     *,
-    num_nodes: int,
-    cpus_per_client: int = 1,
-    gpus_per_client: float = 0.0,
-    ray_cpus: int | None = None,
-    ray_gpus: int | None = None,
     port: int | None = None,
-    log_path: Path,
-    on_line: Callable[[str], None] | None = None,
-    poll: Callable[[], None] | None = None,
-    ended: Callable[[], str | None] | None = None,
-    written: Callable[[], bool] | None = None,
     env: Mapping[str, str] | None = None,
     walled: bool = False,
-    cluster: str = "",
     superlink: SuperLink | None = None,
 ) -> Outcome:
-    """Run a Flower app with `num_nodes` virtual clients and wait for it to end.
+    """Run a Flower app with virtual clients and wait for it to end.
 
     app_dir: the folder with the app's pyproject.toml; None: this project's app.
     run_config: flat dotted keys, each present in the app's `[tool.flwr.app.config]`.
-    ray_cpus: number of CPUs reported to Ray; None: the actual number. ray_cpus /
-    cpus_per_client clients run concurrently. port: the SuperLink's port on the loopback
-    interface; None: a free one. ray_gpus: number of GPUs reported to Ray; None: those
-    found. Tests give it, to see the shares of a GPU that is not there. log_path: the
-    run's log is appended to this file, line by line; `on_line` is called with every
-    line as well. poll: called about ten times a second while waiting. ended: returns
-    the final status recorded by the ServerApp itself, `completed` or `failed`; None
-    while it is running. Flower's
-        simulation then still waits for every client to return, for ever if one hangs,
-        so it is stopped after LINGER_SECONDS.
-    written: whether a completed run has written everything: Flower and Ray, which would
-    take seconds to end, are then stopped at once. env: added to this process's
-    environment. cluster: address of a Ray cluster that the run joins, instead of
-    starting Ray on this machine. The run's own folder, with the app in
-        it, is then made beside `log_path`, which all machines of the cluster must see.
-    walled: run behind a wall (`wall.py`): unreachable for other users of the machine,
-    and without the network.
+    port: the SuperLink's port on the loopback interface; None: a free one. env: added
+    to this process's environment. walled: run behind a wall (`wall.py`): unreachable
+    for other users of the machine, and without the network. With a cluster, the run's
+    own folder, with the app in it, is made beside the log, which all machines of the
+    cluster must see.
 
     superlink: one that is on its way already (`launched`), for this run alone; `port`,
-    `env`, `walled` and `cluster` are then its own.
+    `env` and `walled` are then its own.
 
     KeyboardInterrupt stops the run and is reported as status `interrupted`; it is not
     raised again. Raises UserError before anything is started: no such GPU, too few
     CPUs, port in use, Flower not installed.
     """
-    environment = os.environ | dict(env or {}) | {"RAY_ADDRESS": cluster or "local"}
-    _check_resources(cpus_per_client, gpus_per_client, ray_cpus, ray_gpus, environment)
-    federation = (
-        f"num-supernodes={num_nodes} client-resources-num-cpus={cpus_per_client} "
-        f"client-resources-num-gpus={float(gpus_per_client)}"
-    )
-    if ray_cpus is not None:
-        federation += f" init-args-num-cpus={ray_cpus}"
-    if ray_gpus is not None:
-        federation += f" init-args-num-gpus={ray_gpus}"
+    cluster, log_path = resources.cluster, following.log_path
+    resources.check()
     log_path.parent.mkdir(parents=True, exist_ok=True)
     if superlink is None:
+        environment = os.environ | dict(env or {}) | {"RAY_ADDRESS": cluster or "local"}
         within = log_path.parent.absolute() if cluster else None
-        superlink = SuperLink(_port(port), environment, cpus_per_client, _ignore, walled, within)
-    superlink.poll = poll or _ignore
-    # a cluster is left in order
-    run = SubmittedRun(superlink, log_path, on_line, ended, None if cluster else written)
+        cpus = resources.cpus_per_client
+        superlink = SuperLink(_port(port), environment, cpus, _ignore, walled, within)
+    superlink.poll = following.poll
+    if cluster:  # it is left in order
+        following = replace(following, written=lambda: False)
+    run = SubmittedRun(superlink, following)
     outcome = Outcome("failed", "", log_path)
     try:
         superlink.start()
         outcome = run.carry_out(
             app_dir or copy_app(superlink.base / "app", own_files(run_config), run_config),
             run_config,
-            federation,
+            resources.federation(),
         )
     except KeyboardInterrupt:
         outcome = Outcome("interrupted", "stopped before the end", log_path)
@@ -204,22 +263,9 @@ class SubmittedRun:
     outcome.
     """
 
-    def __init__(
-        self,
-        superlink: Connection,
-        log_path: Path,
-        on_line: Callable[[str], None] | None,
-        ended: Callable[[], str | None] | None,
-        written: Callable[[], bool] | None = None,
-    ) -> None:
-        self.converter = json_log.Converter(run=log_path.parent.name)
-        self.superlink, self.log_path, self.on_line, self.ended = (
-            superlink,
-            log_path,
-            on_line or _ignore,
-            ended or _nothing,
-        )
-        self.written = written or (lambda: False)
+    def __init__(self, superlink: Connection, following: Following) -> None:
+        self.superlink, self.following, self.log_path = superlink, following, following.log_path
+        self.converter = json_log.Converter(run=self.log_path.parent.name)
         # the ServerApp's own status, if the simulation was not waited for
         self.lingered: str | None = None
         self.run_id: str | None = None
@@ -263,7 +309,7 @@ class SubmittedRun:
         if not answer.get("success"):
             # Flower only answers "Invalid run configuration."; the reason is in the
             # SuperLink's log.
-            reasons = re.findall(r"Key '[^']*' is not present[^\n]*", self.superlink.log_text())
+            reasons = UNKNOWN_KEY.findall(self.superlink.log_text())
             raise _Rejected(one_line(reasons[-1] if reasons else str(answer.get("error-message"))))
         self.run_id = str(answer["run-id"])
 
@@ -294,7 +340,7 @@ class SubmittedRun:
                 started = True
                 self.lines.append(line)
                 self.note(line)
-                self.on_line(line)
+                self.following.on_line(line)
             if ended:
                 return
             self.superlink.check_alive()
@@ -302,10 +348,10 @@ class SubmittedRun:
                 raise RunFailed(
                     f"the run did not start within {START_SECONDS:.0f} s; see {self.log_path}"
                 )
-            if status := self.ended():
+            if status := self.following.ended():
                 end_seen = min(end_seen, time.monotonic())
                 if (
-                    status == "completed" and self.written()
+                    status == "completed" and self.following.written()
                 ) or time.monotonic() > end_seen + LINGER_SECONDS:
                     self.lingered = status
                     stream.kill()  # a SuperLink does not end before its listeners do
@@ -356,48 +402,3 @@ class SubmittedRun:
         and its folder is removed.
         """
         self.note(f"--- the end of the SuperLink's log ---\n{self.superlink.log_text()[-5000:]}")
-
-
-def _check_resources(
-    cpus: int,
-    gpus: float,
-    ray_cpus: int | None,
-    ray_gpus: int | None,
-    environment: Mapping[str, str],
-) -> None:
-    """Raise UserError for resource requests that would otherwise fail after Ray's start
-    with "ActorPool is empty".
-    """
-    # the cluster's resources count, not this machine's
-    if environment.get("RAY_ADDRESS", "local") != "local":
-        if ray_cpus is not None:
-            raise UserError(
-                f"ray_cpus = {ray_cpus}, but the run joins a cluster with its own: drop one of them"
-            )
-        return
-    available = ray_cpus or os.cpu_count() or 1
-    if not 1 <= cpus <= available:
-        raise UserError(
-            f"cpus-per-client = {cpus}, but there are {available} CPUs: choose 1..{available}"
-        )
-    if gpus < 0:
-        raise UserError(f"gpus-per-client = {gpus}, but it is a share of a GPU: choose 0 or more")
-    if gpus > 0:
-        count = gpus_found() if ray_gpus is None else ray_gpus
-        if count == 0:
-            raise UserError(
-                f"gpus-per-client = {gpus}, but no GPU was found: choose 0, or see `nvidia-smi` "
-                "and CUDA_VISIBLE_DEVICES"
-            )
-        if gpus > count:
-            raise UserError(
-                f"gpus-per-client = {gpus}, but {count} GPUs were found: choose at most {count}"
-            )
-
-
-def _nothing() -> None:
-    return None
-
-
-def _ignore(*_: object) -> None:
-    pass

@@ -7,24 +7,16 @@ never returns cannot be ended, since it has no process of its own.
 """
 
 import traceback
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
-# A private API, but Flower offers no other way to create messages outside its own
-# processes.
-from flwr.supercore.task_identity import TaskIdentity
-
-from fedapps.engines.block_turns import answers
 from fedapps.engines.node_app import FIRST_NODE
+from strategies.base.flower_private import ErrorCode, identify_process, number_message
 from strategies.base.roster import Numbered
-
-CLIENT_APP_RAISED = 2
 
 
 class Contexts(Mapping[int, Context]):
@@ -65,10 +57,6 @@ class Contexts(Mapping[int, Context]):
         return len(self.nodes)
 
 
-def _told(message: Message) -> tuple[int, RecordDict | None]:
-    return message.metadata.dst_node_id, message.content if message.has_content() else None
-
-
 class InlineGrid(Grid):
     """Grid over ``num_clients`` virtual clients of ``client_app``, with partition ids 0
     to ``num_clients`` - 1.
@@ -86,10 +74,10 @@ class InlineGrid(Grid):
         *,
         numbered: bool = False,
     ) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 1, 1
+        identify_process(run_id)
         self.client_app, self.numbered = client_app, numbered
         self._replies: dict[str, Message] = {}
-        self._run: Run | None = None
+        self._run: Any = None
         self.contexts = Contexts(num_clients, run_config or {}, run_id)
 
     def known_clients(self) -> Numbered | None:
@@ -98,16 +86,10 @@ class InlineGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Run the ClientApp on each message immediately; return the message ids."""
-        ids: list[str] = []
-
-        def identified() -> Iterator[Message]:
-            for message in messages:
-                ids.append(uuid.uuid4().hex)
-                message.metadata.__dict__["_message_id"] = ids[-1]
-                yield message
-
-        for number, reply in enumerate(answers(identified(), self._answer, _told)):
-            self._replies[ids[number]] = reply
+        ids = []
+        for message in messages:
+            ids.append(number_message(message))
+            self._replies[ids[-1]] = self._answer(message)
         return ids
 
     def _answer(self, message: Message) -> Message:
@@ -122,7 +104,7 @@ class InlineGrid(Grid):
             reply = self.client_app(message, private)
         except Exception:  # a client may fail in any way, which must not end the run
             return Message(
-                Error(code=CLIENT_APP_RAISED, reason=traceback.format_exc(limit=-3)),
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, traceback.format_exc(limit=-3)),
                 reply_to=message,
             )
         self.contexts.keep(private)
@@ -159,11 +141,11 @@ class InlineGrid(Grid):
         """Return a new message."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run."""
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """The run that was set."""
-        return cast(Run, self._run)
+        return self._run

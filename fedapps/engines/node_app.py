@@ -12,16 +12,15 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from logging import ERROR
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from algorithms.common.prefixes import within
-from fedapps.engines.block_turns import answers
 from fedapps.engines.packing import Part, pack, unpack
+from strategies.base.flower_private import forwarded
 
 if TYPE_CHECKING:
     from fedapps.engines.node_sums import NodeSum
@@ -49,8 +48,8 @@ def answer_for_many(
             total: NodeSum | None = NodeSum(facts["sum"])
         else:
             total = None
-
-        def answer_of(part: Part) -> Part:
+        answers = []
+        for part in parts:
             client: int | str = part.facts["client"]
             at_home = isinstance(client, str)
             if client not in states:
@@ -67,12 +66,10 @@ def answer_for_many(
             states[client] = states[client] if answer.state is None else answer.state
             if at_home and answer.state is not None:
                 _keep(context, f"{client}/", answer.state)
-            return replace(answer, state=None) if at_home else answer
-
-        found = list(answers(parts, answer_of, lambda part: (part.facts["client"], part.content)))
+            answers.append(replace(answer, state=None) if at_home else answer)
         if total:
-            found.append(Part({}, total.content()))
-        return Message(pack(found), reply_to=message)
+            answers.append(Part({}, total.content()))
+        return Message(pack(answers), reply_to=message)
 
     @app.query("clients")
     def names(message: Message, context: Context) -> Message:
@@ -126,19 +123,9 @@ def _answer(
     """Return the reply of one client, with its new state, or its error without a state;
     its model goes into ``total``, if given.
     """
-    own: Any = Metadata(
-        message.metadata.run_id,
-        "",
-        message.metadata.src_node_id,
-        context.node_id,
-        "",
-        str(part.facts["group"]),
-        message.metadata.created_at,
-        message.metadata.ttl,
-        str(part.facts["type"]),
-    )
+    group, kind = str(part.facts["group"]), str(part.facts["type"])
     try:
-        inner: Message = Message(content=part.content, metadata=own)  # type: ignore[call-overload]
+        inner = forwarded(message, context.node_id, group, kind, part.content)
         reply = app(inner, context)
     except Exception:  # a client may fail in any way, which must not reach the others
         reason = traceback.format_exc(limit=-3)

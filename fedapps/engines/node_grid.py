@@ -13,7 +13,6 @@ not empty.
 
 import heapq
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import INFO
 from typing import Any
@@ -21,7 +20,6 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedapps.engines.inline import InlineGrid
@@ -29,6 +27,7 @@ from fedapps.engines.node_app import FIRST_NODE
 from fedapps.engines.node_sums import GridSum, Plan
 from fedapps.engines.packing import MANY, Part, pack, unpack
 from strategies.base.client_grid import IDENTITY
+from strategies.base.flower_private import ErrorCode, number_message
 from strategies.base.messages import content_bytes, trains
 from strategies.base.roster import Numbered, Travel
 from strategies.base.wrapped_grid import WrappedGrid
@@ -99,7 +98,7 @@ class NodeGrid(WrappedGrid):
     ) -> list[tuple[Message, list[Message]]]:
         """Return the packages for the nodes, each with the messages inside."""
         for message in messages:
-            message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+            number_message(message)
         out = []
         for node, share in self._shares(messages):
             for chunk in self._chunks([messages[place] for place in share], returns=plan is None):

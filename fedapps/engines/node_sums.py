@@ -83,28 +83,17 @@ def plan_of(strategy: Strategy, rules: Rules) -> Plan:
     return Plan(weight_key(strategy) if found.aggregation == "weighted average" else "", rules)
 
 
-class WholeSum:
-    """A sum of vectors (n,) of whole numbers: :class:`ExactSum` without its lower
-    parts, and without its bound.
+class WholeSum(ExactSum):
+    """A sum of vectors (n,) of whole numbers: ``parts`` (n,), without the lower parts
+    and without the bound.
     """
 
     def __init__(self, size: int) -> None:
-        self.parts: NDArray[np.int64] = np.zeros(size, np.int64)
+        self.parts = np.zeros(size, np.int64)
 
     def add(self, values: NDArray[Any]) -> None:
         """Add a vector (n,)."""
         self.parts += values.astype(np.int64)
-
-    def merge(self, parts: NDArray[Any]) -> None:
-        """Add another sum's parts (n,). Raises ``ValueError`` if they are none of this
-        size.
-        """
-        if parts.shape != self.parts.shape or parts.dtype != np.int64:
-            raise ValueError(
-                f"parts of shape {parts.shape} and type {parts.dtype}: must be {self.parts.shape} "
-                "of int64"
-            )
-        self.parts += parts
 
 
 class NodeSum:
@@ -114,7 +103,7 @@ class NodeSum:
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.plan = Plan.of_facts(facts)
-        self.sum: ExactSum | WholeSum | None = None
+        self.sum: ExactSum | None = None
 
     def take(self, message: Message, reply: Message) -> str | None:
         """Take the model out of a client's reply into the sum; return why it cannot be,
@@ -164,9 +153,7 @@ class GridSum:
             (name, record) for name, record in sent.items() if isinstance(record, ArrayRecord)
         )
         self.sizes = [int(np.prod(array.shape)) for array in self.sent.values()]
-        self.sum: ExactSum | WholeSum = (
-            WholeSum(length_of_sums(sent)) if sums else ExactSum(sum(self.sizes) + 1)
-        )
+        self.sum = WholeSum(length_of_sums(sent)) if sums else ExactSum(sum(self.sizes) + 1)
 
     def merge(self, content: RecordDict) -> None:
         """Add a node's sum. Raises ``ValueError`` if it is none of such a model."""

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
@@ -72,13 +73,17 @@ def checked_port(port: int) -> int:
     return port
 
 
-def answers(connect: Callable[[], socket.socket]) -> bool:
+def answers(connect: Callable[[], socket.socket], authority: Path | None = None) -> bool:
     """Return whether a healthy SuperLink answers on the connection that `connect`
-    makes, which raises OSError where it cannot.
+    makes, which raises OSError where it cannot. authority: the CA certificate that
+    signs the SuperLink's; None: plain HTTP.
     """
     connection = http.client.HTTPConnection("127.0.0.1")
     try:
         connection.sock = connect()  # never through a proxy
+        if authority is not None:
+            context = ssl.create_default_context(cafile=str(authority))
+            connection.sock = context.wrap_socket(connection.sock, server_hostname="127.0.0.1")
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
@@ -100,6 +105,15 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def signal_marked(mark: str, number: signal.Signals) -> bool:
+    """Send a signal to the processes with `mark`; return whether there are any."""
+    found = marked(mark)
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+    return bool(found)
+
+
 def end_marked(mark: str, leader: "subprocess.Popen[bytes] | None", patience: float) -> None:
     """End the processes with `mark`: send SIGTERM, wait at most `patience` seconds,
     then send SIGKILL.
@@ -109,9 +123,7 @@ def end_marked(mark: str, leader: "subprocess.Popen[bytes] | None", patience: fl
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         if PROC.is_dir():
-            for process in marked(mark):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, number)
+            signal_marked(mark, number)
         elif leader is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader.pid, number)

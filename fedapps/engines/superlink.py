@@ -11,7 +11,6 @@ which they are found.
 import contextlib
 import json
 import os
-import re
 import subprocess
 import tempfile
 import time
@@ -22,6 +21,7 @@ from typing import IO, Any
 from fedapps.engines.processes import Guard, answers, end_marked, program, signals_ignored, threads
 from fedapps.engines.wall import HOLD, Wall, connect, entered
 from fedapps.errors import RunFailed
+from strategies.base.flower_private import EXIT, HARMLESS
 
 TICK = 0.1  # seconds between two calls of `poll`
 # timeout for the SuperLink to answer, for one `flwr` command, for the run's first line
@@ -34,9 +34,6 @@ LEFTOVER_SECONDS = 2.0
 # A Unix socket's path is limited to 107 characters, and Ray adds about 70 to its
 # folder: beyond this length, /tmp is used.
 LONGEST_TEMP_DIR = 24
-# A line of a log below the level of an error: "INFO :
-#     text", "2026-11-22T10:56:49.699Z INFO [uvicorn.error] text".
-HARMLESS = re.compile(r"(?:\S+Z )?(?:DEBUG|INFO|WARN(?:ING)?)\b")
 
 
 class Connection:
@@ -235,7 +232,7 @@ def reason_of(log: str) -> str:
     A program that is killed says none, and the last line before, of level INFO, is no
     reason ("uvicorn.error" is a logger's name).
     """
-    exits = re.findall(r"Exit Code: \d+\n(.*?)(?:\n\s*\n|For more information|\Z)", log, re.DOTALL)
+    exits = EXIT.findall(log)
     errors = [
         line for line in log.splitlines() if "error" in line.lower() and not HARMLESS.match(line)
     ]

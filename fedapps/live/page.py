@@ -22,9 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedapps.charts import html
 from fedapps.charts.chart_script import SCRIPT
-from fedapps.charts.charts import palette
 from fedapps.charts.html import Html
-from fedapps.charts.theme import DARK, LIGHT
 from fedapps.errors import UserError
 from fedapps.formats import seconds_text
 from fedapps.live.files import (
@@ -38,7 +36,6 @@ from fedapps.live.files import (
 from fedapps.live.sweep import Sweep
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.results.report import report_body, report_title
-from fedapps.results.run_plots import run_figures
 
 SHARE = 0.03  # of a core, that making the page anew may take
 _GRACE = 5.0  # seconds in which a page may still fetch the end of a run
@@ -51,18 +48,21 @@ const note = document.body.appendChild(document.createElement("p"));
 note.id = "gone"; note.hidden = true; note.setAttribute("role", "status");
 note.textContent = "No longer served: this is the last that was seen.";
 function put(news) {
-  const main = document.querySelector("main"), open = {}, at = document.activeElement, focus = at && at.dataset.name;
-  for (const part of main.querySelectorAll("details")) open[part.querySelector("summary").firstChild.textContent] = part.open;
+  const main = document.querySelector("main"), open = {};
+  const at = document.activeElement, focus = at && at.dataset.name;
+  const title = part => part.querySelector("summary").firstChild.textContent;
+  for (const part of main.querySelectorAll("details")) open[title(part)] = part.open;
   main.innerHTML = news.body;
   for (const part of main.querySelectorAll("details")) {
-    const before = open[part.querySelector("summary").firstChild.textContent];
+    const before = open[title(part)];
     if (before !== undefined) part.open = before;
   }
   document.getElementById("palette").textContent = news.palette;
   document.title = news.title;
   stamp = news.stamp;
   document.dispatchEvent(new Event("charts"));
-  if (focus) for (const one of main.querySelectorAll("figure.chart")) if (one.dataset.name === focus) one.focus({preventScroll: true});
+  for (const one of main.querySelectorAll("figure.chart"))
+    if (focus && one.dataset.name === focus) one.focus({preventScroll: true});
 }
 async function look() {
   if (!document.hidden) try {
@@ -103,17 +103,10 @@ def news(folder: Path, now: float, sweep: Sweep | None = None) -> dict[str, str]
         (folder / name).is_file() for name in ("settings.toml", "rounds.jsonl", "summary.json")
     ):
         run = read_run(folder)
-        title, body = (
-            report_title(run),
-            report_body(run, run_figures(run, LIGHT), run_figures(run, DARK)),
-        )
-        title, body = (
-            f"{run.state}: {title}",
-            [*body[:3], html.paragraph(_hope(run, now), "quiet"), *body[3:]],
-        )
+        title, body = f"{run.state}: {report_title(run)}", report_body(run, hope=_hope(run, now))
     else:
         title, body = folder.name, [html.paragraph("The run has not begun yet.")]
-    return {"title": title, "body": "\n".join(body), "palette": palette(body)}
+    return {"title": title, "body": "\n".join(body), "palette": html.palette(body)}
 
 
 def _hope(run: RunFolder, now: float) -> str:
@@ -209,9 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(
                 200, "application/json", json.dumps({key: found[key] for key in keys})
             )
-        page = html.page(
-            found["title"], [Html(found["body"])], found["palette"], (SCRIPT, _LIVE), "'self'"
-        )
+        page = html.page(found["title"], [Html(found["body"])], (SCRIPT, _LIVE), "'self'")
         return self._answer(
             200,
             "text/html; charset=utf-8",

@@ -104,13 +104,9 @@ class Sweep:
         done = not waiting and counts and set(counts) == {"completed"}
         style = "failed" if counts["failed"] else "completed" if done else "running"
         return [
-            Html(f"<header><h1>{html.text(self.folder.name)}</h1>"),
-            Html(
-                '<div class="state '
-                f'{style}">{html.text(told or "no run has begun yet")}</div></header>'
-            ),
+            html.header(self.folder.name, "", "", style, told or "no run has begun yet"),
             *self._charts(runs, states),
-            Html(f'<div class="panel">{_table(runs, states)}</div>'),
+            html.panel(_table(runs, states)),
         ]
 
     def _glances(self) -> list[Glance]:
@@ -149,7 +145,7 @@ class Sweep:
                 words = f"{self.folder.name}: {name} of its runs over rounds"
                 light, dark = (self._figure(key, drawn, rest, theme) for theme in (LIGHT, DARK))
                 charts.append(chart(f"sweep-{key}", words, light, dark))
-        return [Html(f'<div class="plots">{"".join(charts)}</div>')] if charts else []
+        return [html.panel(Html("".join(charts)), "plots")] if charts else []
 
     def _give_places(self, names: Sequence[str]) -> None:
         """Let every run keep its place among the lines while it goes on, so that its

@@ -2,28 +2,34 @@
 those with a server optimiser.
 """
 
-import clients
-from fedapps.methods.method import Method, TorchClient
+from typing import Any
+
+from fedapps.methods.method import Method
+from fedapps.tasks.context import RunContext
 from strategies import (
     FedAdagrad,
     FedAdam,
     FedAvg,
     FedAvgOptions,
-    FedOptOptions,
     FedProx,
-    FedProxOptions,
     FedYogi,
     Scaffold,
-    ScaffoldOptions,
 )
+
+
+def fedavg(options: FedAvgOptions, task: Any, context: RunContext) -> FedAvg:
+    """Return the FedAvg strategy with the chosen weights."""
+    return FedAvg(weights=options.weights)
+
 
 METHODS: dict[str, Method] = {
     "fedavg": Method(
         summary="weighted average of the clients' models",
         paper="McMahan et al. 2017",
         trait="one global model",
-        strategy=lambda options, task, context: FedAvg(weights=options.weights),
-        client=TorchClient(lambda: clients.FedAvgClient),
+        builds=FedAvg,
+        strategy=fedavg,
+        client="FedAvgClient",
         options=FedAvgOptions,
         table="fedavg",
     ),
@@ -31,48 +37,35 @@ METHODS: dict[str, Method] = {
         summary="FedAvg with a squared proximal term that keeps clients near the global model",
         paper="Li et al. 2020",
         trait="one global model",
-        strategy=lambda options, task, context: FedProx(options),
-        client=TorchClient(lambda: clients.FedProxClient),
-        options=FedProxOptions,
-        table="fedprox",
+        strategy=FedProx,
+        client="FedProxClient",
     ),
     "scaffold": Method(
         summary="control variates take the drift out of the clients' steps",
         paper="Karimireddy et al. 2020",
         trait="one global model",
-        strategy=lambda options, task, context: Scaffold(options),
-        client=TorchClient(lambda: clients.ScaffoldClient),
-        options=ScaffoldOptions,
-        table="scaffold",
+        strategy=Scaffold,
+        client="ScaffoldClient",
     ),
     "fedadam": Method(
         summary="the server takes the mean update as a gradient for Adam",
         paper="Reddi et al. 2021",
         trait="one global model",
-        page="fedopt",
-        strategy=lambda options, task, context: FedAdam(options),
-        client=TorchClient(lambda: clients.FedAvgClient),
-        options=FedOptOptions,
-        table="fedopt",
+        strategy=FedAdam,
+        client="FedAvgClient",
     ),
     "fedyogi": Method(
         summary="the same for Yogi",
         paper="Reddi et al. 2021",
         trait="one global model",
-        page="fedopt",
-        strategy=lambda options, task, context: FedYogi(options),
-        client=TorchClient(lambda: clients.FedAvgClient),
-        options=FedOptOptions,
-        table="fedopt",
+        strategy=FedYogi,
+        client="FedAvgClient",
     ),
     "fedadagrad": Method(
         summary="the same for Adagrad",
         paper="Reddi et al. 2021",
         trait="one global model",
-        page="fedopt",
-        strategy=lambda options, task, context: FedAdagrad(options),
-        client=TorchClient(lambda: clients.FedAvgClient),
-        options=FedOptOptions,
-        table="fedopt",
+        strategy=FedAdagrad,
+        client="FedAvgClient",
     ),
 }

@@ -8,8 +8,8 @@ from flwr.serverapp.strategy import Strategy
 import clients
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
 from fedapps.tasks.context import RunContext
-from strategies import FedFW, FedFWOptions, ProjectedFedAvg, ProjectedOptions
-from strategies.dfw_trace import DFWTrace, DFWTraceOptions
+from strategies import FedFW, FedFWOptions, ProjectedFedAvg
+from strategies.dfw_trace import DFWTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,10 +72,9 @@ METHODS: dict[str, Method] = {
         "numbers",
         paper="Dadras, Prakhya, Yurtsever 2022",
         trait="constrains",
+        builds=FedFW,
         strategy=frank_wolfe("fedfw"),
         client=constrained_client(lambda: clients.FedFWClient),
-        options=FedFWOptions,
-        table="fedfw",
         tasks=CONSTRAINED_TASKS,
         defaults=CONSTRAINED_JOB,
     ),
@@ -83,11 +82,9 @@ METHODS: dict[str, Method] = {
         summary="FedFW with dual variables: closer to consensus, faster",
         paper="Dadras, Prakhya, Yurtsever 2022 (FedFW+)",
         trait="constrains",
-        page="fedfw",
+        builds=FedFW,
         strategy=frank_wolfe("fedfw-plus"),
         client=constrained_client(lambda: clients.FedFWClient),
-        options=FedFWOptions,
-        table="fedfw",
         tasks=CONSTRAINED_TASKS,
         defaults=CONSTRAINED_JOB,
     ),
@@ -97,10 +94,9 @@ METHODS: dict[str, Method] = {
         paper="Zheng, Bellet, Gallinari 2018",
         trait="constrains",
         page="fedfw",
+        builds=DFWTrace,
         strategy=lambda options, task, context: DFWTrace(task.domain, options, **parts(task)),
         client=constrained_client(lambda: clients.DFWTraceClient),
-        options=DFWTraceOptions,
-        table="dfw-trace",
         tasks=("matrix-completion",),
         defaults=CONSTRAINED_JOB,
     ),
@@ -108,11 +104,9 @@ METHODS: dict[str, Method] = {
         summary="local Frank-Wolfe steps, averaged: a baseline that fails",
         paper="Dadras, Prakhya, Yurtsever 2022 (equation 3)",
         trait="constrains",
-        page="fedfw",
+        builds=FedFW,
         strategy=frank_wolfe("naive-fw"),
         client=constrained_client(lambda: clients.FedFWClient),
-        options=FedFWOptions,
-        table="fedfw",
         tasks=CONSTRAINED_TASKS,
         defaults=CONSTRAINED_JOB,
     ),
@@ -121,11 +115,11 @@ METHODS: dict[str, Method] = {
         paper="baseline",
         trait="constrains",
         page="fedfw",
+        builds=ProjectedFedAvg,
         strategy=lambda options, task, context: ProjectedFedAvg(
             task.domain, options, learning_rate=task.learning_rate, **parts(task)
         ),
         client=constrained_client(lambda: clients.ProjectedClient),
-        options=ProjectedOptions,
         table="projected",
         tasks=CONSTRAINED_TASKS,
         defaults=CONSTRAINED_JOB,

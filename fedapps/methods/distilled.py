@@ -4,16 +4,12 @@ and FedDyn.
 
 from typing import TYPE_CHECKING, Any
 
-import clients
-from fedapps.methods.method import IMAGE_TASKS, Method, TorchClient
+from fedapps.methods.method import IMAGE_TASKS, Method
 from fedapps.tasks.context import RunContext
 from strategies import (
     FedAvgDistill,
-    FedAvgDistillOptions,
     FedDyn,
-    FedDynOptions,
     FFGBDistill,
-    FFGBDistillOptions,
 )
 
 if TYPE_CHECKING:
@@ -39,12 +35,11 @@ METHODS: dict[str, Method] = {
         "ensemble into one network",
         paper="Shen et al. 2022 (FFGB-distill)",
         trait="boosts",
+        builds=FFGBDistill,
         strategy=lambda options, task, context: FFGBDistill(
             distiller_of(task, context), options, context.seed
         ),
-        client=TorchClient(lambda: clients.FFGBDistillClient),
-        options=FFGBDistillOptions,
-        table="ffgb-distill",
+        client="FFGBDistillClient",
         tasks=IMAGE_TASKS,
         public=True,
         defaults={"clients-per-round": 0},
@@ -55,12 +50,11 @@ METHODS: dict[str, Method] = {
         paper="Lin et al. 2020",
         trait="one global model",
         page="ffgb-distill",
+        builds=FedAvgDistill,
         strategy=lambda options, task, context: FedAvgDistill(
             distiller_of(task, context), options, context.seed
         ),
-        client=TorchClient(lambda: clients.FedAvgClient),
-        options=FedAvgDistillOptions,
-        table="fedavg-distill",
+        client="FedAvgClient",
         tasks=IMAGE_TASKS,
         public=True,
         defaults={"clients-per-round": 0},
@@ -69,9 +63,7 @@ METHODS: dict[str, Method] = {
         summary="linear corrections at clients and server make local and global optima agree",
         paper="Acar et al. 2021",
         trait="one global model",
-        strategy=lambda options, task, context: FedDyn(options),
-        client=TorchClient(lambda: clients.FedDynClient),
-        options=FedDynOptions,
-        table="feddyn",
+        strategy=FedDyn,
+        client="FedDynClient",
     ),
 }

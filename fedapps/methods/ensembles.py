@@ -9,7 +9,7 @@ from flwr.client import NumPyClient
 import clients
 from fedapps.methods.method import Method
 from fedapps.tasks.predictor_library import Library
-from strategies import AFLBoost, AFLBoostOptions, FedBoost, FedBoostOptions
+from strategies import AFLBoost, FedBoost, FedBoostOptions
 
 if TYPE_CHECKING:
     from clients.base.store import Store
@@ -51,12 +51,11 @@ METHODS: dict[str, Method] = {
         summary="weights of an ensemble of pre-trained predictors, a few of them sent a round",
         paper="Hamer, Mohri, Suresh 2020",
         trait="boosts",
+        builds=FedBoost,
         strategy=lambda options, task, context: FedBoost(
             library_of(task, options), options, context.seed, task.options.loss
         ),
         client=ensemble_client,
-        options=FedBoostOptions,
-        table="fedboost",
         tasks=ENSEMBLE_TASKS,
         defaults=ENSEMBLE_JOB,
     ),
@@ -65,12 +64,11 @@ METHODS: dict[str, Method] = {
         paper="Hamer, Mohri, Suresh 2020",
         trait="boosts, re-weights",
         page="fedboost",
+        builds=AFLBoost,
         strategy=lambda options, task, context: AFLBoost(
             library_of(task, options), options, context.seed, task.options.loss
         ),
         client=ensemble_client,
-        options=AFLBoostOptions,
-        table="aflboost",
         tasks=ENSEMBLE_TASKS,
         defaults=ENSEMBLE_JOB,
     ),

@@ -2,37 +2,18 @@
 the loss that PropFair's clients minimise.
 """
 
-from dataclasses import make_dataclass
-
 import clients
-from algorithms.common.options import option
-from fedapps.methods.method import Method
+from fedapps.methods.method import Method, with_base
 from strategies import (
     AFL,
     TERM,
     AAggFFD,
-    AAggFFOptions,
     AAggFFS,
-    AFLOptions,
     FedMGDA,
-    FedMGDAOptions,
     PropFair,
     PropFairOptions,
     QFedAvg,
-    QFedAvgOptions,
-    TERMOptions,
 )
-
-
-def with_base(
-    kind: type, help: str = "any method that averages by weight; it takes its own table"
-) -> type:
-    """Return an options class like ``kind`` with an additional field ``base``, the
-    method to be wrapped.
-    """
-    return make_dataclass(
-        kind.__name__, [("base", str, option("fedavg", help))], bases=(kind,), frozen=True
-    )
 
 
 def with_proportional_loss(kind: "type[clients.FedAvgClient]") -> "type[clients.FedAvgClient]":
@@ -49,11 +30,8 @@ METHODS: dict[str, Method] = {
         summary="weights of all clients decided by the online Newton step, around another method",
         paper="Hahn 2024 (AAggFF-S)",
         trait="re-weights",
-        page="aaggff",
         wrap=AAggFFS,
         all_clients=True,
-        options=with_base(AAggFFOptions),
-        table="aaggff",
         defaults={"clients-per-round": 0},
     ),
     "aaggff-d": Method(
@@ -61,18 +39,13 @@ METHODS: dict[str, Method] = {
         "method",
         paper="Hahn 2024 (AAggFF-D)",
         trait="re-weights",
-        page="aaggff",
         wrap=AAggFFD,
-        options=with_base(AAggFFOptions),
-        table="aaggff",
     ),
     "afl": Method(
         summary="weights climb the losses: the model for the worst mixture of clients",
         paper="Mohri et al. 2019",
         trait="re-weights",
         wrap=AFL,
-        options=with_base(AFLOptions),
-        table="afl",
     ),
     "q-fedavg": Method(
         summary="clients count by a power of their loss, the step by a Lipschitz estimate",
@@ -80,7 +53,6 @@ METHODS: dict[str, Method] = {
         trait="re-weights",
         page="qfedavg",
         wrap=QFedAvg,
-        options=with_base(QFedAvgOptions),
         table="q-fedavg",
     ),
     "term": Method(
@@ -88,16 +60,12 @@ METHODS: dict[str, Method] = {
         paper="Li et al. 2021",
         trait="re-weights",
         wrap=TERM,
-        options=with_base(TERMOptions),
-        table="term",
     ),
     "fedmgda": Method(
         summary="shortest mixture of the clients' unit updates (FedMGDA+)",
         paper="Hu et al. 2022",
         trait="re-weights",
         wrap=FedMGDA,
-        options=with_base(FedMGDAOptions),
-        table="fedmgda",
     ),
     "propfair": Method(
         summary="clients minimise -log(M - loss): proportional fairness",
@@ -109,6 +77,5 @@ METHODS: dict[str, Method] = {
             PropFairOptions,
             "any method whose clients train by gradients of a loss; it takes its own table",
         ),
-        table="propfair",
     ),
 }

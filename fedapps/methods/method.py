@@ -1,13 +1,15 @@
 """An entry of the table of methods."""
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, make_dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import Options
+from algorithms.common.options import Options, option
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import NET_TASKS
 
@@ -25,8 +27,10 @@ IMAGE_TASKS = ("classification", "digits")
 class Method:
     """One method.
 
-    Factories: either ``strategy(options, task, context) -> Strategy`` and
-    ``client(options, task, client_id, num_clients, store) -> NumPyClient``; or
+    ``strategy``: a Strategy class, or ``strategy(options, task, context) -> Strategy``
+    if it takes more than its options; ``builds`` is then its class. ``client``: a class
+    of clients that train the task's torch model, or its name in ``clients``, or a
+    factory ``client(options, task, client_id, num_clients, store) -> NumPyClient``. Or
     ``wrap(strategy, options) -> Strategy`` for a method around another one, named
     ``base`` in its options, whose strategy and client it uses; or neither (warm-start,
     which uses those of two other methods). ``loss``: of a method that wraps, what makes
@@ -34,19 +38,21 @@ class Method:
 
     ``all_clients``: needs full participation. ``public``: the server distils on
     unlabelled images (table ``public``). ``options``: dataclass of the method's own
-    settings table ``table``, or ``None``. ``tasks``: tasks it can run on; the first is
+    settings table ``table``, or ``None``; by default that of the class's parameter
+    ``options``, with ``base`` if it wraps, and the table has the name of its module in
+    ``strategies``. ``tasks``: tasks it can run on; the first is
     the default. ``defaults``: settings of the method's default job that differ from the
     general defaults. ``model``: the meaning of ``model.name = "auto"``, if it differs
     from the task's. ``synthetic``: produces a set of images (table ``synthetic``); the
     model is the classifier trained on it. ``page``: the method's page in ``docs``, if
-    its name differs.
+    it has not the name of the table, or of the method if that has no table.
     """
 
     summary: str
     paper: str
     trait: str
-    strategy: StrategyFactory | None = None
-    client: "ClientFactory | TorchClient | None" = None
+    strategy: StrategyFactory | type[Strategy] | None = None
+    client: "ClientFactory | TorchClient | type[FedAvgClient] | str | None" = None
     wrap: Callable[[Strategy, Any], Strategy] | None = None
     loss: "Callable[[type[FedAvgClient]], type[FedAvgClient]] | None" = None
     all_clients: bool = False
@@ -58,6 +64,78 @@ class Method:
     model: str = ""
     synthetic: bool = False
     page: str = ""
+    builds: type[Strategy] | None = None
+
+    def __post_init__(self) -> None:
+        """Fill in what follows from the classes."""
+        kind = self.builds or self.strategy or self.wrap
+        if isinstance(kind, type):
+            object.__setattr__(self, "builds", kind)
+            options = self.options or options_of(kind)
+            if options and self.wrap and not hasattr(options, "base"):
+                options = with_base(options)
+            object.__setattr__(self, "options", options)
+            package, _, module = kind.__module__.partition(".")
+            if options and not self.table and package == "strategies":
+                object.__setattr__(self, "table", module.replace("_", "-"))
+        if isinstance(self.strategy, type):
+            object.__setattr__(
+                self, "strategy", Built(self.strategy, bool(options_of(self.strategy)))
+            )
+        if isinstance(self.client, type | str):
+            object.__setattr__(self, "client", TorchClient(partial(_class_of, self.client)))
+        object.__setattr__(self, "page", self.page or self.table)
+
+    @property
+    def strategy_factory(self) -> StrategyFactory:
+        """What makes the strategy of a method that does not wrap."""
+        return cast(StrategyFactory, self.strategy)
+
+    @property
+    def client_factory(self) -> ClientFactory:
+        """What makes its clients."""
+        return cast(ClientFactory, self.client)
+
+
+@dataclass(frozen=True)
+class Built:
+    """Factory of strategies of a class that takes its options, if any, and no more."""
+
+    kind: type[Strategy]
+    takes_options: bool
+
+    def __call__(self, options: Any, task: Any, context: RunContext) -> Strategy:
+        """Return the strategy."""
+        return self.kind(options) if self.takes_options else self.kind()  # type: ignore[call-arg]
+
+
+def options_of(kind: type) -> type[Options] | None:
+    """Return the options class that the parameter ``options`` of a class is annotated
+    with, or ``None``.
+    """
+    found = inspect.signature(kind).parameters.get("options")
+    kinds = (found.annotation, *get_args(found.annotation)) if found else ()
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Options)), None)
+
+
+def with_base(
+    kind: type[Options], help: str = "any method that averages by weight; it takes its own table"
+) -> type[Options]:
+    """Return an options class like ``kind`` with an additional field ``base``, the
+    method to be wrapped.
+    """
+    return make_dataclass(
+        kind.__name__, [("base", str, option("fedavg", help))], bases=(kind,), frozen=True
+    )
+
+
+def _class_of(client: "type[FedAvgClient] | str") -> "type[FedAvgClient]":
+    if not isinstance(client, str):
+        return client
+    import clients
+
+    found: type[FedAvgClient] = getattr(clients, client)
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """A net of the user's own as the model of a run: ``model.name = "my_nets:build"``.
 
-``build`` is a function or a class. It is called with those of ``input_shape``
-(channels, height, width), ``num_classes`` and ``seed`` that it has parameters for, and
-returns a module that maps samples (n, C, H, W), float, to logits (n, num_classes).
+``build`` is a function or a class. It is called with ``input_shape`` (channels,
+height, width), ``num_classes`` and ``seed``, without those that it has no parameter
+for, and returns a module that maps samples (n, C, H, W), float, to logits (n,
+num_classes).
 ``torchvision:NAME`` and ``timm:NAME`` are the nets of these libraries by their names
 there, ``transformers:NAME`` those of ``fedapps.models.transformers_nets``.
 """

@@ -235,6 +235,11 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def as_float(value: object) -> float:
+    """Return a JSON value as a number, NaN if it is none."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
 def numbers(table: object) -> dict[str, float]:
     """Return the numeric entries of a JSON object; empty for anything else."""
     return {str(k): v for k, v in table.items() if is_number(v)} if isinstance(table, dict) else {}

@@ -14,55 +14,48 @@ from typing import Any
 from rich.table import Table
 
 from fedapps.charts import html
-from fedapps.charts.charts import chart, palette
-from fedapps.charts.drawing import png
 from fedapps.charts.html import Html
 from fedapps.charts.layout import Figure
-from fedapps.charts.theme import DARK, LIGHT, Theme
+from fedapps.charts.theme import Theme
 from fedapps.errors import UserError
 from fedapps.formats import one_line
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.records.uncertainty import SHARE
 from fedapps.results.comparison_cells import cell_texts, header, terminal_table, winners
 from fedapps.results.comparison_table import Column, Row, columns_of, has_result, rows_of
-from fedapps.results.fair_plots import client_bars, fair_measure
-from fedapps.results.gains import Gains, gains_over, gains_section, reference_of, write_gains
-from fedapps.results.group_tables import gaps_section
-from fedapps.results.run_plots import comparison_figure
+from fedapps.results.gains import Gains, gains_over, reference_of, write_gains
+from fedapps.results.parts import COMPARISON, Shown, charts, figures, plots, sections
 from fedapps.results.sections import Section
-from fedapps.results.worst_clients import worst_section
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What runs say beside each other, without files: rows, columns, what stands below
-    the table, the clients' gains.
+    """What runs say beside each other, without files: rows, columns, and what else the
+    page shows.
     """
 
     rows: list[Row]
     columns: list[Column]
-    sections: list[Section]
-    gains: list[Gains]
+    shown: Shown
 
     @property
     def table(self) -> Table:
         """The table for a terminal."""
         return terminal_table(self.rows, self.columns)
 
+    @property
+    def sections(self) -> list[Section]:
+        """The tables below the main one."""
+        return sections(COMPARISON, self.shown)
+
+    @property
+    def gains(self) -> Sequence[Gains]:
+        """What the clients gain over the reference."""
+        return self.shown.gains[2] if self.shown.gains else ()
+
     def figures(self, theme: Theme) -> dict[str, Figure]:
-        """The plots by file name; the clients' bars only where two methods have
-        some.
-        """
-        pairs = [(run, row.label) for row in self.rows for run in row.runs]
-        runs, labels = [run for run, _ in pairs], [label for _, label in pairs]
-        found = {"comparison": comparison_figure(runs, labels, theme)}
-        column = fair_measure(runs)
-        pairs = [(run, label) for run, label in pairs if run.column(column)]
-        if len({label for _, label in pairs}) > 1:
-            found["clients"] = client_bars(
-                [run for run, _ in pairs], [label for _, label in pairs], theme
-            )
-        return found
+        """The plots by file name."""
+        return figures(plots(COMPARISON), self.shown.groups, theme)
 
     def records(self) -> list[dict[str, Any]]:
         """One row per setting with every number at full precision; for several seeds
@@ -117,15 +110,7 @@ class Comparison(Compared):
 
     out: Path
     report: Path
-    plot: Path
     csv: Path
-    clients: Path | None = None
-
-
-_PICTURES = {
-    "comparison": "Accuracy over rounds, and the clients sorted by accuracy",
-    "clients": "Each client, from worst to best, with one method beside the other",
-}
 
 
 def summary_table(run_dirs: Sequence[Path | str]) -> Table:
@@ -146,8 +131,12 @@ def compared(
     given = [path for path in run_dirs if not (Path(path) / "comparison.csv").exists()]
     rows = rows_of(_read([*given, *([reference] if reference else [])]))
     columns = columns_of(rows)
-    rows, gained, gains = _with_gains(rows, Path(reference) if reference else None)
-    return Compared(rows, columns, sections_of(rows, share, gained), gains)
+    against = reference_of(rows, Path(reference) if reference else None)
+    measure, found = gains_over(rows, against, reference is not None) if against else ("", [])
+    numbers = {gains.row.label: gains.numbers() for gains in found}
+    rows = [replace(row, values=row.values | numbers.get(row.label, {})) for row in rows]
+    gains = (measure, against, found) if against and found else None
+    return Compared(rows, columns, Shown(rows, share, gains))
 
 
 def compare(
@@ -156,8 +145,8 @@ def compare(
     share: float = SHARE,
     reference: Path | str | None = None,
 ) -> Comparison:
-    """Compares the runs in `run_dirs` and writes comparison.png, clients.png,
-    comparison.csv, gains.csv and report.html.
+    """Compares the runs in `run_dirs` and writes comparison.csv, gains.csv and
+    report.html.
 
     Args:
         run_dirs: results folders; the order is kept, a folder given twice counts once.
@@ -187,54 +176,13 @@ def write_comparison(found: Compared, out: Path | str | None = None) -> Comparis
     if folder.exists() and not folder.is_dir():
         raise UserError(f"compare: {folder} is a file: choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    light, dark = found.figures(LIGHT), found.figures(DARK)
-    pictures = [chart(name, _PICTURES[name], light[name], dark[name]) for name in light]
-    plots = {name: folder / f"{name}.png" for name in _PICTURES}
-    for name, path in plots.items():
-        path.unlink(missing_ok=True)
-        if name in light:
-            path.write_bytes(png(light[name]))
     (folder / "gains.csv").unlink(missing_ok=True)
     if found.gains:
         write_gains(folder / "gains.csv", found.gains)
     report, table_file = folder / "report.html", folder / "comparison.csv"
-    report.write_text(_html(found, pictures), encoding="utf-8")
+    report.write_text(_html(found), encoding="utf-8")
     _write_csv(table_file, found.records())
-    return Comparison(
-        found.rows,
-        found.columns,
-        found.sections,
-        found.gains,
-        folder,
-        report,
-        plots["comparison"],
-        table_file,
-        plots["clients"] if "clients" in light else None,
-    )
-
-
-def sections_of(rows: list[Row], share: float, gained: Section | None) -> list[Section]:
-    """The tables below the main one. `share`: how many of the clients are the worst."""
-    return [
-        section
-        for section in (worst_section(rows, share), gained, gaps_section(rows))
-        if section is not None
-    ]
-
-
-def _with_gains(
-    rows: list[Row], reference: Path | None
-) -> tuple[list[Row], Section | None, list[Gains]]:
-    """Add each row's gains over the reference to its values."""
-    against = reference_of(rows, reference)
-    if against is None:
-        return rows, None, []
-    measure, found = gains_over(rows, against, reference is not None)
-    if not found:
-        return rows, None, []
-    numbers = {gains.row.label: gains.numbers() for gains in found}
-    rows = [replace(row, values=row.values | numbers.get(row.label, {})) for row in rows]
-    return rows, gains_section(measure, against, found), found
+    return Comparison(found.rows, found.columns, found.shown, folder, report, table_file)
 
 
 def _read(run_dirs: Sequence[Path | str]) -> list[RunFolder]:
@@ -252,15 +200,15 @@ def _read(run_dirs: Sequence[Path | str]) -> list[RunFolder]:
     return runs
 
 
-def _html(found: Compared, pictures: list[Html]) -> str:
-    rows, columns = found.rows, found.columns
+def _html(found: Compared) -> str:
+    rows = found.rows
     tasks = list(dict.fromkeys(run.subject for r in rows for run in r.runs))
     heading = "Comparison of runs"
     notes = [
         "Means over clients, each on its own test set; std is over clients. The best value of a "
         "column is bold."
     ]
-    if any(column.key.endswith("parity-gap") for column in columns):
+    if any(column.key.endswith("parity-gap") for column in found.columns):
         notes.append("Gap: best minus worst client.")
     if any(len(row.runs) > 1 for row in rows):
         notes.append(
@@ -273,26 +221,18 @@ def _html(found: Compared, pictures: list[Html]) -> str:
         for row in rows
         for run in row.runs
     ]
+    table = html.table(["method", "seed", "state", "folder"], folders, 4)
     return html.page(
         heading,
         [
-            Html(
-                f"<header><h1>{heading} <small>on "
-                f"{html.text(', '.join(tasks))}</small></h1></header>"
-            ),
-            html.paragraph(" ".join(notes), "quiet"),
-            Html(f'<div class="panel">{found.html()}</div>'),
+            html.header(heading, ", ".join(tasks), " ".join(notes)),
+            html.panel(found.html()),
             *(section.as_html() for section in found.sections),
             html.heading("Plots"),
-            *pictures,
+            *charts(plots(COMPARISON), found.shown.groups).values(),
             html.heading("Details"),
-            html.collapsible(
-                "Runs",
-                str(len(folders)),
-                html.table(["method", "seed", "state", "folder"], folders, 4),
-            ),
+            html.collapsible("Runs", str(len(folders)), table),
         ],
-        palette(pictures),
     )
 
 

@@ -2,7 +2,7 @@
 what each client gets, method beside method.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -17,15 +17,16 @@ from fedapps.charts.drawing import (
     label_rounds,
     label_values,
     legend,
+    one_panel,
     panels,
     title,
 )
 from fedapps.charts.layout import Figure
 from fedapps.charts.theme import MOST, Theme
-from fedapps.formats import is_percent, metric_text
-from fedapps.records.reader import RunFolder
+from fedapps.formats import is_percent, metric_name, metric_text, sentence
+from fedapps.records.reader import RunFolder, as_float
 
-#: So many rows and columns of a heat map can be told apart.
+#: More rows or columns than this cannot be distinguished in a heat map.
 _MAX_CLIENTS = 40
 _MAX_COLUMNS = 240
 #: So many methods have room beside each other, so many clients have bars of their own.
@@ -35,10 +36,12 @@ _MAX_BARS = 40
 Floats = NDArray[np.float64]
 
 
-def weights_figure(run: RunFolder, theme: Theme) -> Figure:
+def weights_figure(run: RunFolder, theme: Theme) -> Figure | None:
     """Return a heat map of the clients' weights; a client that was not asked in a round
-    has no colour there.
+    has no colour there. ``None`` if the server chose no weights.
     """
+    if not run.weights:
+        return None
     rounds, clients, table = weights_table(run.weights)
     total = len(clients)
     chosen, reason = _clients_shown(table)
@@ -122,57 +125,95 @@ def fair_measure(runs: Sequence[RunFolder]) -> str:
     return max(LEADING, key=lambda name: sum(bool(run.column(name)) for run in runs))
 
 
-def worst_first(values: Any, measure: str) -> Floats:
-    """Return values (n,) of a measure from the worst to the best."""
+def worst_first(values: Sequence[float], measure: str, number: int = 0) -> Floats:
+    """Return values (n,) of a measure from the worst to the best; or ``number`` of
+    their quantiles, so that runs with different clients can be compared.
+    """
+    if number and number != len(values):
+        values = np.quantile(values, np.linspace(0, 1, number)).tolist()
     return np.sort(values)[:: -1 if lower_is_better(measure) else 1]
 
 
-def client_bars(runs: Sequence[RunFolder], labels: Sequence[str], theme: Theme) -> Figure:
+def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figure | None:
     """Return the clients from worst to best, as bars, a panel for each label, at most
-    eight.
+    eight; ``None`` if no run has scores of its clients.
 
     Of several runs with one label (seeds), the k-th bar is the mean of the k-th worst
     clients; its whisker goes from the lowest run to the highest. The line in a panel is
     what the bars of the first label are.
     """
-    column = fair_measure(runs)
-    groups: dict[str, list[RunFolder]] = {}
-    for run, label in zip(runs, labels, strict=True):
-        if run.column(column):
-            groups.setdefault(label, []).append(run)
-    shown = list(groups.items())[:_MAX_METHODS]
+    column = fair_measure([run for members in groups.values() for run in members])
+    scored = {
+        label: [run for run in members if run.column(column)] for label, members in groups.items()
+    }
+    shown = [(label, members) for label, members in scored.items() if members][:_MAX_METHODS]
+    if not shown:
+        return None
     rows = 1 if len(shown) <= 4 else 2
     columns = -(-len(shown) // rows)
-    figure, axes = panels(rows, columns, (max(6.2, 3.1 * columns), 3.5 * rows + 0.5), theme)
+    size = max(6.2, 3.1 * columns), 3.5 * rows + 0.5
+    figure, axes = panels(rows, columns, size, theme, len(shown))
     stacks = [_sorted_clients(members, column) for _, members in shown]
     top = 1.1 * max(stack.max() for stack in stacks)
-    top = min(1.02, top) if is_percent(column) else top
     for place, (panel, (label, members), stack) in enumerate(
         zip(axes, shown, stacks, strict=False)
     ):
         _bars(panel, stack, theme)
         if place:
             _outline(panel, stacks[0].mean(0), stack.shape[1], shown[0][0], theme)
-        title(
-            panel,
-            "\n".join(wrap(label, 32, max_lines=2, placeholder="…")),
-            11 if len(label) <= 24 else 8.5,
-        )
+        lines = wrap(label, 32, max_lines=2, placeholder="…")
+        title(panel, "\n".join(lines), 11 if len(label) <= 24 else 8.5)
         worst, mean, best = stack[:, 0].mean(), stack.mean(), stack[:, -1].mean()
         told = {"mean": mean, "worst": worst, "gap": abs(best - worst)}
         panel.note = " · ".join(
             f"{name} {metric_text(column, value, unit=False)}" for name, value in told.items()
         )
-        panel.y.low, panel.y.high = 0.0, top
-        _name_clients(panel, members, column, stack.shape[1])
+        panel.y.low, panel.y.high = 0.0, min(1.02, top) if is_percent(column) else top
+        panel.x.label = f"clients, from worst to best ({stack.shape[1]})"
+        panel.x.label_size, panel.x.size = 9, 8
+        # the k-th worst is not the same client in every run
+        _name_clients(panel, [] if len(members) > 1 else sorted_rows(members[0], column), 16)
         if place % columns == 0:
             label_values(panel, column, "on its test set")
         else:
             panel.y.size = 0
-    for panel in axes[len(shown) :]:
-        panel.hidden = True
     legend(figure, axes[min(1, len(shown) - 1)])
     return figure
+
+
+def own_bars(run: RunFolder, theme: Theme) -> Figure | None:
+    """Return the clients of one run from worst to best, each with what the global model
+    scores on its test set.
+    """
+    measure = fair_measure([run])
+    if not (rows := sorted_rows(run, measure)):
+        return None
+    figure, axes = one_panel(
+        f"{sentence(metric_name(measure))} of each client, from worst to best", theme
+    )
+    heights = np.array([row[measure] for row in rows], float)
+    _bars(axes, heights[None], theme)
+    axes.note = f"mean {metric_text(measure, float(heights.mean()))}"
+    # not finite where the run has none
+    of_global = np.array([as_float(row.get(f"global-{measure}")) for row in rows])
+    known = np.flatnonzero(np.isfinite(of_global))
+    if (of_global[known] != heights[known]).any():
+        if few := len(rows) <= _MAX_BARS:  # a rim sets the dots apart from the bars
+            axes.dots(known, of_global[known], theme.surface, 6.3)
+        axes.dots(known, of_global[known], theme.series[4], 4.7 if few else 2.0, "global model")
+    axes.y.low, axes.y.high = 0.0, 1.02 if is_percent(measure) else None
+    axes.x.label = "client" if len(rows) <= _MAX_BARS else f"clients, sorted ({len(rows)})"
+    axes.x.size = 7.5 if len(rows) > 25 else 8.5
+    _name_clients(axes, rows, _MAX_BARS)
+    label_values(axes, measure, "on its test set")
+    legend(figure, axes)
+    return figure
+
+
+def sorted_rows(run: RunFolder, measure: str) -> list[dict[str, Any]]:
+    """Return the rows of clients.csv that have a measure, the worst first."""
+    rows = [row for row in run.clients if np.isfinite(as_float(row.get(measure)))]
+    return sorted(rows, key=lambda row: row[measure], reverse=lower_is_better(measure))
 
 
 def _sorted_clients(members: Sequence[RunFolder], column: str) -> Floats:
@@ -180,10 +221,7 @@ def _sorted_clients(members: Sequence[RunFolder], column: str) -> Floats:
     than others, quantiles.
     """
     values = [run.column(column) for run in members]
-    share = np.linspace(0, 1, min(map(len, values)))
-    return np.array(
-        [worst_first(v if len(v) == len(share) else np.quantile(v, share), column) for v in values]
-    )
+    return np.array([worst_first(one, column, min(map(len, values))) for one in values])
 
 
 def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
@@ -198,17 +236,15 @@ def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
     ):
         if few:
             axes.bars(places[part], heights[part], 0.8, colour, label=label)
-        else:  # one shape: bars thinner than a pixel would get lost
-            axes.blocks(
-                np.append(places[part], part.stop) - 0.5, heights[part], colour, label=label
-            )
+        elif len(heights[part]):  # one shape: bars thinner than a pixel would get lost
+            edges = np.append(places[part], part.stop) - 0.5
+            axes.blocks(edges, heights[part], colour, label=label)
     if few and len(stack) > 1:
-        lowest, highest = (np.stack([places, end], axis=1) for end in (stack.min(0), stack.max(0)))
-        axes.whiskers(lowest, highest, theme.muted, 1.1, "lowest to highest run")
+        low, high = stack.min(0), stack.max(0)
+        starts, ends = (np.stack([places, end], axis=1) for end in (low, high))
+        axes.whiskers(starts, ends, theme.muted, 1.1, "lowest to highest run")
         axes.readings.append(
-            Reading(
-                "lowest to highest run", theme.muted, places, low=stack.min(0), high=stack.max(0)
-            )
+            Reading("lowest to highest run", theme.muted, places, low=low, high=high)
         )
     axes.level(float(stack.mean()), theme.ink, 1.1, (4, 3), "mean")
     axes.x.low, axes.x.high, axes.x.grid = -0.7, n - 0.3, False
@@ -228,15 +264,11 @@ def _outline(axes: Panel, heights: Floats, n: int, label: str, theme: Theme) -> 
     )
 
 
-def _name_clients(axes: Panel, members: Sequence[RunFolder], column: str, n: int) -> None:
-    axes.x.label, axes.x.label_size, axes.x.size = f"clients, from worst to best ({n})", 9, 8
-    if len(members) > 1 or n > 16:  # the k-th worst is not the same client in every run
-        axes.x.ticks = [], []
-        return
-    rows: list[dict[str, Any]] = [
-        row for row in members[0].clients if np.isfinite(row.get(column, np.nan))
-    ]
-    sign = -1 if lower_is_better(column) else 1
-    axes.x.names = [str(row["client"]) for row in sorted(rows, key=lambda row: sign * row[column])]
-    names = [name[:8] for name in axes.x.names]
-    axes.x.ticks, axes.x.upright = (range(n), names), sum(map(len, names)) + n > 34
+def _name_clients(axes: Panel, rows: Sequence[Mapping[str, Any]], most: int) -> None:
+    """Write the clients of ``rows`` at the bars, if these are at most ``most``."""
+    axes.x.names = [str(row["client"]) for row in rows]
+    names = [name[:8] for name in axes.x.names] if len(rows) <= most else []
+    axes.x.ticks, axes.x.upright = (
+        (range(len(names)), names),
+        sum(map(len, names)) + len(names) > (34 if most < _MAX_BARS else 75),
+    )

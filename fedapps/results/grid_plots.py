@@ -9,12 +9,12 @@ highest. ``KINDS`` says which there are.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.measures import LEADING
 from fedapps.charts.axes import Panel
 from fedapps.charts.drawing import (
     label_rounds,
@@ -27,7 +27,7 @@ from fedapps.charts.drawing import (
 )
 from fedapps.charts.layout import Figure
 from fedapps.charts.theme import Theme
-from fedapps.formats import is_percent, metric_name
+from fedapps.formats import is_percent, metric_name, sentence
 from fedapps.records.reader import RunFolder
 from fedapps.results.fair_plots import client_bars, weights_figure, worst_first
 from fedapps.results.run_measures import Measure, curve_of, read_measure, value_of
@@ -36,6 +36,8 @@ Runs = Sequence[RunFolder]
 #: A panel's heading, and the runs of each of its lines.
 Shown = tuple[str, Mapping[str, Runs]]
 Floats = NDArray[np.float64]
+#: Places (n,) and values (seeds, n).
+Line = tuple[Floats, Floats]
 
 MAX_PANELS = 12
 STYLES = ("-", "--", ":", "-.")
@@ -51,10 +53,12 @@ KINDS = {
     "curve": "what runs measured along a curve of their own, such as lambda-accuracy along lambda",
     "weights": "the weights that the server gave each client, of the first run of each row",
 }
-_X = {
+#: What the x axis of a kind says.
+X_LABELS = {
     "bytes": "MB, all clients",
     "seconds": "seconds",
     "models": "models sent and received, per client",
+    "clients": "share of clients, worst first (%)",
 }
 #: What is summed up to a round, and its unit.
 _SUMMED = {"bytes": (("bytes-up", "bytes-down"), 1e6), "seconds": (("seconds",), 1.0)}
@@ -143,23 +147,7 @@ def drawn(
         ]
     wanted = list(spec.measures or measures[:1])
     if spec.kind == "bars":
-        pairs = [
-            (run, row)
-            for _, lines in shown[:1]
-            for row, runs in lines.items()
-            for run in runs
-            if run.clients
-        ]
-        known = [
-            (run, row)
-            for run, row in pairs
-            if any(run.column(name) for name in ("auroc", *LEADING))
-        ]
-        return (
-            client_bars([run for run, _ in known], [row for _, row in known], theme)
-            if known
-            else None
-        )
+        return client_bars(shown[0][1], theme) if shown else None
     if spec.kind == "weights":
         firsts = (
             run for _, lines in shown for runs in lines.values() for run in runs[:1] if run.weights
@@ -175,112 +163,94 @@ def _panels(
     numbers: Mapping[str, float],
     theme: Theme,
 ) -> Figure | None:
-    count = len(wanted) * len(shown)
-    wide = len(shown) if len(wanted) > 1 and len(shown) > 1 else min(3, count)
-    high = -(-count // wide)
+    cells = [(text, heading, lines) for text in wanted for heading, lines in shown]
+    wide = len(shown) if len(wanted) > 1 and len(shown) > 1 else min(3, len(cells))
+    high = -(-len(cells) // wide)
     rows = max((len(lines) for _, lines in shown), default=1)
-    figure, axes = panels(
-        high, wide, (max(6.2, 4.4 * wide), 3.4 * high + 0.22 * rows / wide + 0.5), theme
-    )
-    cells = [(measure, heading, lines) for measure in wanted for heading, lines in shown]
-    any_line = False
+    size = max(6.2, 4.4 * wide), 3.4 * high + 0.22 * rows / wide + 0.5
+    figure, axes = panels(high, wide, size, theme, len(cells))
     for panel, (text, heading, lines) in zip(axes, cells, strict=False):
-        found = _lines(spec, text, lines, numbers)
-        any_line |= bool(found)
-        _draw(panel, spec, found, theme)
+        draw_lines(panel, found := _lines(spec, text, lines, numbers), theme, spec.log)
+        if spec.slope and found:
+            _draw_slope(panel, *next(iter(found.values())), spec.slope)
         _label(panel, spec, text, heading, len(cells) > 1)
         for place, (name, level) in enumerate((spec.levels or {}).items()):
             if (value := _level(level, lines)) is not None:
-                panel.level(
-                    _scaled(np.array([value]), "y" in spec.log)[0],
-                    theme.muted,
-                    1.3,
-                    STYLES[(place + 2) % 4],
-                    name,
-                )
-    for panel in axes[count:]:
-        panel.hidden = True
-    legend(figure, max(axes[:count], key=lambda panel: len(panel.legend)))
-    return figure if any_line else None
+                height = _scaled(np.array([value]), "y" in spec.log)[0]
+                panel.level(height, theme.muted, 1.3, STYLES[(place + 2) % 4], name)
+    legend(figure, max(axes[: len(cells)], key=lambda panel: len(panel.legend)))
+    return figure if any(panel.readings for panel in axes) else None
 
 
 def _lines(
     spec: PlotSpec, text: str, lines: Mapping[str, Runs], numbers: Mapping[str, float]
-) -> dict[str, tuple[Floats, Floats]]:
-    """Return for each line its places (n,) and values (seeds, n)."""
+) -> dict[str, Line]:
     if spec.kind == "parameter":
         return _along_parameter(read_measure(text), lines, numbers)
-    found = {
-        row: told
-        for row, runs in lines.items()
-        if (told := _line(spec.kind, text, runs)) is not None
-    }
+    found = lines_of(spec.kind, text, lines)
     if spec.relative and len(found) > 1:
-        least = (
-            min(len(values) for _, values in found.values()),
-            min(values.shape[1] for _, values in found.values()),
-        )
-        middle = np.mean([values[: least[0], : least[1]] for _, values in found.values()], axis=0)
+        stacks = [stack for _, stack in found.values()]
+        seeds, places = (min(stack.shape[axis] for stack in stacks) for axis in (0, 1))
+        middle = np.mean([stack[:seeds, :places] for stack in stacks], axis=0)
         found = {
-            row: (x[: least[1]], y[: least[0], : least[1]] - middle)
-            for row, (x, y) in found.items()
+            row: (x[:places], stack[:seeds, :places] - middle) for row, (x, stack) in found.items()
         }
     return found
 
 
-def _line(kind: str, text: str, runs: Runs) -> tuple[Floats, Floats] | None:
+def lines_of(kind: str, what: str | Measure, lines: Mapping[str, Runs]) -> dict[str, Line]:
+    """Return the line of each row that has one. ``what``: a measure, or a column or a
+    curve for the kinds ``clients`` and ``curve``.
+    """
+    found = {row: line_of(kind, what, runs) for row, runs in lines.items()}
+    return {row: one for row, one in found.items() if one is not None}
+
+
+def line_of(kind: str, what: str | Measure, runs: Runs) -> Line | None:
+    """Return places (n,) and values (seeds, n) of runs; ``None`` if none has them."""
     if kind == "clients":
-        return _sorted(runs, text)
+        return _sorted(runs, str(what))
     if kind == "curve":
-        return _own_curve(runs, text)
-    return _over(kind, runs, read_measure(text))
+        return _own_curve(runs, str(what))
+    return _over(kind, runs, read_measure(what) if isinstance(what, str) else what)
 
 
-def _over(kind: str, runs: Runs, measure: Measure) -> tuple[Floats, Floats] | None:
+def _over(kind: str, runs: Runs, measure: Measure) -> Line | None:
     """Return the places and the values of runs at the rounds that all of them have."""
-    curves = [
-        (run, dict(zip(*curve, strict=True)))
-        for run in runs
-        if (curve := curve_of(run, measure))[0]
-    ]
-    if not curves:
-        return None
-    places = [_places(kind, run) for run, _ in curves]
-    common = sorted(
-        set.intersection(
-            *(set(values) & set(at) for (_, values), at in zip(curves, places, strict=True))
-        )
-    )
+    found = []
+    for run in runs:
+        places = _places(kind, run)
+        curve = zip(*curve_of(run, measure), strict=True)
+        if points := {number: value for number, value in curve if number in places}:
+            found.append((places, points))
+    common = sorted(set.intersection(*(set(points) for _, points in found))) if found else []
     if not common:
         return None
-    x = np.mean([[at[number] for number in common] for at in places], axis=0)
-    return x, np.array([[values[number] for number in common] for _, values in curves], float)
+    x = np.mean([[places[number] for number in common] for places, _ in found], axis=0)
+    return x, np.array([[points[number] for number in common] for _, points in found], float)
 
 
 def _places(kind: str, run: RunFolder) -> dict[int, float]:
     """Return where each round stands on the x axis."""
     if kind == "models":
         return run.models
+    rounds = [record["round"] for record in run.rounds]
     if kind not in _SUMMED:
-        return {record["round"]: float(record["round"]) for record in run.rounds}
+        return {number: float(number) for number in rounds}
     keys, unit = _SUMMED[kind]
-    total, out = 0.0, {}
-    for record in run.rounds:
-        total += sum(float(record.get(key, 0.0)) for key in keys)
-        out[record["round"]] = total / unit
-    return out
+    steps = [sum(float(record.get(key, 0.0)) for key in keys) / unit for record in run.rounds]
+    return dict(zip(rounds, accumulate(steps), strict=True))
 
 
-def _sorted(runs: Runs, column: str) -> tuple[Floats, Floats] | None:
+def _sorted(runs: Runs, column: str) -> Line | None:
     values = [found for run in runs if (found := run.column(column))]
     if not values:
         return None
     share = np.linspace(0, 1, max(map(len, values)))
-    same = [found if len(found) == len(share) else np.quantile(found, share) for found in values]
-    return 100 * share, np.array([worst_first(found, column) for found in same])
+    return 100 * share, np.array([worst_first(found, column, len(share)) for found in values])
 
 
-def _own_curve(runs: Runs, name: str) -> tuple[Floats, Floats] | None:
+def _own_curve(runs: Runs, name: str) -> Line | None:
     """Return a curve of curves.json over the one that has the same first word,
     ``lambda-accuracy`` over ``lambda``.
     """
@@ -293,7 +263,7 @@ def _own_curve(runs: Runs, name: str) -> tuple[Floats, Floats] | None:
 
 def _along_parameter(
     measure: Measure, lines: Mapping[str, Runs], numbers: Mapping[str, float]
-) -> dict[str, tuple[Floats, Floats]]:
+) -> dict[str, Line]:
     points: dict[str, dict[float, list[float]]] = {}
     for key, runs in lines.items():
         name, _, label = key.partition("\0")
@@ -312,38 +282,27 @@ def _level(level: str | float, lines: Mapping[str, Runs]) -> float | None:
     if not isinstance(level, str):
         return float(level)
     measure = read_measure(level)
-    values = [
-        value
-        for runs in lines.values()
-        for run in runs
-        if (value := value_of(run, measure)) is not None
-    ]
+    found = [value_of(run, measure) for runs in lines.values() for run in runs]
+    values = [value for value in found if value is not None]
     return float(np.mean(values)) if values else None
 
 
-def _draw(
-    panel: Panel, spec: PlotSpec, found: Mapping[str, tuple[Floats, Floats]], theme: Theme
-) -> None:
+def draw_lines(panel: Panel, found: Mapping[str, Line], theme: Theme, log: str = "") -> None:
+    """Draw the line of each row: the mean over its seeds, and the range as a band."""
     for index, (row, (x, stack)) in enumerate(found.items()):
-        colour, style = look(index, theme)
-        x, stack = _scaled(x, "x" in spec.log), _scaled(stack, "y" in spec.log)
-        line_with_range(panel, x, stack, colour, style, row or " ")
-    if spec.slope and found:
-        x, stack = next(iter(found.values()))
-        x, y = _scaled(x, True), _scaled(stack.mean(0), True)
-        known = np.isfinite(x) & np.isfinite(y)
-        if known.any():
-            middle = len(x[known]) // 2
-            ends = np.array([x[known][0], x[known][-1]])
-            line(
-                panel,
-                ends,
-                y[known][middle] + spec.slope * (ends - x[known][middle]),
-                theme.muted,
-                ":",
-                f"t^{spec.slope:.2g}",
-                1.4,
-            )
+        x, stack = _scaled(x, "x" in log), _scaled(stack, "y" in log)
+        line_with_range(panel, x, stack, *look(index, theme), row or " ")
+
+
+def _draw_slope(panel: Panel, x: Floats, stack: Floats, slope: float) -> None:
+    """Draw t ** slope through the middle of a line, on logarithmic axes."""
+    x, y = _scaled(x, True), _scaled(stack.mean(0), True)
+    known = np.isfinite(x) & np.isfinite(y)
+    if known.any():
+        middle = len(x[known]) // 2
+        ends = np.array([x[known][0], x[known][-1]])
+        heights = y[known][middle] + slope * (ends - x[known][middle])
+        line(panel, ends, heights, panel.theme.muted, ":", f"t^{slope:.2g}", 1.4)
 
 
 def look(index: int, theme: Theme) -> tuple[str, str]:
@@ -365,17 +324,12 @@ def _label(panel: Panel, spec: PlotSpec, text: str, heading: str, several: bool)
     panel.y.label = f"{name} (%)" if is_percent(key) else name
     if spec.relative:
         panel.y.label += ", difference to the mean of all"
-    told = ", ".join(filter(None, (heading, name[:1].upper() + name[1:] if several else "")))
-    title(panel, told, 10.5)
+    title(panel, ", ".join(filter(None, (heading, sentence(name) if several else ""))), 10.5)
     if spec.kind == "rounds":
         label_rounds(panel)
     else:
-        panel.x.label = {
-            **_X,
-            "parameter": spec.x,
-            "clients": "share of clients, worst first (%)",
-            "curve": text.partition("-")[0],
-        }[spec.kind]
+        others = {"parameter": spec.x, "curve": text.partition("-")[0]}
+        panel.x.label = (X_LABELS | others)[spec.kind]
     for axis, name, limits in zip((panel.x, panel.y), "xy", panel.limits(), strict=True):
         if name in spec.log:
             axis.log, axis.ticks = (

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.common.checks import nearest
-from fedapps.charts.drawing import png, svg
+from fedapps.charts.drawing import svg
+from fedapps.charts.files import FORMATS, file
 from fedapps.charts.html import Html
 from fedapps.charts.layout import Figure
 from fedapps.errors import UserError
@@ -59,14 +60,14 @@ class Plot:
         return svg(self._figure).decode()
 
     def save(self, path: str | Path) -> Path:
-        """Write the figure as PNG or SVG, by the ending of ``path``, and return the
+        """Write the figure as PDF, PNG or SVG, by the ending of ``path``; return the
         path. Raises ``UserError`` for another ending.
         """
         path = Path(path)
-        forms = {".png": png, ".svg": svg}
-        if path.suffix not in forms:
-            raise UserError(f"{path}: a plot is written as .png or .svg")
-        path.write_bytes(forms[path.suffix](self._figure))
+        form = path.suffix.removeprefix(".")
+        if form not in FORMATS:
+            raise UserError(f"{path}: a plot is written as .pdf, .png or .svg")
+        path.write_bytes(file(self._figure, form))
         return path
 
 

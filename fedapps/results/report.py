@@ -9,9 +9,7 @@ from pathlib import Path
 
 from algorithms.common.measures import lower_is_better
 from fedapps.charts import html
-from fedapps.charts.charts import chart, palette
 from fedapps.charts.html import Html
-from fedapps.charts.layout import Figure
 from fedapps.charts.theme import DARK, LIGHT, MOST
 from fedapps.formats import (
     LEADING_MEANS,
@@ -22,14 +20,9 @@ from fedapps.formats import (
     seconds_text,
 )
 from fedapps.records.reader import RunFolder, is_number, read_run
-from fedapps.results.comparison_table import rows_of
 from fedapps.results.fair_plots import fair_measure
-from fedapps.results.group_tables import groups_section
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
-from fedapps.results.newcomers import newcomers_section
-from fedapps.results.run_plots import run_figures, write_plots
-from fedapps.results.sections import Section
-from fedapps.results.worst_clients import worst_section
+from fedapps.results.parts import RUN, charts, plots, run_sections
 
 LIMIT = 300_000  # bytes of a report
 _DETAIL = (MOST, 200, 140, 100, 70, 50)  # points of a line, tried in turn
@@ -74,46 +67,28 @@ _CARDS = {
     "seconds": "time in rounds",
     "failures": "failed replies",
 }
-_ALTERNATIVES = {
-    "accuracy": "Accuracy over rounds: mean, worst and best tenth of the clients",
-    "auroc": "AUROC over rounds: mean, worst and best tenth of the clients",
-    "rmse": "RMSE over rounds: mean, worst and best tenth of the clients",
-    "train-loss": "Training loss over rounds",
-    "clients": "Score of each client, sorted",
-    "weights": "Weight of each client over rounds, as a heat map",
-    "models": "Score over the models that a client sent and received",
-    "bytes": "Bytes sent in both directions, summed over rounds",
-    "measures": "Other measures over rounds",
-}
 
 
 def write_report(run_dir: Path | str) -> Path:
-    """Draws the run's plots (`plots/*.png`) and writes `report.html` into its folder;
-    returns the report's path.
+    """Writes `report.html` into the folder of a run; returns the report's path.
 
     Raises UserError if the folder is no run folder.
     """
     run = read_run(run_dir)
-    light = run_figures(run, LIGHT)
-    write_plots(run.path, light)
     path = run.path / "report.html"
-    path.write_text(report_html(run, light), encoding="utf-8")
+    path.write_text(report_html(run), encoding="utf-8")
     return path
 
 
-def report_html(run: RunFolder, light: dict[str, Figure]) -> str:
-    """The report as text; `light`: its figures by name, with all points.
+def report_html(run: RunFolder) -> str:
+    """The report as text.
 
     Lines have fewer points, and tables fewer rows, if it would be too large with all.
     """
     # pictures that the run has made are as large as they are
     free = LIMIT + sum(map(len, _synthetic(run)))
     for points in _DETAIL:
-        if points < MOST:
-            light = run_figures(run, replace(LIGHT, points=points))
-        dark = run_figures(run, replace(DARK, points=points))
-        body = report_body(run, light, dark, points)
-        page = html.page(report_title(run), body, palette(body))
+        page = html.page(report_title(run), report_body(run, points))
         if len(page.encode()) <= free:
             break
     return page
@@ -124,40 +99,32 @@ def report_title(run: RunFolder) -> str:
     return f"{run.method} on {run.subject}" if run.subject else run.method
 
 
-def report_body(
-    run: RunFolder, light: dict[str, Figure], dark: dict[str, Figure], points: int = MOST
-) -> list[Html]:
-    """The parts of the report; `light` and `dark` are its figures by name, whose lines
-    have so many points at most.
+def report_body(run: RunFolder, points: int = MOST, hope: str = "") -> list[Html]:
+    """The parts of the report, whose lines have so many points at most; `hope`: what is
+    to be expected of a run that goes on.
     """
-    on = run.subject
+    state = f"{_MARKS[run.state]} {state_sentence(run)}"
+    pictures = charts(plots(RUN), run, *(replace(theme, points=points) for theme in (LIGHT, DARK)))
+    measures = pictures.pop("measures", None)
     body = [
-        Html(f"<header><h1>{html.text(run.method)}{_on(on)}</h1>"),
-        html.paragraph(_subtitle(run), "quiet"),
-        Html(
-            f'<div class="state {run.state}">{_MARKS[run.state]} '
-            f"{html.text(state_sentence(run))}</div></header>"
-        ),
+        html.header(run.method, run.subject, _subtitle(run), run.state, state),
+        *([html.paragraph(hope, "quiet")] if hope else []),
         html.cards(_card_entries(run)),
     ]
-    pictures = {
-        name: chart(name, _ALTERNATIVES.get(name, f"Plot {name}"), one, dark[name])
-        for name, one in light.items()
-    }
-    measures = pictures.pop("measures", None)
     if pictures:
         body += [
             html.heading("Plots"),
             *_thinning(run, points),
-            Html(f'<div class="plots">{"".join(pictures.values())}</div>'),
+            html.panel(Html("".join(pictures.values())), "plots"),
         ]
     body += _synthetic(run)
-    body += [section.as_html() for section in sections_of(run)]
+    body += [section.as_html() for section in run_sections(run)]
     body.append(html.heading("Details"))
     if measures:
         names = "each a small plot over the rounds"
         body.append(html.collapsible("Other measures", names, measures, is_open=not pictures))
-    body += [
+    return [
+        *body,
         *_details(run, points / MOST),
         html.heading("Repeat this run"),
         html.paragraph(
@@ -165,7 +132,6 @@ def report_body(
         ),
         Html("<pre>fedapps run settings.toml --out again</pre>"),
     ]
-    return body
 
 
 def _thinning(run: RunFolder, points: int) -> list[Html]:
@@ -183,38 +149,19 @@ def _thinning(run: RunFolder, points: int) -> list[Html]:
     return [html.paragraph(told, "quiet")]
 
 
-def sections_of(run: RunFolder) -> list[Section]:
-    """The tables below the main one, for the report and for the end of a run on the
-    terminal.
-    """
-    return [
-        section
-        for section in (worst_section(rows_of([run])), newcomers_section(run), groups_section(run))
-        if section is not None
-    ]
-
-
 def _synthetic(run: RunFolder) -> list[Html]:
     """The synthetic images: those of the last round, and how they came to be."""
-    drawn, animation = grids(run.path), run.path / FOLDER / ANIMATION
-    pictures = (
-        [
-            html.image(
-                f"Synthetic images, {drawn[-1].stem.replace('-', ' ')}", drawn[-1].read_bytes()
-            )
-        ]
-        if drawn
-        else []
-    )
+    drawn, animation = grids(run.path)[-1:], run.path / FOLDER / ANIMATION
+    pictures = [
+        html.image(f"Synthetic images, {path.stem.replace('-', ' ')}", path.read_bytes())
+        for path in drawn
+    ]
     if animation.is_file():
-        pictures.append(
-            html.image("Synthetic images over the rounds, animated", animation.read_bytes())
-        )
-    return (
-        [html.heading("Synthetic images"), Html(f'<div class="plots">{"".join(pictures)}</div>')]
-        if pictures
-        else []
-    )
+        words = "Synthetic images over the rounds, animated"
+        pictures.append(html.image(words, animation.read_bytes()))
+    if not pictures:
+        return []
+    return [html.heading("Synthetic images"), html.panel(Html("".join(pictures)), "plots")]
 
 
 def state_sentence(run: RunFolder) -> str:
@@ -235,10 +182,6 @@ def state_sentence(run: RunFolder) -> str:
     if run.state == "running":
         return f"Still running, or killed, when this was written: {planned}; {numbers}."
     return f"Interrupted after {planned}; {numbers}. “fedapps run” with --resume continues it."
-
-
-def _on(name: str) -> Html:
-    return Html(f" <small>on {html.text(name)}</small>" if name else "")
 
 
 def _subtitle(run: RunFolder) -> str:

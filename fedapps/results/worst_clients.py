@@ -54,11 +54,10 @@ def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
 
 
 _NOTE = (
-    "Accuracy, with the 95 % interval of other test samples of the same clients. By chance: the "
-    "gap that clients of one and the same "
-    "accuracy would show with so few samples; p: how often it would be as large as the one "
-    "measured. Where p is large, or a value lies "
-    "outside of its own interval, the clients differ by no more than that."
+    "Accuracy, with a 95 % confidence interval: how would these clients score on other test "
+    "samples? By chance: the gap that equally good clients would show with as few samples. p: how "
+    "often chance alone would produce a gap as large as this one. A large p, or a value outside "
+    "its own interval, means that the clients differ by no more than chance alone would produce."
 )
 
 

@@ -1,7 +1,7 @@
 """Construction of a run's parts from its settings: the task, the strategy, a client."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
@@ -11,7 +11,7 @@ from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.methods.method import ClientFactory
-from fedapps.runs.compilation import blocks, compiler
+from fedapps.runs.compilation import compiler
 from fedapps.settings.settings import Settings
 from fedapps.tasks.registry import Task, make_task
 from strategies import Private, Robust, WarmStart
@@ -20,6 +20,14 @@ from strategies.base.reply_validation import Rules
 
 if TYPE_CHECKING:
     from clients.base.store import Store
+
+
+class Parts(NamedTuple):
+    """What a run consists of, built once: its checked settings, task and strategy."""
+
+    settings: Settings
+    task: Task
+    strategy: Strategy
 
 
 def build_task(settings: Settings, site_data: str = "") -> Task:
@@ -97,7 +105,8 @@ def _plain(settings: Settings, task: Any) -> Strategy:
         with guarded(
             "method", settings.method, "its strategy cannot be made", own, passed=(ValueError,)
         ):
-            return _checked(settings, method.strategy(settings.options, task, settings.context))
+            strategy = method.strategy_factory(settings.options, task, settings.context)
+            return _checked(settings, strategy)
     assert method.wrap is not None
     wrapped = _plain(settings.base, task)
     try:
@@ -126,7 +135,7 @@ def client_factory(settings: Settings) -> "ClientFactory":
     method = settings.entry
     if settings.base is None:
         assert method.client is not None
-        return method.client
+        return method.client_factory
     factory = client_factory(settings.base)
     if method.loss is None:
         return factory
@@ -160,8 +169,6 @@ def build_client(
     client = client_factory(settings)(inner.options, task, client_id, num_clients, store)
     if hasattr(client, "compiler"):
         client.compiler = compiler()
-    if hasattr(client, "blocks"):
-        client.blocks = blocks()
     return client
 
 

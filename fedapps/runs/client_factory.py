@@ -3,7 +3,8 @@ clients, and the stores of client state.
 """
 
 import sys
-from functools import lru_cache
+from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,31 @@ from fedapps.runs.assembly import build_client, build_task
 from fedapps.settings.settings import Settings, read_settings
 from fedapps.tasks.registry import Task
 
+MAX_RUNS = 4
+#: Settings and tasks of this process's latest runs, by configuration and site data.
+_RUNS: OrderedDict[tuple[frozenset[tuple[str, Any]], str], tuple[Settings, Task]] = OrderedDict()
 
-@lru_cache(maxsize=4)
+
 def prepare(config: frozenset[tuple[str, Any]], site_data: str = "") -> tuple[Settings, Task]:
     """Return the settings and task of a run configuration; ``site_data``: location of
     this site's own data, or "".
     """
-    settings = read_settings(dict(config))
-    task = build_task(settings, site_data)
+    if (config, site_data) not in _RUNS:
+        settings = read_settings(dict(config))
+        _keep((config, site_data), settings, build_task(settings, site_data))
+    return _RUNS[config, site_data]
+
+
+def share(config: Mapping[str, Any], settings: Settings, task: Task) -> None:
+    """Let the clients of this process use a task that was built for the server."""
+    _keep((frozenset(config.items()), ""), settings, task)
+
+
+def _keep(key: tuple[frozenset[tuple[str, Any]], str], settings: Settings, task: Task) -> None:
+    _RUNS[key] = settings, task
+    while len(_RUNS) > MAX_RUNS:
+        _RUNS.popitem(last=False)
     one_thread()
-    return settings, task
 
 
 def one_thread() -> None:

@@ -17,8 +17,7 @@ from fedapps.settings.settings import Settings
 from fedapps.toml_text import read_toml
 
 if TYPE_CHECKING:
-    from clients.base.blocks import Blocks
-    from clients.base.compiled import Compiler
+    from clients.steps.compiled import Compiler
 
 # Of nets of dense layers, measured with benchmarks/round_time.py on one core: what a
 # step costs beside its operations, operations a second, and the share of it that
@@ -31,17 +30,9 @@ COUNTED = 5
 
 
 @cache
-def blocks() -> "Blocks":
-    """Return what takes the steps of several clients of this process at once."""
-    from clients.base.blocks import Blocks
-
-    return Blocks()
-
-
-@cache
 def compiler() -> "Compiler":
     """Return the compiler of this process; its libraries are in the cache folder."""
-    from clients.base.compiled import Compiler
+    from clients.steps.compiled import Compiler
 
     return Compiler(folder() / "steps")
 
@@ -49,7 +40,7 @@ def compiler() -> "Compiler":
 def decided(
     settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], bool]
 ) -> Settings:
-    """Return the settings with ``train.compile`` "on", "off" or "blocks"."""
+    """Return the settings with ``train.compile`` "on" or "off"."""
     if settings.train.compile != "auto":
         return settings
     before = Path(settings.out) / "settings.toml"

@@ -17,8 +17,9 @@ from fedapps.errors import UserError
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of
 from fedapps.results.image_grids import ImageGrids
+from fedapps.results.parts import write_plots
 from fedapps.results.report import write_report
-from fedapps.runs.assembly import build_strategy, build_task, takes_steps
+from fedapps.runs.assembly import Parts, build_strategy, build_task, takes_steps
 from fedapps.runs.compilation import decided
 from fedapps.settings.settings import Settings, default_config
 from fedapps.tracking.callback import Tracked, Trackers
@@ -30,16 +31,44 @@ from strategies.base.messages import innermost
 from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
 
 
-def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+def execute_inline(
+    settings: Settings, callbacks: Sequence[Callback] = (), parts: Parts | None = None
+) -> dict[str, Any]:
+    """Run in this process, in which server and clients share one task; see
+    :func:`execute`.
+    """
+    from fedapps.engines.inline import InlineGrid
+    from fedapps.runs.client_app import app
+    from fedapps.runs.client_factory import share
+
+    config = settings.flat()
+    parts = parts or assembled(settings)
+    share(config, settings, parts.task)
+    grid = InlineGrid(app, settings.num_clients, config, numbered=True)
+    return execute(settings, grid, callbacks, parts)
+
+
+def assembled(settings: Settings) -> Parts:
+    """Return the parts of a run whose settings were checked before."""
+    task = build_task(settings)
+    return Parts(settings, task, build_strategy(settings, task))
+
+
+def execute(
+    settings: Settings,
+    grid: Grid,
+    callbacks: Sequence[Callback] = (),
+    parts: Parts | None = None,
+) -> dict[str, Any]:
     """Run all rounds and return the content of summary.json; a failure is recorded
     there and its error raised.
 
-    ``callbacks`` run after the run's own callbacks.
+    ``callbacks`` run after the run's own callbacks. ``parts``: task and strategy, not
+    used before; built here by default.
     """
     folder = Path(settings.out)
-    task = build_task(settings)
+    _, task, strategy = parts or assembled(settings)
     settings = decided(settings, task, takes_steps)
-    strategy = build_strategy(settings, task)
     checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
     inner = innermost(strategy)
     done, arrays = open_folder(folder, settings, checkpoints)
@@ -123,7 +152,8 @@ def execute(settings: Settings, grid: Grid, callbacks: Sequence[Callback] = ()) 
     summary = recorder.finish("completed")
     if trackers:
         with suppress(OSError):
-            write_report(folder)  # before the command does: it is told, too
+            write_report(folder)  # now, since trackers are sent the report, too
+            write_plots(folder)  # trackers take pictures
         trackers.end("completed")
     return summary
 

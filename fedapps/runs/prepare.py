@@ -10,16 +10,17 @@ from typing import Any
 
 from flwr.app import RecordDict
 from flwr.client import NumPyClient
+from flwr.serverapp.strategy import Strategy
 
 from clients.base.store import MessageStore
-from fedapps.data.sources import is_local
+from fedapps.data.source import is_local
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
-from fedapps.methods import METHODS, find_method
+from fedapps.methods import METHODS
 from fedapps.models.options import local_name
 from fedapps.records.writer import FILES, FOLDERS, check_resumable, set_status
-from fedapps.runs.assembly import build_client, build_strategy, build_task
-from fedapps.settings.settings import Settings, default_config, read_settings
+from fedapps.runs.assembly import Parts, build_client, build_strategy, build_task
+from fedapps.settings.settings import Settings, chosen, default_config, read_settings
 from fedapps.tasks.registry import TASKS, Task, find_task
 from fedapps.tracking.names import check_installed
 
@@ -28,57 +29,60 @@ DEFAULT_CLIENTS = 20
 
 
 def completed(given: Mapping[str, Any]) -> Settings:
-    """Return the given settings on top of the method's and the task's defaults; data
-    folders are made absolute.
+    """Return the given settings on top of the method's and the task's defaults, with
+    absolute paths: workers run in another directory.
     """
-    method = find_method(given.get("method", Settings.method))
-    task = find_task(read_settings(given).task)
+    method, task = chosen(given)
     # whoever names the clients' column wants these clients
     if given.get("data.natural-id") and "data.partition" not in given:
         given = {**given, "data.partition": "natural"}
-    settings = read_settings({**method.defaults, **task.defaults, **given})
-    # workers run in another directory
-    if settings.data.source != "digits" and is_local(settings.data.source):
-        settings = replace(settings, data=with_absolute_source(settings.data))
-    if settings.model.weights:
-        settings = replace(
-            settings,
-            model=replace(
-                settings.model, weights=str(Path(settings.model.weights).expanduser().absolute())
-            ),
-        )
-    settings = replace(
-        settings, model=replace(settings.model, name=local_name(settings.model.name))
+    settings = read_settings({**method.defaults, **find_task(task).defaults, **given})
+    data, model, problem = settings.data, settings.model, settings.problem
+    if data.source != "digits":
+        data = with_absolute(data, "source")
+    return replace(
+        settings,
+        data=replace(data, synthetic=absolute(data.synthetic)),
+        model=replace(model, weights=absolute(model.weights), name=local_name(model.name)),
+        public=with_absolute(settings.public, "source"),
+        problem=with_absolute(problem, "source") if hasattr(problem, "source") else problem,
+        options=replace(settings.options, library=absolute(library))
+        if (library := getattr(settings.options, "library", "task")) not in ("task", "clients")
+        else settings.options,
     )
-    if settings.data.synthetic:
-        settings = replace(
-            settings,
-            data=replace(
-                settings.data, synthetic=str(Path(settings.data.synthetic).expanduser().absolute())
-            ),
-        )
-    if is_local(settings.public.source):
-        settings = replace(settings, public=with_absolute_source(settings.public))
-    if (source := getattr(settings.problem, "source", "")) and is_local(source):
-        settings = replace(settings, problem=with_absolute_source(settings.problem))
-    if (library := getattr(settings.options, "library", "task")) not in ("task", "clients"):
-        settings = replace(
-            settings,
-            options=replace(settings.options, library=str(Path(library).expanduser().absolute())),
-        )
-    return settings
+
+
+def absolute(path: str) -> str:
+    """Return a path from the user's folder or the working directory as an absolute one;
+    "" as it is.
+    """
+    return str(Path(path).expanduser().absolute()) if path else ""
+
+
+def with_absolute(options: Any, name: str) -> Any:
+    """Return options with the field ``name`` absolute if it is a local path."""
+    path = getattr(options, name)
+    return replace(options, **{name: absolute(path)}) if is_local(path) else options
 
 
 def checked(settings: Settings) -> tuple[Settings, Task]:
-    """Return the settings with the number of clients filled in, and the task. Raises
-    ``UserError`` if the parts do not fit.
+    """Return what :func:`assemble` does without the strategy."""
+    return assemble(settings)[:2]
+
+
+def assemble(settings: Settings) -> Parts:
+    """Return the parts of a run, with the number of clients and the net's name filled
+    in. Raises ``UserError`` if they do not fit.
     """
     # loads PyTorch, and a SuperLink may start meanwhile
     from fedapps.models.image_nets import BY_SHAPE, net_for
 
     check_installed(settings.track)
-    settings = with_clients(settings)
     task = build_task(settings)
+    known = with_clients(settings, task)
+    if known.num_clients != settings.num_clients:
+        task = build_task(known)
+    settings = known
     check_sizes(settings)
     with guarded("task", settings.task, "check failed", own=settings.task not in TASKS):
         task.check(settings.num_clients)
@@ -91,20 +95,20 @@ def checked(settings: Settings) -> tuple[Settings, Task]:
     )
     if settings.model.name == BY_SHAPE and usual:  # so that results name the net
         settings = replace(settings, model=replace(settings.model, name=usual))
-    check_strategy(settings, task)
+    strategy = checked_strategy(settings, task)
     if not settings.sites.own:
         check_client(settings, task)
-    return settings, task
+    return Parts(settings, task, strategy)
 
 
-def with_clients(settings: Settings) -> Settings:
+def with_clients(settings: Settings, task: Any) -> Settings:
     """Return the settings with the number of clients: as given, else as many as the
     data have, else the default.
 
     Of fewer clients than a round has by default all take part.
     """
     if not settings.num_clients:
-        natural = getattr(build_task(settings), "natural_clients", None)
+        natural = getattr(task, "natural_clients", None)
         settings = replace(settings, num_clients=(natural() if natural else 0) or DEFAULT_CLIENTS)
     few = settings.num_clients - settings.num_new_clients < Settings.clients_per_round
     return (
@@ -112,13 +116,6 @@ def with_clients(settings: Settings) -> Settings:
         if few and settings.clients_per_round == Settings.clients_per_round
         else settings
     )
-
-
-def with_absolute_source(options: Any) -> Any:
-    """Return options with an absolute path as ``source``, which does not depend on the
-    working directory.
-    """
-    return replace(options, source=str(Path(options.source).expanduser().absolute()))
 
 
 def check_sizes(settings: Settings) -> None:
@@ -151,13 +148,13 @@ def check_sizes(settings: Settings) -> None:
         )
 
 
-def check_strategy(settings: Settings, task: Task) -> None:
-    """Build the strategy once, so that options that do not fit the task are reported
-    before the run starts (``UserError``).
+def checked_strategy(settings: Settings, task: Task) -> Strategy:
+    """Return the strategy. Raises ``UserError`` for options that do not fit the task,
+    before the run starts.
     """
     method = settings.entry
     try:
-        build_strategy(settings, task)
+        return build_strategy(settings, task)
     except ValueError as error:
         raise UserError(
             f"{method.table}.{error}" if method.table and not method.wrap else str(error)

@@ -21,6 +21,7 @@ from fedapps.errors import UserError
 from fedapps.results.report import write_report
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.settings.settings import read_settings
+from strategies.base.flower_private import poll_every
 
 app = ServerApp()
 
@@ -36,10 +37,8 @@ def main(grid: Grid, context: Context) -> None:
             replace(settings, checkpoint_every=0),
             Path.home() / "fedapps-results" / str(context.run_id),
         )
-    if hasattr(grid, "pull_interval"):
-        # the simulation's grid polls for replies every 0.1 s, which is most of a short
-        # round
-        grid.pull_interval = 0.01
+    # The grid of a simulation polls every 0.1 s, which is most of a short round.
+    if poll_every(grid, 0.01):
         grid = shared(grid, settings.num_clients)
     else:
         grid, settings = PollingGrid(grid), settings.deployed()

@@ -302,6 +302,18 @@ def unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown setting {key!r}: {hint}`fedapps settings` lists all keys"
 
 
+def chosen(config: Mapping[str, Any]) -> tuple[Method, str]:
+    """Return the method of a flat configuration and the name of its task. Raises
+    ``UserError``.
+    """
+    method = find_method(config.get("method", Settings.method))
+    task = task_name(str(typed("task", config.get("task", "auto"), "")), method.tasks)
+    source = config.get("data.source", DataOptions.source)
+    if task == "classification" and source == "digits" and not config.get("sites.labels"):
+        task = "digits"
+    return method, task
+
+
 def read_settings(config: Mapping[str, Any]) -> Settings:
     """Return the checked settings of a flat configuration; missing keys have their
     defaults. Raises ``UserError``.
@@ -316,11 +328,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
                     "settings only"
                 )
             raise UserError(unknown(key, known))
-    method = find_method(config.get("method", Settings.method))
-    source = config.get("data.source", DataOptions.source)
-    task = task_name(str(typed("task", config.get("task", "auto"), "")), method.tasks)
-    if task == "classification" and source == "digits" and not config.get("sites.labels"):
-        task = "digits"
+    method, task = chosen(config)
     config["task"] = task
     if config.get("model.name", "auto") == "auto":
         config["model.name"] = method.model or find_task(task).model

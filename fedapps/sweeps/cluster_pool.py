@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedapps.engines.cluster import joined
+from fedapps.errors import reason
 from fedapps.sweeps.pool import Ended, PlannedRun, mark_interrupted, run_one
 
 
@@ -26,9 +27,7 @@ def run_on_cluster(runs: Sequence[PlannedRun], address: str, gpus: float = 0.0) 
                         summary, place = ray.get(reference)
                     except Exception as error:
                         cause = getattr(error, "cause", None) or error
-                        yield Ended(
-                            run, {}, f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
-                        )
+                        yield Ended(run, {}, f"{type(cause).__name__}: {reason(cause)}")
                     else:
                         yield Ended(run, summary, place=place)
         except BaseException:

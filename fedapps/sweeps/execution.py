@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,15 +19,15 @@ from rich.console import Console
 
 from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.errors import RunFailed, UserError
+from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
 from fedapps.records.writer import FREE, all_written, set_status, status_of
-from fedapps.runs.prepare import checked, data_paths, prepare_folder
+from fedapps.runs.prepare import checked, data_paths
 from fedapps.settings.settings import Settings, default_config, read_settings
-from fedapps.sweeps.grid import RESERVED
 from fedapps.sweeps.keep import prune
 from fedapps.sweeps.page import write_page
-from fedapps.sweeps.plan import Plan
-from fedapps.sweeps.pool import Ended, PlannedRun, finished, run_all
+from fedapps.sweeps.plan import Plan, without_reserved
+from fedapps.sweeps.pool import Ended, PlannedRun, finished, prepared, run_all
 from fedapps.sweeps.progress import SweepProgress
 from fedapps.sweeps.tables import Results
 from fedapps.toml_text import read_toml
@@ -68,45 +68,61 @@ class Way:
             )
 
 
-def missing_of(plans: Mapping[Path, Plan]) -> dict[Path, list[PlannedRun]]:
-    """Return the runs that are to be done, by the folder of their sweep, all checked.
-    Raises ``UserError``.
+def missing_runs(plan: Plan) -> list[PlannedRun]:
+    """Return the runs that are to be done, with their numbers of clients filled in,
+    each checked against its data. Raises ``UserError``.
     """
-    for out in plans:
-        check_out(out)
-    return {
-        out: check_runs([point.run for point in plan.points if not is_done(point.run)])
-        for out, plan in plans.items()
-    }
+    if plan.out.exists() and not plan.out.is_dir():
+        raise UserError(f"--out {plan.out}: is a file")
+    if (plan.out / "settings.toml").exists() or (plan.out / "comparison.csv").exists():
+        raise UserError(
+            f"--out {plan.out}: is the folder of a run or of a comparison, choose another"
+        )
+    runs = []
+    for run in [point.run for point in plan.points if not is_done(point.run)]:
+        try:
+            settings, _ = checked(read_settings(run.config))
+        except UserError as error:
+            raise UserError(f"{run.folder.name}: {error}") from None
+        runs.append(PlannedRun(without_reserved(settings), run.folder))
+    return runs
 
 
-def carry_out(
-    plan: Plan,
-    out: Path,
-    missing: Sequence[PlannedRun],
-    way: Way,
-    settings: Sequence[str] = (),
-    console: Console | None = None,
+def execute_sweep(
+    plan: Plan, missing: Sequence[PlannedRun], way: Way, console: Console | None = None
 ) -> tuple[Results | None, dict[str, str]]:
     """Run what is missing of a sweep, prune, tabulate and draw; return the finished
     runs, if any, and by name why runs failed.
 
-    ``settings``: those that were given besides the file, for the record. ``console``:
-    where the progress is shown.
+    ``console``: where the progress is shown.
     """
-    (out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
-    with only_one(out):
-        write_record(plan, out, settings)  # what watches the sweep sees how many runs are to come
-        failed = run_missing(plan, missing, way, console)
+    keep, failed = plan.grid.options.keep, {}
+    (plan.out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
+    with only_one(plan.out):
+        write_record(plan)  # what watches the sweep sees how many runs are to come
+        with SweepProgress([point.run for point in plan.points], missing, console) as progress:
+            for ended in ended_runs(missing, way):
+                progress.show_end(ended)
+                prune(ended.run.folder, keep)
+                if ended.error:
+                    failed[ended.run.folder.name] = ended.error
         for point in plan.points:
-            prune(point.run.folder, plan.grid.options.keep)
-        results = results_of(plan)
-        if results is not None:
-            write_results(results, out, failed)
+            prune(point.run.folder, keep)
+        done = {
+            point.name: read_run(point.run.folder)
+            for point in plan.points
+            if finished(point.run.folder)
+        }
+        if not done:
+            return None, failed
+        results = Results(plan, done)
+        write_text(plan.out / "table.csv", results.csv())
+        write_text(plan.out / "table.md", results.markdown())
+        write_page(results, plan.out, failed)
     return results, failed
 
 
-def write_record(plan: Plan, out: Path, settings: Sequence[str]) -> None:
+def write_record(plan: Plan) -> None:
     """Write sweep.json: which file, at which scale, with which settings, and what is
     behind each entry of the table.
     """
@@ -114,33 +130,16 @@ def write_record(plan: Plan, out: Path, settings: Sequence[str]) -> None:
         "file": plan.grid.name,
         "title": plan.grid.options.title,
         "scale": plan.grid.scale,
-        "settings": list(settings),
+        "settings": list(plan.given),
         "runs": len(plan.points),
         "keep": list(plan.grid.options.keep),
         "axes": {axis.name: list(axis.values) for axis in plan.grid.axes},
     }
-    (out / "sweep.json").write_text(
-        json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    write_text(plan.out / "sweep.json", text + "\n")
 
 
-def run_missing(
-    plan: Plan, missing: Sequence[PlannedRun], way: Way, console: Console | None = None
-) -> dict[str, str]:
-    """Start the unfinished runs, show the progress, and return the reasons of failures
-    by run name.
-    """
-    failed: dict[str, str] = {}
-    with SweepProgress([point.run for point in plan.points], missing, console) as progress:
-        for ended in started(missing, way):
-            progress.tell(ended)
-            prune(ended.run.folder, plan.grid.options.keep)
-            if ended.error:
-                failed[ended.run.folder.name] = ended.error
-    return failed
-
-
-def started(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
+def ended_runs(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
     """Start the runs; yield each as it ends. Raises ``UserError`` if a cluster lacks
     something.
     """
@@ -204,54 +203,6 @@ def is_done(run: PlannedRun) -> bool:
     return done
 
 
-def check_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return the runs with their numbers of clients filled in, each checked against its
-    data. Raises ``UserError``.
-    """
-    out = []
-    for run in runs:
-        try:
-            settings, _ = checked(read_settings(run.config))
-        except UserError as error:
-            raise UserError(f"{run.folder.name}: {error}") from None
-        out.append(
-            PlannedRun(
-                {key: value for key, value in settings.flat().items() if key not in RESERVED},
-                run.folder,
-            )
-        )
-    return out
-
-
-def check_out(out: Path) -> None:
-    """Raise ``UserError`` if ``out`` is a file, or the folder of a run or a
-    comparison.
-    """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file")
-    if (out / "settings.toml").exists() or (out / "comparison.csv").exists():
-        raise UserError(f"--out {out}: is the folder of a run or of a comparison, choose another")
-
-
-def results_of(plan: Plan) -> Results | None:
-    """Return the finished runs of a plan as rows and columns; ``None`` if there are
-    none.
-    """
-    runs = {
-        point.name: read_run(point.run.folder)
-        for point in plan.points
-        if finished(point.run.folder)
-    }
-    return Results(plan, runs) if runs else None
-
-
-def write_results(results: Results, out: Path, failed: Mapping[str, str]) -> None:
-    """Write tables, plots and the report."""
-    results.write_csv(out / "table.csv")
-    (out / "table.md").write_text(results.markdown(), encoding="utf-8")
-    write_page(results, out, failed)
-
-
 def run_ray(
     runs: Sequence[PlannedRun], gpus_per_client: float, address: str = ""
 ) -> Iterator[Ended]:
@@ -265,20 +216,22 @@ def run_ray(
     if warning:
         print(f"fedapps: {warning}", file=sys.stderr)
     for run in runs:
-        resume = (run.folder / "checkpoint").exists()
         try:
-            settings = read_settings({**run.config, "out": str(run.folder), "resume": resume})
-            prepare_folder(settings, overwrite=not resume)
+            settings = prepared(run)
             outcome = flower.run_simulation(
                 None,
                 settings.flat(),
-                num_nodes=flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
-                gpus_per_client=gpus_per_client,
-                log_path=run.folder / "run.log",
-                ended=_ended(run.folder),
-                written=partial(all_written, run.folder),
+                flower.Resources(
+                    flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
+                    gpus_per_client=gpus_per_client,
+                    cluster=address,
+                ),
+                flower.Following(
+                    run.folder / "run.log",
+                    ended=partial(status_of, run.folder),
+                    written=partial(all_written, run.folder),
+                ),
                 walled=walled,
-                cluster=address,
             )
         except (UserError, RunFailed) as error:
             yield Ended(run, {}, str(error))
@@ -291,7 +244,3 @@ def run_ray(
             yield Ended(run, read_run(run.folder).summary)
         else:
             yield Ended(run, {}, outcome.details or outcome.status)
-
-
-def _ended(folder: Path) -> Callable[[], str | None]:
-    return lambda: status_of(folder)

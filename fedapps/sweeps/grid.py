@@ -9,7 +9,6 @@ changes no run.
 """
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from algorithms.common.checks import nearest
 from fedapps.errors import UserError
 from fedapps.settings.settings import OF_SWEEPS, default_config, read_settings, unknown
 from fedapps.sweeps.options import SweepOptions, read_options
-from fedapps.toml_text import flatten_toml, parse_assignment, toml_value
+from fedapps.toml_text import flatten_toml, load_toml, parse_assignment, toml_text
 
 SEED = "seed"
 #: The file as it stands, unless it has a table of that name.
@@ -86,12 +85,7 @@ def read_grid(path: Path, assignments: Sequence[str] = (), scale: str = "") -> G
     """Return the grid of a file at the scale ``scale``; ``assignments`` (``key=value``)
     take precedence. Raises ``UserError``.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+    tables = load_toml(path)
     try:
         return grid_of(path.stem, tables, dict(map(parse_assignment, assignments)), scale)
     except (UserError, ValueError) as error:
@@ -182,10 +176,10 @@ def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return all values that the tables give to each setting."""
-    found: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = {}
     for key, value in (pair for table in tables for pair in table.items()):
-        found.setdefault(key, []).extend(value if isinstance(value, list) else [value])
-    return found
+        values.setdefault(key, []).extend(value if isinstance(value, list) else [value])
+    return values
 
 
 def _rule(table: Any, known: Mapping[str, Any]) -> Rule:
@@ -249,9 +243,10 @@ def _list_axis(key: str, values: list[Any]) -> Axis:
         raise UserError(f"{key} = []: a list without values leaves no runs")
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise UserError(f"{key} = {_text(values)}: {_text(value)} is given twice")
+            raise UserError(f"{key} = {toml_text(values)}: {toml_text(value)} is given twice")
     return Axis(
-        key, {value if isinstance(value, str) else _text(value): {key: value} for value in values}
+        key,
+        {value if isinstance(value, str) else toml_text(value): {key: value} for value in values},
     )
 
 
@@ -290,9 +285,8 @@ def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
             )
             if key in grid.fixed and (key in given or everywhere):
                 raise UserError(
-                    f"{key} = {_text(grid.fixed[key])}: axis.{axis.name} decides it, too: leave "
-                    "one out, "
-                    f"or pick cases with axis.{axis.name}=[...]"
+                    f"{key} = {toml_text(grid.fixed[key])}: axis.{axis.name} decides it, too: "
+                    f"leave one out, or pick cases with axis.{axis.name}=[...]"
                 )
     for rule in grid.rules:
         for key in rule.settings:
@@ -309,12 +303,6 @@ def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
         raise UserError(
             f"{count} combinations of settings: leave values out until there are at most {MAX_RUNS}"
         )
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_text, value))}]"
-    return toml_value(value) if isinstance(value, bool | int | float | str) else str(value)
 
 
 def listed(names: Any, none: str) -> str:

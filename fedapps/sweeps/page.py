@@ -2,34 +2,27 @@
 tables, failed runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedapps.charts import html
 from fedapps.charts.canvas import FORMS
-from fedapps.charts.charts import chart, palette
-from fedapps.charts.drawing import (
-    heat,
-    label_rounds,
-    label_values,
-    legend,
-    line_with_range,
-    panels,
-    png,
-    title,
-)
+from fedapps.charts.drawing import heat, legend, panels, title
 from fedapps.charts.html import Html
 from fedapps.charts.layout import Figure
-from fedapps.charts.theme import DARK, LIGHT, Theme
+from fedapps.charts.theme import LIGHT, Theme
 from fedapps.formats import is_percent, one_line, seconds_text
 from fedapps.records.reader import RunFolder
-from fedapps.results.grid_plots import KINDS, MAX_PANELS, PlotSpec, drawn, look
-from fedapps.results.run_measures import read_measure
+from fedapps.results.grid_plots import KINDS, MAX_PANELS, PlotSpec, Runs, drawn
+from fedapps.results.parts import SWEEP, Plot, charts, write_figures
+from fedapps.results.parts import figures as drawn_parts
+from fedapps.results.run_measures import curve_of, read_measure
 from fedapps.sweeps.grid import SEED
 from fedapps.sweeps.plan import Plan, short_label
-from fedapps.sweeps.tables import Labels, Results
+from fedapps.sweeps.tables import Results
 from fedapps.sweeps.texts import best_of, heading
 
 _MARKERS = tuple(FORMS)
@@ -46,42 +39,35 @@ _SHADES = (
 )
 
 
-def figures(results: Results, theme: Theme) -> dict[str, Figure]:
-    """Return the sweep's plots by file name: those that its file asks for, else the
-    usual ones; plots without data are left out.
+def parts(results: Results) -> list[Plot]:
+    """Return the plots of the page of a sweep: those that its file asks for, else the
+    usual ones.
     """
+    measures = ", ".join(read_measure(measure).name for measure in results.measures)
+
+    def plot(name: str, words: str, draw: Callable[..., Figure | None], *more: Any) -> Plot:
+        title = f"{results.plan.title}: {measures} {words}".replace("{", "{{").replace("}", "}}")
+        return Plot(SWEEP, name, title, lambda shown, theme: draw(shown, *more, theme))
+
     if specs := results.plan.grid.options.plot:
-        asked = {spec.file: _asked(results, spec, theme) for spec in specs}
-        return {name: figure for name, figure in asked.items() if figure is not None}
-    out = {}
-    if curve := next(
-        (measure for measure in results.measures if _has_curve(results, measure)), None
-    ):
-        out["curves"] = _curves(results, curve, theme)
-    shown = [
-        measure
-        for measure in results.measures
-        if any(entry.values(measure) for entry in results.entries.values())
+        return [plot(spec.file, KINDS[spec.kind], _asked, spec) for spec in specs]
+    return [
+        plot("curves", "over rounds", _curves),
+        plot("values", "at the end", _values),
+        plot("grid", "at the end, as a grid", _heat),
     ]
-    if shown and len(results.entries) > 1:
-        out["values"] = _values(results, shown[:4], theme)
-    if shown and (grid := _grid(results)):
-        out["grid"] = _heat(results, shown[0], grid, theme)
-    return out
+
+
+def figures(results: Results, theme: Theme) -> dict[str, Figure]:
+    """Return the sweep's plots by file name; plots without data are left out."""
+    return drawn_parts(parts(results), results, theme)
 
 
 def _asked(results: Results, spec: PlotSpec, theme: Theme) -> Figure | None:
     """Return a plot that the file asks for."""
     axes = {axis.name: axis for axis in results.plan.grid.axes}
     if spec.kind != "parameter":
-        shown = [
-            (
-                results.column_name(column),
-                {results.row_name(row): _runs(results, row, column) for row in results.rows},
-            )
-            for column in results.columns
-        ]
-        return drawn(spec, results.measures, shown, {}, theme)
+        return drawn(spec, results.measures, _columns(results), {}, theme)
     if spec.x not in axes:
         return None
     lines: dict[str, list[RunFolder]] = {}
@@ -103,56 +89,47 @@ def _asked(results: Results, spec: PlotSpec, theme: Theme) -> Figure | None:
     return drawn(spec, results.measures, [("", lines)], numbers, theme)
 
 
-def _runs(results: Results, row: Labels, column: Labels) -> tuple[RunFolder, ...]:
-    entry = results.entry(row, column)
-    return entry.runs if entry else ()
+def _columns(results: Results) -> list[tuple[str, dict[str, Runs]]]:
+    """Return the runs of each row, in each column."""
+    return [
+        (
+            results.column_name(column),
+            {
+                results.row_name(row): entry.runs if (entry := results.entry(row, column)) else ()
+                for row in results.rows
+            },
+        )
+        for column in results.columns
+    ]
 
 
-def _has_curve(results: Results, measure: str) -> bool:
-    return any(
-        len(run.series("evaluate").get(read_measure(measure).key, ((),))[0]) > 1
-        for run in results.runs
-    )
-
-
-def _curves(results: Results, measure: str, theme: Theme) -> Figure:
-    """Return one panel per column and one line per row: the mean over seeds, and a band
-    from the lowest to the highest.
+def _curves(results: Results, theme: Theme) -> Figure | None:
+    """Return the first measure that has several evaluations, over the rounds: a panel
+    for each column.
     """
-    columns = results.columns[:MAX_PANELS]
-    wide = min(3, len(columns))
-    high = -(-len(columns) // wide)
-    figure, axes = panels(
-        high,
-        wide,
-        (max(6.2, 4.4 * wide), 3.4 * high + 0.22 * len(results.rows) / wide + 0.5),
-        theme,
-    )
-    for panel, column in zip(axes, columns, strict=False):
-        for index, row in enumerate(results.rows):
-            entry = results.entry(row, column)
-            key, runs = read_measure(measure).key, entry.runs if entry else ()
-            over_rounds = [
-                dict(zip(*s, strict=True)) for run in runs if (s := run.series("evaluate").get(key))
-            ]
-            if over_rounds:
-                common = sorted(set.intersection(*(set(values) for values in over_rounds)))
-                stack = np.array([[values[r] for r in common] for values in over_rounds])
-                line_with_range(panel, common, stack, *look(index, theme), results.row_name(row))
-        title(panel, results.column_name(column) or f"{heading(measure)} over rounds", 11)
-        label_rounds(panel)
-        label_values(panel, read_measure(measure).unit, "")
-    for panel in axes[len(columns) :]:
-        panel.hidden = True
-    fullest = max(axes[: len(columns)], key=lambda panel: len(panel.legend))
-    legend(figure, fullest)
-    return figure
+    for measure in results.measures:
+        one = read_measure(measure)
+        if any(len(curve_of(run, one)[0]) > 1 for run in results.runs):
+            spec = PlotSpec("rounds", (measure,))
+            columns = _columns(results)
+            named = [(name or f"{heading(measure)} over rounds", lines) for name, lines in columns]
+            return drawn(spec, [measure], named, {}, theme)
+    return None
 
 
-def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
+def _known(results: Results) -> list[str]:
+    """Return the measures that some run has."""
+    entries = results.entries.values()
+    return [measure for measure in results.measures if any(one.values(measure) for one in entries)]
+
+
+def _values(results: Results, theme: Theme) -> Figure | None:
     """Return one panel per measure with the rows on the y axis and one marker per
     column: mean over seeds, and range.
     """
+    measures = _known(results)[:4]
+    if not measures or len(results.entries) < 2:
+        return None
     rows, columns = results.rows, results.columns[: len(_MARKERS)]
     height = max(2.6, 0.3 * len(rows) + 1.5)
     figure, axes = panels(1, len(measures), (max(6.2, 3.3 * len(measures) + 1.6), height), theme)
@@ -190,39 +167,38 @@ def _values(results: Results, measures: list[str], theme: Theme) -> Figure:
     return figure
 
 
-def _grid(results: Results) -> tuple[list[float], list[float]] | None:
-    """Return the values of the last row axis and of the last column axis; ``None``
-    unless both are numeric with at least 3 values.
+def _is_grid(results: Results) -> bool:
+    """Return whether the last row axis and the last column axis are both numeric with
+    at least 3 values.
     """
-    if not results.row_axes or not results.column_axes:
-        return None
-    axes = {axis.name: axis for axis in results.plan.grid.axes}
-    found = []
-    for name in (results.row_axes[-1], results.column_axes[-1]):
-        values = [value for settings in axes[name].values.values() for value in settings.values()]
-        if (
-            len(values) < 3
-            or len(values) != len(axes[name].values)
-            or not all(isinstance(v, int | float) for v in values)
-        ):
-            return None
-        found.append([float(value) for value in values])
-    return found[0], found[1]
+    sides = (results.row_axes[-1:], results.column_axes[-1:])
+    axes = [axis for axis in results.plan.grid.axes if (axis.name,) in map(tuple, sides)]
+    return len(axes) == 2 and all(
+        len(axis.values) > 2
+        and all(
+            len(one) == 1 and isinstance(value, int | float)
+            for one in axis.values.values()
+            for value in one.values()
+        )
+        for axis in axes
+    )
 
 
-def _heat(
-    results: Results, measure: str, grid: tuple[list[float], list[float]], theme: Theme
-) -> Figure:
+def _heat(results: Results, theme: Theme) -> Figure | None:
     """Return heat maps of the mean over seeds, one panel for each combination of values
-    of the other axes.
+    of the other axes; only for numbers along both sides.
     """
+    known = _known(results)
+    if not known or not _is_grid(results):
+        return None
+    measure = known[0]
     rows, columns = results.rows, results.columns
     kinds = list(dict.fromkeys((row[:-1], column[:-1]) for row in rows for column in columns))[
         :MAX_PANELS
     ]
     wide = min(3, len(kinds))
     high = -(-len(kinds) // wide)
-    figure, axes = panels(high, wide, (max(6.2, 4.4 * wide), 3.5 * high), theme)
+    figure, axes = panels(high, wide, (max(6.2, 4.4 * wide), 3.5 * high), theme, len(kinds))
     means = [
         mean for entry in results.entries.values() if (mean := entry.mean(measure)) is not None
     ]
@@ -253,59 +229,39 @@ def _heat(
             results.row_axes[-1],
             True,
         )
-    for panel in axes[len(kinds) :]:
-        panel.hidden = True
     return figure
 
 
-# --- the report -----------------------------------------------------------------------
-
-
 def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Path:
-    """Write ``plots/*.png`` and the self-contained ``report.html``; return its path.
-    ``failed``: reasons by run name.
+    """Write the self-contained ``report.html``, and the plots that the file asks for as
+    ``plots/*.png``; return the page's path. ``failed``: reasons by run name.
     """
-    light, dark = figures(results, LIGHT), figures(results, DARK)
-    (folder / "plots").mkdir(exist_ok=True)
-    for name, figure in light.items():
-        (folder / "plots" / f"{name}.png").write_bytes(png(figure))
-    words = {"curves": "over rounds", "values": "at the end", "grid": "at the end, as a grid"}
-    words |= {spec.file: KINDS[spec.kind] for spec in results.plan.grid.options.plot}
-    pictures = [
-        chart(
-            name,
-            f"{results.plan.title}: "
-            f"{', '.join(read_measure(measure).name for measure in results.measures)} "
-            f"{words[name]}",
-            light[name],
-            dark[name],
-        )
-        for name in light
-    ]
+    if results.plan.grid.options.plot:
+        write_figures(folder / "plots", figures(results, LIGHT), "png")
     path = folder / "report.html"
-    path.write_text(_html(results, pictures, failed), encoding="utf-8")
+    path.write_text(_html(results, failed), encoding="utf-8")
     return path
 
 
-def _html(results: Results, pictures: list[Html], failed: Mapping[str, str]) -> str:
+def _html(results: Results, failed: Mapping[str, str]) -> str:
     plan = results.plan
+    state = "failed" if failed else "completed"
     body = [
-        Html(f"<header><h1>{html.text(plan.title)}</h1>"),
-        html.paragraph(_subtitle(plan), "quiet"),
-        Html(
-            f'<div class="state {"failed" if failed else "completed"}">'
-            f"{html.text(_state(results, failed))}</div></header>"
-        ),
+        html.header(plan.title, "", _subtitle(plan), state, _state(results, failed)),
         html.paragraph(results.note(), "quiet"),
     ]
     for name, table in tables_html(results):
-        body += [html.heading(name)] * bool(name) + [Html(f'<div class="panel">{table}</div>')]
-    if pictures:
+        body += [html.heading(name)] * bool(name) + [html.panel(table)]
+    if pictures := charts(parts(results), results):
         legend_note = (
             "Lines and marks are means over seeds, bands and bars go from the lowest to the "
             "highest seed."
         )
-        body += [html.heading("Plots"), html.paragraph(legend_note, "quiet"), *pictures]
+        body += [
+            html.heading("Plots"),
+            html.paragraph(legend_note, "quiet"),
+            *pictures.values(),
+        ]
     body.append(html.heading("Details"))
     if failed:
         reasons = [(name, one_line(reason, 500)) for name, reason in failed.items()]
@@ -325,7 +281,7 @@ def _html(results: Results, pictures: list[Html], failed: Mapping[str, str]) -> 
     axes = [(axis.name, ", ".join(axis.values)) for axis in plan.grid.axes]
     body.append(html.collapsible("What varies", str(len(axes)), html.pairs(axes)))
     body.append(html.collapsible("Runs", str(len(plan.points)), _run_table(results)))
-    return html.page(plan.title, body, palette(pictures))
+    return html.page(plan.title, body)
 
 
 def tables_html(results: Results) -> list[tuple[str, Html]]:

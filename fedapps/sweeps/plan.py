@@ -16,11 +16,14 @@ from typing import Any
 
 from fedapps.errors import UserError
 from fedapps.runs.prepare import completed
-from fedapps.settings.settings import default_config, read_settings
+from fedapps.settings.settings import Settings, default_config, read_settings
 from fedapps.sweeps.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_grid
 from fedapps.sweeps.pool import PlannedRun
-from fedapps.toml_text import Value
+from fedapps.toml_text import Value, read_toml
 
+#: A folder that has it holds the studies of one paper, whose names mean little without
+#: that of the folder.
+PAPER = "paper.toml"
 AxisLabels = tuple[tuple[str, str], ...]  # (axis, label) of each axis that applies
 
 
@@ -39,10 +42,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid and its points."""
+    """A grid and its points. ``out``: the results folder. ``given``: the settings that
+    were given besides the file.
+    """
 
     grid: Grid
     points: Sequence[Point]
+    out: Path = Path()
+    given: Sequence[str] = ()
 
     @property
     def title(self) -> str:
@@ -66,19 +73,21 @@ def read_plan(
     """
     grid = read_grid(path, assignments, scale)
     try:
-        return plan_of(grid, out, data)
+        return plan_of(grid, out, data, assignments)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def plan_of(grid: Grid, out: Path, data: Path | None = None) -> Plan:
+def plan_of(
+    grid: Grid, out: Path, data: Path | None = None, assignments: Sequence[str] = ()
+) -> Plan:
     """Return the plan of a grid; the arguments are those of ``read_plan``."""
-    return Plan(grid, _points(grid, out, data))
+    return Plan(grid, _points(grid, out, data), out, assignments)
 
 
 def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
     """Return every point of the grid once."""
-    found: dict[AxisLabels, dict[str, Value]] = {}
+    configs: dict[AxisLabels, dict[str, Value]] = {}
     for values in product(*(axis.values for axis in grid.axes)):
         combination = list(zip(grid.axes, values, strict=True))
         try:
@@ -92,28 +101,29 @@ def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
             labels = tuple(
                 (axis.name, label) for axis, label in combination if axis.keys & used.keys()
             )
-            if labels not in found:
-                found[labels] = {
-                    key: value
-                    for key, value in completed(config).flat().items()
-                    if key not in RESERVED
-                }
+            if labels not in configs:
+                configs[labels] = without_reserved(completed(config))
         except UserError as error:
-            raise UserError(f"{_spoken(combination)}{error}") from None
+            raise UserError(f"{_prefix(combination)}{error}") from None
     for axis in grid.axes:
-        if not any(axis.name in dict(labels) for labels in found):
+        if not any(axis.name in dict(labels) for labels in configs):
             raise UserError(
                 f"{axis.name}: no method of this sweep has {listed(sorted(axis.keys), 'it')}: "
                 "leave the axis out"
             )
     same: dict[str, str] = {}
     points = []
-    for (labels, settings), name in zip(found.items(), _folder_names(list(found)), strict=True):
+    for (labels, settings), name in zip(configs.items(), _folder_names(list(configs)), strict=True):
         twin = same.setdefault(json.dumps(settings, sort_keys=True), name)
         if twin != name:
             raise UserError(f"the runs {twin} and {name} have the same settings: leave one out")
         points.append(Point(PlannedRun(settings, out / "cells" / name), dict(labels)))
     return points
+
+
+def without_reserved(settings: Settings) -> dict[str, Value]:
+    """Return the settings of a run without those that the sweep sets."""
+    return {key: value for key, value in settings.flat().items() if key not in RESERVED}
 
 
 def _config(grid: Grid, combination: Sequence[tuple[Axis, str]]) -> dict[str, Any]:
@@ -172,7 +182,7 @@ def short_label(axis: str, label: str, sign: str = " = ") -> str:
     return f"{axis.rpartition('.')[2]}{sign}{label}" if setting and axis != "method" else label
 
 
-def _spoken(combination: Sequence[tuple[Axis, str]]) -> str:
+def _prefix(combination: Sequence[tuple[Axis, str]]) -> str:
     """Return a prefix for error messages that names the point; "" if there is only
     one.
     """
@@ -182,3 +192,46 @@ def _spoken(combination: Sequence[tuple[Axis, str]]) -> str:
         if len(axis.values) > 1 and axis.name != SEED
     )
     return f"{words}: " if words else ""
+
+
+def read_plans(
+    path: Path,
+    settings: Sequence[str] = (),
+    scale: str = "",
+    to: Path | None = None,
+    data: Path | None = None,
+) -> list[Plan]:
+    """Return the plan of the file, or of each sweep of a folder. Raises
+    ``UserError``.
+
+    ``to``: the folder of the results, below which those of a folder's sweeps have one
+    each. The others: see ``read_plan``.
+    """
+    plans = []
+    for file in sweeps_in(path) if path.is_dir() else [path]:
+        of_paper = path.is_dir() or (file.parent / PAPER).exists()
+        words = (
+            "sweep",
+            file.parent.name if of_paper else "",
+            file.stem,
+            "" if scale == FULL else scale,
+        )
+        folder = (to or Path("results") / "-".join(filter(None, words))).expanduser().absolute()
+        if path.is_dir() and to:
+            folder /= file.stem
+        plans.append(read_plan(file, settings, scale, folder, data))
+    return plans
+
+
+def sweeps_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that have a table ``[sweep]``, sorted. Raises
+    ``UserError`` if there are none.
+    """
+    files = [
+        path
+        for path in sorted(folder.glob("*.toml"))
+        if any(key.startswith("sweep.") for key in read_toml(path))
+    ]
+    if not files:
+        raise UserError(f"{folder}: holds no file with a table [sweep]")
+    return files

@@ -5,15 +5,14 @@ A finished run is not started again; an interrupted one resumes from its checkpo
 starts anew if there is none. A failing run does not stop the others.
 """
 
-import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -21,7 +20,9 @@ from typing import Any
 
 from fedapps import json_log
 from fedapps.engines.processes import threads
-from fedapps.errors import RunFailed
+from fedapps.records.writer import set_status, status_of
+from fedapps.runs.prepare import prepare_folder
+from fedapps.settings.settings import Settings, read_settings
 
 
 @dataclass(frozen=True)
@@ -56,26 +57,14 @@ class Ended:
         )
 
 
-def finished(folder: Path, rounds: int = 0) -> bool:
-    """Return whether a run is completed and has run for at least ``rounds`` rounds (0:
-    any number).
-    """
-    path = folder / "summary.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return known.get("status") == "completed" and int(known["rounds-completed"]) >= rounds
+def finished(folder: Path) -> bool:
+    """Return whether a run is completed."""
+    return status_of(folder) == "completed"
 
 
-def run_all(
-    runs: Iterable[PlannedRun],
-    processes: int = 0,
-    after: Callable[[PlannedRun], None] | None = None,
-) -> Iterator[Ended]:
-    """Start the runs and yield each as it ends; of those that share a folder only one
-    is started.
-
-    ``processes``: number of parallel processes (0: one per CPU). ``after(run)``: called
-    in the run's process at its end, for example to write further files to its folder;
-    it must be a module-level function, since it is pickled.
+def run_all(runs: Iterable[PlannedRun], processes: int) -> Iterator[Ended]:
+    """Start the runs, so many at a time, and yield each as it ends; of those that share
+    a folder only one is started.
     """
     jobs = {run.folder: run for run in runs}
     if not jobs:
@@ -83,13 +72,13 @@ def run_all(
     # inherited by the worker processes: more would compete for the cores that they
     # share
     os.environ |= threads(1)
-    size = min(processes or os.cpu_count() or 1, len(jobs))
+    size = min(processes, len(jobs))
     others = set(active_children())
     with ProcessPoolExecutor(
         size, mp_context=get_context("spawn"), initializer=_ignore_interrupts
     ) as pool:
-        with nullcontext() if after else without_main():
-            running = {pool.submit(run_one, run, after): run for run in jobs.values()}
+        with without_main():
+            running = {pool.submit(run_one, run): run for run in jobs.values()}
         try:
             for future in as_completed(running):
                 try:
@@ -140,64 +129,35 @@ def mark_interrupted(folders: Iterable[Path]) -> None:
     """Set the status of the current runs, whose processes were terminated, to
     "interrupted".
     """
-    from fedapps.records.writer import set_status
-
     for folder in folders:
-        path = folder / "summary.json"
-        if (
-            path.exists()
-            and json.loads(path.read_text(encoding="utf-8")).get("status") == "running"
-        ):
+        if (folder / "summary.json").exists() and status_of(folder) is None:
             set_status(folder, "interrupted")
 
 
-def run_missing(
-    runs: Sequence[PlannedRun],
-    processes: int = 0,
-    rounds: int = 0,
-    after: Callable[[PlannedRun], None] | None = None,
-) -> None:
-    """Start the unfinished runs and report on stderr how each ended. Raises
-    ``RunFailed`` at the end if one failed.
+def prepared(run: PlannedRun) -> Settings:
+    """Return the settings with which a run is started, or resumed from its checkpoint,
+    and prepare its folder. Raises ``UserError``.
     """
-    failed = 0
-    for ended in run_all(
-        [run for run in runs if not finished(run.folder, rounds)], processes, after
-    ):
-        print(ended, file=sys.stderr, flush=True)
-        failed += bool(ended.error)
-    if failed:
-        raise RunFailed(
-            f"{failed} of {len(runs)} runs failed: see above, mend, and start again; what is "
-            "finished is kept"
-        )
-
-
-def run_one(run: PlannedRun, after: Callable[[PlannedRun], None] | None = None) -> dict[str, Any]:
-    """Start or resume one run in this process and return its summary."""
-    import torch  # imported late: the main process needs none of these
-
-    from fedapps.engines.inline import InlineGrid
-    from fedapps.runs.client_app import app
-    from fedapps.runs.execution import execute
-    from fedapps.runs.prepare import prepare_folder
-    from fedapps.settings.settings import read_settings
-
-    torch.set_num_threads(1)
     resume = (run.folder / "checkpoint").exists()
     settings = read_settings({**run.config, "out": str(run.folder.absolute()), "resume": resume})
     prepare_folder(settings, overwrite=not resume)
+    return settings
+
+
+def run_one(run: PlannedRun) -> dict[str, Any]:
+    """Start or resume one run in this process and return its summary."""
+    import torch  # imported late: the main process needs none of these
+
+    from fedapps.runs.execution import execute_inline
+
+    torch.set_num_threads(1)
+    settings = prepared(run)
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.ERROR)
     for handler in logger.handlers if json_log.chosen() else ():
         handler.setFormatter(json_log.Formatter(run=run.folder.name))
     try:
-        summary = execute(
-            settings, InlineGrid(app, settings.num_clients, settings.flat(), numbered=True)
-        )
+        return execute_inline(settings)
     finally:
         logger.setLevel(level)  # this process may log other runs
-    if after:
-        after(run)
-    return summary

@@ -88,7 +88,7 @@ class SweepProgress:
             self._bar.stop()
             self._console.show_cursor(True)
 
-    def tell(self, ended: Ended) -> None:
+    def show_end(self, ended: Ended) -> None:
         """Print how a run ended."""
         self._failed += bool(ended.error)
         self._done += not ended.error

@@ -5,17 +5,17 @@ Rows are the first axis (or ``sweep.rows``) and every axis that does not apply t
 runs; columns are the other axes except the seed.
 """
 
-import csv
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 from algorithms.common.checks import nearest
 from fedapps.formats import is_percent, one_line
+from fedapps.records.files import csv_text
 from fedapps.records.reader import RunFolder
 from fedapps.results.run_measures import read_measure, value_of
 from fedapps.results.seeds import ENOUGH, paired, stands_out
@@ -98,27 +98,26 @@ class Results:
         """Arrange the finished runs ``runs``, by name, according to ``plan``."""
         self.plan, self.found = plan, runs
         self.row_axes, self.column_axes = _axes(plan)
-        self.entries: dict[tuple[Labels, Labels], Entry] = {}
-        found: dict[tuple[Labels, Labels], list[Point]] = {}
+        points: dict[tuple[Labels, Labels], list[Point]] = {}
         for point in plan.points:
-            key = self._labels(self.row_axes, point), self._labels(self.column_axes, point)
-            found.setdefault(key, []).append(point)
-        for key, points in found.items():
-            finished = tuple(runs[point.name] for point in points if point.name in runs)
-            self.entries[key] = Entry(tuple(points), finished)
+            row, column = (
+                tuple(point.labels.get(axis, "") for axis in axes)
+                for axes in (self.row_axes, self.column_axes)
+            )
+            points.setdefault((row, column), []).append(point)
+        self.entries = {
+            key: Entry(tuple(same), tuple(runs[one.name] for one in same if one.name in runs))
+            for key, same in points.items()
+        }
         self.rows = list(dict.fromkeys(row for row, _ in self.entries))
         self.columns = list(dict.fromkeys(column for _, column in self.entries))
         self.known = list(dict.fromkeys(key for run in runs.values() for key in run.numbers))
-        asked = plan.grid.options.measures
         self.absent = [
             measure
-            for measure in asked
+            for measure in plan.grid.options.measures
             if runs and not any(entry.values(measure) for entry in self.entries.values())
         ]
         self.measures = self._measures()
-
-    def _labels(self, axes: Sequence[str], point: Point) -> Labels:
-        return tuple(point.labels.get(axis, "") for axis in axes)
 
     def _measures(self) -> list[str]:
         """Return the measures of the tables: those requested that some run has, or the
@@ -129,8 +128,8 @@ class Results:
         ]:
             return asked
         for names in DEFAULTS:
-            if found := [name for name in names if name in self.known]:
-                return found
+            if known := [name for name in names if name in self.known]:
+                return known
         tests = [
             key for run in self.runs for key in run.evaluation if "train" not in key.split("-")
         ]
@@ -148,29 +147,17 @@ class Results:
         """
         if not self.row_axes:
             return str(self.plan.points[0].run.config["method"])
-        told = [(axis, label) for axis, label in zip(self.row_axes, row, strict=True) if label]
-        words = [
-            label if axis == self.row_axes[0] else short_label(axis, label) for axis, label in told
-        ]
-        return one_line(", ".join(words), 80) or "-"
+        return _joined(self.row_axes, row, self.row_axes[0]) or "-"
 
     def column_name(self, column: Labels) -> str:
         """Return the name of a column."""
-        words = [
-            short_label(axis, label)
-            for axis, label in zip(self.column_axes, column, strict=True)
-            if label
-        ]
-        return one_line(", ".join(words), 80)
+        return _joined(self.column_axes, column)
 
-    @property
-    def corner(self) -> str:
-        """The heading of the first column."""
-        return self.row_axes[0] if self.row_axes else "method"
-
-    def entry(self, row: Labels, column: Labels) -> Entry | None:
-        """Return the entry in a row and a column; ``None`` if the grid has none."""
-        return self.entries.get((row, column))
+    def entry(self, row: Labels, column: Labels) -> Entry:
+        """Return the entry in a row and a column, without points if the grid has none
+        there.
+        """
+        return self.entries.get((row, column), Entry((), ()))
 
     def best(self, measure: str, column: Labels) -> set[Labels]:
         """Return the row whose value in a column is better than all others beyond the
@@ -179,12 +166,13 @@ class Results:
         None without three seeds, or if it is unknown what is better.
         """
         choose = best_of(measure)
-        entries = {
-            row: entry for row in self.rows if (entry := self.entry(row, column)) and entry.complete
-        }
-        values = {row: found for row, entry in entries.items() if (found := entry.by_seed(measure))}
         if choose is None:
             return set()
+        values = {
+            row: by_seed
+            for row in self.rows
+            if (entry := self.entry(row, column)).complete and (by_seed := entry.by_seed(measure))
+        }
         return {row for row in values if stands_out(row, values, smaller=choose is min)}
 
     def gains(self, row: Labels, column: Labels, measure: str) -> list[float]:
@@ -195,13 +183,16 @@ class Results:
         other = next(
             (known for known in self.rows if partner and self.row_name(known) == partner), None
         )
-        ours, theirs = self.entry(row, column), other and self.entry(other, column)
-        return paired(ours.by_seed(measure), theirs.by_seed(measure)) if ours and theirs else []
+        if not other:
+            return []
+        ours, theirs = (self.entry(one, column).by_seed(measure) for one in (row, other))
+        return paired(ours, theirs)
 
     def printed(self, row: Labels, column: Labels, measure: str) -> str:
         """Return what a paper prints for a row and a column."""
-        found = (self.plan.grid.options.printed or {}).get(measure, {}).get(self.row_name(row), "")
-        return found if isinstance(found, str) else found.get(self.column_name(column), "")
+        of_rows = (self.plan.grid.options.printed or {}).get(measure, {})
+        text = of_rows.get(self.row_name(row), "")
+        return text if isinstance(text, str) else text.get(self.column_name(column), "")
 
     def table(
         self, measures: Sequence[str], mark: Callable[[str], str]
@@ -212,40 +203,30 @@ class Results:
         Beside a measure stands what is printed for it, and the differences by seed
         where these are asked for.
         """
-        shown = [(measure, column) for measure in measures for column in self.columns]
         several = len(self.columns) > 1
-        header, columns = [self.corner], []
-        for measure, column in shown:
-            name = self.column_name(column) if several else heading(measure)
-            columns.append(
-                [
-                    mark(text) if row in self.best(measure, column) else text
-                    for row, text in self._texts(measure, column)
-                ]
-            )
-            header.append(name)
-            if any(beside := [self.printed(row, column, measure) for row in self.rows]):
-                columns.append(beside)
-                header.append("printed")
-            if measure in self.paired and any(
-                gains := [
-                    difference(measure, self.gains(row, column, measure)) for row in self.rows
-                ]
-            ):
-                columns.append(gains)
-                header.append(f"{name}, by seed" if not several else "by seed")
-        cells = list(zip(*columns, strict=True))
-        return header, [[self.row_name(row), *cells[place]] for place, row in enumerate(self.rows)]
-
-    def _texts(self, measure: str, column: Labels) -> list[tuple[Labels, str]]:
-        return [
-            (row, entry.text(measure) if (entry := self.entry(row, column)) else "-")
-            for row in self.rows
+        columns = [
+            (self.row_axes[0] if self.row_axes else "method", [*map(self.row_name, self.rows)])
         ]
+        for measure, column in product(measures, self.columns):
+            name = self.column_name(column) if several else heading(measure)
+            best = self.best(measure, column)
+            texts = {row: self.entry(row, column).text(measure) for row in self.rows}
+            columns.append(
+                (name, [mark(text) if row in best else text for row, text in texts.items()])
+            )
+            printed = [self.printed(row, column, measure) for row in self.rows]
+            if any(printed):
+                columns.append(("printed", printed))
+            rows = self.rows if measure in self.paired else []
+            gains = [difference(measure, self.gains(row, column, measure)) for row in rows]
+            if any(gains):
+                columns.append(("by seed" if several else f"{name}, by seed", gains))
+        header, cells = zip(*columns, strict=True)
+        return list(header), [list(row) for row in zip(*cells, strict=True)]
 
     @property
     def paired(self) -> tuple[str, ...]:
-        """The measures of which differences by seed are told."""
+        """The measures of which differences by seed are shown."""
         options = self.plan.grid.options
         return (options.paired or tuple(self.measures[:1])) if options.against else ()
 
@@ -281,19 +262,16 @@ class Results:
             "intervals of all paired differences lie on "
             "one side of 0)."
         )
-        beside = (
-            " By seed: paired difference to "
-            + self._partners()
-            + ", its 95 % t interval, seeds in which it is positive."
-        )
-        told = (
-            f"{over}, at the end of the runs.{bold * (seeds >= ENOUGH)}{beside * bool(self.paired)}"
-        )
-        return told + "".join(absent)
-
-    def _partners(self) -> str:
         against = self.plan.grid.options.against
-        return f"{against!r}" if isinstance(against, str) else "the row that the file names"
+        other = f"{against!r}" if isinstance(against, str) else "the row that the file names"
+        beside = (
+            f" By seed: paired difference to {other}, its 95 % t interval, seeds in which it is "
+            "positive."
+        )
+        return (
+            f"{over}, at the end of the runs.{bold * (seeds >= ENOUGH)}"
+            f"{beside * bool(self.paired)}{''.join(absent)}"
+        )
 
     def records(self) -> list[dict[str, Any]]:
         """Return one row per entry: its labels, its numbers of finished and planned
@@ -313,13 +291,22 @@ class Results:
             rows.append(out)
         return rows
 
-    def write_csv(self, path: Path) -> None:
-        """Write the records to a CSV file."""
+    def csv(self) -> str:
+        """Return the records as the text of a CSV file."""
         rows = self.records()
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        return csv_text([rows[0], *(row.values() for row in rows)])
+
+
+def _joined(axes: Sequence[str], labels: Labels, plain: str = "") -> str:
+    """Return labels in one line, with the names of their axes; those of the axis
+    ``plain`` without.
+    """
+    words = [
+        label if axis == plain else short_label(axis, label)
+        for axis, label in zip(axes, labels, strict=True)
+        if label
+    ]
+    return one_line(", ".join(words), 80)
 
 
 def _axes(plan: Plan) -> tuple[list[str], list[str]]:

@@ -73,14 +73,12 @@ def difference(measure: str, gains: Sequence[float]) -> str:
     if not gains:
         return ""
     scale = 100 if is_percent(read_measure(measure).unit) else 1
-    found = t_interval([scale * gain for gain in gains])
-    if found.n < 2 or not math.isfinite(found.low):
-        return _signed(found.mean)
+    interval = t_interval([scale * gain for gain in gains])
+    mean, low, high = map(_signed, (interval.mean, interval.low, interval.high))
+    if interval.n < 2 or not math.isfinite(interval.low):
+        return mean
     positive = sum(gain > 0 for gain in gains)
-    return (
-        f"{_signed(found.mean)} [{_signed(found.low)}, {_signed(found.high)}], {positive} of "
-        f"{found.n}"
-    )
+    return f"{mean} [{low}, {high}], {positive} of {interval.n}"
 
 
 def _signed(value: float) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from algorithms.common.seeds import derived_seed
-from algorithms.common.turns import seat
 from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData
 from fedapps.errors import UserError
@@ -45,7 +44,7 @@ class TorchTask:
                 )
         self.options = options
         self.context = context
-        self._work_models: dict[int, nn.Module] = {}
+        self._work_model: nn.Module | None = None
         self._client_data: dict[int, ClientData] = {}
         self._kept_bytes = 0
 
@@ -80,14 +79,15 @@ class TorchTask:
 
     def work_model(self) -> "nn.Module":
         """Return the module shared by the clients of this process for training and
-        evaluation; those that take turns have one each.
+        evaluation.
         """
-        if (model := self._work_models.get(seat())) is None:
-            model = self._work_models[seat()] = self.model_fn(0)
+        if self._work_model is None:
+            self._work_model = self.model_fn(0)
             if self.context.model.head:
-                named: Any = model
-                named.chosen_head = head_of(model, self.context.model.head)  # "head" may be a layer
-        return model
+                named: Any = self._work_model
+                # "head" may be a layer
+                named.chosen_head = head_of(self._work_model, self.context.model.head)
+        return self._work_model
 
     def initial_model(self) -> "nn.Module":
         """Return the model that the run starts from: drawn by the seed, or with the

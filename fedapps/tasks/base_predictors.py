@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import Split
-from clients.base.training import TrainOptions, get_arrays, train_classifier
+from clients.base.training import TrainOptions, get_arrays
+from clients.steps.batches import train_classifier
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images
 from fedapps.data.options import DataOptions

@@ -21,7 +21,7 @@ from algorithms.fairness.groups import Groups
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
-from fedapps.data.held_out import dealt_part, test_part, told, validation_part
+from fedapps.data.held_out import dealt_part, remark, test_part, validation_part
 from fedapps.data.images import Images
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.set_files import read_set
@@ -136,7 +136,7 @@ class Classification(TorchTask):
             (test_part(self.images, d), self.test_parts(num_clients)),
             (validation_part(self.images, d), self.validation_parts(num_clients)),
         ):
-            lines += [] if own is None else [told(self.images, parts, own, part)]
+            lines += [] if own is None else [remark(self.images, parts, own, part)]
         return lines
 
     @property

@@ -24,9 +24,11 @@ from torch import nn
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import next_token
 from fedapps.data import partition as partitions
-from fedapps.data import sources
 from fedapps.data.cache import Entry
+from fedapps.data.columns import check_columns, groups_of
 from fedapps.data.images import Images
+from fedapps.data.source import Source
+from fedapps.data.sources import cached
 from fedapps.errors import UserError
 from fedapps.models.text_nets import build_lstm
 from fedapps.tasks.base import TorchTask
@@ -66,10 +68,11 @@ class Words(TorchTask):
         """
         data, options = self.context.data, self.options
         user = data.natural_id if data.partition == "natural" else ""
-        asked = {"split": data.split, "words": options.text, "vocabulary": str(options.vocabulary)}
-        asked |= {"length": str(options.length), "natural-id": user, "config": data.config}
-        arrays, facts = sources.cached(
-            data.source, asked, lambda split, _: _decode(split, data.source, options, user)
+        source = Source(data.source, data.split, data.config)
+        wanted = {"words": options.text, "vocabulary": str(options.vocabulary)}
+        wanted |= {"length": str(options.length), "natural-id": user}
+        arrays, facts = cached(
+            source, wanted, lambda split, _: _decode(split, source, options, user)
         )
         rows = arrays["rows"]
         natural = np.array(arrays["natural"]) if user else None
@@ -115,12 +118,12 @@ class Words(TorchTask):
         )
 
 
-def _decode(split: Any, source: str, options: WordsOptions, user: str) -> Entry:
-    sources.check_columns(split, source, {"words.text": options.text, "data.natural-id": user})
+def _decode(split: Any, source: Source, options: WordsOptions, user: str) -> Entry:
+    check_columns(split, source, {"words.text": options.text, "data.natural-id": user})
     texts = [_words(text, options.text) for text in split[options.text][:]]
     numbers = vocabulary(texts, options.vocabulary)
     natural, names = (
-        sources.groups_of(split, user) if user else (np.zeros(len(texts), np.int64), [])
+        groups_of(split, source, user) if user else (np.zeros(len(texts), np.int64), [])
     )
     rows: list[list[int]] = []
     owners: list[int] = []

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.common.seeds import generator
-from fedapps.data.sources import check_columns, digits_table, open_split
+from fedapps.data.columns import check_columns
+from fedapps.data.source import Source
+from fedapps.data.sources import digits_table, open_split
 from fedapps.errors import UserError
 from fedapps.tasks.options import MatrixCompletionOptions
 
@@ -104,14 +106,10 @@ def generated_ratings(options: MatrixCompletionOptions, seed: int) -> Observatio
 
 def read_ratings(options: MatrixCompletionOptions) -> Observations:
     """Return the ratings of a table. Raises ``UserError`` if it is invalid."""
-    table = open_split(options.source, options.split, setting="matrix-completion.split")
+    source = Source(options.source, options.split, table="matrix-completion")
+    table = open_split(source)
     names = {"user": options.user, "item": options.item, "rating": options.rating}
-    try:
-        check_columns(
-            table, options.source, {f"matrix-completion.{key}": name for key, name in names.items()}
-        )
-    except UserError as error:
-        raise UserError(str(error).replace("data.source", "matrix-completion.source")) from None
+    check_columns(table, source, {f"{source.table}.{key}": name for key, name in names.items()})
     frame = table.select_columns(list(names.values())).to_pandas()
     places, sizes = [], []
     for key, size, setting in (

@@ -21,6 +21,7 @@ from algorithms.synthetic.frechet import frechet_distance
 from clients.base.data import Split
 from fedapps.data import partition as partitions
 from fedapps.data.images import Images
+from fedapps.data.source import Source
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.set_training import check_fits, fit, tensors
@@ -100,10 +101,9 @@ class SetEvaluator:
             raise UserError(
                 f"{what}: the digits have one split: choose 'clients', their test samples together"
             )
-        try:
-            images = partitions.load_images(replace(source, split=split, max_samples=0))
-        except UserError as error:
-            raise UserError(str(error).replace("data.split", "synthetic.reference")) from error
+        options = replace(source, split=split, max_samples=0)
+        named = replace(Source.of(options), split_setting="synthetic.reference")
+        images = partitions.load_images(options, source=named)
         check_fits(images, self.task.image_shape, self.task.num_outputs, what)
         return images
 

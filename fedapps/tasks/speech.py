@@ -23,10 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.data import partition as partitions
-from fedapps.data import sources
 from fedapps.data.cache import Entry
-from fedapps.data.images import Images
+from fedapps.data.columns import check_columns, groups_of, labels_of
+from fedapps.data.images import Images, held_parts
 from fedapps.data.options import DataOptions
+from fedapps.data.source import Source
+from fedapps.data.sources import cached
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext
@@ -56,16 +58,15 @@ def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
     Only classes that occur are numbered.
     """
     speaker = data.natural_id if data.partition == "natural" else ""
-    asked = {"split": data.split, "audio": options.audio, "length": str(options.length)}
-    asked |= {"label": data.label, "natural-id": speaker, "test": data.test, "config": data.config}
-    asked |= {"validation-split": data.validation_split} if data.validation_split else {}
+    wanted = {"audio": options.audio, "length": str(options.length)}
+    wanted |= {"label": data.label, "natural-id": speaker}
     if data.part:
         raise UserError(
             f"data.part = {data.part!r}: task 'speech' has its parts in splits: set data.test and "
             "data.validation-split"
         )
-    arrays, facts = sources.cached(
-        data.source, asked, lambda split, parts: _decode(split, parts, data, options, speaker)
+    arrays, facts = cached(
+        Source.of(data), wanted, lambda split, parts: _decode(split, parts, data, options, speaker)
     )
     natural = np.array(arrays["natural"]) if speaker else None
     held: dict[str, Any] = {
@@ -88,8 +89,8 @@ def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
 def _decode(
     split: Any, parts: NDArray[np.int64], data: DataOptions, options: SpeechOptions, speaker: str
 ) -> Entry:
-    source = data.source
-    sources.check_columns(
+    source = Source.of(data)
+    check_columns(
         split,
         source,
         {"speech.audio": options.audio, "data.label": data.label, "data.natural-id": speaker},
@@ -103,7 +104,7 @@ def _decode(
                 f"data.natural-id = {speaker!r}: no sound of {source} has a speaker there: choose "
                 "another column"
             )
-    labels, called = sources.labels_of(split, source, data.label)
+    labels, called = labels_of(split, source, data.label)
     values, labels = np.unique(labels, return_inverse=True)
     waves = np.zeros((len(split), 1, 1, options.length), np.int16)
     for row, cell in enumerate(_cells(split, options.audio)):
@@ -119,10 +120,9 @@ def _decode(
     arrays: dict[str, NDArray[Any]] = {"pixels": waves, "labels": labels.astype(np.int64)}
     names: list[str] = []
     if speaker:
-        arrays["natural"], names = sources.groups_of(split, speaker)
-    for name, part in (("held-out", sources.TEST), ("held-back", sources.VALIDATION)):
-        if (parts == part).any():
-            arrays[name] = parts[rows] == part
+        arrays["natural"], names = groups_of(split, source, speaker)
+    for name, held in held_parts(parts).items():
+        arrays[name] = held[rows]
     return arrays, {"names": names, "classes": [called[value] for value in values]}
 
 

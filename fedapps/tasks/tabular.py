@@ -31,6 +31,7 @@ from algorithms.common.seeds import generator
 from algorithms.fairness.groups import Groups
 from clients.base.data import ArrayData, ArraySplit, ClientData
 from fedapps.data.sample_groups import Grouping, grouping_of, members
+from fedapps.data.source import Source
 from fedapps.data.sources import open_split
 from fedapps.errors import UserError
 from fedapps.tasks.base import TorchTask, dealt
@@ -344,7 +345,7 @@ def read_table(
     """Return a table from a folder, a file or the hub. Raises ``UserError`` if it is
     invalid.
     """
-    frame = open_split(options.source, options.split, setting=f"{options.table}.split").to_pandas()
+    frame = open_split(Source(options.source, options.split, table=options.table)).to_pandas()
     return encode(
         {str(name): frame[name].to_numpy() for name in frame.columns}, options, grouping, read
     )

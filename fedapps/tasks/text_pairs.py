@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from clients.base.data import ClientData
 from clients.base.evaluation import BINARY
 from fedapps.data import partition as partitions
-from fedapps.data import sources
+from fedapps.data.columns import check_columns, groups_of, labels_of
 from fedapps.data.images import Images
+from fedapps.data.source import Source
+from fedapps.data.sources import open_split
 from fedapps.errors import UserError
 from fedapps.models.base import Classifier
 from fedapps.tasks.base import TorchTask
@@ -71,12 +73,13 @@ class TextPairs(TorchTask):
     def _read(self) -> Images:
         data, options = self.context.data, self.options
         doctor = data.natural_id if data.partition == "natural" else ""
-        split = sources.open_split(data.source, data.split, data.config)
+        source = Source.of(data)
+        split = open_split(source)
         columns = {"text-pairs.first": options.first, "text-pairs.second": options.second}
-        sources.check_columns(
-            split, data.source, columns | {"data.label": data.label, "data.natural-id": doctor}
+        check_columns(
+            split, source, columns | {"data.label": data.label, "data.natural-id": doctor}
         )
-        labels, classes = sources.labels_of(split, data.source, data.label)
+        labels, classes = labels_of(split, source, data.label)
         if len(classes) != 2:
             raise UserError(
                 f"data.label: {data.source} has {len(classes)} classes of pairs: task 'text-pairs' "
@@ -85,7 +88,7 @@ class TextPairs(TorchTask):
         tokens, _ = tokenise(
             self.folder, list(split[options.first]), list(split[options.second]), options.length
         )
-        natural, names = sources.groups_of(split, doctor) if doctor else (None, [])
+        natural, names = groups_of(split, source, doctor) if doctor else (None, [])
         return Images(tokens, labels, 2, natural, tuple(names))
 
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process

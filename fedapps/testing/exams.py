@@ -28,10 +28,13 @@ from clients.base.store import MessageStore, Store
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
+from fedapps.runs.assembly import build_client, build_strategy, build_task
+from fedapps.runs.prepare import checked_strategy, completed
 from fedapps.tasks.context import RunContext
 from fedapps.testing.problems import Blobs, Named, Problem, Quadratics
-from strategies.base.capabilities import load_state, state_of
+from strategies.base.capabilities import MakingSamples, load_state, state_of
 from strategies.base.client_grid import ClientGrid
+from strategies.base.messages import innermost
 from strategies.base.rounds import Patience, run_rounds
 
 #: What clients are told for training, unless an exam says otherwise: momentum, and
@@ -68,7 +71,7 @@ def pair(method: str | Method, options: Any = None) -> Pair:
     entry = find_method(method) if isinstance(method, str) else method
     chosen = options if options is not None or entry.options is None else entry.options()
     if entry.strategy is not None and entry.client is not None:
-        make, client = entry.strategy, entry.client
+        make, client = entry.strategy_factory, entry.client_factory
         return Pair(
             lambda problem: make(chosen, problem, RunContext()), lambda *at: client(chosen, *at)
         )
@@ -86,10 +89,42 @@ def pair(method: str | Method, options: Any = None) -> Pair:
     )
 
 
+def of_run(config: Mapping[str, Any]) -> tuple[Pair, "RunProblem"]:
+    """Return the method and the task of a run with these settings, as halves and a
+    problem: for tasks of yours, and methods that need a task of their own.
+    """
+    settings = completed(config)
+    task = build_task(settings)
+    checked_strategy(settings, task)
+    halves = Pair(
+        lambda problem: build_strategy(settings, problem.task),
+        lambda problem, client, _, store: build_client(
+            settings, problem.task, client, settings.num_clients, store
+        ),
+    )
+    return halves, RunProblem(task, min(settings.num_clients, 4))
+
+
+class RunProblem:
+    """A run's task as a problem of exams, with the first ``num_clients`` of its
+    clients.
+    """
+
+    def __init__(self, task: Any, num_clients: int) -> None:
+        self.task, self.num_clients = task, num_clients
+
+    def initial_arrays(self) -> Named:
+        """Return the arrays that a run starts from."""
+        return dict(self.task.initial_arrays())
+
+
+AnyProblem = Problem | RunProblem
+
+
 # --- the exams ------------------------------------------------------------------------
 
 
-def every(mine: Pair, problem: Problem | None = None) -> None:
+def every(mine: Pair, problem: AnyProblem | None = None) -> None:
     """All exams that need no rival and no number: repeats, resumes, survives."""
     for exam in (repeats, resumes, survives):
         exam(mine, problem)
@@ -154,7 +189,7 @@ def stays(mine: Pair, *, num_rounds: int = 5, tolerance: float = 1e-5, **config:
 
 
 def repeats(
-    mine: Pair, problem: Problem | None = None, *, num_rounds: int = 3, **config: Any
+    mine: Pair, problem: AnyProblem | None = None, *, num_rounds: int = 3, **config: Any
 ) -> None:
     """The same seed gives the same bits, in whatever order replies arrive."""
     problem = problem or Blobs()
@@ -169,7 +204,7 @@ def repeats(
 
 def resumes(
     mine: Pair,
-    problem: Problem | None = None,
+    problem: AnyProblem | None = None,
     *,
     num_rounds: int = 4,
     after: int = 2,
@@ -182,13 +217,11 @@ def resumes(
     whole = play(mine, problem, num_rounds, config)
     grid = _grid(mine, problem, InlineGrid)  # the clients and what they keep live on
     before = mine.strategy(problem)
-    arrays = _rounds(
-        before, grid, _record(problem.initial_arrays()), num_rounds, config, last=after
-    )
+    arrays = _rounds(before, grid, _start(before, problem), num_rounds, config, last=after)
     kept = {name: np.array(array, order="C") for name, array in state_of(before).items()}
     state = load(save(kept)) if kept else {}
     for name, array in kept.items():
-        same = state[name].dtype == array.dtype and np.array_equal(state[name], array)
+        same = state[name].dtype == array.dtype and state[name].tobytes() == array.tobytes()
         assert same, f"state {name!r} does not survive a file"
     then = mine.strategy(problem)
     load_state(then, state)
@@ -201,7 +234,7 @@ def resumes(
 
 
 def survives(
-    mine: Pair, problem: Problem | None = None, *, lies: Sequence[str] = (), **config: Any
+    mine: Pair, problem: AnyProblem | None = None, *, lies: Sequence[str] = (), **config: Any
 ) -> None:
     """A client that fails in round 2 is done without, and one that sends nonsense costs
     no more than one that fails.
@@ -236,7 +269,7 @@ LIES: dict[str, Callable[[list[Any], int], tuple[list[Any], int]]] = {
 
 def play(
     mine: Pair,
-    problem: Problem,
+    problem: AnyProblem,
     num_rounds: int,
     config: Mapping[str, Any] | None = None,
     grid: type[InlineGrid] = InlineGrid,
@@ -244,12 +277,13 @@ def play(
     """Run the method on a problem, all clients in every round; return the arrays of the
     last model by name.
     """
-    start = _record(problem.initial_arrays())
-    arrays = _rounds(mine.strategy(problem), _grid(mine, problem, grid), start, num_rounds, config)
+    strategy = mine.strategy(problem)
+    start = _start(strategy, problem)
+    arrays = _rounds(strategy, _grid(mine, problem, grid), start, num_rounds, config)
     return {name: array.numpy() for name, array in arrays.items()}
 
 
-def _grid(mine: Pair, problem: Problem, kind: type[InlineGrid]) -> InlineGrid:
+def _grid(mine: Pair, problem: AnyProblem, kind: type[InlineGrid]) -> InlineGrid:
     n = problem.num_clients
     app = to_client_app(
         lambda context: mine.client(problem, client_id(context), n, MessageStore(context.state))
@@ -290,6 +324,12 @@ def _rounds(
     return result.arrays
 
 
+def _start(strategy: Strategy, problem: AnyProblem) -> ArrayRecord:
+    inner = innermost(strategy)
+    made = inner.first_arrays() if isinstance(inner, MakingSamples) else None
+    return _record(problem.initial_arrays() if made is None else made)
+
+
 def _record(arrays: Named) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
@@ -320,7 +360,7 @@ class _Reversed(InlineGrid):
 
 
 def _with_fault(
-    mine: Pair, problem: Problem, lie: Callable[[list[Any], int], tuple[list[Any], int]] | None
+    mine: Pair, problem: AnyProblem, lie: Callable[[list[Any], int], tuple[list[Any], int]] | None
 ) -> Pair:
     """Return the pair with a last client that in round 2 fails, or lies, and in later
     rounds fails.

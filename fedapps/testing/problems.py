@@ -15,7 +15,6 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.common.turns import seat
 from clients import ClientData, Split, to_client_app
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.engines.inline import InlineGrid
@@ -106,16 +105,12 @@ class Problem:
         """Nothing can be wrong with it."""
 
     @cached_property
-    def _work_models(self) -> dict[int, nn.Module]:
-        return {}
+    def _work_model(self) -> nn.Module:
+        return self.model_fn(0)
 
     def work_model(self) -> nn.Module:
-        """Return the net that the clients of a process share; those that take turns
-        have one each.
-        """
-        if seat() not in self._work_models:
-            self._work_models[seat()] = self.model_fn(0)
-        return self._work_models[seat()]
+        """Return the net that the clients of a process share."""
+        return self._work_model
 
     def initial_arrays(self) -> Named:
         """Return the arrays that a run starts from."""

@@ -1,7 +1,6 @@
 """A page of a run's counters for Prometheus, read from its ``rounds.jsonl`` whenever
 somebody asks.
 
-The text format is that of https://prometheus.io/docs/instrumenting/exposition_formats/.
 The page tells counts, seconds, bytes and mean measures, nothing of single clients, and
 listens on the loopback interface unless told otherwise.
 """
@@ -10,14 +9,15 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedapps.errors import UserError
 
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
 PREFIX = "fedapps_"
-TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Name, kind and help of what is counted over the rounds.
 COUNTERS = {
     "rounds_total": "rounds that have ended",
@@ -29,13 +29,13 @@ BYTES = {
     ("up", "train"): "bytes-up",
     ("down", "train"): "bytes-down",
     ("up", "evaluate"): "evaluate-bytes-up",
+    ("down", "evaluate"): "evaluate-bytes-down",
 }
-BYTES |= {("down", "evaluate"): "evaluate-bytes-down"}
 
 
 class Counts:
-    """What the records of a run add up to; :meth:`text` reads what is new in the file,
-    and returns the page.
+    """What the records of a run add up to: a collector of ``prometheus_client``, which
+    reads what is new in the file whenever it is asked.
     """
 
     def __init__(self, folder: Path, labels: Mapping[str, str], num_rounds: int) -> None:
@@ -50,37 +50,37 @@ class Counts:
         self.last: dict[str, float] = {}
         self.measures: dict[str, float] = {}
 
-    def text(self) -> str:
-        """Return the page."""
+    def collect(self) -> "Iterator[Metric]":
+        """Yield what the page shows."""
+        # late: only a run that has a page needs it
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        def one(kind: type, name: str, text: str, *values: tuple[Mapping[str, str], float]) -> Any:
+            made = kind(PREFIX + name, text)
+            for labels, value in values:
+                made.add_sample(PREFIX + name, {**self.labels, **labels}, value)
+            return made
+
         with self.lock:
             self._read()
-            lines = [
-                *self._metric(
-                    "rounds_planned",
-                    "gauge",
-                    "rounds that the run is to have",
-                    [({}, self.num_rounds)],
-                )
-            ]
+            gauge, counter = GaugeMetricFamily, CounterMetricFamily
+            yield one(
+                gauge, "rounds_planned", "rounds that the run is to have", ({}, self.num_rounds)
+            )
             for name, text in COUNTERS.items():
-                lines += self._metric(name, "counter", text, [({}, self.totals[name])])
-            values: list[tuple[dict[str, str], float]] = [
+                yield one(counter, name, text, ({}, self.totals[name]))
+            text = "bytes that clients sent (up) and received (down)"
+            bytes_ = [
                 ({"direction": way, "phase": phase}, value)
                 for (way, phase), value in self.bytes.items()
             ]
-            lines += self._metric(
-                "bytes_total", "counter", "bytes that clients sent (up) and received (down)", values
-            )
+            yield one(counter, "bytes_total", text, *bytes_)
             for name, value in self.last.items():
-                lines += self._metric(name, "gauge", "of the last round", [({}, value)])
-            told = [({"name": name}, value) for name, value in self.measures.items()]
-            lines += self._metric(
-                "measure",
-                "gauge",
-                "measures of the last evaluation, by their names in rounds.jsonl",
-                told,
-            )
-            return "\n".join(lines) + "\n"
+                yield one(gauge, name, "of the last round", ({}, value))
+            text = "measures of the last evaluation, by their names in rounds.jsonl"
+            measures = [({"name": name}, value) for name, value in self.measures.items()]
+            if measures:
+                yield one(gauge, "measure", text, *measures)
 
     def _read(self) -> None:
         path = self.folder / "rounds.jsonl"
@@ -106,11 +106,8 @@ class Counts:
             self.totals[name] += value
         for key, name in BYTES.items():
             self.bytes[key] += row.get(name, 0)
-        self.last = {
-            "last_round_seconds": row["seconds"],
-            "last_round_replies": len(row["clients"]),
-        }
-        self.last["last_round_failures"] = len(row["failures"])
+        names = ("last_round_seconds", "last_round_replies", "last_round_failures")
+        self.last = dict(zip(names, told[1:], strict=True))
         if "evaluate" in row:
             self.measures = {
                 name: value
@@ -118,64 +115,24 @@ class Counts:
                 if isinstance(value, int | float)
             }
 
-    def _metric(
-        self, name: str, kind: str, text: str, values: list[tuple[dict[str, str], float]]
-    ) -> list[str]:
-        if not values:
-            return []
-        lines = [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
-        for labels, value in values:
-            shown = ",".join(
-                f'{key}="{escaped(word)}"' for key, word in {**self.labels, **labels}.items()
-            )
-            lines.append(f"{PREFIX}{name}{{{shown}}} {number(value)}")
-        return lines
-
-
-def escaped(text: str) -> str:
-    """Return the value of a label as the format wants it."""
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def number(value: float) -> str:
-    """Return a number as the format wants it."""
-    if value != value:
-        return "NaN"
-    return {float("inf"): "+Inf", float("-inf"): "-Inf"}.get(value, repr(value))
-
 
 @contextmanager
 def served(counts: Counts, port: int, host: str = "127.0.0.1") -> Iterator[int]:
     """Serve the page at ``/metrics`` meanwhile; 0 stands for a free port, and the one
     it is yielded. Raises ``UserError``.
     """
+    from prometheus_client import CollectorRegistry, start_http_server  # late, as above
 
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = self.path.partition("?")[0] in ("/", "/metrics")
-            content = (counts.text() if known else "see /metrics\n").encode()
-            self.send_response(200 if known else 404)
-            self.send_header("Content-Type", TYPE)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:  # every scrape would be a line on the terminal
-            pass
-
+    registry = CollectorRegistry()
+    registry.register(counts)
     try:
-        server = ThreadingHTTPServer((host, port), Page)
+        server, _ = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
         raise UserError(
             f"metrics-port = {port}: {host} cannot be listened on there: {error}"
         ) from None
-    server.daemon_threads = True
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
-    )
-    thread.start()
     try:
-        yield int(server.server_address[1])
+        yield int(server.server_port)
     finally:
         server.shutdown()
         server.server_close()

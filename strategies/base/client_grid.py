@@ -28,10 +28,10 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from algorithms.common.seeds import generator
+from strategies.base.flower_private import NO_QUERY, WORKER_DIED, ErrorCode
 from strategies.base.messages import content_bytes, metrics_of
 from strategies.base.reply_validation import Rules, UpdateBound
 from strategies.base.roster import ClientId, KnowingClients, Packing, Travel
@@ -42,12 +42,6 @@ IDENTITY = f"{MessageType.QUERY}.identity"
 # seconds that a run waits for the identity of a node that connects after the start
 LATECOMER_TIMEOUT = 60.0
 LONGEST_NAME, LONGEST_FAULT = 100, 500
-#: What Flower says of an app that registers no function for the question, of the
-#: message API or with a ``client_fn``.
-NO_ANSWER = (
-    "No query function registered with name 'identity'",
-    f"Invalid message type: {IDENTITY}",
-)
 
 
 @dataclass(frozen=True)
@@ -471,7 +465,7 @@ def _error(reply: Message) -> str | None:
 
 
 def _tells_no_answer(text: str | None) -> bool:
-    return any(words in (text or "") for words in NO_ANSWER)
+    return any(words.format(name="identity") in (text or "") for words in NO_QUERY)
 
 
 @contextmanager
@@ -532,7 +526,7 @@ def _worker_died(reply: Message) -> bool:
         if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN
         else ""
     )
-    return "ActorDied" in words or "ActorUnavailable" in words
+    return any(name in words for name in WORKER_DIED)
 
 
 def order(client: ClientId) -> tuple[bool, ClientId]:

@@ -252,8 +252,8 @@ def _value_fault(name: str, value: Any) -> str | None:
         return f"metric {name!r} is not finite"
     if numbers.size and np.abs(numbers).max() > LIMIT:
         return (
-            f"metric {name!r} holds {np.abs(numbers).max():.3g}: a number beyond {LIMIT:g} "
-            "counts as broken"
+            f"metric {name!r} is {np.abs(numbers).max():.3g} (limit {LIMIT:g}): the client has "
+            "probably diverged, lower its learning rate"
         )
     return None
 
@@ -269,7 +269,8 @@ def _array_fault(name: str, values: NDArray[Any], most: float = LIMIT) -> str | 
     worst = max(abs(float(low)), abs(float(high)))
     most = LIMIT if values.dtype.kind == "i" else most  # places and counts
     return (
-        f"array {name!r} holds {worst:.3g}: a number beyond {most:g} counts as broken"
+        f"array {name!r} holds {worst:.3g} (limit {most:g}): the client has probably diverged, "
+        "lower its learning rate"
         if worst > most
         else None
     )

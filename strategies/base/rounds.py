@@ -19,10 +19,10 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from strategies.base.capabilities import counts_replies, is_finished
 from strategies.base.client_grid import ClientGrid, Exchange, Failure, order
+from strategies.base.flower_private import log_strategy_start_info
 from strategies.base.messages import innermost
 from strategies.base.newcomers import meet
 from strategies.base.roster import ClientId
@@ -327,4 +327,39 @@ def _log_replies(phase: str, strategy: Strategy, exchange: Exchange) -> None:
             phase,
             len(exchange.clients),
             len(exchange.failures),
+        )
+
+
+class RunsRounds(Strategy):
+    """Base of strategies whose :meth:`start` is :func:`run_rounds`."""
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        first_round: int = 1,
+        evaluate_every: int = 1,
+        patience: Patience | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Result:
+        """Run the rounds; see :func:`run_rounds`, which takes any strategy."""
+        return run_rounds(
+            self,
+            grid,
+            initial_arrays,
+            num_rounds,
+            timeout,
+            train_config,
+            evaluate_config,
+            evaluate_fn,
+            first_round=first_round,
+            evaluate_every=evaluate_every,
+            patience=patience,
+            callbacks=callbacks,
         )

@@ -1,16 +1,15 @@
 """Base of strategies that wrap another one: everything but training is delegated."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 
-from strategies.base.rounds import run_rounds
+from strategies.base.rounds import RunsRounds
 
 
-class Wrapper(Strategy):
+class Wrapper(RunsRounds):
     """Base of ``Reweighting``, ``PropFair`` and ``Private``, which set ``strategy``,
     the wrapped strategy.
     """
@@ -32,7 +31,3 @@ class Wrapper(Strategy):
     def summary(self) -> None:
         """Delegate to the wrapped strategy."""
         self.strategy.summary()
-
-    def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the rounds; arguments as in :func:`strategies.base.rounds.run_rounds`."""
-        return run_rounds(self, *args, **kwargs)

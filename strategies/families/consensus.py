@@ -20,7 +20,7 @@ constants follow the point in every message, and in the model.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -32,12 +32,13 @@ from algorithms.common.prefixes import under, within
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.domain import Domain
+from algorithms.frank_wolfe.sent import PhaseSent
 from algorithms.frank_wolfe.steps import duality_gap
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of, rounds_of
 from strategies.base.records import to_record
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 Measure = Callable[[Array, Mapping[str, float], int], Mapping[str, float]]
 PREPARATION = "preparation."
@@ -93,7 +94,7 @@ class Constrained(FedAvg):
         tolerance: float = 0.0,
         measure: Measure | None = None,
         preparation: Preparation | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(**({"weights": "uniform"} | kwargs))
         self.domain = domain
@@ -122,7 +123,7 @@ class Constrained(FedAvg):
             self.open_model(arrays, server_round)
         self._model = arrays
         if self.preparation and self.preparation.stage:
-            config.update({"phase": "prepare", "stage": self.preparation.stage})
+            config.update(PhaseSent("prepare", self.preparation.stage).to_config())
             told = self.preparation.told()
             content = to_record([str(i) for i in range(len(told))], told)
             return self._messages(content, config, list(clients_of(grid)), MessageType.TRAIN)
@@ -243,7 +244,7 @@ class Constrained(FedAvg):
         """Request the loss and gradient at x_bar."""
         if self.fraction_evaluate == 0 or (self.preparation and self.preparation.stage):
             return []
-        config.update({"server-round": server_round, "phase": "evaluate"})
+        config.update({"server-round": server_round, **PhaseSent("evaluate").to_config()})
         nodes = self._sample(grid, server_round, MessageType.EVALUATE)
         self._evaluated, self._asked = self.open_model(arrays), len(list(grid.get_node_ids()))
         return self._messages(arrays, config, nodes, MessageType.TRAIN)

@@ -10,7 +10,7 @@ and ``num-examples``.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -22,7 +22,7 @@ from algorithms.common.wire import read
 from strategies.base.capabilities import Capabilities
 from strategies.base.messages import arrays_of
 from strategies.base.records import to_record
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 if TYPE_CHECKING:  # reading the options must not import PyTorch
     from torch import Tensor
@@ -40,7 +40,11 @@ class Distilled(FedAvg):
     capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
     def __init__(
-        self, distiller: "Distiller", options: DistillOptions, seed: int = 0, **kwargs: Any
+        self,
+        distiller: "Distiller",
+        options: DistillOptions,
+        seed: int = 0,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.distiller = distiller

@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from algorithms.common.prefixes import under, within
+from algorithms.common.sent import Asked
 from algorithms.fairness.rule import WeightRule, check_cap
 from algorithms.fairness.simplex import bounded, normalise
 from strategies.base.capabilities import (
@@ -53,7 +54,7 @@ from strategies.base.capabilities import (
     state_of,
 )
 from strategies.base.client_grid import clients_of
-from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost, metrics_of, valid_losses
+from strategies.base.messages import arrays_of, innermost, metrics_of, valid_losses
 from strategies.base.roster import ClientId
 from strategies.base.slots import Slots, pack_ids
 from strategies.base.updates import moved, updates
@@ -188,7 +189,7 @@ class Reweighting(Wrapper):
         clients if the rule needs it.
         """
         if self.asks_losses:
-            config[LOSS_BEFORE] = True
+            config.update(Asked(loss_before=True).to_config())
         self._meet(grid, server_round)
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         nodes = {message.metadata.dst_node_id for message in messages}

@@ -13,7 +13,7 @@ whatever the method trains.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
 from strategies.base.records import to_record
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, FedAvgArguments
 
 Arrays = dict[str, NDArray[Any]]
 #: (x (M, ...), y (M,), round) -> the classifier's arrays by name, and the server's own
@@ -69,7 +69,7 @@ class Synthetic(FedAvg):
         num_classes: int,
         samples: int = 100,
         seed: int = 0,
-        **kwargs: Any,
+        **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.evaluator = evaluator

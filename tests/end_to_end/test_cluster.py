@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedapps.commands.run import run
+from fedapps.commands.run import execute as run
 from fedapps.engines.cluster import Cluster, address_of, checked_cluster, lacks
 from fedapps.engines.flower import nodes_for
 from fedapps.errors import UserError
@@ -57,6 +57,9 @@ def arguments(folder, engine="ray", **more):
         "no_wall": False,
         "node_per_client": False,
         "ray_address": None,
+        "watch": False,
+        "deployment": Path("deployment"),
+        "metrics_port": None,
     }
     return argparse.Namespace(**given | more)
 

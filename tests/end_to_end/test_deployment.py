@@ -82,7 +82,7 @@ def rows(folder):
 
 @pytest.mark.parametrize("method", JOBS)
 def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     job = [*JOBS[method], *SMALL]
     assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
     port = free_port()

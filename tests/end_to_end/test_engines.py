@@ -201,12 +201,13 @@ def simulated(tmp_path_factory):
         outcome = flower.run_simulation(
             app,
             {"folder": str(folder)},
-            num_nodes=2,
-            ray_cpus=2,
-            log_path=folder / "log",
-            on_line=lines.append,
+            flower.Resources(2, ray_cpus=2),
+            flower.Following(
+                folder / "log",
+                on_line=lines.append,
+                ended=lambda: "completed" if any("FAILED" in line for line in lines) else None,
+            ),
             env={"PYTHONPATH": str(ROOT)},
-            ended=lambda: "completed" if any("FAILED" in line for line in lines) else None,
         )
         assert outcome.status == "completed", "\n".join(lines[-60:])
         yield folder, lines

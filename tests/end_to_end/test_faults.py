@@ -176,7 +176,7 @@ def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path, 
     process = command("--resume", *engine, "--out", out)
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 0, said
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
     assert [row["failures"] for row in rows(out)] == [[]] * 2
     run_folder = max(

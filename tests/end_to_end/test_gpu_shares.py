@@ -68,12 +68,8 @@ def test_as_many_clients_at_a_time_as_there_are_shares_and_each_sees_the_gpu(app
     outcome = flower.run_simulation(
         app,
         {},
-        num_nodes=6,
-        gpus_per_client=0.5,
-        ray_cpus=3,
-        ray_gpus=1,
-        log_path=tmp_path / "log",
-        on_line=lines.append,
+        flower.Resources(6, gpus_per_client=0.5, ray_cpus=3, ray_gpus=1),
+        flower.Following(tmp_path / "log", on_line=lines.append),
         env={"CUDA_VISIBLE_DEVICES": "0"},
     )
     assert outcome.status == "completed", (outcome, lines[-20:])
@@ -101,5 +97,8 @@ def test_clients_share_as_many_nodes_as_run_at_a_time(monkeypatch):
 def test_a_share_that_does_not_fit_is_refused(app, tmp_path):
     with pytest.raises(flower.UserError, match=r"^gpus-per-client = 1\.5, but 1 GPUs were found"):
         flower.run_simulation(
-            app, {}, num_nodes=3, gpus_per_client=1.5, ray_gpus=1, log_path=tmp_path / "log"
+            app,
+            {},
+            flower.Resources(3, gpus_per_client=1.5, ray_gpus=1),
+            flower.Following(tmp_path / "log"),
         )

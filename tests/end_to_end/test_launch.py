@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from fedapps.commands import parser as cli
-from fedapps.commands import run as run_command
 from fedapps.engines import flower, superlink
 from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import obstacle
 from fedapps.errors import UserError
+from fedapps.runs import launch as launching
 from tests.helpers import ROOT, rounds_of, summary_of
 
 pytestmark = pytest.mark.slow
@@ -171,12 +171,15 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     outcome = flower.run_simulation(
         app,
         {"out": str(out), "text": text, "nested.rate": 1e-05},
-        num_nodes=3,
-        ray_cpus=1,
+        flower.Resources(3, ray_cpus=1),
+        flower.Following(
+            log,
+            on_line=lines.append,
+            poll=lambda: (
+                polls.append(threading.current_thread()) or strangers.append(reached(port))
+            ),
+        ),
         port=port,
-        log_path=log,
-        on_line=lines.append,
-        poll=lambda: polls.append(threading.current_thread()) or strangers.append(reached(port)),
         walled=not obstacle(),
         env={
             "EXTRA": "given",
@@ -223,9 +226,8 @@ def test_a_superlink_that_was_launched_runs_an_app_that_raises_which_fails_with_
         outcome = flower.run_simulation(
             app,
             {"fail": True},
-            num_nodes=3,
-            ray_cpus=1,
-            log_path=tmp_path / "log",
+            flower.Resources(3, ray_cpus=1),
+            flower.Following(tmp_path / "log"),
             superlink=link,
         )
     assert outcome.status == "failed"
@@ -298,7 +300,9 @@ def test_killed_outright_nothing_survives(tmp_path):
 
 
 def test_an_unknown_setting_is_rejected_with_the_reason(app, tmp_path):
-    outcome = flower.run_simulation(app, {"nested.rat": 1}, num_nodes=3, log_path=tmp_path / "log")
+    outcome = flower.run_simulation(
+        app, {"nested.rat": 1}, flower.Resources(3), flower.Following(tmp_path / "log")
+    )
     assert outcome.status == "rejected"
     assert outcome.details.startswith("Key 'nested.rat' is not present")
 
@@ -311,7 +315,9 @@ def test_a_superlink_that_dies_is_a_failure_with_its_last_words(app, tmp_path, m
     monkeypatch.setattr(
         superlink, "program", lambda name: broken if name == broken.name else find(name)
     )
-    outcome = flower.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log")
+    outcome = flower.run_simulation(
+        app, {}, flower.Resources(3), flower.Following(tmp_path / "log")
+    )
     assert outcome.status == "failed"
     assert outcome.details == "Flower's SuperLink has ended: OSError: the disk is full"
     assert "the disk is full" in (tmp_path / "log").read_text()
@@ -322,7 +328,9 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
         raise RuntimeError("the display broke")
 
     with pytest.raises(RuntimeError, match="the display broke"):
-        flower.run_simulation(app, {}, num_nodes=3, log_path=tmp_path / "log", poll=poll)
+        flower.run_simulation(
+            app, {}, flower.Resources(3), flower.Following(tmp_path / "log", poll=poll)
+        )
 
 
 @pytest.mark.parametrize(
@@ -351,7 +359,11 @@ def test_resources_that_are_not_there(app, tmp_path, monkeypatch, options, envir
     )
     with pytest.raises(UserError, match=message):
         flower.run_simulation(
-            app, {}, num_nodes=3, log_path=tmp_path / "log", env=environment, **options
+            app,
+            {},
+            flower.Resources(3, **options),
+            flower.Following(tmp_path / "log"),
+            env=environment,
         )
 
 
@@ -368,7 +380,7 @@ def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with
         assert all(link.alive() for link in launched)
         raise UserError("no such data")
 
-    monkeypatch.setattr(run_command, "checked", refuse)
+    monkeypatch.setattr(launching, "assemble", refuse)
     for engine, number in (("inline", 0), ("ray", 1)):
         command = ["run", "method=fedavg", "--engine", engine, "--out", str(tmp_path / "run")]
         assert cli.main(command) == 2
@@ -384,8 +396,8 @@ def test_clients_share_a_node_per_worker_unless_each_is_to_have_its_own(
 ):
     asked = []
 
-    def simulation(*arguments, **options):
-        asked.append(options["num_nodes"])
+    def simulation(app, config, resources, *arguments, **options):
+        asked.append(resources.nodes)
         return flower.Outcome("interrupted", "", None)
 
     monkeypatch.setattr(flower, "run_simulation", simulation)
@@ -401,7 +413,11 @@ def test_a_taken_port(app, tmp_path):
         listener.listen()
         with pytest.raises(UserError, match=r"^port = \d+, but it cannot be used"):
             flower.run_simulation(
-                app, {}, num_nodes=3, port=listener.getsockname()[1], log_path=tmp_path / "log"
+                app,
+                {},
+                flower.Resources(3),
+                flower.Following(tmp_path / "log"),
+                port=listener.getsockname()[1],
             )
 
 

@@ -4,6 +4,7 @@ objects that a notebook shows.
 
 import csv
 import json
+import re
 import subprocess
 import sys
 import types
@@ -16,11 +17,11 @@ from rich.console import Console
 
 import fedapps
 from fedapps import api
-from fedapps.commands.data import deal_for
 from fedapps.commands.parser import main
 from fedapps.errors import RunFailed, UserError
 from fedapps.live.progress import Progress
 from fedapps.results.notebook import Line, in_notebook
+from fedapps.runs.deal import deal_for
 from fedapps.runs.prepare import completed
 from fedapps.sweeps import execution
 from fedapps.sweeps.pool import Ended, PlannedRun, run_one
@@ -157,9 +158,8 @@ def test_a_sweep_of_settings_is_that_of_the_file(in_process, tmp_path, capsys):
     assert record["settings"] == ['method="fedfw"']
     assert "a &lt;long&gt; one" in by_settings._repr_html_()
     assert "<b>" not in by_settings._repr_html_().split("</thead>")[0]
-    assert set(by_settings.plot()) == {
-        path.stem for path in (tmp_path / "command" / "plots").glob("*.png")
-    }
+    page = (tmp_path / "command" / "report.html").read_text()
+    assert list(by_settings.plot()) == re.findall(r'<figure class="chart" data-name="(.*?)"', page)
 
 
 def test_it_goes_on_where_it_stopped_and_tells_what_failed(in_process, tmp_path):
@@ -246,12 +246,13 @@ def test_it_takes_runs_folders_and_lists_and_writes_if_asked(runs, tmp_path):
     found = fedapps.compare([fedper, str(local.folder)], reference=fedper, out=tmp_path / "page")
     assert found.folder == tmp_path / "page"
     assert sorted(path.name for path in found.folder.iterdir()) == [
-        "clients.png", "comparison.csv", "comparison.png", "gains.csv", "report.html",
+        "comparison.csv", "gains.csv", "report.html",
     ]  # fmt: skip
     assert set(found.gains["label"]) == {"local"}
+    assert main(["figures", str(fedper.folder), str(local.folder), "--format", "png"]) == 0
     assert (
         found.plot()["comparison"].save(tmp_path / "same.png").read_bytes()
-        == (found.folder / "comparison.png").read_bytes()
+        == (fedper.folder.parent / "figures" / "comparison.png").read_bytes()
     )
     with pytest.raises(UserError, match="no folder given"):
         fedapps.compare()
@@ -272,15 +273,17 @@ def test_the_runs_of_a_sweep_compare(in_process, tmp_path):
 def test_the_plots_of_a_run_are_those_of_its_report(runs, tmp_path):
     run = runs["fedper", 0]
     plots = run.plot()
-    assert {path.stem for path in (run.folder / "plots").glob("*.png")} == set(plots)
+    page = (run.folder / "report.html").read_text()
+    assert set(plots) == set(re.findall(r'<figure class="chart" data-name="(.*?)"', page))
+    main(["figures", str(run.folder), "--format", "png", "--out", str(tmp_path / "command")])
     for path in plots.save(tmp_path / "new"):
-        assert path.read_bytes() == (run.folder / "plots" / path.name).read_bytes()
+        assert path.read_bytes() == (tmp_path / "command" / path.name).read_bytes()
     assert plots["clients"]._repr_svg_().startswith("<svg")
     assert plots._repr_html_().count("<img ") == len(plots)
     assert plots["clients"]._repr_svg_() != run.plot(dark=True)["clients"]._repr_svg_()
     with pytest.raises(KeyError, match="did you mean 'clients'"):
         plots["client"]
-    with pytest.raises(UserError, match=r"written as \.png or \.svg"):
+    with pytest.raises(UserError, match=r"written as \.pdf, \.png or \.svg"):
         plots["clients"].save(tmp_path / "plot.jpg")
 
 
@@ -359,8 +362,8 @@ def test_in_a_notebook_one_line_is_brought_up_to_date(kernel, tmp_path, capsys):
 def test_so_it_is_of_a_sweep(kernel, tmp_path, capsys):
     runs = [PlannedRun({"num-rounds": 4}, tmp_path / name) for name in ("a", "b")]
     with SweepProgress(runs, runs) as progress:
-        progress.tell(Ended(runs[0], {"rounds-completed": 4, "seconds": 1.0}))
-        progress.tell(Ended(runs[1], {}, "it died"))
+        progress.show_end(Ended(runs[0], {"rounds-completed": 4, "seconds": 1.0}))
+        progress.show_end(Ended(runs[1], {}, "it died"))
     assert len(kernel) == 1
     assert kernel[0][-1]["text/plain"] == "1/2 runs, 1 failed, 8/8 rounds"
     assert "b: failed: it died" in capsys.readouterr().out

@@ -189,7 +189,7 @@ def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
         # of the head it has the initial values
         set_arrays(client.model, [arrays[name] for name in client.model.state_dict()])
         before = get_arrays(client.model)
-        with client.only(head=True):
+        with client.only({"share": "body"}, shared=False):
             client.train(
                 {"seed": 3, "server-round": 4, **settings.train.to_config(), "local-epochs": 3}
             )

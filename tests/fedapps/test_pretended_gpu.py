@@ -8,15 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clients.base.blocks import Blocks
-from clients.base.evaluation import Objective, score
+from clients.steps.compiled import Compiler
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.runs import client_factory
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import completed, prepare_folder
-from fedapps.tasks import base, classification
+from fedapps.tasks import base
 from tests.pretended_device import CUDA, pretended_cuda
 
 TORCH_TASKS = ("digits", "ensemble-classification", "constrained-classification")
@@ -77,23 +76,14 @@ def test_a_run_on_the_device_is_the_run_on_the_cpu(method, tmp_path, monkeypatch
         same(one, other)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "superfed-mm"])
-def test_compiled_steps_are_those_of_blocks_of_clients_there(method, tmp_path, monkeypatch):
-    # PyTorch's own cross-entropy under vmap makes tensors where its own code believes
-    # the others to be
-    def loss(outputs, y):
-        return -outputs.log_softmax(1).gather(1, y[:, None]).mean()
-
-    monkeypatch.setattr(classification, "CLASSIFICATION", Objective(loss, score, by_sample=True))
-    wanted = run(method, "cpu", tmp_path / "cpu")
-    blocks = Blocks()
-    monkeypatch.setattr("fedapps.runs.assembly.blocks", lambda: blocks)
+def test_nothing_is_compiled_there(tmp_path, monkeypatch):
+    compiler = Compiler(tmp_path / "steps")
+    monkeypatch.setattr("fedapps.runs.assembly.compiler", lambda: compiler)
+    wanted = run("fedavg", "cpu", tmp_path / "cpu", **{"train.compile": "off"})
     monkeypatch.setattr(base, "device_of", lambda name: CUDA)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pretended_cuda(monkeypatch):
-        found = run(method, "cuda", tmp_path / "cuda", **{"train.compile": "on"})
-    assert blocks.taken == [2, 2]
-    assert not blocks.told
+        found = run("fedavg", "cuda", tmp_path / "cuda", **{"train.compile": "on"})
+    assert compiler.told == {"only steps on the CPU are compiled"}
     for one, other in zip(wanted, found, strict=True):
         same(one, other)
 

@@ -50,7 +50,7 @@ def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path, monkeyp
     chance is 10 %.
     """
     # seconds of drawing, tested elsewhere
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     settings = [
         f"method={method}",
         "task=digits",

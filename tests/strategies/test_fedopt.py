@@ -2,6 +2,8 @@
 statistics.
 """
 
+from importlib.metadata import version
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
@@ -13,6 +15,10 @@ from fedapps.records.checkpoint import Checkpoints
 from strategies import ClientGrid, FedAdagrad, FedAdam, FedOptOptions, FedYogi, run_rounds
 from tests.helpers import EchoClient, arrays_of, simulate
 
+# Before 1.30 Flower's own adaptive strategies fail on an array without axes.
+needs_flower_1_30 = pytest.mark.skipif(
+    tuple(map(int, version("flwr").split(".")[:2])) < (1, 30), reason="a fault of an older Flower"
+)
 START = {"w": np.array([0.5, -1.0]), "b": np.array(2.0)}
 OPTIONS = FedOptOptions(server_learning_rate=0.3, beta_1=0.6, beta_2=0.9, tau=0.05)
 TARGETS, SIZES = [np.array([3.0, 1.0]), np.array([-1.0, 0.1])], [1, 3]
@@ -84,6 +90,7 @@ def flowers(kind, **options):
     return kind(eta=0.3, tau=0.05, **minima, **options)
 
 
+@needs_flower_1_30
 @pytest.mark.parametrize(
     ("kind", "options", "ours", "rate"),
     [
@@ -102,6 +109,7 @@ def test_flowers_differ_by_v0_and_adams_rate_and_by_nothing_else(kind, options, 
     assert np.abs(theirs - reference(SECOND[ours])).max() > 1e-3
 
 
+@needs_flower_1_30
 def test_flowers_adagrad_has_no_momentum():
     """With beta_1 = 0 and the paper's v0 put in by hand, it is the same."""
     theirs = flowers(flower.FedAdagrad)

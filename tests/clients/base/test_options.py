@@ -1,21 +1,25 @@
-"""A key of a configuration that no option reads is told, once; what the strategies
-themselves send is known.
+"""A key of a configuration that a client class does not read is logged, once; what a
+class declares is known, of whichever module it is.
 """
 
-import ast
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
+from flwr.app import ConfigRecord
+from flwr.client import NumPyClient
 
+from algorithms.common.sent import Sent
+from clients import DittoClient, FedAvgClient, FedBABUClient
 from clients.base import options
-from clients.base.options import TrainOptions, unknown
-
-ROOT = Path(__file__).resolve().parents[3]
+from clients.base.options import TrainOptions, keys_read, notice_unread
+from clients.propfair import proportional
+from fedapps.testing.problems import blobs, simulate, small_net
+from strategies import FedAvg
 
 
 @pytest.fixture(autouse=True)
-def nothing_told(monkeypatch):
-    monkeypatch.setattr(options, "_told", set())
+def nothing_logged(monkeypatch):
+    monkeypatch.setattr(options, "_logged", set())
 
 
 @pytest.mark.parametrize(
@@ -27,65 +31,73 @@ def nothing_told(monkeypatch):
         ("batch_size", "batch-size"),
         ("epochs", "local-epochs"),
         ("weight-deacy", "weight-decay"),
+        ("ditto_mu", "ditto-mu"),
     ],
 )
-def test_a_misspelt_option_is_told_once_with_the_one_that_is_meant(key, meant, caplog):
+def test_a_misspelt_option_is_logged_once_with_the_one_that_is_meant(key, meant, caplog):
+    config = {key: 0.5, "server-round": 1}
     for _ in range(3):
-        assert TrainOptions.from_config({key: 0.5, "server-round": 1}) == TrainOptions()
+        notice_unread(DittoClient, config)
+    assert TrainOptions.from_config(config) == TrainOptions()
     (line,) = caplog.messages
-    assert f"{key!r} (did you mean {meant!r}?)" in line
+    assert f"that DittoClient does not read: {key!r} (did you mean {meant!r}?)" in line
 
 
 def test_all_keys_that_it_did_not_know_are_in_one_line(caplog):
-    TrainOptions.from_config({"lr": 1.0, "colour": "red", "momentum": 0.5})
-    TrainOptions.from_config({"lr": 1.0, "size": 3})
+    notice_unread(FedAvgClient, {"lr": 1.0, "colour": "red", "momentum": 0.5})
+    notice_unread(FedAvgClient, {"lr": 1.0, "zzz": 3})
+    none = "(no such option; a class declares its own in reads)"
     assert [line.partition(": ")[2] for line in caplog.messages] == [
-        "'lr' (did you mean 'learning-rate'?), 'colour' (no such option)",
-        "'size' (no such option)",
+        f"'lr' (did you mean 'learning-rate'?), 'colour' {none}",
+        f"'zzz' {none}",
     ]
 
 
-def keys_sent():
-    """Return the constant keys that strategies put into configurations: what the hooks
-    return and what is assigned.
-    """
-    for path in (ROOT / "strategies").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.name in (
-                "train_options",
-                "evaluate_options",
-            ):
-                dictionaries = [part for part in ast.walk(node) if isinstance(part, ast.Dict)]
-                yield from (
-                    k.value
-                    for part in dictionaries
-                    for k in part.keys
-                    if isinstance(k, ast.Constant)
-                )
-            if (
-                isinstance(node, ast.Subscript)
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "config"
-            ):
-                yield from [node.slice.value] if isinstance(node.slice, ast.Constant) else []
+@dataclass(frozen=True)
+class MineSent(Sent, prefix="mine-"):
+    pull: float
 
 
-def keys_read():
-    """Return the constant keys that clients read from configurations."""
-    for path in (ROOT / "clients").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Subscript):
-                of, key = node.value, node.slice
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-                of, key = node.func.value, node.args[0]
-            else:
-                continue
-            if isinstance(of, ast.Name) and of.id == "config" and isinstance(key, ast.Constant):
-                yield key.value
+class MineClient(FedAvgClient):
+    reads = (MineSent,)
 
 
-def test_what_the_strategies_send_and_the_clients_read_is_known():
-    sent, read = set(keys_sent()), set(keys_read())
-    assert {"proximal-mu", "evg-step", "superfed-nu", "server-round", "dual-mean"} <= sent
-    assert {"feddyn-alpha", "first-round", "learning-rate"} <= read
-    assert unknown(dict.fromkeys(sent | read), TrainOptions().to_config()) == []
+class Further(MineClient):
+    """Reads what its base reads."""
+
+
+def test_a_class_in_a_file_of_ones_own_declares_its_keys(caplog):
+    for kind in (MineClient, Further, proportional(MineClient)):
+        notice_unread(kind, {**MineSent(0.5).to_config(), "seed": 3, "loss-before": True})
+    assert not caplog.messages
+    notice_unread(FedAvgClient, MineSent(0.5).to_config())
+    assert "FedAvgClient does not read: 'mine-pull'" in caplog.text
+
+
+def test_a_class_reads_what_its_bases_read():
+    read = keys_read(FedBABUClient)
+    assert read is not None
+    assert {"fedbabu-part", "share", "loss-before", "learning-rate", "seed"} <= read
+    assert keys_read(NumPyClient) is None
+
+
+def test_the_adapter_looks_at_every_message(caplog):
+    start = {name: t.numpy() for name, t in small_net(0).state_dict().items()}
+    simulate(
+        FedAvg(),
+        lambda i, _: FedAvgClient(small_net, blobs(i), i),
+        1,
+        start,
+        1,
+        {"odd-train": 1},
+        evaluate_config=ConfigRecord({"odd-evaluate": 1}),
+    )
+    assert "FedAvgClient does not read: 'odd-train'" in caplog.text
+    assert "FedAvgClient does not read: 'odd-evaluate'" in caplog.text
+
+
+def test_what_is_sent_is_what_is_read_and_what_is_missing_is_named():
+    assert MineSent(1).to_config() == {"mine-pull": 1}
+    assert MineSent.from_config({"mine-pull": 1}) == MineSent(1.0)
+    with pytest.raises(ValueError, match=r"'mine-pull' is missing .* must send MineSent"):
+        MineSent.from_config({"seed": 1})

@@ -174,6 +174,47 @@ def test_it_equals_the_methods_own_client(name):
         )
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_the_users_function_may_move_the_parameters(name):
+    """As ``net.to(device)`` does: the same parameters, with their values elsewhere."""
+    make, loop, _, _ = METHODS[name]
+
+    def elsewhere(net, loader, epochs, rate):
+        for p in net.parameters():
+            p.data = p.data.clone()
+        return train(net, loader, epochs, rate)
+
+    here = run(make(), loop_app(getattr(clients, loop)))
+    there = run(make(), loop_app(getattr(clients, loop), elsewhere))
+    for key, array in arrays_of(here).items():
+        np.testing.assert_array_equal(arrays_of(there)[key], array)
+
+
+def test_what_is_fixed_has_no_gradient_left_from_before():
+    """A gradient of 0 would let weight decay move it."""
+
+    def zeroing(net, loader, epochs, rate):
+        optimiser = torch.optim.SGD(net.parameters(), rate, weight_decay=0.5)
+        for _ in range(epochs):
+            for x, y in loader:
+                optimiser.zero_grad(set_to_none=False)
+                loss = functional.cross_entropy(net(x), y)
+                loss.backward()
+                optimiser.step()
+        return loss.item()
+
+    def none(net, loader, epochs, rate):
+        return train(net, loader, epochs, rate, weight_decay=0.5)
+
+    make, loop, _, _ = METHODS["fedrep"]
+    wanted, found = (
+        run(make(), loop_app(getattr(clients, loop), function)) for function in (none, zeroing)
+    )
+    for key, array in arrays_of(wanted).items():
+        np.testing.assert_array_equal(arrays_of(found)[key], array)
+    assert wanted.evaluate_metrics_clientapp == found.evaluate_metrics_clientapp
+
+
 def test_scaffolds_variate_is_the_mean_gradient_also_with_momentum_and_two_optimisers():
     seen = []
 

@@ -1,5 +1,5 @@
-"""Plots without a library for plots: ticks, limits, dashes and what the two kinds of
-files hold, by hand.
+"""Plots: ticks, limits, what SVG holds, by hand, and what Matplotlib draws of it in
+files.
 """
 
 import io
@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedapps.charts import canvas
-from fedapps.charts.axes import Axis, plain, round_numbers
+from fedapps.charts.axes import Axis, Panel, plain, round_numbers
 from fedapps.charts.canvas import FORMS, Area, Dots, Line, Text, text_width
 from fedapps.charts.drawing import (
     gradient,
@@ -23,17 +23,20 @@ from fedapps.charts.drawing import (
     one_panel,
     panels,
     percents,
-    png,
     svg,
 )
+from fedapps.charts.files import file
+from fedapps.charts.layout import Figure
 from fedapps.charts.theme import DARK, LIGHT
 
 SIZE = (36.0, 18.0)  # points: 80 x 40 pixels
 
 
 def pixels(*shapes):
-    """Colours (40, 80, 3) of a small white picture."""
-    with Image.open(io.BytesIO(canvas.png(shapes, SIZE, "#ffffff"))) as picture:
+    """Colours (40, 80, 3) of a small white picture that Matplotlib has drawn."""
+    figure = Figure(SIZE, 1, [Panel(LIGHT)])
+    figure.shapes = lambda: shapes
+    with Image.open(io.BytesIO(file(figure, "png"))) as picture:
         return np.asarray(picture.convert("RGB")).astype(int)
 
 
@@ -82,14 +85,6 @@ def test_limits():
         assert len(plain(round_numbers(low, high, 5))) <= 6
     low, high = Axis(low=0).limits([np.array([-5.0])], touches_zero=False)
     assert 0 == low < high
-
-
-def test_dashes_go_round_corners():
-    parts = canvas._dashes(np.array([[0.0, 0.0], [3.0, 0.0], [3.0, 3.0]]), (2.0, 0.5))
-    expected = [[[0, 0], [2, 0]], [[2.5, 0], [3, 0], [3, 1.5]], [[3, 2], [3, 3]]]
-    assert len(parts) == len(expected)
-    for part, by_hand in zip(parts, expected, strict=True):
-        np.testing.assert_allclose(part, by_hand)
 
 
 def test_pixels_of_shapes():
@@ -144,7 +139,7 @@ def test_missing_numbers_leave_gaps():
         [5],
     ]
     assert [label for label, _ in figure.legend] == ["seen once"]
-    assert png(figure)
+    assert file(figure, "png")
     assert b"nan" not in svg(figure)
 
 
@@ -153,7 +148,7 @@ def test_nothing_known_is_still_a_picture():
     line(axes, [1, 2], [np.nan, np.nan], LIGHT.series[0], label="a")
     label_values(axes, "accuracy", "")
     legend(figure, axes)
-    assert png(figure)
+    assert file(figure, "png")
     assert b"nan" not in svg(figure)
 
 
@@ -192,7 +187,7 @@ def test_heat_map_merges_neighbours_and_leaves_out_the_unknown():
     assert rings["#ffffff"] == [[[0, 1], [0, 0], [2, 0], [2, 1]]]
     assert rings["#000000"] == [[[2, 1], [2, 0], [3, 0], [3, 1]], [[1, 2], [1, 1], [3, 1], [3, 2]]]
     assert "key" in [shape.text for shape in figure.shapes() if isinstance(shape, Text)]
-    assert png(figure)
+    assert file(figure, "png")
 
 
 def test_gradient():

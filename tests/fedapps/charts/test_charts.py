@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 
 from fedapps.charts.axes import Panel, extremes
-from fedapps.charts.charts import chart, palette
+from fedapps.charts.charts import chart
 from fedapps.charts.drawing import label_values, legend, line_with_range, one_panel, panels
+from fedapps.charts.html import palette
 from fedapps.charts.theme import DARK, LIGHT, MOST
 from fedapps.results.compare import compare
 from fedapps.results.report import LIMIT, write_report
-from tests.browser import CHROMIUM, Browser
-
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs Chromium, from the distribution (apt install chromium)"
-)
+from tests.browser import Browser, needs_browser
 
 
 def told(page):
@@ -221,7 +218,6 @@ def report(write_run):
 
 
 @needs_browser
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "style", "dark"), [(1100, "wide", False), (360, "narrow", True)])
 def test_values_at_the_pointer(report, width, style, dark):
     with Browser(width, 900, dark) as browser:
@@ -255,7 +251,6 @@ def test_values_at_the_pointer(report, width, style, dark):
 
 
 @needs_browser
-@pytest.mark.slow
 def test_keys_and_series_that_are_switched_off(report):
     with Browser() as browser:
         browser.open(report)
@@ -298,7 +293,6 @@ def test_keys_and_series_that_are_switched_off(report):
 
 
 @needs_browser
-@pytest.mark.slow
 def test_without_scripts_the_drawing_is_there(report):
     with Browser(scripts=False) as browser:
         browser.open(report)
@@ -311,7 +305,6 @@ def test_without_scripts_the_drawing_is_there(report):
 
 
 @needs_browser
-@pytest.mark.slow
 def test_a_comparison_has_charts_too(write_run):
     page = compare([write_run("a", "m1"), write_run("b", "m2")]).report
     with Browser() as browser:

@@ -3,8 +3,8 @@
 import numpy as np
 from PIL import Image
 
-from fedapps.commands.data import Deal, deal_of, warnings_of
 from fedapps.commands.parser import main
+from fedapps.runs.deal import Deal, deal_of, warnings_of
 from fedapps.runs.prepare import checked
 from fedapps.settings.settings import read_settings
 

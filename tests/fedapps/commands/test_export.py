@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fedapps.commands.export import exported, settings_in
 from fedapps.commands.parser import main
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
+from fedapps.runs.models import exported, settings_in
 
 PERSONAL = [name for name, method in METHODS.items() if method.trait == "personalises"]
 JOB = [
@@ -36,7 +36,7 @@ def run(folder, *settings):
 @pytest.fixture(autouse=True)
 def without_report(monkeypatch):
     # seconds of drawing
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
 
 
 def reported(folder):
@@ -128,7 +128,7 @@ def test_what_was_not_kept_or_is_of_another_run_is_refused(tmp_path, capsys):
     assert "holds no finished run" in says(tmp_path)
     assert run(tmp_path / "a", "method=local", "client-store=message", "checkpoint-every=0") == 0
     capsys.readouterr()
-    assert "was scored with accuracy" in says(tmp_path / "a")
+    assert "its personal model was not saved" in says(tmp_path / "a")
     assert "has no scores of this client: choose one of 0, 1, 2, 3, 4" in says(tmp_path / "a", 77)
     assert run(tmp_path / "b", "method=fedboost", "num-rounds=1") == 0
     capsys.readouterr()

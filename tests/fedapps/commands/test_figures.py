@@ -8,7 +8,7 @@ from fedapps.commands.parser import main
 
 
 @pytest.mark.parametrize(
-    ("form", "magic"), [("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<svg")]
+    ("form", "magic"), [("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<?xml")]
 )
 def test_the_plots_of_a_run_become_files(write_run, capsys, form, magic):
     folder = write_run("a", rounds=4)

@@ -69,7 +69,7 @@ def test_the_results_folder(tmp_path):
         "model.safetensors",
         "curves.json",
     }
-    assert files | {"plots", "checkpoint", "clients", "run.log"} == names
+    assert files | {"checkpoint", "clients", "run.log"} == names
     summary = json.loads((out / "summary.json").read_text())
     wanted = (
         "method task seed num-rounds rounds-completed failures seconds bytes-up bytes-down "
@@ -106,7 +106,7 @@ def test_the_results_folder(tmp_path):
 
 def test_same_seed_same_numbers_other_seed_others(tmp_path, monkeypatch):
     # seconds of drawing, tested elsewhere
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         assert run("method=superfed-lm", f"seed={seed}", *QUICK, "--out", tmp_path / name) == 0
     assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
@@ -122,7 +122,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
     from fedapps.runs import execution as run_module
 
     # seconds of drawing, tested elsewhere
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     settings = [
         f"method={method}",
         "superfed.start=0.2",
@@ -163,7 +163,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
 
 
 def test_the_settings_of_a_folder_repeat_its_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     assert run("method=fedprox", "fedprox.mu=0.5", *QUICK, "--out", tmp_path / "a") == 0
     assert run(tmp_path / "a" / "settings.toml", "--out", tmp_path / "b") == 0
     assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
@@ -401,7 +401,7 @@ def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypat
     """
     from clients import FedAvgClient
 
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     train = FedAvgClient.train
 
     def fails(self, config):
@@ -423,7 +423,7 @@ def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypat
 
 
 def test_a_run_from_before_a_setting_existed_can_be_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     assert run(*QUICK, "num-rounds=2", "--out", tmp_path / "r") == 0
     path = tmp_path / "r" / "settings.toml"
     path.write_text(

@@ -310,5 +310,7 @@ def test_what_is_no_folder_of_files_is_one_line(tmp_path, capsys):
     assert main(["data", f"data.source={tmp_path / 'empty'}", *given]) == 2
     assert "holds no file of a client: .parquet, .csv" in capsys.readouterr().err
     source = written(tmp_path, rows())
+    assert main(["data", f"data.source={source}", "data.validation-split=half", *given]) == 2
+    assert "data.validation-split = 'half': no folder half lies beside" in capsys.readouterr().err
     assert main(["data", f"data.source={source}/train.csv", *given]) == 2
     assert "is no folder with a file a client" in capsys.readouterr().err

@@ -285,3 +285,36 @@ def test_malformed_sums_are_left_out_and_named_and_the_run_goes_on(tmp_path, mon
     assert [entry["client"] for entry in left_out] == [1, 2]
     assert "different numbers of samples" in left_out[0]["reason"]
     assert "1 numbers, but 3 groups need" in left_out[1]["reason"]
+
+
+def test_samples_of_all_splits_have_a_group(tmp_path):
+    source = tmp_path / "set"
+    source.mkdir()
+    for split, count in (("train", 30), ("test", 9), ("validation", 6)):
+        lines = [f"{row / 7},{'fm'[row % 2]},{row % 3}" for row in range(count)]
+        (source / f"{split}.csv").write_text("\n".join(["height,sex,label", *lines]))
+    images = load_images(
+        DataOptions(
+            source=str(source),
+            test="test",
+            validation_split="validation",
+            group="sex",
+            partition="iid",
+            max_samples=10,
+        )
+    )
+    assert len(images.labels) == len(images.group) == 10 + 9 + 6
+    # every second row, of each split
+    np.testing.assert_array_equal(images.group[-15:], [0, 1] * 4 + [0] + [0, 1] * 3)
+
+
+def test_clients_with_a_file_each_have_groups(tmp_path):
+    source = tmp_path / "clients"
+    source.mkdir()
+    for name, count in (("ann", 6), ("bea", 5)):
+        rows, x = np.arange(count), np.random.default_rng(0).normal(size=(count, 3))
+        np.savez(source / f"{name}.npz", x=x, label=rows % 2, site=rows % 3)
+    images = load_images(
+        DataOptions(source=str(source), natural_id="@file", partition="natural", group="site")
+    )
+    np.testing.assert_array_equal(images.group, [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1])

@@ -235,7 +235,7 @@ def test_status_and_runs_warn_and_up_renews(tmp_path, clock, capsys, monkeypatch
     assert warning in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(Deployment, "check", lambda self: None)
-        patch.setattr("fedapps.commands.run.run_deployment", lambda *_: ("interrupted", ""))
+        patch.setattr("fedapps.runs.launch.run_deployment", lambda *_: ("interrupted", ""))
         job = [
             "run",
             "task=lasso",

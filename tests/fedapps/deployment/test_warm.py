@@ -82,6 +82,7 @@ def ask(world, *arguments, **options):
         warm_process.__file__,
         "ask",
         str(socket),
+        "client_program:main",
         str(program),
         *arguments,
     ]

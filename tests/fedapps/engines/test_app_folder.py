@@ -125,7 +125,7 @@ def test_a_folder_of_the_users_that_hides_ours_is_named(tmp_path, name):
     assert said.count("\n") == 1
     # what Flower's processes import; the last line is what a run gives as its reason
     for app in ("server_app", "client_app"):
-        status, said = run(tmp_path, "-c", f"import fedapps.{app}")
+        status, said = run(tmp_path, "-c", f"import fedapps.runs.{app}")
         assert status == 1
         assert said.splitlines()[-1].startswith(f"fedapps.errors.UserError: {wanted}")
 

@@ -19,7 +19,7 @@ from fedapps.live.files import is_quiet, runs_of, seconds_left, stamp_of
 from fedapps.live.page import Known, Pages, admitted, is_due, news
 from fedapps.live.sweep import LINES, Sweep
 from fedapps.records.reader import read_run
-from tests.browser import CHROMIUM, Browser
+from tests.browser import Browser, needs_browser
 
 TOKEN = "t" * 43
 
@@ -238,10 +238,7 @@ def test_what_is_no_run_is_told_in_one_line(tmp_path, capsys):
     assert "holds neither a run nor a sweep" in error
 
 
-@pytest.mark.skipif(
-    CHROMIUM is None, reason="needs Chromium, from the distribution (apt install chromium)"
-)
-@pytest.mark.slow
+@needs_browser
 def test_the_page_moves_when_a_round_ends(write_run, served):
     path = write_run(rounds=4, planned=6, extra={"status": "running", "rounds-completed": 4})
     pages = served(path)
@@ -275,10 +272,7 @@ def test_the_page_moves_when_a_round_ends(write_run, served):
         assert browser.complaints == []
 
 
-@pytest.mark.skipif(
-    CHROMIUM is None, reason="needs Chromium, from the distribution (apt install chromium)"
-)
-@pytest.mark.slow
+@needs_browser
 def test_a_sweeps_curves_move_and_fit_a_phone(write_run, served, tmp_path):
     folder = sweep_of(write_run, tmp_path, completed=1, running=2)
     pages = served(folder)

@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from fedapps.commands.parser import main
-from fedapps.engines.flower import SubmittedRun
+from fedapps.engines.flower import Following, SubmittedRun
 from fedapps.engines.inline import InlineGrid
 from fedapps.records.writer import read_rounds
 from fedapps.runs.client_app import app
@@ -174,7 +174,7 @@ def test_a_log_without_room_does_not_end_the_command(tmp_path):
 
     heard = []
     (tmp_path / "run.log").symlink_to("/dev/full")
-    run = SubmittedRun(Link(), tmp_path / "run.log", heard.append, None)
+    run = SubmittedRun(Link(), Following(tmp_path / "run.log", heard.append))
     run.run_id = "1"
     run.follow()
     assert heard == ["one", "two"]
@@ -182,7 +182,7 @@ def test_a_log_without_room_does_not_end_the_command(tmp_path):
 
 def test_a_log_without_room_says_nothing_on_the_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        "fedapps.commands.run.prepare_folder",
+        "fedapps.runs.launch.prepare_folder",
         lambda *_, **__: (tmp_path / "run.log").symlink_to("/dev/full"),
     )
     job = [f"{key}={value}" for key, value in (JOB | {"num-rounds": 2}).items()]

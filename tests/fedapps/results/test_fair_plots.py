@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from fedapps.charts.canvas import Area, Text
-from fedapps.charts.drawing import png, svg
+from fedapps.charts.drawing import svg
+from fedapps.charts.files import file
 from fedapps.charts.theme import DARK, LIGHT
 from fedapps.engines.inline import InlineGrid
 from fedapps.formats import metric_text
@@ -18,8 +19,8 @@ from fedapps.records import writer
 from fedapps.records.reader import read_run
 from fedapps.results import fair_plots
 from fedapps.results.compare import compare
+from fedapps.results.parts import run_figures, write_plots
 from fedapps.results.report import write_report
-from fedapps.results.run_plots import plot_run, run_figures
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.settings.settings import read_settings
@@ -53,7 +54,7 @@ def lines(folder):
 
 def drawn(figure):
     """The texts of a figure, after drawing it: what cannot be drawn raises."""
-    assert png(figure)
+    assert file(figure, "png")
     assert svg(figure)
     return [shape.text for shape in figure.shapes() if isinstance(shape, Text)]
 
@@ -172,7 +173,7 @@ def test_heat_map_in_plots_and_report(write_run):
     path = with_weights(
         write_run(), [(r, k, w) for r in (1, 2, 3, 4) for k, w in ((0, 0.1 * r), (1, 1 - 0.1 * r))]
     )
-    assert "weights" in [picture.stem for picture in plot_run(path)]
+    assert "weights" in [picture.stem for picture in write_plots(path)]
     assert 'aria-label="Weight of each client over rounds' in write_report(path).read_text()
     texts = drawn(fair_plots.weights_figure(read_run(path), DARK))
     assert "client" in texts
@@ -243,7 +244,7 @@ def test_bars_are_sorted_and_of_seeds_the_mean(write_run):
         runs("a1", "a", (0.3, 0.2, 0.8), 1),
         runs("b", "b", (0.6, 0.4, 0.5), 0),
     ]
-    figure = fair_plots.client_bars(found, ["a", "a", "b"], LIGHT)
+    figure = fair_plots.client_bars({"a": found[:2], "b": found[2:]}, LIGHT)
     np.testing.assert_allclose(bars(figure, 0), [0.15, 0.4, 0.85])
     np.testing.assert_allclose(bars(figure, 1)[:3], [0.4, 0.5, 0.6])
     texts = drawn(figure)
@@ -261,8 +262,8 @@ def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
         )
         for i in range(10)
     ]
-    labels = ["$m0", "$m0", *(f"$m{i}" for i in range(2, 10))]
-    figure = fair_plots.client_bars(found, labels, DARK)
+    groups = {"$m0": found[:2], **{f"$m{i}": found[i : i + 1] for i in range(2, 10)}}
+    figure = fair_plots.client_bars(groups, DARK)
     texts = drawn(figure)
     assert "$m8" in texts
     assert "$m9" not in texts  # eight at most
@@ -279,14 +280,13 @@ def test_comparison_writes_the_bars_and_columns_of_fairness(write_run):
     first = write_run("a", "m1", last=numbers)
     second = write_run("b", "m2", last=numbers | {"parity-gap": 0.5})
     found = compare([first, second])
-    assert found.clients.read_bytes()[:4] == b"\x89PNG"
+    assert list(found.figures(LIGHT)) == ["comparison", "clients"]
     html = found.report.read_text()
     assert "<b>50.0</b>" in html
     assert html.count("<figure class=") == 2
     headers = [column.header for column in found.columns[:5]]
     assert headers == ["mean", "worst 10 %", "worst", "gap", "gini"]
-    assert compare([first], out=found.out).clients is None
-    assert not (found.out / "clients.png").exists()
+    assert list(compare([first], out=found.out).figures(LIGHT)) == ["comparison"]
 
 
 def test_auroc_is_compared_where_all_have_it(write_run):

@@ -12,11 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fedapps.charts.theme import LIGHT
 from fedapps.errors import UserError
 from fedapps.formats import bytes_text, metric_text, one_line, percent_text, seconds_text
 from fedapps.records.reader import read_run
+from fedapps.results.parts import run_figures, write_plots
 from fedapps.results.report import write_report
-from fedapps.results.run_plots import plot_run
 
 pytestmark = pytest.mark.slow
 
@@ -144,7 +145,7 @@ def test_self_contained(write_run):
     assert rules["default-src"] == rules["connect-src"] == "'none'"
     assert rules["script-src"] == f"'sha256-{digest}'"  # this script and no other
     drawn = pictures(path / "report.html")
-    assert len(drawn) == 2 * len(list((path / "plots").glob("*.png")))
+    assert len(drawn) == 2 * len(run_figures(read_run(path), LIGHT))
     for picture in drawn:
         assert {element.tag for element in picture.iter()} <= {"svg", "g", "path", "text"}
         assert not [
@@ -156,10 +157,6 @@ def test_self_contained(write_run):
         width, height = map(float, picture.attrib["viewBox"].split()[2:])
         assert width > 400 or picture.attrib["class"] == "narrow"
         assert height > 200
-    for plot in (path / "plots").glob("*.png"):
-        width, height = png_size(plot.read_bytes())
-        assert width > 600
-        assert height > 300
     assert not re.search(r"url\(|@import", html)
     assert "prefers-color-scheme: dark" in html
     assert 'name="viewport"' in html
@@ -226,11 +223,8 @@ def test_other_tasks_and_methods_show_what_there_is(write_run):
     assert page.cards["coverage"] == "0.500"
     assert ["site a", "20"] in page.rows
     assert ["site b", ""] in page.rows
-    assert {p.name for p in (path / "plots").iterdir()} == {
-        "train-loss.png",
-        "bytes.png",
-        "measures.png",
-    }
+    assert list(run_figures(read_run(path), LIGHT)) == ["train-loss", "bytes", "measures"]
+    assert not (path / "plots").exists()
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2", "[]", "null", '{"round": "three"}', "\x00\xff"])
@@ -270,7 +264,7 @@ def test_plots_and_curves(write_run):
         "accuracy-best10": 1.0,
         "global-accuracy-mean": 0.8,
     }
-    paths = plot_run(write_run(curves=curves, last=last))
+    paths = write_plots(write_run(curves=curves, last=last))
     names = [
         "accuracy",
         "train-loss",

@@ -11,8 +11,9 @@ from fedapps.charts.canvas import Line
 from fedapps.charts.theme import LIGHT
 from fedapps.commands.parser import main
 from fedapps.records.reader import read_run
-from fedapps.results.run_plots import comparison_figure, run_figures
-from fedapps.results.traffic_plots import MODELS_AXIS, over_models
+from fedapps.results.grid_plots import X_LABELS, line_of
+from fedapps.results.parts import run_figures
+from fedapps.results.run_plots import comparison_figure
 
 JOB = [
     "run",
@@ -29,7 +30,7 @@ JOB = [
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     for method in ("ffgb", "fedavg"):
         assert (
             main([*JOB, f"method={method}", "ffgb.local-steps=2", "--out", str(tmp_path / method)])
@@ -75,22 +76,22 @@ def test_accuracy_over_models(runs):
     run = read_run(runs / "ffgb")
     assert run.counts_models
     sent = np.cumsum([row["models-up"] + row["models-down"] for row in rows(runs / "ffgb")]) / 6
-    x, y = over_models(run, "accuracy-mean")
+    x, (y,) = line_of("models", "accuracy-mean", [run])
     assert x == pytest.approx([sent[1], sent[3]])
-    assert y == [
+    assert y.tolist() == [
         row["evaluate"]["accuracy-mean"] for row in rows(runs / "ffgb") if "evaluate" in row
     ]
     figures = run_figures(run, LIGHT)
-    assert figures["models"].panels[0].x.label == MODELS_AXIS
+    assert figures["models"].panels[0].x.label == X_LABELS["models"]
     assert "models" not in run_figures(read_run(runs / "fedavg"), LIGHT)
 
 
 def test_a_comparison_has_both_views(runs):
-    both = [read_run(runs / method) for method in ("ffgb", "fedavg")]
-    axes = comparison_figure(both, ["ffgb", "fedavg"], LIGHT).panels
+    both = {method: [read_run(runs / method)] for method in ("ffgb", "fedavg")}
+    axes = comparison_figure(both, LIGHT).panels
     lines = [[shape for shape in panel.shapes if isinstance(shape, Line)] for panel in axes]
     assert [len(found) for found in lines] == [2, 2, 2]
-    assert axes[2].x.label == MODELS_AXIS
+    assert axes[2].x.label == X_LABELS["models"]
     # FedAvg: half of the clients take part, one model each way
     assert lines[2][1].points[:, 0].tolist() == [2, 4]
-    assert len(comparison_figure(both[1:], ["fedavg"], LIGHT).panels) == 2
+    assert len(comparison_figure({"fedavg": both["fedavg"]}, LIGHT).panels) == 2

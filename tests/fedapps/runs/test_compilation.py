@@ -4,17 +4,14 @@ run.
 
 import pytest
 
-from clients.base.blocks import Blocks
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.node_grid import NodeGrid
-from fedapps.records.writer import read_rounds
 from fedapps.runs.assembly import build_client, build_task, takes_steps
 from fedapps.runs.client_app import app
 from fedapps.runs.compilation import decided, seconds
 from fedapps.runs.execution import execute
 from fedapps.settings.settings import read_settings
 from fedapps.toml_text import read_toml
-from tests.clients.base.traced import Traced
+from tests.clients.steps.traced import Traced
 
 SMALL = {
     "num-clients": 4,
@@ -63,7 +60,7 @@ def test_steps_of_fits_are_counted_by_their_own_options():
     assert decided(worst, task, takes_steps).train.compile == "off"
 
 
-@pytest.mark.parametrize("choice", ["on", "off", "blocks"])
+@pytest.mark.parametrize("choice", ["on", "off"])
 def test_what_is_said_is_done(choice):
     settings = settings_of(**{"train.compile": choice, "num-rounds": 20_000})
     assert decided(settings, build_task(settings), takes_steps).train.compile == choice
@@ -122,31 +119,3 @@ def test_fits_with_adam_are_compiled_where_the_run_says_so(method, tmp_path, mon
     execute(settings, InlineGrid(app, 4, settings.flat()))
     assert compiler.graphs
     assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
-
-
-@pytest.mark.parametrize("nodes", [0, 2], ids=["inline", "packed"])
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "superfed-mm"])
-def test_a_run_in_blocks_finds_what_a_run_without_finds(method, nodes, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.runs.assembly.blocks", lambda: blocks)
-    rows = {}
-    for choice in ("off", "blocks"):
-        blocks, out = Blocks(), tmp_path / choice
-        keys = {
-            "method": method,
-            "train.compile": choice,
-            "evaluate-every": 1,
-            "superfed.start": 0.0,
-            "out": str(out),
-            "train.block": 3,
-        }
-        settings = settings_of(**{**SMALL, **keys})
-        grid = InlineGrid(app, nodes or 4, settings.flat())
-        execute(settings, NodeGrid(grid, 4, grid.get_node_ids()) if nodes else grid)
-        rows[choice] = read_rounds(out)
-        assert read_toml(out / "settings.toml")["train.compile"] == choice
-    # of four clients: two behind each node; three, and one alone
-    assert max(blocks.taken) == (2 if nodes else 3)
-    assert not blocks.told
-    for one, other in zip(rows["blocks"], rows["off"], strict=True):
-        assert one["failures"] == other["failures"] == []
-        assert one["train"]["loss"] == pytest.approx(other["train"]["loss"], rel=1e-5)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedapps.errors import RunFailed
 from fedapps.runs import execution as run_module
-from fedapps.sweeps.pool import PlannedRun, finished, run_all, run_missing, run_one
+from fedapps.sweeps.pool import PlannedRun, finished, run_all, run_one
 from strategies.base.rounds import Round
 
 LASSO: dict[str, Any] = {
@@ -23,33 +22,16 @@ LASSO: dict[str, Any] = {
 }
 
 
-def leave_note(run: PlannedRun) -> None:
-    (run.folder / "note.txt").write_text("seen")
-
-
 @pytest.mark.slow
-def test_a_failed_run_does_not_stop_the_other(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_run_does_not_stop_the_other(tmp_path: Path) -> None:
     good = PlannedRun({**LASSO, "num-rounds": 3}, tmp_path / "good")
     bad = PlannedRun({**LASSO, "num-rounds": 3, "lasso.sparsity": 0}, tmp_path / "bad")
-    with pytest.raises(RunFailed, match="1 of 2 runs failed"):
-        run_missing([bad, good], processes=1, after=leave_note)
-    said = capfd.readouterr().err
-    assert "bad: failed: " in said
-    assert "sparsity" in said
-    assert "good: 3 rounds in" in said
-    assert finished(good.folder, rounds=3)
-    assert not finished(good.folder, rounds=4)
-    assert (good.folder / "note.txt").read_text() == "seen"
-
-
-def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
-    run = PlannedRun({**LASSO, "num-rounds": 2}, tmp_path / "run")
-    run_one(run)
-    before = (run.folder / "summary.json").stat().st_mtime_ns
-    run_missing([run], rounds=2)
-    assert (run.folder / "summary.json").stat().st_mtime_ns == before
+    lines = [str(ended) for ended in run_all([bad, good], 1)]
+    assert lines[0].startswith("bad: failed: ")
+    assert "sparsity" in lines[0]
+    assert lines[1].startswith("good: 3 rounds in")
+    assert finished(good.folder)
+    assert not finished(bad.folder)
 
 
 def test_a_broken_run_goes_on_from_its_checkpoint(
@@ -83,4 +65,4 @@ def test_a_broken_run_goes_on_from_its_checkpoint(
 
 
 def test_no_runs_need_no_processes() -> None:
-    assert list(run_all([])) == []
+    assert list(run_all([], 1)) == []

@@ -39,7 +39,7 @@ def side_by_side(learners):
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
     """Leave out the seconds of drawing, which is tested elsewhere."""
-    monkeypatch.setattr("fedapps.commands.run.write_report", lambda folder: None)
+    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 5])

@@ -33,25 +33,6 @@ def of(strategy=FedAvg, client=FedAvgClient):
 
 
 @pytest.mark.parametrize(
-    "method",
-    [
-        "fedavg",
-        "fedadam",
-        "scaffold",
-        "feddyn",
-        "fedprox",
-        "fedper",
-        "superfed-mm",
-        "ditto",
-        "term",
-        "propfair",
-    ],
-)
-def test_our_methods_repeat_resume_and_survive(method):
-    exams.every(exams.pair(method))
-
-
-@pytest.mark.parametrize(
     ("method", "options"),
     [
         ("fedprox", FedProxOptions(mu=0.0)),

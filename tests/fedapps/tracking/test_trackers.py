@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,7 +46,7 @@ def stopped_and_resumed(out, *more):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedapps.commands.run.show", stop)
+        patch.setattr("fedapps.runs.launch.show", stop)
         assert main([*JOB, "num-rounds=3", *more, "--out", str(out)]) == 130
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
     return run(out, "--resume")
@@ -85,7 +86,8 @@ class Told:
 def told(monkeypatch):
     monkeypatch.setitem(callback.ADAPTERS, "wandb", (__name__, "Told"))
     monkeypatch.setitem(TRACKERS, "wandb", "json")
-    monkeypatch.setattr(callback.importlib, "import_module", lambda _: sys.modules[__name__])
+    this = SimpleNamespace(import_module=lambda _: sys.modules[__name__])
+    monkeypatch.setattr(callback, "importlib", this)
     monkeypatch.setattr(Told, "fails", "")
     return Told
 

@@ -7,11 +7,11 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
-from flwr.common.constant import ErrorCode
 
 from clients import answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, UpdateBound
+from strategies.base.flower_private import ErrorCode
 from strategies.base.messages import content_bytes
 from tests.helpers import EchoClient, arrays_of, simulate
 
@@ -159,13 +159,14 @@ def test_a_client_that_says_so_is_not_a_dead_worker():
 
 HUGE = np.float32(1e30)
 POISON = {
-    "array 'w' holds 1e+30: a number beyond 1e+15 counts as broken": lambda a, n, m: (
+    "array 'w' holds 1e+30 (limit 1e+15): the client has probably diverged, lower its learning "
+    "rate": lambda a, n, m: (
         [a[0] * 0 + HUGE],
         n,
         m,
     ),
-    "metric 'loss' holds 1e+300: a number beyond 1e+15": lambda a, n, m: (a, n, {"loss": -1e300}),
-    "num-examples' holds 1e+18: a number beyond 1e+15": lambda a, n, m: (a, 10**18, m),
+    "metric 'loss' is 1e+300 (limit 1e+15)": lambda a, n, m: (a, n, {"loss": -1e300}),
+    "num-examples' is 1e+18 (limit 1e+15)": lambda a, n, m: (a, 10**18, m),
     "array 'w' is of type complex64, but float32 was sent": lambda a, n, m: (
         [a[0] * np.complex64(1j)],
         n,

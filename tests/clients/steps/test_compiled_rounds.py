@@ -16,16 +16,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType
 
 from clients import ClientData, FedAvgClient, Split, to_client_app
 from clients.base.adapter import client_id
-from clients.base.compiled import OLDEST
 from clients.base.store import MessageStore
 from clients.base.training import get_arrays
+from clients.steps.compiled import OLDEST
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE
 from fedapps.testing import exams
 from fedapps.testing.problems import Blobs
 from strategies.base.client_grid import ClientGrid
 from strategies.base.rounds import Patience, run_rounds
-from tests.clients.base.traced import Traced
+from tests.clients.steps.traced import Traced
 from tests.helpers import blobs, small_net
 
 # Momentum, weight decay, a rate that falls from round to round, and two batch sizes of
@@ -181,7 +181,7 @@ def test_on_several_threads_a_wrong_label_is_an_error_and_not_the_end_of_the_pro
 import torch
 from pathlib import Path
 from clients import ClientData, FedAvgClient, Split
-from clients.base.compiled import Compiler
+from clients.steps.compiled import Compiler
 from clients.base.training import get_arrays
 torch.set_num_threads(2)
 net = torch.nn.Linear(4, 3)

@@ -29,10 +29,10 @@ from clients import (
     ScaffoldClient,
     SuPerFedClient,
 )
-from clients.base import compiled
-from clients.base.compiled import OLDEST, Compiler
 from clients.base.training import get_arrays
-from tests.clients.base.traced import Traced
+from clients.steps import compiled
+from clients.steps.compiled import OLDEST, Compiler
+from tests.clients.steps.traced import Traced
 from tests.helpers import blobs
 
 TRAIN = {

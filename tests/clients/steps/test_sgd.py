@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.common.steps import SGD
 from clients import FedAvgClient, PFedMeClient, TrainOptions
-from clients.base.training import get_arrays, mini_batches, set_arrays
+from clients.base.training import get_arrays, set_arrays
+from clients.steps.batches import mini_batches
+from clients.steps.sgd import SGD
 from tests.helpers import blobs, small_net
 
 

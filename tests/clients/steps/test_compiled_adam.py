@@ -14,7 +14,7 @@ from algorithms.boosting.weak_learners import NetOptions, NetOracle
 from algorithms.common.steps import Eager
 from clients import FFGBClient, FFGBDistillClient
 from clients.base.training import get_arrays
-from tests.clients.base.traced import Traced
+from tests.clients.steps.traced import Traced
 from tests.helpers import blobs, small_net
 
 FITS = {

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
+from clients.steps.sgd import SGD
 
 #: Steps of a graph. More make no graph faster that was measured, and longer to compile.
 UNROLLED = 4
@@ -299,7 +300,7 @@ class _Training:
                 torch.get_num_threads(),
             ],
             "steps": len(numbers),
-            "step": [repr(self.step), _source(type(self.step)), _source(Problem), _source(Graph)],
+            "step": [repr(self.step), *map(_source, (type(self.step), SGD, Problem, Graph))],
             "module": [
                 repr(module),
                 [[n, _plain(m), _source(type(m))] for n, m in module.named_modules()],

@@ -4,7 +4,7 @@ be compiled, in a hundredth of the time.
 
 import torch
 
-from clients.base.compiled import Compiler, trace
+from clients.steps.compiled import Compiler, trace
 
 
 class Traced(Compiler):

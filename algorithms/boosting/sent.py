@@ -1,0 +1,47 @@
+"""What boosting methods send their clients (``algorithms.common.sent``)."""
+
+from dataclasses import dataclass
+
+from algorithms.common.sent import Sent
+
+
+@dataclass(frozen=True)
+class OracleSent(Sent, prefix="oracle-"):
+    """How FFGB-distill's clients fit a weak learner."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class FunctionSent(Sent):
+    """Which learners of FFGB's function a message holds: those after version ``base``,
+    up to ``version``.
+    """
+
+    base: int
+    version: int
+    loss: str
+    learner_arrays: list[str] | None = None
+    clip: float | None = None
+
+
+@dataclass(frozen=True)
+class FFGBTraining(Sent):
+    """The steps of an FFGB round. ``lipschitz``: the constant, for FFGB.L."""
+
+    variant: str
+    etas: list[float]
+    mu: float
+    residual: bool
+    clip_residual: float | None = None
+    lipschitz: float = 0.0
+
+
+@dataclass(frozen=True)
+class HistogramSent(Sent):
+    """The loss of histogram boosting and, for training, how many sums are wanted."""
+
+    loss: str
+    sums: int | None = None

@@ -1,0 +1,126 @@
+"""What a strategy sends its clients in a message's configuration, declared once: a
+frozen dataclass that the strategy writes and the client reads.
+
+    @dataclass(frozen=True)
+    class DittoSent(Sent, prefix="ditto-"):
+        \"\"\"What Ditto sends for training.\"\"\"
+
+        mu: float
+        epochs: int
+
+    config.update(DittoSent(mu=1.0, epochs=5).to_config())  # ditto-mu, ditto-epochs
+    mu = DittoSent.from_config(config).mu
+
+A field without a default must be in the message. A field that is ``None`` is not sent.
+A client class lists its declarations in ``reads``; other keys are logged
+(``clients.base.options``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Self
+
+from algorithms.common.options import kebab
+
+Config = Mapping[str, Any]
+CASTS: tuple[type, ...] = (bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Base of these dataclasses. A key is ``prefix`` and the name of its field."""
+
+    prefix: ClassVar[str] = ""
+
+    def __init_subclass__(cls, prefix: str | None = None) -> None:
+        """Set the prefix of the keys; without one the class has that of its base."""
+        if prefix is not None:
+            cls.prefix = prefix
+
+    @classmethod
+    def key(cls, name: str) -> str:
+        """Return the key of a field."""
+        return cls.prefix + kebab(name)
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """Return the keys of all fields."""
+        return [cls.key(part.name) for part in fields(cls)]
+
+    @classmethod
+    def of(cls, options: object) -> Self:
+        """Return what is sent where the fields are options of the same names."""
+        return cls(**{part.name: getattr(options, part.name) for part in fields(cls)})
+
+    @classmethod
+    def from_config(cls, config: Config) -> Self:
+        """Read what a server sent. Raises ``ValueError`` if a field without a default
+        is missing.
+        """
+        found = {}
+        for part in fields(cls):
+            key = cls.key(part.name)
+            if key in config:
+                value = config[key]
+                found[part.name] = part.type(value) if part.type in CASTS else value
+            elif part.default is MISSING:
+                raise ValueError(
+                    f"{key!r} is missing in the configuration: the server's strategy must send "
+                    f"{cls.__name__}"
+                )
+        return cls(**found)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the fields under the keys of a message's configuration."""
+        named = {self.key(part.name): getattr(self, part.name) for part in fields(self)}
+        return {key: value for key, value in named.items() if value is not None}
+
+
+#: What client classes declare as ``reads``.
+Reads = tuple[type[Sent], ...]
+
+
+@dataclass(frozen=True)
+class RoundFacts(Sent):
+    """What the round loop sends with every message; ``seed`` and ``server_round`` key
+    the client's random draws.
+    """
+
+    seed: int = 0
+    server_round: int = 1
+    num_rounds: int = 0
+    #: The first round of this run, and the round of its last checkpoint: what clients
+    #: keep from later rounds of an interrupted run does not count.
+    first_round: int = 1
+    checkpoint_round: int | None = None
+
+
+@dataclass(frozen=True)
+class Asked(Sent):
+    """Metrics that the server asks for: the training loss of the received model before
+    training, and in an evaluation.
+    """
+
+    loss_before: bool | None = None
+    train_loss: bool | None = None
+
+
+@dataclass(frozen=True)
+class ProximalSent(Sent, prefix="proximal-"):
+    """What FedProx and SuPerFed send: the weight of the proximal term."""
+
+    mu: float = 0.0
+
+
+@dataclass(frozen=True)
+class FedDynSent(Sent, prefix="feddyn-"):
+    """What FedDyn sends."""
+
+    alpha: float
+
+
+@dataclass(frozen=True)
+class WarmStartSent(Sent, prefix="warm-start-"):
+    """Which half of a warm start is in charge of the round: "first" or "then"."""
+
+    half: str | None = None

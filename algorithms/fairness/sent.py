@@ -1,0 +1,12 @@
+"""What fair methods send their clients (``algorithms.common.sent``)."""
+
+from dataclasses import dataclass
+
+from algorithms.common.sent import Sent
+
+
+@dataclass(frozen=True)
+class PropFairSent(Sent, prefix="propfair-"):
+    """What PropFair sends: M of the loss ``-log(1 - l / M)``."""
+
+    m: float

@@ -1,0 +1,134 @@
+"""What personalised methods send their clients (``algorithms.common.sent``)."""
+
+from dataclasses import dataclass
+
+from algorithms.common.sent import Sent
+
+
+@dataclass(frozen=True)
+class LocalSent(Sent, prefix="local-"):
+    """The share of a round's steps that a client takes that trains alone."""
+
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class FinetuneSent(Sent, prefix="finetune-"):
+    """How a client trains before it is scored."""
+
+    epochs: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class ShareSent(Sent):
+    """Which part of the model is shared: "body" or "head"."""
+
+    share: str
+
+
+@dataclass(frozen=True)
+class FedRepSent(Sent, prefix="fedrep-"):
+    """The epochs of FedRep's two parts."""
+
+    head_epochs: int
+    body_epochs: int
+
+
+@dataclass(frozen=True)
+class PatternsSent(Sent, prefix="partial-"):
+    """Patterns of the names of shared arrays, and of those that clients keep."""
+
+    share: str
+    keep: str
+
+
+@dataclass(frozen=True)
+class FedBABUSent(Sent, prefix="fedbabu-"):
+    """How FedBABU's clients fine-tune before they are scored."""
+
+    epochs: int
+    part: str
+
+
+@dataclass(frozen=True)
+class APFLScoring(Sent, prefix="apfl-"):
+    """The weight of the personal model in a client that has not learned its own."""
+
+    alpha: float
+
+
+@dataclass(frozen=True)
+class APFLTraining(APFLScoring):
+    """The same, and whether clients learn it."""
+
+    adaptive: bool
+
+
+@dataclass(frozen=True)
+class PFedMeSent(Sent, prefix="pfedme-"):
+    """What pFedMe sends for training."""
+
+    lambda_: float
+    rate: float
+    inner_steps: int
+    batches: str = "next"
+
+
+@dataclass(frozen=True)
+class DittoSent(Sent, prefix="ditto-"):
+    """What Ditto sends for training."""
+
+    mu: float
+    epochs: int
+
+
+@dataclass(frozen=True)
+class FedALASent(Sent, prefix="fedala-"):
+    """How FedALA's clients learn the weights of the mixture that they start from."""
+
+    layers: int
+    rate: float
+    samples: float
+    start_epochs: int
+
+
+@dataclass(frozen=True)
+class PerFedAvgTraining(Sent, prefix="per-fedavg-"):
+    """The rate of adaptation, and what is done about the Hessian."""
+
+    alpha: float
+    hessian: str
+
+
+@dataclass(frozen=True)
+class PerFedAvgScoring(Sent, prefix="per-fedavg-"):
+    """The rate of adaptation, and its number of steps."""
+
+    alpha: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class SuPerFedTraining(Sent, prefix="superfed-"):
+    """What SuPerFed sends for training. ``mixing``: "none" | "model" | "layer"."""
+
+    nu: float = 0.0
+    step_scale: float = 1.0
+    init: str = "own"
+    mixing: str = "none"
+
+
+@dataclass(frozen=True)
+class SuPerFedScoring(SuPerFedTraining):
+    """What SuPerFed sends for evaluation: also how clients choose lambda, and the
+    pooled curve of the last evaluation.
+
+    ``lambda_``: set by a client for itself, as it was chosen before.
+    """
+
+    lambda_choice: str = "own"
+    catch_up: int = 0
+    pooled_loss: list[float] | None = None
+    pooled_samples: float | None = None
+    lambda_: float | None = None

@@ -1,0 +1,49 @@
+"""The mini-batches of a round, and a classifier trained on them.
+
+Tensors are indexed once per epoch, and the order of operations is the same for every
+method, so that a method whose extra terms vanish equals FedAvg to the last bit.
+"""
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from algorithms.common.steps import Eager, Epochs, Problem, in_batches
+from clients.base.data import Split
+from clients.base.training import TrainOptions, trainable
+from clients.steps.sgd import SGD, Descent
+
+
+def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epochs:
+    """Yield all samples (x, y), once for each of ``local_epochs`` epochs, each time in
+    a new random order.
+    """
+    for _ in range(options.local_epochs):
+        order = torch.from_numpy(rng.permutation(len(data))).to(data.y.device)
+        yield data.x.index_select(0, order), data.y.index_select(0, order)
+
+
+def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epochs:
+    """Yield the mini-batches (x, y) of ``local_epochs`` epochs, each in a new random
+    order; the last of an epoch may be smaller.
+    """
+    return in_batches(epochs(data, options, rng), options.batch_size)
+
+
+def train_classifier(
+    net: nn.Module, data: Split, options: TrainOptions, rng: np.random.Generator
+) -> None:
+    """Train a classifier in place, at the learning rate of the first round."""
+    net.train()
+    w = [p.detach() for p in trainable(net).values()]
+    sgd = SGD(options.momentum, options.weight_decay)
+    Eager.run(
+        Problem(net, lambda x, y: functional.cross_entropy(net(x), y)),
+        Descent(sgd),
+        {"w": w, "velocity": sgd.velocity(w)},
+        {},
+        lambda _: {"rate": options.learning_rate},
+        epochs(data, options, rng),
+        options.batch_size,
+    )

@@ -1,0 +1,162 @@
+"""SGD as a step: what ``clients.steps.plain`` does with a gradient, on lists of tensors
+and without an optimiser object; and what methods' own steps compute with such lists.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from algorithms.common.steps import Gradient, Numbers, State, Tensors
+
+Number = float | Tensor
+#: Tensors t_j and their coefficients c_j in a sum.
+Terms = Sequence[tuple[Tensors, float]]
+
+
+@dataclass(frozen=True)
+class SGD:
+    """SGD with momentum on lists of tensors: ``v <- momentum v + d``, ``p <- p - rate
+    v``.
+
+    One fused operation where this PyTorch has it, else some over all tensors: the same
+    numbers up to rounding.
+    """
+
+    momentum: float
+    weight_decay: float
+
+    def velocity(self, parameters: Tensors) -> Tensors:
+        """Return the velocity to start with: zeros, or nothing if there is no
+        momentum.
+        """
+        return [torch.zeros_like(p) for p in parameters] if self.momentum else []
+
+    def __call__(
+        self,
+        parameters: Tensors,
+        gradients: Tensors,
+        velocity: Tensors,
+        rate: Number,
+        decay: Number = 0.0,
+        terms: Terms = (),
+        scale: Number = 1.0,
+    ) -> None:
+        """Take one step along ``d = scale gradients + (weight_decay + decay) p + sum_j
+        c_j t_j`` for ``terms`` (t_j, c_j), in place.
+
+        Overwrites ``gradients`` if there are terms or a scale.
+        """
+        if isinstance(scale, Tensor) or scale != 1:
+            gradients = list(torch._foreach_mul(gradients, scale))
+        for tensors, coefficient in terms:
+            add(gradients, tensors, coefficient)
+        decay = self.weight_decay + decay
+        numbers = not isinstance(rate, Tensor) and not isinstance(decay, Tensor)
+        # what torch.optim.SGD(fused=True) calls; not a promise of PyTorch's
+        fused = getattr(torch, "_fused_sgd_", None)
+        if numbers and fused is not None and (self.momentum or decay):
+            fused(
+                parameters,
+                gradients,
+                velocity,
+                weight_decay=decay,
+                momentum=self.momentum,
+                lr=rate,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+            return
+        if isinstance(decay, Tensor) or decay:
+            add(gradients, parameters, decay)
+        if self.momentum:
+            torch._foreach_mul_(velocity, self.momentum)
+            add(velocity, gradients, 1.0)
+        add(parameters, velocity if self.momentum else gradients, -rate)
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """What a method adds to the gradient: ``mu (w - anchor) + sum_j c_j t_j``, for
+    ``terms`` (t_j, c_j); each is a list with a tensor for each one of w.
+    """
+
+    mu: float = 0.0
+    anchor: Tensors = field(default_factory=list)
+    terms: Terms = ()
+
+    def sum(self) -> Terms:
+        """Return all terms but ``mu w``."""
+        return [*([(self.anchor, -self.mu)] if self.mu else []), *self.terms]
+
+
+@dataclass(frozen=True)
+class Descent:
+    """A step of SGD on the loss plus a penalty with the gradient ``decay w + sum_j c_j
+    t_j``: FedAvg and the methods that add terms.
+
+    ``state``: ``w``, ``velocity``, and ``term-0``, ``term-1``, ... with the
+    coefficients c_j. ``numbers``: ``rate``.
+    """
+
+    sgd: SGD
+    decay: float = 0.0
+    coefficients: tuple[float, ...] = ()
+
+    def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:
+        """Take the step."""
+        loss, gradients = gradient(state["w"])
+        terms = [(state[f"term-{j}"], c) for j, c in enumerate(self.coefficients)]
+        self.sgd(state["w"], gradients, state["velocity"], numbers["rate"], self.decay, terms)
+        return loss
+
+
+def add(tensors: Tensors, others: Tensors | tuple[Tensor, ...], coefficient: Number) -> None:
+    """Add ``coefficient * others`` to ``tensors``."""
+    if isinstance(coefficient, Tensor):
+        torch._foreach_add_(tensors, torch._foreach_mul(others, coefficient))
+    elif coefficient:
+        torch._foreach_add_(tensors, others, alpha=coefficient)
+
+
+def between(
+    gradient: Gradient, tensors: Tensors, others: Tensors, weights: Sequence[Number]
+) -> Tensors:
+    """Return ``(1 - weight) tensors + weight others``, written where ``gradient`` is
+    taken if it says where.
+    """
+    place = getattr(gradient, "place", None) or [None] * len(tensors)
+    return [
+        torch.lerp(a, b, weight, out=out)
+        for a, b, weight, out in zip(tensors, others, weights, place, strict=True)
+    ]
+
+
+def parted(tensors: Tensors, weights: Sequence[Number]) -> tuple[Tensors, Tensors]:
+    """Return ``(1 - weight) tensors`` and ``weight tensors``; the former takes the
+    place of ``tensors``.
+    """
+    if isinstance(weights[0], Tensor):
+        second = [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
+        return [
+            tensor.mul_(1 - weight) for tensor, weight in zip(tensors, weights, strict=True)
+        ], second
+    numbers = [float(weight) for weight in weights]
+    second = list(torch._foreach_mul(tensors, numbers))
+    torch._foreach_mul_(tensors, [1 - number for number in numbers])
+    return tensors, second
+
+
+def inner(*pairs: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Tensor:
+    """Return the inner products (pairs,) of pairs of lists of tensors, each list taken
+    as one vector.
+    """
+    dots = [
+        torch.dot(a.reshape(-1), b.reshape(-1))
+        for tensors, others in pairs
+        for a, b in zip(tensors, others, strict=True)
+    ]
+    return torch.stack(dots).view(len(pairs), -1).sum(1)

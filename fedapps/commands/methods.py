@@ -1,0 +1,36 @@
+"""`fedapps methods`: the table of methods."""
+
+import argparse
+import shutil
+import sys
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--names", action="store_true", help="only the names, one per line")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print the methods and return the exit status."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedapps.extensions.registered import registered
+    from fedapps.methods import METHODS, registered_methods
+
+    others = registered("method")
+    if arguments.names:
+        print("\n".join(dict.fromkeys([*METHODS, *others])))
+        return 0
+    found, warnings = registered_methods()
+    for warning in warnings:
+        print(f"fedapps: warning: {warning}", file=sys.stderr)
+    table = Table(box=None, pad_edge=False)
+    for column in ("method", "what it does", "kind", "paper", *(["from"] if found else [])):
+        table.add_column(column, no_wrap=column == "method")
+    for name, method in [*METHODS.items(), *found.items()]:
+        origin = [others[name].package if name in found else ""] if found else []
+        table.add_row(name, method.summary, method.trait, method.paper, *origin)
+    width = max(140, shutil.get_terminal_size().columns)
+    Console(width=None if sys.stdout.isatty() else width).print(table)
+    return 0

@@ -1,0 +1,196 @@
+"""What the pages of results show, as one list: the plots and the small tables of a run
+and of a comparison, and on which page each of them is.
+
+The report, the page that follows a run, the comparison, the end of a run on the
+terminal, the files of `fedapps figures` and a notebook all take theirs from ``PARTS``.
+A part that does not apply to the runs at hand makes nothing. The plots of a sweep
+(``fedapps.sweeps.page``) are parts of the same form.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedapps.charts.charts import chart
+from fedapps.charts.files import file
+from fedapps.charts.html import Html
+from fedapps.charts.layout import Figure
+from fedapps.charts.theme import DARK, LIGHT, Theme
+from fedapps.formats import metric_name, sentence
+from fedapps.records.reader import RunFolder, read_run
+from fedapps.records.uncertainty import SHARE
+from fedapps.results.comparison_table import Row, rows_of
+from fedapps.results.fair_plots import client_bars, own_bars, weights_figure
+from fedapps.results.gains import Gains, gains_section
+from fedapps.results.grid_plots import Runs
+from fedapps.results.group_tables import gaps_section, groups_section
+from fedapps.results.newcomers import newcomers_section
+from fedapps.results.run_plots import (
+    bytes_figure,
+    comparison_figure,
+    curve_figures,
+    loss_figure,
+    measure_figure,
+    models_figure,
+    other_measures,
+)
+from fedapps.results.sections import Section
+from fedapps.results.worst_clients import worst_section
+
+RUN, COMPARISON, SWEEP = "run", "comparison", "sweep"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the tables of a page are about: settings with their runs; one with one run
+    on the page of a run.
+
+    ``share``: of the clients that are the worst ones. ``gains``: measure, reference and
+    what each client gains over it, if there is a reference.
+    """
+
+    rows: Sequence[Row]
+    share: float = SHARE
+    gains: tuple[str, Row, Sequence[Gains]] | None = None
+
+    @property
+    def run(self) -> RunFolder:
+        """The first run."""
+        return self.rows[0].runs[0]
+
+    @property
+    def groups(self) -> dict[str, Runs]:
+        """The runs by the label of their setting."""
+        return {row.label: row.runs for row in self.rows if row.runs}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot of a page: its file's name ("" if ``draw`` names its figures), what it
+    shows in words, with {} for the figure's name, and how it is drawn.
+
+    ``draw`` gets the run, the groups of runs of a comparison, or the results of a
+    sweep; it returns ``None`` or {} where it does not apply.
+    """
+
+    page: str
+    name: str
+    title: str
+    draw: Callable[[Any, Theme], Figure | Mapping[str, Figure] | None]
+
+    def figures(self, shown: Any, theme: Theme) -> Mapping[str, Figure]:
+        """Return the figures by name."""
+        found = self.draw(shown, theme)
+        return {self.name: found} if isinstance(found, Figure) else found or {}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small table below the main one of a page; ``make`` returns ``None`` where it
+    does not apply.
+    """
+
+    page: str
+    make: Callable[[Shown], Section | None]
+
+
+def _side_by_side(groups: Mapping[str, Runs], theme: Theme) -> Figure | None:
+    figure = client_bars(groups, theme)
+    return figure if figure and len(figure.panels) > 1 else None
+
+
+def _worst(shown: Shown) -> Section | None:
+    return worst_section(shown.rows, shown.share)
+
+
+PARTS: tuple[Plot | Table, ...] = (
+    Plot(RUN, "", "{} over rounds: mean, worst and best tenth of the clients", measure_figure),
+    Plot(RUN, "models", "Score over the models that a client sent and received", models_figure),
+    Plot(RUN, "train-loss", "Training loss over rounds", loss_figure),
+    Plot(RUN, "clients", "Score of each client, sorted", own_bars),
+    Plot(RUN, "weights", "Weight of each client over rounds, as a heat map", weights_figure),
+    Plot(RUN, "", "Plot {}", curve_figures),
+    Plot(RUN, "bytes", "Bytes sent in both directions, summed over rounds", bytes_figure),
+    Plot(RUN, "measures", "Other measures over rounds", other_measures),
+    Table(RUN, _worst),
+    Table(RUN, lambda shown: newcomers_section(shown.run)),
+    Table(RUN, lambda shown: groups_section(shown.run)),
+    Plot(
+        COMPARISON,
+        "comparison",
+        "Accuracy over rounds, and the clients sorted by accuracy",
+        comparison_figure,
+    ),
+    Plot(
+        COMPARISON,
+        "clients",
+        "Each client, from worst to best, with one method beside the other",
+        _side_by_side,
+    ),
+    Table(COMPARISON, _worst),
+    Table(COMPARISON, lambda shown: gains_section(*shown.gains) if shown.gains else None),
+    Table(COMPARISON, lambda shown: gaps_section(shown.rows)),
+)
+
+
+def sections(page: str, shown: Shown) -> list[Section]:
+    """Return the small tables of a page."""
+    tables = [part for part in PARTS if isinstance(part, Table) and part.page == page]
+    return [section for table in tables if (section := table.make(shown)) is not None]
+
+
+def run_sections(run: RunFolder) -> list[Section]:
+    """Return the small tables of a run, for its report and the terminal."""
+    return sections(RUN, Shown(rows_of([run])))
+
+
+def plots(page: str) -> list[Plot]:
+    """Return the plots that a page may have."""
+    return [part for part in PARTS if isinstance(part, Plot) and part.page == page]
+
+
+def figures(parts: Iterable[Plot], shown: Any, theme: Theme) -> dict[str, Figure]:
+    """Return the plots that apply, by name."""
+    return {name: one for part in parts for name, one in part.figures(shown, theme).items()}
+
+
+def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
+    """Return the plots of a run, by name."""
+    return figures(plots(RUN), run, theme)
+
+
+def charts(
+    parts: Iterable[Plot], shown: Any, light: Theme = LIGHT, dark: Theme = DARK
+) -> dict[str, Html]:
+    """Return the plots that apply as charts of a page, by name."""
+    found = {}
+    for part in parts:
+        twins = part.figures(shown, dark)
+        for name, figure in part.figures(shown, light).items():
+            words = part.title.format(sentence(metric_name(name)))
+            found[name] = chart(name, words, figure, twins[name])
+    return found
+
+
+def write_figures(folder: Path, found: Mapping[str, Figure], form: str) -> list[Path]:
+    """Write figures as files ("pdf", "png" or "svg") into a folder, which is made if
+    there is none, and return the paths.
+
+    Clients name the curves, so that characters of a name that are neither letters nor
+    digits become an underscore.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, figure in found.items():
+        paths.append(folder / f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}.{form}")
+        paths[-1].write_bytes(file(figure, form))
+    return paths
+
+
+def write_plots(run_dir: Path) -> list[Path]:
+    """Write the plots of a run as `plots/*.png` into its folder, for what takes
+    pictures from there, and return the paths.
+    """
+    return write_figures(run_dir / "plots", run_figures(read_run(run_dir), LIGHT), "png")

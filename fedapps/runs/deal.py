@@ -1,0 +1,237 @@
+"""Who gets what, before anything trains: samples by client and class, what looks wrong,
+and a figure.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.common.target_errors import error_sums, errors_of, pooled
+from fedapps.data.overlap import copies
+from fedapps.errors import UserError
+from fedapps.runs.assembly import build_task
+from fedapps.runs.prepare import with_clients
+
+if TYPE_CHECKING:
+    from fedapps.charts.layout import Figure
+
+#: So many classes have a column of their own, so many clients a row.
+MAX_CLASSES, MAX_CLIENTS = 12, 60
+#: A client with fewer test samples is a coin toss: one sample is a third of its
+#: accuracy.
+FEW_TESTS = 3
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What each of K clients gets: ``counts`` (K, 3, C), by class, samples to train on,
+    to validate with and to be scored on.
+
+    A client that validates on its training samples has none of its own for that. Where
+    ``numbers`` are predicted, the classes are the quarters of their range (of the first
+    of several) with as many samples each.
+    """
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: NDArray[np.int64]
+    numbers: bool = False
+
+    @property
+    def trained(self) -> NDArray[np.int64]:
+        """Samples of each client and class that are not for scoring (K, C)."""
+        return np.asarray(self.counts[:, :2].sum(1))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples of each client in its three parts (K, 3)."""
+        return np.asarray(self.counts.sum(2))
+
+
+def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
+    """Return what settings deal, the settings with the number of clients, and what is
+    to be said of it. Raises ``UserError``.
+    """
+    if settings.sites.own:
+        raise UserError("fedapps data: the sites keep their data, which cannot be shown here")
+    settings = with_clients(settings, build_task(settings))
+    task: Any = build_task(settings)
+    if not hasattr(task, "prepare") and not hasattr(task, "partition"):
+        raise UserError(f"fedapps data: task {settings.task!r} has no samples with a class to show")
+    deal = deal_of(task, settings.num_clients)
+    notes = [*getattr(task, "remarks", lambda _: [])(settings.num_clients), *warnings_of(deal)]
+    notes += means_predicted(task, settings.num_clients) if deal.numbers else []
+    return deal, settings, [*notes, *copies_in(task, settings.num_clients)]
+
+
+def copies_in(task: Any, num_clients: int) -> list[str]:
+    """Return a line for each kind of sample that is there more than once: scores on
+    what was trained on say too much.
+    """
+    if not hasattr(task, "split"):
+        return []
+    parts = [task.split(client, num_clients) for client in range(num_clients)]
+    trained = [np.concatenate([train, held_back]) for train, held_back, _ in parts]
+    scored, twice = copies(task.images.pixels, trained, [test for *_, test in parts])
+    out = (
+        [f"{scored} samples to be scored on are copies of ones that somebody trains on"]
+        if scored
+        else []
+    )
+    return [*out, f"{twice} samples to train on are copies of another client's"] if twice else out
+
+
+def means_predicted(task: Any, num_clients: int) -> list[str]:
+    """Return a line for each predictor that needs no training: the mean of the training
+    targets, over all clients or each one's own.
+    """
+    parts = [task.target_parts(client, num_clients) for client in range(num_clients)]
+    everyone = np.concatenate([train for train, _, _ in parts]).mean(0)
+    out = []
+    for name, means in (
+        ("all clients' training targets", [everyone] * num_clients),
+        ("each client's own training targets", [train.mean(0) for train, _, _ in parts]),
+    ):
+        sums = [
+            (len(y), error_sums(np.broadcast_to(mean, y.shape), y))
+            for mean, (_, _, y) in zip(means, parts, strict=True)
+        ]
+        own, together = [errors_of(*part)["rmse"] for part in sums], errors_of(*pooled(sums))
+        told = (
+            f"RMSE {np.mean(own):.4g} (mean over clients), {max(own):.4g} (worst), "
+            f"{together['rmse']:.4g} (all samples)"
+        )
+        out.append(f"to be beaten, predicting the mean of {name}: {told}")
+    return out
+
+
+def quarters(task: Any, num_clients: int) -> tuple[tuple[str, ...], list[list[NDArray[np.int64]]]]:
+    """Return the quarters of the targets, and in which of them each client's samples
+    are.
+    """
+    parts = [
+        [part[:, 0] for part in task.target_parts(client, num_clients)]
+        for client in range(num_clients)
+    ]
+    cuts = np.quantile(np.concatenate([train for train, *_ in parts]), (0.25, 0.5, 0.75))
+    low, middle, high = (f"{cut:.4g}" for cut in cuts)
+    names = (f"up to {low}", f"to {middle}", f"to {high}", "above")
+    return names, [[np.searchsorted(cuts, part) for part in own] for own in parts]
+
+
+def deal_of(task: Any, num_clients: int) -> Deal:
+    """Return what a task deals. Raises ``UserError`` if its samples have no class."""
+    if hasattr(task, "target_parts"):
+        classes, numbered = quarters(task, num_clients)
+        counts = np.array(
+            [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in numbered]
+        )
+        return Deal(names_of(task, num_clients), classes, counts, numbers=True)
+    labels = [_labels(task, client, num_clients) for client in range(num_clients)]
+    if any(part.ndim > 1 for parts in labels for part in parts):
+        raise UserError(
+            f"fedapps data: the samples of task {task.name!r} are sequences, which have no class "
+            "to show"
+        )
+    images = getattr(task, "images", None)
+    total = max((int(part.max()) + 1 for parts in labels for part in parts if len(part)), default=1)
+    classes = (
+        images.classes if images is not None and images.classes else tuple(map(str, range(total)))
+    )
+    counts = np.array(
+        [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels]
+    )
+    return Deal(names_of(task, num_clients), classes, counts)
+
+
+def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
+    """Return what the clients are called."""
+    images = getattr(task, "images", None)
+    if images is not None and images.natural is not None:
+        return tuple(images.names[images.natural[part[0]]] for part in task.partition(num_clients))
+    return (
+        tuple(task.table(num_clients).clients)
+        if hasattr(task, "table")
+        else tuple(map(str, range(num_clients)))
+    )
+
+
+def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]:
+    if hasattr(task, "split"):  # without reading the inputs
+        return [task.images.labels[rows] for rows in task.split(client, num_clients)]
+    data = task.client_data(client, num_clients)
+    held_back = data.validation.y[:0] if data.validation is data.train else data.validation.y
+    return [part.cpu().numpy() for part in (data.train.y, held_back, data.test.y)]
+
+
+def warnings_of(deal: Deal) -> list[str]:
+    """Return a line for each thing in a partition that makes results mean less than
+    they seem to.
+    """
+    train, test = deal.trained, deal.counts[:, 2]
+    unseen = ((test > 0) & (train == 0)).any(1)
+    lonely = ((train > 0).sum(1) == 1) & (len(deal.classes) > 1)
+    if deal.numbers:  # quarters of a range are no classes
+        unseen, lonely = np.zeros_like(unseen), np.zeros_like(lonely)
+    few = test.sum(1) < FEW_TESTS
+    sizes = np.sort(train.sum(1))
+    out = []
+    for which, text in (
+        (lonely, "train on one class only: any model that always says it is right there"),
+        (few, f"are scored on fewer than {FEW_TESTS} samples: their scores are coin tosses"),
+        (unseen, "are scored on classes that they do not train on"),
+    ):
+        if which.any():
+            out.append(f"{_count(which, deal)} {text}")
+    if len(sizes) > 1 and sizes[-1] > 10 * max(1, sizes[0]):
+        out.append(
+            f"the largest client has {sizes[-1]} samples to train on, the smallest {sizes[0]}"
+        )
+    if (
+        nobody := [
+            name for name, count in zip(deal.classes, train.sum(0), strict=True) if not count
+        ]
+    ) and len(nobody) < 20:
+        out.append(f"nobody trains on class {', '.join(nobody)}")
+    return out
+
+
+def _count(which: NDArray[np.bool_], deal: Deal) -> str:
+    chosen = [deal.names[place] for place in np.flatnonzero(which)]
+    shown = ", ".join(chosen[:6]) + (", ..." if len(chosen) > 6 else "")
+    return f"{len(chosen)} of {len(deal.names)} clients ({shown})"
+
+
+def figure(deal: Deal, source: str) -> "Figure":
+    """Return a figure: the share of each class in what each client learns from, and how
+    many samples that is.
+    """
+    from fedapps.charts.drawing import heat, heat_key, panels, title
+    from fedapps.charts.theme import LIGHT as theme
+
+    counts = deal.trained[:200]
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    drawn, (axes,) = panels(
+        1,
+        1,
+        (max(5.0, 2.6 + 0.22 * min(len(deal.classes), 60)), max(3.0, 1.4 + 0.16 * len(counts))),
+        theme,
+    )
+    more = f", the first {len(counts)}" if len(counts) < len(deal.names) else ""
+    title(axes, f"{Path(source).name}: classes of {len(deal.names)} clients{more}")
+    colours = (theme.grid, theme.series[0], theme.ink)
+    edges = (np.arange(counts.shape[1] + 1) - 0.5, np.arange(len(counts) + 1) - 0.5)
+    heat(axes, edges, np.where(counts > 0, share, np.nan), (0.0, float(share.max())), colours)
+    names = [
+        f"{name[:10]} ({total})" for name, total in zip(deal.names, counts.sum(1), strict=False)
+    ]
+    axes.y.ticks, axes.y.down, axes.y.label = (range(len(counts)), names), True, "client (samples)"
+    axes.y.size = 6.5 if len(counts) > 15 else 8.5
+    if len(deal.classes) <= 30:
+        axes.x.ticks = (range(len(deal.classes)), [name[:8] for name in deal.classes])
+    axes.x.label = "quarter of the targets" if deal.numbers else "class"
+    heat_key(axes, (0.0, float(share.max())), colours, "share of the client's samples")
+    return drawn

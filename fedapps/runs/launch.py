@@ -1,0 +1,269 @@
+"""Launching a run on one of the engines: checks, the results folder, progress, the
+report.
+
+The command `fedapps run` and ``fedapps.run(...)`` both fill a :class:`Launch` and call
+:func:`launch`.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from fedapps import json_log
+from fedapps.errors import RunFailed, UserError
+from fedapps.live.progress import Progress
+from fedapps.live.watching import watched
+from fedapps.records.writer import all_written, set_status, status_of
+from fedapps.results.report import write_report
+from fedapps.runs.assembly import Parts
+from fedapps.runs.execution import execute_inline, page_of, with_folder
+from fedapps.runs.prepare import assemble, data_paths, prepare_folder
+from fedapps.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from fedapps.engines.flower import Following
+    from fedapps.engines.superlink import SuperLink
+
+ENGINES = ("inline", "ray", "deployment")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a run is started, beside its settings. ``workers``, ``gpus_per_client``,
+    ``ray_address``, ``node_per_client``, ``port`` and ``no_wall`` are for engine "ray".
+    """
+
+    engine: str = "ray"
+    overwrite: bool = False
+    watch: bool = False
+    deployment: Path = Path("deployment")
+    workers: int | None = None
+    gpus_per_client: float = 0.0
+    ray_address: str | None = None
+    node_per_client: bool = False
+    port: int | None = None
+    no_wall: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` for options of another engine."""
+        if self.engine not in ENGINES:
+            raise UserError(f"engine = {self.engine!r}: choose one of {', '.join(ENGINES)}")
+        if self.gpus_per_client and self.engine == "inline":
+            raise UserError(
+                "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline"
+            )
+        if self.ray_address and self.engine != "ray":
+            raise UserError(f"--ray-address is for --engine ray, not {self.engine}")
+
+
+def launch(settings: Settings, how: Launch, console: Console | None = None) -> tuple[Settings, str]:
+    """Check the settings, run, and write the report; return the settings in full, and
+    "completed" or "interrupted".
+
+    ``console``: where progress is shown. Raises ``UserError``, ``RunFailed``.
+    """
+    if settings.sites.own and how.engine != "deployment":
+        raise UserError(
+            "sites.labels and sites.columns are for sites with data of their own: choose --engine "
+            f"deployment, not {how.engine}"
+        )
+    if how.engine == "deployment":
+        settings = with_sites(settings, how.deployment)
+    # the SuperLink starts while checks load PyTorch and the data
+    with _superlink(how) as superlink:
+        parts = assemble(settings)
+        settings, task, _ = parts
+        name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
+        settings = with_folder(settings, Path("results") / name)
+        prepare_folder(settings, overwrite=how.overwrite)
+        folder = Path(settings.out)
+        label = f"{settings.method} on {task.name}"
+        settings, page = metrics_page(settings, task.name)
+        with (
+            watched(folder, how.watch),
+            page,
+            Progress(settings.num_rounds, label, console) as progress,
+        ):
+            progress.poll(folder)  # rounds already in the folder, of a run to resume, count as done
+            if how.engine == "inline":
+                status, reason = run_inline(settings, parts, progress)
+            elif how.engine == "ray":
+                status, reason = run_ray(superlink, settings, progress, how)
+            else:
+                status, reason = run_deployment(settings, progress, how.deployment)
+    if status_of(folder) is None:
+        try:
+            set_status(folder, status, reason)
+        except OSError as error:
+            print(f"fedapps: summary.json is not up to date: {error}", file=sys.stderr)
+    if (folder / "rounds.jsonl").exists() and not (status == "completed" and all_written(folder)):
+        try:
+            write_report(folder)
+        except OSError as error:
+            print(f"fedapps: no report: {error}", file=sys.stderr)
+    if status not in ("completed", "interrupted"):
+        raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
+    return settings, status
+
+
+def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractContextManager[object]]:
+    """Return the settings without the page for Prometheus, which this process serves
+    for the others, and its context.
+    """
+    if not settings.metrics_port:
+        return settings, nullcontext()
+    page = page_of(settings, task)
+    told = f"metrics: http://{settings.metrics_host}:{settings.metrics_port}/metrics"
+    print(json_log.line("INFO", told) if json_log.chosen() else told, file=sys.stderr)
+    return replace(settings, metrics_port=0), page
+
+
+@contextmanager
+def _superlink(how: Launch) -> Iterator["SuperLink | None"]:
+    """Start the SuperLink of a run through Ray on this machine; no other run needs
+    one.
+    """
+    from fedapps.engines import flower
+    from fedapps.engines.cluster import address_of
+
+    if how.engine != "ray":
+        yield None
+        return
+    address = address_of(how.ray_address)
+    walled, warning = flower.wall_wanted(how.no_wall, address)
+    if warning:
+        print(f"fedapps: {warning}", file=sys.stderr)
+    if address:  # its folder lies beside the run's, which is to be made yet
+        yield None
+        return
+    with flower.launched(how.port, walled) as superlink:
+        yield superlink
+
+
+def run_inline(settings: Settings, parts: Parts, progress: Progress) -> tuple[str, str]:
+    """Run in this process; return status and reason."""
+    folder = Path(settings.out)
+    _log_to(folder / "run.log")
+    try:
+        execute_inline(settings, [lambda _: show(progress, folder)], parts)
+    except KeyboardInterrupt:
+        return "interrupted", ""
+    except UserError:
+        raise
+    except Exception as error:  # any error is recorded in the folder and the exit status
+        logging.getLogger("flwr").exception("the run failed")
+        return "failed", f"{type(error).__name__}: {error}"
+    return "completed", ""
+
+
+def run_ray(
+    superlink: "SuperLink | None", settings: Settings, progress: Progress, how: Launch
+) -> tuple[str, str]:
+    """Run through `flwr run` on its own SuperLink; return status and reason."""
+    from fedapps.engines import flower
+    from fedapps.engines.cluster import address_of, checked_cluster
+
+    folder = Path(settings.out)
+    address = address_of(how.ray_address)
+    cluster = checked_cluster(address, [folder, *data_paths(settings.flat())]) if address else None
+    progress.note("starting Flower and Ray")
+    clients, share, workers = settings.num_clients, how.gpus_per_client, how.workers
+    nodes = clients
+    if not how.node_per_client:
+        nodes = flower.nodes_for(clients, 1, share, workers, cluster)
+    outcome = flower.run_simulation(
+        None,
+        settings.flat(),
+        flower.Resources(
+            nodes,
+            gpus_per_client=share,
+            ray_cpus=None if cluster else workers,
+            cluster=address,
+        ),
+        following(progress, folder),
+        port=how.port,
+        superlink=superlink,
+    )
+    progress.poll(folder)
+    return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
+
+
+def with_sites(settings: Settings, folder: Path) -> Settings:
+    """Return the settings with the deployment's number of sites as default of
+    num-clients. Raises ``UserError``.
+    """
+    from fedapps.deployment.local import Deployment
+
+    deployment = Deployment.open(folder)
+    deployment.check()
+    for line in deployment.warnings():
+        print(f"fedapps: warning: {line}", file=sys.stderr)
+    sites = len(deployment.sites)
+    if settings.sites.client:  # more clients than sites
+        return settings.deployed()
+    if settings.num_clients > sites:
+        raise UserError(
+            f"num-clients = {settings.num_clients}, but {deployment.folder} has {sites} sites: "
+            f"choose 1..{sites}"
+        )
+    return replace(settings.deployed(), num_clients=settings.num_clients or sites)
+
+
+def run_deployment(settings: Settings, progress: Progress, deployment: Path) -> tuple[str, str]:
+    """Run through `flwr run` on the SuperNodes of a deployment; return status and
+    reason.
+    """
+    from fedapps.deployment.local import Deployment
+    from fedapps.deployment.site_run import run_on_deployment
+
+    folder = Path(settings.out)
+    progress.note("starting on the sites")
+    outcome = run_on_deployment(
+        Deployment.open(deployment),
+        settings.flat(),
+        replace(following(progress, folder), written=lambda: False),
+    )
+    progress.poll(folder)
+    return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
+
+
+def following(progress: Progress, folder: Path) -> "Following":
+    """Return how a run in other processes is followed: by what its folder holds."""
+    from fedapps.engines.flower import Following
+
+    return Following(
+        folder / "run.log",
+        poll=lambda: show(progress, folder),
+        ended=lambda: status_of(folder),
+        written=lambda: all_written(folder),
+    )
+
+
+def show(progress: Progress, folder: Path) -> None:
+    """Show the rounds that the folder holds."""
+    progress.poll(folder)
+
+
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Do without lines for which there is no room on the disk, instead of a
+        traceback on the terminal for each.
+        """
+
+
+def _log_to(path: Path) -> None:
+    """Redirect Flower's log to a file: the terminal is used by the progress bar."""
+    logger = logging.getLogger("flwr")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    handler = _LogFile(path, encoding="utf-8")
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(json_log.Formatter(run=path.parent.name) if json_log.chosen() else text)
+    logger.addHandler(handler)
+    logger.propagate = False

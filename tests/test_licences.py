@@ -1,0 +1,93 @@
+"""All that is installed with this project may be installed by whoever may install it:
+nothing under the GPL or AGPL.
+"""
+
+import re
+import tomllib
+from email.message import Message
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Extras that a user installs; what tests and linters need is passed on to nobody.
+FOR_USERS = ("torch", "solvers", "app", "dp", "text", "vision", "tensorboard", "mlflow", "wandb")
+# Packages under the LGPL, which may be linked to, each with the reason for it.
+LESSER: dict[str, str] = {}
+
+
+def licence(package):
+    """Return what the metadata of an installed package say, in one line."""
+    told = package.metadata
+    classes = [name for name in told.get_all("Classifier", []) if name.startswith("License ::")]
+    text = told.get("License", "")
+    first = [text.strip().splitlines()[0]] if text.strip() else []  # some hold the whole licence
+    return "; ".join([*filter(None, [told.get("License-Expression")]), *classes, *first])
+
+
+def required(wanted):
+    """Return the installed packages that requirements bring, and theirs, by name."""
+    found, seen, waiting = {}, set(), [Requirement(item) for item in wanted]
+    while waiting:
+        item = waiting.pop()
+        if (key := (item.name, frozenset(item.extras))) in seen:
+            continue
+        seen.add(key)
+        try:
+            package = metadata.distribution(item.name)
+        except metadata.PackageNotFoundError:  # of an extra that is not installed here
+            continue
+        found[re.sub(r"[-_.]+", "-", package.name).lower()] = package
+        for text in package.requires or ():
+            inner = Requirement(text)
+            extras = item.extras or {""}
+            if not inner.marker or any(inner.marker.evaluate({"extra": one}) for one in extras):
+                waiting.append(inner)
+    return found
+
+
+def copyleft(words):
+    """Return "GPL", "LGPL" or "", as a licence is or is not of this kind."""
+    if re.search(r"\bL-?GPL|Lesser General", words, re.IGNORECASE):
+        return "LGPL"
+    return "GPL" if re.search(r"\bA?GPL|General Public", words, re.IGNORECASE) else ""
+
+
+def test_no_package_that_is_installed_with_this_one_is_under_the_gpl():
+    extras = PROJECT["optional-dependencies"]
+    wanted = [*PROJECT["dependencies"], *(item for name in FOR_USERS for item in extras[name])]
+    packages = required(item for item in wanted if not item.startswith("fedapps["))
+    assert {"flwr", "torch", "daqp", "numpy", "ray", "protobuf"} <= packages.keys()
+    told = {name: licence(package) for name, package in packages.items()}
+    assert {name: words for name, words in told.items() if copyleft(words) == "GPL"} == {}
+    assert {name for name, words in told.items() if copyleft(words) == "LGPL"} <= LESSER.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("License :: OSI Approved :: GNU General Public License v2 or later (GPLv2+)", "GPL"),
+        ("GPL-3.0-only", "GPL"),
+        ("AGPL-3.0", "GPL"),
+        ("License :: OSI Approved :: GNU Lesser General Public License v3 (LGPLv3)", "LGPL"),
+        ("LGPL-2.1-or-later", "LGPL"),
+        ("Apache-2.0 OR BSD-3-Clause", ""),
+        ("Mozilla Public License 2.0 (MPL 2.0)", ""),
+    ],
+)
+def test_licences_are_told_apart(words, kind):
+    assert copyleft(words) == kind
+
+
+def test_a_package_under_the_gpl_is_found(monkeypatch):
+    told = Message()
+    told["License"] = "GPLv2+"
+    made = SimpleNamespace(name="made", requires=(), metadata=told)
+    monkeypatch.setattr(metadata, "distribution", lambda _: made)
+    assert {name: copyleft(licence(one)) for name, one in required(["made"]).items()} == {
+        "made": "GPL"
+    }
