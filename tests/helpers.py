@@ -3,9 +3,15 @@ by hand, small data and nets.
 """
 
 import contextlib
+import csv
 import http.client
+import json
+import os
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +21,49 @@ from fedapps.testing.problems import arrays_of as arrays_of
 from fedapps.testing.problems import blobs as blobs
 from fedapps.testing.problems import simulate as simulate
 from fedapps.testing.problems import small_net as small_net
+
+ROOT = Path(__file__).parents[1]
+
+
+def fedapps(*words, cwd=None, path=(), **environment):
+    """Run the command as a process of its own. ``path``: folders of packages that it
+    finds beside the project's.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "fedapps", *map(str, words)],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))} | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def run_inline(out, *words, **settings):
+    """Run `fedapps run` in this process and return the summary of the run."""
+    from fedapps.commands.parser import main  # the library's own tests do without its needs
+
+    given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    assert main(["run", *words, *given, "--engine", "inline", "--out", str(out)]) == 0
+    return summary_of(out)
+
+
+def rounds_of(folder):
+    """Return the rounds that a run has recorded, but for a line that is torn."""
+    path = folder / "rounds.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def summary_of(folder):
+    """Return the summary of a run."""
+    return json.loads((folder / "summary.json").read_text())
+
+
+def clients_of(folder):
+    """Return the rows of a run's clients."""
+    with (folder / "clients.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @contextlib.contextmanager

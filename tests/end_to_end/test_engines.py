@@ -5,31 +5,48 @@ that hangs.
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-import tomllib
 from pathlib import Path
 
+import datasets
 import pytest
 
+from benchmarks.sensor_windows import windows, write
+from fedapps.engines import flower
 from fedapps.engines.app_folder import copy_app
-from fedapps.engines.flower import Following, Resources, run_simulation
 from fedapps.engines.processes import end_marked, free_port, program
-from tests.helpers import assert_same, scraped
+from fedapps.toml_text import read_toml
+from tests.helpers import ROOT, assert_same, fedapps, rounds_of, run_inline, scraped, summary_of
 
-ROOT = Path(__file__).parents[2]
-JOB = [
-    "method=superfed-mm",
-    "superfed.start=0.3",
-    "num-rounds=4",
-    "evaluate-every=2",
-    "checkpoint-every=2",
-    "seed=5",
-]
-JOB += ["train.local-epochs=2", "clients-per-round=4", "num-clients=8"]
+ROUNDS = ["num-rounds=4", "evaluate-every=2", "checkpoint-every=2", "seed=5"]
+JOB = ["method=superfed-mm", "superfed.start=0.3", "train.local-epochs=2", *ROUNDS]
+# What each adds to the way between server and workers: arrays of other types and sizes,
+# several kinds of messages, states, sums made by the nodes, data that workers read
+# themselves.
+JOBS = {
+    "a node per client": [*JOB, "num-clients=2", "clients-per-round=2"],
+    "fedboost": [
+        *("method=fedboost", "task=unigram", "num-clients=6", "clients-per-round=4", *ROUNDS),
+        *("fedboost.budget=2", "fedboost.cache=3", "fedboost.library=clients"),
+    ],
+    "fedfw-plus": ["method=fedfw-plus", "task=sparse-logistic", "num-clients=5", *ROUNDS],
+    "histogram-boosting": [
+        *("method=histogram-boosting", "num-clients=6", "node-sums=true", *ROUNDS),
+        "histogram-boosting.depth=1",
+    ],
+    "aaggff-d": [
+        *("method=aaggff-d", "num-clients=8", "clients-per-round=4", *ROUNDS),
+        "train.local-epochs=2",
+    ],
+    "regression": ["method=fedavg", "task=regression", "num-clients=3", "num-rounds=2", "seed=3"],
+    "own data": [
+        *("method=fedavg", "data.partition=natural", "data.natural-id=subject", "num-rounds=3"),
+        *("evaluate-every=3", "clients-per-round=0", "train.local-epochs=2"),
+    ],
+}
+PEOPLE = (3, 5, 8, 11, 20, 27)
 
 pytestmark = pytest.mark.ray
 
@@ -42,98 +59,173 @@ def short_folder():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def fedapps(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "fedapps", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def assert_equal_runs(ray, inline):
+    """Compare two runs' records and the names of their files, but for the log."""
+    pairs = list(zip(rounds_of(ray), rounds_of(inline), strict=True))
+    assert pairs
+    for one, other in pairs:
+        for row in (one, other):
+            for key in [key for key in row if "travelled" in key or "node-messages" in key]:
+                del row[key]
+        assert_same(one, other, f"round {one['round']}")
+    files = [{path.name for path in folder.iterdir()} - {"run.log"} for folder in (ray, inline)]
+    assert files[0] == files[1]
 
 
-def rows(folder):
-    found = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [
-        {
-            key: value
-            for key, value in row.items()
-            if "travelled" not in key and "node-messages" not in key
-        }
-        for row in found
-    ]
-
-
-BOOST = [
-    "method=fedboost",
-    "task=unigram",
-    "num-clients=6",
-    "clients-per-round=4",
-    "num-rounds=4",
-    "evaluate-every=2",
-]
-BOOST += ["fedboost.budget=2", "fedboost.cache=3", "fedboost.library=clients", "checkpoint-every=2"]
-
-FRANK_WOLFE = [
-    "method=fedfw-plus",
-    "task=sparse-logistic",
-    "num-clients=5",
-    "num-rounds=4",
-    "evaluate-every=2",
-    "checkpoint-every=2",
-]
-
-TREES = [
-    "method=histogram-boosting",
-    "num-clients=6",
-    "num-rounds=4",
-    "evaluate-every=2",
-    "checkpoint-every=2",
-    "node-sums=true",
-]
-TREES += ["histogram-boosting.depth=1"]
-
-
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param(JOB, id="superfed-mm"),
-        pytest.param([*JOB, "--node-per-client"], id="a node per client"),
-        pytest.param(BOOST, id="fedboost"),
-        pytest.param(FRANK_WOLFE, id="fedfw-plus"),
-        pytest.param(TREES, id="histogram-boosting"),
-        pytest.param(["method=aaggff-d", *JOB[2:]], id="aaggff-d"),
-        pytest.param([*JOB, "num-new-clients=3", "new-epochs=2"], id="new clients"),
-    ],
-)
-def test_ray_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(job, tmp_path, short_folder):
-    done = fedapps(
-        "run",
-        *job,
-        "--engine",
-        "ray",
-        "--workers",
-        "2",
-        "--out",
-        tmp_path / "ray",
-        TMPDIR=short_folder,
-    )
+def test_the_command_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(
+    tmp_path, short_folder
+):
+    job = [*JOB, "num-clients=8", "clients-per-round=4", "num-new-clients=3", "new-epochs=2"]
+    engine = ["--engine", "ray", "--workers", "2", "--out", tmp_path / "ray"]
+    done = fedapps("run", *job, *engine, TMPDIR=short_folder)
     assert done.returncode == 0, done.stderr + (tmp_path / "ray" / "run.log").read_text()[-3000:]
     assert "round 4/4" in done.stdout
     assert str(tmp_path / "ray" / "report.html") in done.stdout
     assert (tmp_path / "ray" / "report.html").exists()
-    assert fedapps("run", *job, "--engine", "inline", "--out", tmp_path / "inline").returncode == 0
-    assert ('"node-messages": 2' in (tmp_path / "ray" / "rounds.jsonl").read_text()) == (
-        "--node-per-client" not in job
-    )
-    left, right = rows(tmp_path / "ray"), rows(tmp_path / "inline")
-    assert len(left) == len(right) == 4
-    for one, other in zip(left, right, strict=True):
-        assert_same(one, other, f"round {one['round']}")
-    assert {p.name for p in (tmp_path / "ray").iterdir()} == {
-        p.name for p in (tmp_path / "inline").iterdir()
-    }
+    assert rounds_of(tmp_path / "ray")[0]["node-messages"] == 2
+    run_inline(tmp_path / "inline", *job)
+    assert_equal_runs(tmp_path / "ray", tmp_path / "inline")
+    assert (tmp_path / "ray" / "run.log").exists()
     assert not [name for name in os.listdir(short_folder) if name.startswith("fl-")]
+
+
+# An app that carries out several runs of ours one after another, with the same nodes
+# and workers: starting these takes longer than all of the runs. What a node keeps for
+# one run is not shown to the next. In the end one of two clients hangs.
+APPS = """
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from clients.base.adapter import to_client_app
+from fedapps.runs import client_app, server_app
+from strategies import ClientGrid, FedAvg
+
+
+class Hanging(NumPyClient):
+    def __init__(self, i):
+        self.i = i
+
+    def fit(self, parameters, config):
+        if self.i == 1 and config["server-round"] == 2:
+            time.sleep(3600)
+        return [p + 1 for p in parameters], 1, {}
+
+
+hanging = to_client_app(lambda context: Hanging(context.node_config["partition-id"]))
+
+
+class InTurn(ClientApp):
+    def __call__(self, message, context):
+        name, settings = json.loads((Path(context.run_config["folder"]) / "now.json").read_text())
+        before = context.state.pop("of", None)
+        if before is None or before["name"] != name:
+            context.state = RecordDict()
+        app = client_app.app if settings else hanging
+        own = Context(context.run_id, context.node_id, context.node_config, context.state, settings)
+        reply = app(message, own)
+        context.state = own.state
+        context.state["of"] = ConfigRecord({"name": name})
+        return reply
+
+
+client = InTurn()
+server = ServerApp()
+
+
+@server.main()
+def main(grid, context):
+    folder = Path(context.run_config["folder"])
+    for name, settings in json.loads((folder / "jobs.json").read_text()).items():
+        (folder / "now.json").write_text(json.dumps([name, settings]))
+        server_app.main(
+            grid, Context(context.run_id, context.node_id, {}, context.state, settings)
+        )
+    (folder / "now.json").write_text(json.dumps(["hangs", {}]))
+    failed = []
+    result = FedAvg(fraction_evaluate=0).start(
+        ClientGrid(grid), ArrayRecord({"w": Array(np.zeros(2))}), 3, timeout=8,
+        callbacks=[lambda now: failed.extend((now.number, f.client, f.reason) for f in now.failures)],
+    )
+    print("RESULT", result.arrays["w"].numpy().tolist())
+    print("FAILED", failed)
+"""
+PYPROJECT = """
+[project]
+name = "inturn"
+version = "0.1.0"
+description = "Several runs of ours one after another"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "tests"
+[tool.flwr.app.components]
+serverapp = "inturnapp.apps:server"
+clientapp = "inturnapp.apps:client"
+[tool.flwr.app.config]
+folder = ""
+"""
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """Carry out all jobs in this process, and then in one simulation; return the folder
+    with their results, and the lines that the simulation printed.
+    """
+    folder = tmp_path_factory.mktemp("simulated")
+    app = folder / "app"
+    (app / "inturnapp").mkdir(parents=True)
+    (app / "inturnapp" / "__init__.py").touch()
+    (app / "inturnapp" / "apps.py").write_text(APPS)
+    (app / "pyproject.toml").write_text(PYPROJECT)
+    write(folder / "set", windows(PEOPLE, 60, steps=32))
+    lines, settings = [], {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDAPPS_CACHE", str(folder / "cache"))
+        patch.setenv("HF_DATASETS_CACHE", str(folder / "hub-cache"))
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(folder / "hub-cache"))
+        patch.setattr(flower, "LINGER_SECONDS", 1.0)
+        for name, job in JOBS.items():
+            source = [f"data.source={folder / 'set'}"] if name == "own data" else []
+            run_inline(folder / "inline" / name, *job, *source)
+            used = read_toml(folder / "inline" / name / "settings.toml")
+            settings[name] = {key: used[key] for key in used if not key.startswith("versions")}
+            settings[name]["out"] = str(folder / "ray" / name)
+        (folder / "jobs.json").write_text(json.dumps(settings))
+        outcome = flower.run_simulation(
+            app,
+            {"folder": str(folder)},
+            flower.Resources(2, ray_cpus=2),
+            flower.Following(
+                folder / "log",
+                on_line=lines.append,
+                ended=lambda: "completed" if any("FAILED" in line for line in lines) else None,
+            ),
+            env={"PYTHONPATH": str(ROOT)},
+        )
+        assert outcome.status == "completed", "\n".join(lines[-60:])
+        yield folder, lines
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_workers_give_the_numbers_of_the_inline_engine(name, simulated):
+    folder, _ = simulated
+    assert_equal_runs(folder / "ray" / name, folder / "inline" / name)
+    shared = "node-messages" in rounds_of(folder / "ray" / name)[0]
+    assert shared == (name != "a node per client")
+
+
+def test_a_client_that_hangs_costs_its_reply_and_not_the_run(simulated):
+    """It keeps its worker; the other worker goes on, also for that client."""
+    text = "\n".join(simulated[1])
+    assert "RESULT [3.0, 3.0]" in text
+    assert "FAILED [(2, 1, 'no answer within 8 s')]" in text
 
 
 def test_plain_flwr_run(tmp_path, short_folder):
@@ -152,133 +244,22 @@ def test_plain_flwr_run(tmp_path, short_folder):
         "FLWR_LOCAL_CONTROL_API_PORT": str(ports[1]),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+    command = [program("flwr"), "run", ".", "--stream"]
+    command += ["--federation-config", "num-supernodes=20 client-resources-num-cpus=1"]
+    command += ["--run-config", f"num-rounds=2 train.local-epochs=1 metrics-port={page}"]
     try:
         with scraped(page) as pages:
             done = subprocess.run(
-                [
-                    program("flwr"),
-                    "run",
-                    ".",
-                    "--stream",
-                    "--federation-config",
-                    "num-supernodes=20 client-resources-num-cpus=1",
-                    "--run-config",
-                    f"num-rounds=2 train.local-epochs=1 metrics-port={page}",
-                ],
-                cwd=app,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=240,
+                command, cwd=app, env=environment, capture_output=True, text=True, timeout=240
             )
     finally:
         end_marked(f"FLWR_HOME={home}", None, 10)
     (folder,) = (home / "fedapps-results").iterdir()
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["status"] == "completed", done.stdout[-3000:]
     assert summary["rounds-completed"] == 2
     assert (folder / "report.html").exists()
     assert str(folder) in done.stdout  # the user is told where the results are
-    assert (
-        f'fedapps_rounds_planned{{run="{folder.name}",method="fedavg",task="digits"}} 2'
-        in pages[-1]
-    )
-    assert (
-        f'fedapps_rounds_total{{run="{folder.name}",method="fedavg",task="digits"}} ' in pages[-1]
-    )
-
-
-HANGS = """
-import time
-from flwr.app import Array, ArrayRecord
-from flwr.client import NumPyClient
-from flwr.serverapp import ServerApp
-import numpy as np
-from clients.base.adapter import to_client_app
-from strategies import ClientGrid, FedAvg
-
-class Client(NumPyClient):
-    def __init__(self, i):
-        self.i = i
-    def fit(self, parameters, config):
-        if self.i == 1 and config["server-round"] == 2:
-            time.sleep(3600)
-        return [p + 1 for p in parameters], 1, {}
-
-app = to_client_app(lambda context: Client(context.node_config["partition-id"]))
-server = ServerApp()
-
-@server.main()
-def main(grid, context):
-    rounds = []
-    strategy = FedAvg(fraction_evaluate=0)
-    result = strategy.start(ClientGrid(grid), ArrayRecord({"w": Array(np.zeros(2))}), 3, timeout=8, callbacks=[rounds.append])
-    print("RESULT", result.arrays["w"].numpy().tolist())
-    print("FAILED", [(r.number, f.client, f.reason) for r in rounds for f in r.failures])
-"""
-
-
-def test_a_client_that_hangs_costs_its_reply_and_not_the_run(tmp_path):
-    """Three workers for three clients: the one that hangs keeps its worker, the others
-    go on.
-    """
-    app = tmp_path / "hangs"
-    (app / "hangsapp").mkdir(parents=True)
-    (app / "hangsapp" / "__init__.py").touch()
-    (app / "hangsapp" / "apps.py").write_text(HANGS)
-    (app / "pyproject.toml").write_text(
-        '[project]\nname = "hangs"\nversion = "0.1.0"\ndescription = "x"\nlicense = '
-        '"Apache-2.0"\ndependencies = []\n'
-        '[tool.flwr.app]\npublisher = "tests"\n'
-        '[tool.flwr.app.components]\nserverapp = "hangsapp.apps:server"\nclientapp = '
-        '"hangsapp.apps:app"\n'
-    )
-    lines = []
-    outcome = run_simulation(
-        app,
-        {},
-        Resources(3, ray_cpus=3),
-        Following(
-            tmp_path / "log",
-            on_line=lines.append,
-            ended=lambda: "completed" if any("FAILED" in line for line in lines) else None,
-        ),
-        env={"PYTHONPATH": str(ROOT)},
-    )
-    text = "\n".join(lines)
-    assert outcome.status == "completed", text[-3000:]
-    assert "RESULT [3.0, 3.0]" in text
-    assert "(2, 1, 'no answer within 8 s')" in text
-
-
-def test_ctrl_c_under_ray_and_resume(tmp_path):
-    out = tmp_path / "r"
-    job = [*JOB, "num-rounds=400", "--engine", "ray", "--out", out]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedapps", "run", *map(str, job)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 200
-    while (
-        not list((out / "checkpoint").glob("[0-9]*"))
-        and process.poll() is None
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=100)
-    assert process.returncode == 130, error
-    assert "go on with: fedapps run --resume" in error
-    assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
-    assert (out / "report.html").exists()
-    marked = subprocess.run(
-        ["pgrep", "-f", str(out)], capture_output=True, text=True
-    ).stdout.split()
-    assert not marked
-    done = rows(out)
-    settings = tomllib.loads((out / "settings.toml").read_text())
-    assert settings["num-rounds"] == 400
-    assert done[-1]["round"] >= 2
+    labels = f'{{run="{folder.name}",method="fedavg",task="digits"}}'
+    assert f"fedapps_rounds_planned{labels} 2" in pages[-1]
+    assert f"fedapps_rounds_total{labels} " in pages[-1]

@@ -22,8 +22,10 @@ from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import obstacle
 from fedapps.errors import UserError
 from fedapps.runs import launch as launching
+from tests.helpers import ROOT, rounds_of, summary_of
 
 pytestmark = pytest.mark.slow
+GUARD = "fedapps.engines.processes"  # of the helper that ends what a killed run has left
 
 PYPROJECT = """
 [project]
@@ -61,7 +63,7 @@ def main(grid, context):
         time.sleep(0.01)
     grid.pull_interval = 0.02
     if config["fail"]:
-        raise ValueError("the kettle is empty")
+        raise ValueError(f"the kettle in {os.environ['FLWR_HOME']} is empty")
     for number in range(config["rounds"]):
         content = RecordDict({"config": ConfigRecord({"round": number})})
         replies = list(grid.send_and_receive([Message(content, node, "train") for node in nodes]))
@@ -139,6 +141,13 @@ def descendants(root):
     return found, set(starts.items())
 
 
+def command_of(process):
+    """Return the words of a process's command; none if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")[:-1]
+    return []
+
+
 def reached(port):
     """Return whether a process that knows nothing but the port gets through."""
     with socket.socket() as stranger:
@@ -209,73 +218,63 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
 
 
 @pytest.mark.ray
-def test_a_server_app_that_raises_is_a_failure_with_its_reason(app, tmp_path):
-    outcome = flower.run_simulation(
-        app,
-        {"fail": True},
-        flower.Resources(3, ray_cpus=1),
-        flower.Following(tmp_path / "log"),
-    )
-    assert (outcome.status, outcome.details) == ("failed", "ValueError: the kettle is empty")
+def test_a_superlink_that_was_launched_runs_an_app_that_raises_which_fails_with_its_reason(
+    app, tmp_path
+):
+    with flower.launched(None, walled=False) as link:
+        home = link.base / "home"
+        outcome = flower.run_simulation(
+            app,
+            {"fail": True},
+            flower.Resources(3, ray_cpus=1),
+            flower.Following(tmp_path / "log"),
+            superlink=link,
+        )
+    assert outcome.status == "failed"
+    assert outcome.details == f"ValueError: the kettle in {home} is empty"
     assert "Traceback" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.ray
-def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(app, tmp_path):
-    out = tmp_path / "seen.jsonl"
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from pathlib import Path\nfrom fedapps.engines.flower import Following, Resources, run_simulation\n"
-        f"config = {{'out': {str(out)!r}, 'rounds': 1_000_000}}\n"
-        f"outcome = run_simulation(Path({str(app)!r}), config, Resources(3, ray_cpus=1),\n"
-        f"    Following(Path({str(tmp_path / 'log')!r}), on_line=lambda line: print(line, "
-        "flush=True)))\n"
-        "print('outcome', outcome.status, flush=True)\n"
-    )
-    root = Path(flower.__file__).parent.parent.parent
-    environment = os.environ | {"PYTHONPATH": str(root)}
+def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(tmp_path):
+    out = tmp_path / "run"
+    job = ["method=fedavg", "num-clients=4", "num-rounds=1000", "train.local-epochs=1"]
     process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env=environment,
+        [sys.executable, "-m", "fedapps", "run", *job, "--engine=ray", "--workers=1", "--out", out],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        home = next(
-            line.split()[-1] for line in process.stdout if line.startswith("finished round 1 ")
-        )
-        mark = f"FLWR_HOME={home}"
-        programs = b" ".join(Path(f"/proc/{one}/cmdline").read_bytes() for one in marked(mark))
-        for name in (
-            b"flower-superlink",
-            b"flower-superexec",
-            b"flwr-simulation",
-            b"gcs_server",
-            b"raylet",
-            b"ray::",
-        ):
+        deadline = time.monotonic() + 200
+        while len(rounds_of(out)) < 2 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        started, _ = descendants(process.pid)
+        guard = next(words for one, _ in started if GUARD in (words := command_of(one)))
+        mark, base = guard[guard.index(GUARD) + 1 :]
+        programs = " ".join(word for one in marked(mark) for word in command_of(one))
+        for name in ("superlink", "superexec", "flwr-simulation", "gcs_server", "raylet", "ray::"):
             assert name in programs
-        started, _ = descendants(process.pid)  # whether marked or not
         unmarked = {one for one, _ in started & descendants(process.pid)[0]} - set(marked(mark))
-        assert [
-            b"fedapps.engines.processes" in Path(f"/proc/{one}/cmdline").read_bytes()
-            for one in unmarked
-        ] == [True]  # the guard
+        assert [GUARD in command_of(one) for one in unmarked] == [True]
         # as a terminal does it: to the whole foreground group
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.3)
         os.killpg(process.pid, signal.SIGINT)
-        printed, _ = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
-    assert printed.splitlines()[-1] == "outcome interrupted"
-    assert process.returncode == 0
+    assert process.returncode == 130, said
+    assert "go on with: fedapps run --resume" in said
     assert marked(mark) == []
     assert started & descendants(process.pid)[1] == set()
-    assert not Path(home).parent.exists()
-    assert len(out.read_text().splitlines()) >= 2
+    assert not Path(base).exists()
+    assert summary_of(out)["status"] == "interrupted"
+    assert (out / "report.html").exists()
+    assert len(rounds_of(out)) >= 2
 
 
 def test_killed_outright_nothing_survives(tmp_path):
@@ -285,7 +284,7 @@ def test_killed_outright_nothing_survives(tmp_path):
         "one = SuperLink(free_port(), os.environ, 1, lambda: None); one.start()\n"
         "print(one.mark, one.base, flush=True); time.sleep(60)"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(flower.__file__).parent.parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -391,20 +390,21 @@ def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with
     assert not (tmp_path / "run").exists()
 
 
-def test_a_superlink_that_was_launched_carries_out_a_run(app, tmp_path):
-    with flower.launched(None, walled=False) as link:
-        config = {"rounds": 1, "out": str(tmp_path / "seen")}
-        outcome = flower.run_simulation(
-            app,
-            config,
-            flower.Resources(3, ray_cpus=1),
-            flower.Following(tmp_path / "log"),
-            superlink=link,
-        )
-    assert outcome.status == "completed", outcome.details
-    assert json.loads((tmp_path / "seen").read_text())["env"]["FLWR_HOME"] == str(
-        link.base / "home"
-    )
+@pytest.mark.parametrize(("flags", "nodes"), [([], 2), (["--node-per-client"], 8)])
+def test_clients_share_a_node_per_worker_unless_each_is_to_have_its_own(
+    flags, nodes, tmp_path, monkeypatch
+):
+    asked = []
+
+    def simulation(app, config, resources, *arguments, **options):
+        asked.append(resources.nodes)
+        return flower.Outcome("interrupted", "", None)
+
+    monkeypatch.setattr(flower, "run_simulation", simulation)
+    monkeypatch.setattr(flower, "launched", lambda *_: contextlib.nullcontext())
+    job = ["run", "method=fedavg", "num-clients=8", "--engine=ray", "--workers=2", *flags]
+    assert cli.main([*job, "--out", str(tmp_path / "run")]) == 130
+    assert asked == [nodes]
 
 
 def test_a_taken_port(app, tmp_path):

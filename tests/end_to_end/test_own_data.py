@@ -2,15 +2,13 @@
 to the results, as docs/own-data.md says.
 """
 
-import csv
-import json
 import math
 
 import datasets
 import pytest
 
 from benchmarks.sensor_windows import windows, write
-from fedapps.commands.parser import main
+from tests.helpers import clients_of, run_inline
 
 PEOPLE = (3, 5, 8, 11, 20, 27)
 SETTINGS = [
@@ -37,28 +35,14 @@ def folder(tmp_path):
     return tmp_path / "set"
 
 
-def run(method, source, out, *more, engine="inline"):
-    arguments = [
-        "run",
-        "--engine",
-        engine,
-        "--out",
-        str(out),
-        f"method={method}",
-        f"data.source={source}",
-        *SETTINGS,
-        *more,
-    ]
-    assert main(arguments) == 0
-    with (out / "clients.csv").open(newline="") as file:
-        clients = list(csv.DictReader(file))
-    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    return clients, rounds
+def run(method, source, out, *more):
+    run_inline(out, f"method={method}", f"data.source={source}", *SETTINGS, *more)
+    return clients_of(out)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "superfed-mm", "fedper", "ditto", "local"])
 def test_a_folder_of_windows_by_person(method, folder, tmp_path):
-    clients, _ = run(method, folder, tmp_path / "out")
+    clients = run(method, folder, tmp_path / "out")
     assert len(clients) == len(PEOPLE)
     assert all(math.isfinite(float(row["loss"])) for row in clients)
     mean = sum(float(row["accuracy"]) for row in clients) / len(clients)
@@ -70,17 +54,8 @@ def test_a_folder_of_windows_by_person(method, folder, tmp_path):
 
 def test_people_that_nobody_trains_on_score_one_model_alike(folder, tmp_path):
     write(folder, windows((1, 2), 50, "test", steps=32), "test")
-    clients, _ = run("fedavg", folder, tmp_path / "out", "data.test=test")
+    clients = run("fedavg", folder, tmp_path / "out", "data.test=test")
     assert len(clients) == len(PEOPLE)
     assert len({row["accuracy"] for row in clients}) == 1
     hits = 50 * float(clients[0]["accuracy"])
     assert hits == pytest.approx(round(hits), abs=1e-3), "of the fifty samples of the two others"
-
-
-@pytest.mark.ray
-def test_the_same_numbers_through_ray(folder, tmp_path):
-    inline, _ = run("fedavg", folder, tmp_path / "inline")
-    ray, _ = run("fedavg", folder, tmp_path / "ray", engine="ray")
-    for one, other in zip(inline, ray, strict=True):
-        assert one["client"] == other["client"]
-        assert float(one["loss"]) == pytest.approx(float(other["loss"]), rel=1e-5)

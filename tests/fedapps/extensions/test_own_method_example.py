@@ -2,10 +2,8 @@
 README says that they run.
 """
 
-import csv
 import importlib
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from fedapps.runs import execution as run_module
 from fedapps.testing import exams
 from fedapps.toml_text import read_toml
 from strategies import FedAvg
-from tests.helpers import arrays_of, blobs, simulate
+from tests.helpers import arrays_of, blobs, clients_of, fedapps, simulate
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own-method"
 CONFIG = {"local-epochs": 1, "batch-size": 8, "momentum": 0.9, "seed": 3, "lr-decay": 1.0}
@@ -39,11 +37,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "example"
 
 
-def scores(out):
-    with (Path(out) / "clients.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def run(*words):
     return main(["run", "run.toml", "--engine", "inline", "evaluate-every=3", *map(str, words)])
 
@@ -54,8 +47,8 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder, monkeypatch
     assert recorded["method"] == "own_method:METHOD"
     assert recorded["exp.epsilon"] == 0.001
     assert recorded["rows.source"] == str(folder / "patients.csv")  # whatever folder clients run in
-    assert len(scores("whole")) == 8
-    assert np.mean([float(row["accuracy"]) for row in scores("whole")]) > 0.5
+    assert len(clients_of(folder / "whole")) == 8
+    assert np.mean([float(row["accuracy"]) for row in clients_of(folder / "whole")]) > 0.5
 
     class Stopping(run_module.Recorder):
         def __call__(self, now):
@@ -67,7 +60,7 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder, monkeypatch
         patch.setattr(run_module, "Recorder", Stopping)
         assert run("num-rounds=6", "checkpoint-every=3", "--out", "parts") == 130
     assert main(["run", "--engine", "inline", "--resume", "--out", "parts"]) == 0
-    assert scores("parts") == scores("whole")
+    assert clients_of(folder / "parts") == clients_of(folder / "whole")
     report = (folder / "whole" / "report.html").read_text()
     assert "own_method:METHOD" in report
 
@@ -185,31 +178,8 @@ def test_inline_and_through_ray_it_gives_the_same_numbers(folder):
     """As a user types it; Ray's workers are elsewhere and get the file with the app,
     whose settings have the own tables.
     """
-    found = []
-    for engine in (["inline"], ["ray", "--workers", "2"]):
-        command = [
-            "run",
-            "run.toml",
-            "num-rounds=2",
-            "exp.epsilon=0.01",
-            "checkpoint-every=0",
-            "--out",
-            engine[0],
-            "--engine",
-            *engine,
-        ]
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "from fedapps.commands.parser import main; raise SystemExit(main())",
-                *command,
-            ],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found.append(scores(engine[0]))
-    assert found[0] == found[1]
+    job = ("run", "run.toml", "num-rounds=2", "exp.epsilon=0.01", "checkpoint-every=0")
+    done = fedapps(*job, "--engine=ray", "--workers=2", "--out=ray", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert main([*job, "--engine=inline", "--out=inline"]) == 0
+    assert clients_of(folder / "ray") == clients_of(folder / "inline")

@@ -3,7 +3,6 @@ and carried to where clients run.
 """
 
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -275,37 +274,3 @@ def test_what_is_no_file_of_weights_is_refused(folder):
     Path("start.safetensors").write_text("text")
     with pytest.raises(UserError, match="is no safetensors file"):
         checked(settings(("model.weights", "start.safetensors")))
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_inline_and_through_ray_it_gives_the_same_numbers(folder):
-    """As a user types it, in a folder with the net; Ray's workers are elsewhere and get
-    it with the app.
-    """
-    said = []
-    for engine in (["--engine", "inline"], ["--engine", "ray", "--workers", "2"]):
-        command = [
-            "method=fedper",
-            "model.name=my_nets:Small",
-            "num-rounds=2",
-            "num-clients=4",
-            "clients-per-round=0",
-        ]
-        command += ["train.local-epochs=1", "checkpoint-every=0", "--out", engine[1], *engine]
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "from fedapps.commands.parser import main; raise SystemExit(main())",
-                "run",
-                *command,
-            ],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        said.append((folder / engine[1] / "clients.csv").read_text())
-    assert said[0] == said[1]

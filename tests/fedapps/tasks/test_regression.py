@@ -598,18 +598,6 @@ def test_every_method_that_takes_the_task_runs_and_is_scored(method, tmp_path):
     assert not [key for key in summary if "accuracy" in key]
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_worker_finds_what_one_process_finds(tmp_path):
-    settings = {"task": "regression", "num-clients": 3, "num-rounds": 2, "seed": 3, "device": "cpu"}
-    inline = run(tmp_path / "inline", **settings)
-    assert main(["run", *arguments(settings), "--out", str(tmp_path / "ray")]) == 0
-    ray = json.loads((tmp_path / "ray" / "summary.json").read_text())
-    assert [ray[key] for key in ("rmse-mean", "r2-pooled", "loss-weighted")] == pytest.approx(
-        [inline[key] for key in ("rmse-mean", "r2-pooled", "loss-weighted")], rel=1e-6
-    )
-
-
 def test_histogram_boosting_learns_what_no_line_can_and_takes_missing_values_as_they_are(tmp_path):
     rng = np.random.default_rng(0)
     n = 400
