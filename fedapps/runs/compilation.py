@@ -38,7 +38,7 @@ def compiler() -> "Compiler":
     return Compiler(folder() / "steps")
 
 
-def decided(
+def with_compilation(
     settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], bool]
 ) -> Settings:
     """Return the settings with ``train.compile`` "on" or "off"."""

@@ -20,7 +20,7 @@ from fedapps.results.image_grids import ImageGrids
 from fedapps.results.parts import write_plots
 from fedapps.results.report import write_report
 from fedapps.runs.assembly import Parts, build_strategy, build_task, takes_steps
-from fedapps.runs.compilation import decided
+from fedapps.runs.compilation import with_compilation
 from fedapps.settings.settings import Settings, default_config
 from fedapps.tasks.capabilities import HasGroups
 from fedapps.tracking.callback import Tracked, Trackers
@@ -69,7 +69,7 @@ def execute(
     """
     folder = Path(settings.out)
     _, task, strategy = parts or assembled(settings)
-    settings = decided(settings, task, takes_steps)
+    settings = with_compilation(settings, task, takes_steps)
     checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
     inner = innermost(strategy)
     done, arrays = open_folder(folder, settings, checkpoints)

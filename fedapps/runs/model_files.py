@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import PredictsNumbers, SplitsSamples
 
@@ -106,7 +106,7 @@ def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str,
             raise UserError(
                 f"its net is code, {name!r}, which runs only if you name it: --net {name}"
             )
-        settings = completed(given)
+        settings = with_defaults(given)
     except (ValueError, TypeError, RecursionError, UserError) as error:
         raise UserError(
             f"{path}: what it says of its net cannot be read ({' '.join(str(error).split())[:200]})"

@@ -21,7 +21,7 @@ from fedapps.records.newcomers import MARK
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.client_factory import one_thread
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNet, SplitsSamples
 from fedapps.toml_text import read_toml
@@ -137,7 +137,7 @@ def settings_in(folder: Path, own: bool = False) -> Settings:
         for key, value in read_toml(folder / "settings.toml").items()
         if not key.startswith("versions.")
     }
-    settings = completed({**recorded, "out": str(folder.absolute())})
+    settings = with_defaults({**recorded, "out": str(folder.absolute())})
     if settings.sites.own and not own:
         raise UserError(f"{folder}: the samples and models of its clients are at their sites")
     return settings

@@ -29,7 +29,7 @@ from fedapps.tracking.names import check_installed
 DEFAULT_CLIENTS = 20
 
 
-def completed(given: Mapping[str, Any]) -> Settings:
+def with_defaults(given: Mapping[str, Any]) -> Settings:
     """Return the given settings on top of the method's and the task's defaults, with
     absolute paths: workers run in another directory.
     """
@@ -64,11 +64,6 @@ def with_absolute(options: Any, name: str) -> Any:
     """Return options with the field ``name`` absolute if it is a local path."""
     path = getattr(options, name)
     return replace(options, **{name: absolute(path)}) if is_local(path) else options
-
-
-def checked(settings: Settings) -> tuple[Settings, Task]:
-    """Return what :func:`assemble` does without the strategy."""
-    return assemble(settings)[:2]
 
 
 def assemble(settings: Settings) -> Parts:

@@ -19,7 +19,7 @@ from fedapps.data.source import TEST
 from fedapps.errors import UserError
 from fedapps.models.image_nets import DENSE, NAMES, build_model, net_for
 from fedapps.runs.assembly import build_task
-from fedapps.runs.prepare import checked
+from fedapps.runs.prepare import assemble
 from fedapps.settings.settings import read_settings
 
 PEOPLE, CHANNELS, STEPS, CLASSES = 5, 3, 16, 4
@@ -324,7 +324,7 @@ def split_set(tmp_path, people):
 
 def test_the_same_people_are_scored_on_their_own_samples(tmp_path, caplog):
     config = split_set(tmp_path, (1, 2, 3, 4, 5, 9))
-    settings, task = checked(read_settings(config))
+    settings, task, _ = assemble(read_settings(config))
     assert settings.num_clients == PEOPLE
     x, _, subject = windows(40, 9, (1, 2, 3, 4, 5, 9))
     total = np.bincount(windows(300)[2])[1:]
@@ -344,7 +344,7 @@ def test_the_same_people_are_scored_on_their_own_samples(tmp_path, caplog):
 
 
 def test_other_people_are_scored_by_everybody(tmp_path, caplog):
-    _, task = checked(read_settings(split_set(tmp_path, (7, 8))))
+    _, task, _ = assemble(read_settings(split_set(tmp_path, (7, 8))))
     x, _, _ = windows(40, 9, (7, 8))
     for client in range(PEOPLE):
         assert np.array_equal(task.client_data(client, PEOPLE).test.x.numpy()[:, :, 0], x)
@@ -361,7 +361,7 @@ def test_a_test_split_that_leaves_some_clients_out_is_refused(tmp_path):
         match=r"^data.test = 'test': 2 of the 5 clients have no sample in it \(4, 5\), the "
         r"others have",
     ):
-        checked(read_settings(split_set(tmp_path, (1, 2, 3))))
+        assemble(read_settings(split_set(tmp_path, (1, 2, 3))))
 
 
 def test_dealt_clients_are_tested_on_the_classes_that_they_train_on(tmp_path):
@@ -403,7 +403,7 @@ def test_the_net_follows_the_shape(tmp_path):
         "mlp",
         "mlp",
     ]
-    settings, task = checked(read_settings(har(tmp_path)))
+    settings, task, _ = assemble(read_settings(har(tmp_path)))
     assert settings.model.name == "cnn-1d"
     assert len(task.model_fn(0)(torch.zeros(2, CHANNELS, 1, STEPS))[0]) == CLASSES
     net = build_model("cnn-1d", (9, 1, 128), 6, 0)
@@ -605,7 +605,7 @@ def test_people_with_too_few_samples_are_left_out_and_named(tmp_path, caplog):
     subject[:2], subject[2:] = 99, np.where(subject[2:] == 1, 2, subject[2:])
     y[subject == 3] = 1  # one class: trained and scored all the same
     source = write(tmp_path / "set", table(x, y, subject))
-    settings, task = checked(read_settings(har(tmp_path, **{"data.source": source})))
+    settings, task, _ = assemble(read_settings(har(tmp_path, **{"data.source": source})))
     assert settings.num_clients == 4
     assert (
         "data.natural-id = 'subject': 1 of 5 clients has fewer than 5 samples (data.min-samples) "
@@ -618,7 +618,7 @@ def test_one_class_is_no_question(tmp_path):
     x, y, subject = windows()
     source = write(tmp_path / "set", table(x, np.ones_like(y), subject))
     with pytest.raises(UserError, match=r"^data.label: all samples of .* are of one class"):
-        checked(read_settings(har(tmp_path, **{"data.source": source})))
+        assemble(read_settings(har(tmp_path, **{"data.source": source})))
 
 
 def test_wrong_settings_of_arrays():

@@ -15,7 +15,7 @@ from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_samples, natural_clients, partition
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
-from fedapps.runs.prepare import checked
+from fedapps.runs.prepare import assemble
 from fedapps.settings.settings import read_settings
 
 
@@ -72,7 +72,7 @@ def told_apart(part):
 
 def test_a_column_names_the_part_of_each_sample(tmp_path):
     frame = rows()
-    settings, task = checked(read_settings(natural(written(tmp_path, frame), part="part")))
+    settings, task, _ = assemble(read_settings(natural(written(tmp_path, frame), part="part")))
     assert settings.num_clients == 4
     assert task.image_shape == (1, 1, 2), "neither the site nor the part is an input"
     for client, site in enumerate("abcd"):
@@ -110,7 +110,7 @@ def test_parts_that_are_missing_are_drawn(tmp_path):
 def test_a_client_without_validation_samples_chooses_by_what_it_trains_on(tmp_path, caplog):
     frame = rows()
     frame.loc[(frame.site == "b") & (frame.part == "Val"), "part"] = "train"
-    _, task = checked(read_settings(natural(written(tmp_path, frame), part="part")))
+    _, task, _ = assemble(read_settings(natural(written(tmp_path, frame), part="part")))
     data = task.client_data(1, 4)
     assert data.validation is data.train
     assert task.client_data(0, 4).validation is not task.client_data(0, 4).train
@@ -146,11 +146,11 @@ def test_mistakes_of_a_part_column_are_one_line(tmp_path):
         match=r"^data.part = 'part': holds 'fold 2': the parts are train, training, validation, "
         r"valid",
     ):
-        checked(read_settings(natural(source, part="part")))
+        assemble(read_settings(natural(source, part="part")))
     with pytest.raises(
         UserError, match=r"^data.part = 'prat': .* has the columns x, noise, label, site, part"
     ):
-        checked(read_settings(natural(source, part="prat")))
+        assemble(read_settings(natural(source, part="prat")))
     with pytest.raises(
         UserError, match=r"^data.test = 'test': part = 'part' says already which samples these are"
     ):
@@ -160,7 +160,7 @@ def test_mistakes_of_a_part_column_are_one_line(tmp_path):
     with pytest.raises(
         UserError, match=r"^data.part = 'part', test: 1 of the 4 clients have no sample in it \(b\)"
     ):
-        checked(read_settings(natural(written(tmp_path, frame), part="part")))
+        assemble(read_settings(natural(written(tmp_path, frame), part="part")))
 
 
 # Splits
