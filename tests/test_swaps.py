@@ -185,6 +185,7 @@ def test_a_long_contract_is_its_first_sentence_and_a_link(tmp_path):
     (tmp_path / "a.md").write_text("# A\n\n## Messages\n\nAll of it.\n", encoding="utf-8")
     (tmp_path / "b.md").write_text("# B\n", encoding="utf-8")
     long = "FedAvg's. The reply also holds `x`."
-    assert shortened(long, tmp_path, ["a.md"]) == "FedAvg's. More: [messages](a.md#messages)."
+    short = "FedAvg's. More: [messages](a.md#messages)."
+    assert shortened(long, tmp_path, ["a.md"]) == short
     assert shortened(long, tmp_path, ["b.md", "none.md"]) == long
     assert shortened("FedAvg's.", tmp_path, ["a.md"]) == "FedAvg's."
