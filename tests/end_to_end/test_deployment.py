@@ -2,30 +2,33 @@
 refusals with their reason, sites' own data.
 """
 
-import csv
 import json
 import os
 import shutil
 import socket
 import stat
 import subprocess
-import sys
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedapps.commands.parser import main
 from fedapps.deployment.certificates import make_certificates, make_site_key
 from fedapps.deployment.local import Deployment, Site
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import free_port, marked, program
 from fedapps.engines.wall import connect, obstacle
 from fedapps.errors import RunFailed, UserError
-from tests.helpers import assert_same, scraped
+from tests.helpers import (
+    assert_same,
+    clients_of,
+    fedapps,
+    rounds_of,
+    run_inline,
+    scraped,
+    summary_of,
+)
 
-ROOT = Path(__file__).parents[2]
 SMALL = [
     "train.local-epochs=1",
     "evaluate-every=0",
@@ -49,13 +52,6 @@ def not_compared(key):
     return key == "seconds" or "bytes" in key
 
 
-def fedapps(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "fedapps", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
     """Three sites that share the settings' data; when they have gone nothing of them is
@@ -76,15 +72,11 @@ def deployment(tmp_path_factory):
     assert not folder.exists()
 
 
-def rows(folder):
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("method", JOBS)
 def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp_path, monkeypatch):
     monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     job = [*JOBS[method], *SMALL]
-    assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
+    run_inline(tmp_path / "inline", *job)
     port = free_port()
     # as a Flower user would: `flwr run . own`, as it is printed; counters are at the
     # SuperLink
@@ -118,15 +110,15 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
             )
         lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
         ends = [line["round"] for line in lines if line.get("event") == "round"]
-        assert ends == [row["round"] for row in rows(tmp_path / "sites")]
+        assert ends == [row["round"] for row in rounds_of(tmp_path / "sites")]
         assert all(
             json.loads(line)["run"] == "sites"
             for line in (tmp_path / "sites" / "run.log").read_text().splitlines()
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f'fedapps_rounds_planned{{run="sites",method="{method}",' in pages[-1]
-    assert json.loads((tmp_path / "sites" / "summary.json").read_text())["status"] == "completed"
-    left, right = rows(tmp_path / "sites"), rows(tmp_path / "inline")
+    assert summary_of(tmp_path / "sites")["status"] == "completed"
+    left, right = rounds_of(tmp_path / "sites"), rounds_of(tmp_path / "inline")
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
         assert one["failures"] == other["failures"]
@@ -201,7 +193,8 @@ def test_who_is_refused_and_what_is_said(deployment, tmp_path):
 
 def test_sites_with_data_of_their_own(tmp_path):
     """Three tables; one names a category that the settings do not know: said by name,
-    here and there. Mended, it takes part.
+    here and there. Mended, it takes part. Then each of the two wards of a site is a
+    client of its own, whose state stays in the SuperNode: a message a site.
     """
     for number, name in enumerate(["rome", "oslo", "bern"]):
         write_table(tmp_path / f"{name}.csv", number, kinds="abx" if name == "oslo" else "abc")
@@ -209,17 +202,14 @@ def test_sites_with_data_of_their_own(tmp_path):
         name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")}
         for name in ("rome", "oslo", "bern")
     }
-    job = [
-        "method=fedavg",
-        "task=tabular",
-        "sites.columns=age,kind=a|b|c",
-        "num-rounds=1",
-        "evaluate-every=0",
-    ]
+    job = ["task=tabular", "sites.columns=age,kind=a|b|c", "evaluate-every=0"]
+    one = [*job, "method=fedavg", "num-rounds=1"]
+    wards = [*job, "method=scaffold", "num-rounds=2", "sites.client=ward", "num-clients=6"]
+    wards += ["clients-per-round=0", "client-store=message", "checkpoint-every=0"]
     with Deployment.create(tmp_path / "deployment", sites) as deployment:
         deployment.start()
         engine = ["--engine", "deployment", "--deployment", deployment.folder]
-        done = fedapps("run", *job, *engine, "--out", tmp_path / "bad")
+        done = fedapps("run", *one, *engine, "--out", tmp_path / "bad")
         said = (
             f"client 'oslo' cannot take part: {tmp_path}/oslo.csv: column 'kind' holds 'x', "
             "but sites.columns names a, b, c for it"
@@ -229,56 +219,17 @@ def test_sites_with_data_of_their_own(tmp_path):
         assert said in (tmp_path / "bad" / "run.log").read_text()
         assert said.replace("'oslo'", "oslo") in deployment.sites["oslo"].words()
         write_table(tmp_path / "oslo.csv", 1)
-        done = fedapps("run", *job, *engine, "--out", tmp_path / "good")
+        done = fedapps("run", *one, *engine, "--out", tmp_path / "good")
         assert done.returncode == 0, done.stderr
-        with (tmp_path / "good" / "clients.csv").open() as file:
-            assert [row["client"] for row in csv.DictReader(file)] == ["bern", "oslo", "rome"]
-    assert marked(deployment.mark) == []
-
-
-def test_a_site_with_many_clients(tmp_path):
-    """Two hospitals with two wards each: clients of their own, whose states stay in the
-    SuperNodes, and a message a site.
-    """
-    for number, name in enumerate(["rome", "oslo"]):
-        write_table(tmp_path / f"{name}.csv", number)
-    sites = {
-        name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")}
-        for name in ("rome", "oslo")
-    }
-    job = [
-        "method=scaffold",
-        "task=tabular",
-        "sites.columns=age,kind=a|b|c",
-        "sites.client=ward",
-        "num-clients=4",
-        "num-rounds=2",
-    ]
-    job += ["clients-per-round=0", "evaluate-every=0", "client-store=message", "checkpoint-every=0"]
-    with Deployment.create(tmp_path / "deployment", sites) as deployment:
-        deployment.start()
-        done = fedapps(
-            "run",
-            *job,
-            "--engine",
-            "deployment",
-            "--deployment",
-            deployment.folder,
-            "--out",
-            tmp_path / "wards",
-        )
-    assert done.returncode == 0, done.stderr
-    with (tmp_path / "wards" / "clients.csv").open() as file:
-        assert [row["client"].partition(":")[0] for row in csv.DictReader(file)] == [
-            "oslo",
-            "oslo",
-            "rome",
-            "rome",
-        ]
+        assert [row["client"] for row in clients_of(tmp_path / "good")] == ["bern", "oslo", "rome"]
+        done = fedapps("run", *wards, *engine, "--out", tmp_path / "wards")
+        assert done.returncode == 0, done.stderr
+    names = [row["client"].partition(":")[0] for row in clients_of(tmp_path / "wards")]
+    assert names == ["bern", "bern", "oslo", "oslo", "rome", "rome"]
     assert [
         (len(row["clients"]), row["node-messages"], row["failures"])
-        for row in rows(tmp_path / "wards")
-    ] == [(4, 2, [])] * 2
+        for row in rounds_of(tmp_path / "wards")
+    ] == [(6, 3, [])] * 2
     assert marked(deployment.mark) == []
 
 

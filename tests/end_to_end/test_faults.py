@@ -1,25 +1,23 @@
-"""What breaks in a deployment, with real processes: sites and the SuperLink are killed
-or hang, and runs go on or are gone on with.
+"""What breaks in a deployment, with real processes: a site lacks a package, sites and
+the SuperLink are killed or hang, and runs go on or are gone on with.
 """
 
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedapps.commands.parser import main
 from fedapps.deployment.local import Deployment
 from fedapps.engines.processes import marked
+from tests.helpers import ROOT, clients_of, fedapps, rounds_of, run_inline, summary_of
 
-ROOT = Path(__file__).parents[2]
 # their ids as clients: the three share the settings' data
 SITES = {"oslo": 0, "paris": 1, "rome": 2}
 WAIT = 30  # seconds for a phase: on a busy machine the processes of an answer take a dozen
@@ -36,9 +34,20 @@ pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory):
+def lent(tmp_path_factory):
+    """A folder with a package that the server and two of the sites have."""
+    folder = tmp_path_factory.mktemp("lent")
+    (folder / "scales").mkdir()
+    (folder / "scales" / "__init__.py").write_text("FACTOR = 1.0\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory, lent):
     sites = {name: {"partition-id": i, "num-partitions": 3} for name, i in SITES.items()}
     with Deployment.create(tmp_path_factory.mktemp("faults") / "deployment", sites) as deployment:
+        for program in (deployment.superlink, deployment.sites["oslo"], deployment.sites["paris"]):
+            program.environment["PYTHONPATH"] = str(lent)
         deployment.start()
         yield deployment
     assert marked(deployment.mark) == []
@@ -56,19 +65,13 @@ def command(*arguments):
     )
 
 
-def rows(folder):
-    path = folder / "rounds.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def wait_for(condition, process, folder, seconds):
     """Wait until ``condition(rows)`` holds while ``process`` runs; fail with what was
     said if it does not within twice the ``seconds`` that it takes where little else
     runs.
     """
     deadline = time.monotonic() + 2 * seconds
-    while not condition(rows(folder)):
+    while not condition(rounds_of(folder)):
         log = (
             (folder / "run.log").read_text()[-3000:] if (folder / "run.log").exists() else "no log"
         )
@@ -83,6 +86,39 @@ def versions(site):
         int(path.name.split(".")[1]): load_file(path)
         for path in sorted((site.folder / "store").glob("run-*/*/*.safetensors"))
     }
+
+
+def test_a_method_of_ones_own_travels_to_the_sites_which_say_what_they_lack(
+    deployment, lent, tmp_path
+):
+    """The file of `examples/own-method` goes with the app. A package that it imports
+    does not: the server has it and two sites, the third says its name.
+    """
+    example = shutil.copytree(ROOT / "examples" / "own-method", tmp_path / "example")
+    job = ["run", "run.toml", "num-clients=3", "num-rounds=2", "checkpoint-every=0"]
+    job += ["train.local-epochs=1"]
+    engine = ["--engine", "deployment", "--deployment", deployment.folder]
+
+    for words, out in ((engine, "sites"), (["--engine", "inline"], "inline")):
+        done = fedapps(*job, *words, "--out", tmp_path / out, cwd=example)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert clients_of(tmp_path / "sites") == clients_of(tmp_path / "inline")
+    settings = (tmp_path / "sites" / "settings.toml").read_text()
+    assert 'method = "own_method:METHOD"' in settings
+    assert "epsilon = 0.001" in settings
+
+    code = (example / "own_method.py").read_text()
+    (example / "own_method.py").write_text("import scales\n" + code)
+    done = fedapps(*job, *engine, "--out", tmp_path / "lacking", cwd=example, path=[lent])
+    said = "there is no module 'scales', which own_method imports: install it here"
+    told = [
+        f"{failure['client']}: {failure['reason']}"
+        for row in rounds_of(tmp_path / "lacking")
+        for failure in row["failures"]
+    ]
+    assert told, done.stdout + done.stderr
+    assert all(text.startswith("2: ") and said in text for text in told), told
+    assert said in deployment.sites["rome"].words()
 
 
 def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_path):
@@ -128,7 +164,7 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
         # refused until the SuperLink has missed the old one for a minute
         back = threading.Thread(target=paris.start)
         back.start()
-        bad = next(row["round"] for row in rows(out) if row["failures"])
+        bad = next(row["round"] for row in rounds_of(out) if row["failures"])
         wait_for(
             lambda found: [0, 1, 2] in [row["clients"] for row in found if row["round"] > bad],
             process,
@@ -145,11 +181,11 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    found = rows(out)
+    found = rounds_of(out)
     failures = {(f["client"], row["round"]): f["reason"] for row in found for f in row["failures"]}
     assert {client for client, _ in failures} == {SITES["paris"], SITES["rome"]}
     assert failures[SITES["rome"], bad] == f"no answer within {WAIT} s"
-    assert json.loads((out / "summary.json").read_text())["failures"] == len(failures)
+    assert summary_of(out)["failures"] == len(failures)
     again = max(row["round"] for row in found if SITES["paris"] in row["clients"])
     assert again > bad
     # what it has learnt since; without a checkpoint an older version is of no use
@@ -171,14 +207,14 @@ def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path, 
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 1, said
     assert "SuperLink has ended: its log gives no reason; it was killed" in " ".join(said.split())
-    assert len(rows(out)) < 2
+    assert len(rounds_of(out)) < 2
     deployment.start()
     process = command("--resume", *engine, "--out", out)
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 0, said
     monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
-    assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "inline")]) == 0
-    assert [row["failures"] for row in rows(out)] == [[]] * 2
+    theirs = run_inline(tmp_path / "inline", *job)
+    assert [row["failures"] for row in rounds_of(out)] == [[]] * 2
     run_folder = max(
         (deployment.sites["oslo"].folder / "store").glob("run-*"),
         key=lambda path: path.stat().st_mtime,
@@ -191,8 +227,6 @@ def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path, 
     left, right = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "inline"))
     for name, array in right.items():
         np.testing.assert_allclose(left[name], array, atol=1e-6)
-    ours, theirs = (
-        json.loads((folder / "summary.json").read_text()) for folder in (out, tmp_path / "inline")
-    )
+    ours = summary_of(out)
     for key in ("accuracy-mean", "global-accuracy-mean", "loss-mean"):
         assert ours[key] == pytest.approx(theirs[key], abs=1e-6)

@@ -221,17 +221,6 @@ def test_a_reply_that_is_no_product_costs_its_client_alone(caplog):
     assert 6 <= strategy.steps_taken < reference.steps_taken
 
 
-@pytest.mark.parametrize("cut", [1, 6, 7, 11])
-def test_an_interrupted_run_goes_on_to_the_same_numbers(cut):
-    parts, options = problems(BALL), {"clients_per_round": 4}
-    whole, _, _, _ = run(BALL, parts, 30, **options)
-    first, before, world, _ = run(BALL, parts, cut, **options)
-    after = DFWTrace(BALL)
-    after.load_state_dict(before.state_dict())
-    x, _ = world.run(after, 30, start=first, first_round=cut + 1, **options)
-    np.testing.assert_array_equal(x, whole)
-
-
 def test_other_domains_are_refused():
     with pytest.raises(
         ValueError, match="L1Ball has no power iteration: choose a nuclear-norm ball"

@@ -176,33 +176,6 @@ def test_a_client_that_lost_its_cache_is_sent_everything_again():
     assert [(f.client, "the predictor cache was lost" in f.reason) for f in failures] == [(1, True)]
 
 
-@pytest.mark.parametrize("kind", [FedBoost, AFLBoost])
-def test_state_goes_on_where_it_was(kind):
-    clients = [Frequencies([0.8, 0.2], 3), Frequencies([0.2, 0.8], 1), Frequencies([0.5, 0.5], 2)]
-    whole, first, second = (
-        kind(TWO, (AFLBoostOptions if kind is AFLBoost else FedBoostOptions)(budget=2), seed=4)
-        for _ in range(3)
-    )
-    config = {"clients_per_round": 2}
-    app = to_client_app(lambda c: FedBoostClient(clients[c.node_config["partition-id"]]))
-    for strategy, start, end in ((whole, 1, 6), (first, 1, 3), (second, 4, 6)):
-        if strategy is second:
-            second.load_state_dict(first.state_dict())
-        grid = ClientGrid(InlineGrid(app, 3), **config)
-        simulate(
-            strategy,
-            None,
-            3,
-            {"alpha": strategy.alpha},
-            end,
-            grid=grid,
-            first_round=start,
-            evaluate_every=0,
-        )
-    for name, value in whole.state_dict().items():
-        np.testing.assert_array_equal(value, second.state_dict()[name])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -165,21 +165,19 @@ SETTINGS = {
     "lost after the step": {"fail": lost, "late": True},
     "half sampled and lost after the step": {"clients_per_round": 3, "fail": lost, "late": True},
 }
-QUICK = [("fedfw-plus", 4, "half sampled"), ("fedfw-plus", 1, "lost after the step")]
+# every pair of a variant, a number of local steps and a setting
+CASES = {
+    "fedfw": zip((1, 4, 1, 4, 1), SETTINGS, strict=True),
+    "fedfw-plus": zip((4, 1, 4, 1, 4), SETTINGS, strict=True),
+}
+QUICK = [("fedfw-plus", 1, "half sampled"), ("fedfw-plus", 1, "lost after the step")]
 
 
 @pytest.mark.parametrize(
     ("variant", "local_steps", "setting"),
     [
-        pytest.param(
-            variant,
-            steps,
-            setting,
-            marks=[] if (variant, steps, setting) in QUICK else [pytest.mark.slow],
-        )
-        for variant in ("fedfw", "fedfw-plus")
-        for steps in (1, 4)
-        for setting in SETTINGS
+        pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])
+        for case in ((variant, *rest) for variant, cases in CASES.items() for rest in cases)
     ],
 )
 def test_the_solution_is_reached_whoever_answers(variant, local_steps, setting):
@@ -499,21 +497,6 @@ def test_a_product_of_domains():
 
 
 # --- state and bad input --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sampled", [0, 2])
-def test_state_goes_on_where_it_was(sampled):
-    domain = L1Ball((6,), 1.0)
-
-    def world():
-        return World(domain, quadratics(), fail=lambda client, t: client == 3 and t in (2, 6))
-
-    whole, _ = world().run(FedFW(domain), 12, clients_per_round=sampled)
-    broken, first, second = world(), FedFW(domain), FedFW(domain)
-    middle, _ = broken.run(first, 6, clients_per_round=sampled)
-    second.load_state_dict(first.state_dict())
-    found, _ = broken.run(second, 12, start=middle, clients_per_round=sampled, first_round=7)
-    np.testing.assert_array_equal(found, whole)
 
 
 @pytest.mark.parametrize(

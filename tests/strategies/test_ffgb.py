@@ -5,7 +5,6 @@ optimum is known, and its faults.
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord
 
 from algorithms.boosting.additive import Additive
 from algorithms.boosting.additive_values import values_at
@@ -13,7 +12,7 @@ from algorithms.boosting.functional import LOSSES, coded
 from algorithms.boosting.regression import FitOptions
 from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
 from clients import FFGBClient
-from strategies import FFGB, ClientGrid, FFGBOptions
+from strategies import FFGB, FFGBOptions
 from tests.boosted import Federation, Table, points, recursion
 from tests.helpers import arrays_of, blobs, small_net
 
@@ -348,40 +347,6 @@ def test_a_constant_too_small_for_the_data_is_named_with_its_pair():
             3,
             callbacks=[lambda now: failures.append(now.failures)],
         )
-
-
-def test_a_run_goes_on_from_a_function_and_state(tmp_path):
-    datas = [blobs(seed=k) for k in range(4)]
-    whole = Federation(datas, net_oracle(), 3)
-    wanted = whole.run(FFGB(FFGBOptions(local_steps=2)), 6, 2, evaluate_every=0)
-    first, second = FFGB(FFGBOptions(local_steps=2)), FFGB(FFGBOptions(local_steps=2))
-    parts = Federation(datas, net_oracle(), 3)
-    half = parts.run(first, 3, 2, evaluate_every=0)
-    second.load_state_dict({name: array.copy() for name, array in first.state_dict().items()})
-    rest = parts_continue(parts, second, half.arrays)
-    for name, array in arrays_of(wanted).items():
-        np.testing.assert_allclose(array, arrays_of(rest)[name], rtol=1e-5, atol=1e-6)
-    assert parts.sent == whole.sent
-
-
-def parts_continue(federation, strategy, arrays):
-    from flwr.app import ConfigRecord
-
-    from clients import to_client_app
-    from fedapps.engines.inline import InlineGrid
-
-    app = to_client_app(
-        lambda context: federation.client(int(context.node_config["partition-id"])), writable=False
-    )
-    grid = ClientGrid(InlineGrid(app, 4), seed=3, clients_per_round=2)
-    return strategy.start(
-        grid,
-        ArrayRecord(dict(arrays)),
-        6,
-        train_config=ConfigRecord({"seed": 5}),
-        first_round=4,
-        evaluate_every=0,
-    )
 
 
 @pytest.mark.parametrize(

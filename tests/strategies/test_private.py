@@ -406,22 +406,6 @@ def test_flowers_local_mod():
     np.testing.assert_allclose(result["w"], np.mean(clipped(1.0)), rtol=1e-4)
 
 
-def test_flowers_accountant_takes_flowers_average_only():
-    pytest.importorskip(
-        "dp_accounting", reason="Flower's accountant needs the extra: pip install '.[dp]'"
-    )
-    from flwr.serverapp import NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
-
-    config = PrivacyConfig(
-        1e-5, 3, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
-    )
-    # where this stops raising, docs/privacy.md has a line less
-    with pytest.raises(ValueError, match=r"FedAvg\.aggregate_train"):
-        flower.DifferentialPrivacyServerSideFixedClipping(
-            FedAvg(), 1.0, 1.0, 3, accountant=RdpAccountant(config)
-        )
-
-
 def test_secure_aggregation_under_flowers_legacy_workflow():
     """Five NumPyClients of ours, whose messages only the legacy mod and workflow mask:
     the weighted average, up to quantisation.

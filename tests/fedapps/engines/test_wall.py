@@ -10,7 +10,6 @@ import sys
 import threading
 
 import pytest
-from flwr.superlink.config_loader import get_control_authn_plugins
 
 from fedapps.deployment.local import Deployment
 from fedapps.engines import wall
@@ -208,10 +207,3 @@ def test_who_is_logged_in(tmp_path, monkeypatch):
     assert wall.neighbours() == sorted({"anna", pwd.getpwuid(65534).pw_name})
     who.unlink()
     assert wall.neighbours() == []  # a question that cannot be answered is no failure
-
-
-def test_flower_still_has_no_way_to_ask_for_a_name_of_its_own():
-    """If this fails, Flower can tell who starts a run without an identity provider: use
-    it, and change docs/deployment.md.
-    """
-    assert set(get_control_authn_plugins()) == {"noop"}

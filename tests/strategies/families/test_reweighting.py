@@ -30,7 +30,6 @@ from strategies import (
     Reweighting,
     SuPerFed,
     TERMOptions,
-    run_rounds,
 )
 from strategies.base.capabilities import Capabilities
 from tests.helpers import EchoClient, LossyClient, arrays_of, simulate
@@ -414,43 +413,6 @@ def test_how_long_a_client_has_been_away_is_saved():
         assert 3 in second.clients
         second._meet(ClientGrid(grid, num_clients=1), number)
     assert second.clients == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: AAggFFD(FedAdam()),
-        lambda: AFL(FedYogi()),
-        lambda: AAggFFS(FedAdam()),
-        lambda: TERM(FedAvg()),
-    ],
-)
-def test_state_goes_on_where_it_was(make):
-    app = to_client_app(
-        lambda c: LossyClient(
-            0.1 * (1 + c.node_config["partition-id"]),
-            lambda t: 1 + (c.node_config["partition-id"] + t) % 3,
-        )
-    )
-    whole, first, second = make(), make(), make()
-    sample = 0 if isinstance(whole, AAggFFS) else 3
-    ends = []
-    for strategy, start, end in ((whole, 1, 6), (first, 1, 3), (second, 4, 6)):
-        arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-        if strategy is second:
-            second.load_state_dict(
-                {name: np.array(value) for name, value in first.state_dict().items()}
-            )
-            arrays = ends[-1]
-        client_grid = ClientGrid(InlineGrid(app, 6), seed=1, clients_per_round=sample)
-        ends.append(
-            run_rounds(
-                strategy, client_grid, arrays, end, first_round=start, evaluate_every=0
-            ).arrays
-        )
-    np.testing.assert_array_equal(ends[0]["w"].numpy(), ends[2]["w"].numpy())
-    for name, value in whole.state_dict().items():
-        np.testing.assert_array_equal(value, second.state_dict()[name])
 
 
 def test_the_base_class_names_its_one_gap():
