@@ -33,7 +33,7 @@ from rich.table import Table
 from clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_client, build_strategy, build_task
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from strategies import ClientGrid, Round, run_rounds
 
 CLIENTS = 10
@@ -84,7 +84,7 @@ def run(config: dict[str, Any], rounds: int, worst: int, away: Callable[[int], b
     """Return every round's weights and mean training losses by client, and the test
     accuracies of the last evaluation.
     """
-    settings = completed({**JOB, **config, "num-rounds": rounds})
+    settings = with_defaults({**JOB, **config, "num-rounds": rounds})
     task = build_task(settings)
     strategy: Any = build_strategy(settings, task)
     weights: list[dict[Any, float]] = []

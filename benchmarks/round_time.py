@@ -46,7 +46,7 @@ from clients import ClientData, FedAvgClient, Split, SuPerFedClient
 from clients.base.training import get_arrays
 from clients.steps.compiled import Compiler
 from fedapps.data import cache
-from fedapps.data.images import read_images
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.engines import flower
 from fedapps.engines.inline import InlineGrid
@@ -136,19 +136,19 @@ def prepare_data(source: Path | None, folder: Path) -> Path:
         pixels = rng.integers(0, 256, (number, *SHAPE), dtype=np.uint8)
         labels = rng.integers(0, CLASSES, number)
     else:
-        images = read_images(DataOptions(source=str(source)))
+        images = read_samples(DataOptions(source=str(source)))
         rows = np.arange(number) % len(images.labels)
-        pixels, labels = images.pixels[rows], images.labels[rows]
+        pixels, labels = images.x[rows], images.labels[rows]
     (stand_in := folder / "images").mkdir()
     key = cache.fingerprint(
         stand_in, {"split": "train", "image": "", "label": "", "natural-id": ""}
     )
     kept = cache.save(
         key,
-        {"pixels": pixels, "labels": labels},
-        {"num-classes": CLASSES, "names": [], "numbers": False, "classes": []},
+        {"x": pixels, "labels": labels, "parts": np.zeros(number, np.int64)},
+        {"num-classes": CLASSES, "numbers": False, "classes": []},
     )
-    if kept is None or read_images(DataOptions(source=str(stand_in))).pixels.shape != pixels.shape:
+    if kept is None or read_samples(DataOptions(source=str(stand_in))).x.shape != pixels.shape:
         raise SystemExit(f"the images cannot be written to {cache.folder()}: is the disk full?")
     return stand_in
 

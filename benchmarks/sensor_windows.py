@@ -123,14 +123,14 @@ def measure(options: dict[str, str]) -> dict[str, float]:
     import datasets  # noqa: F401
 
     from fedapps.data.options import DataOptions
-    from fedapps.data.partition import load_images
+    from fedapps.data.partition import load_samples
 
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun, cpu = time.perf_counter(), time.process_time()
-    images = load_images(
+    images = load_samples(
         DataOptions(**options, label="activity", partition="natural", natural_id="subject")
     )  # type: ignore[arg-type]
-    assert images.pixels.shape in ((10_299, SENSORS, 1, STEPS), (10_299, 1, 1, 561))
+    assert images.x.shape in ((10_299, SENSORS, 1, STEPS), (10_299, 1, 1, 561))
     spent = {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
     return spent | {"megabytes": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024}
 

@@ -40,8 +40,9 @@ from algorithms.common.seeds import generator
 from clients import FedAvgClient
 from clients.base.adapter import client_id, to_client_app
 from clients.base.data import ClientData, Split
-from fedapps.data.images import Images, read_images
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
+from fedapps.data.samples import Samples
 from fedapps.engines.inline import InlineGrid
 from fedapps.settings.settings import read_settings
 from fedapps.tasks.classification import Classification
@@ -72,22 +73,22 @@ class Whole(Classification):
         """The samples of each client."""
         rng = generator(self.context.seed, "partition")
         if not self.shards:
-            return np.array_split(rng.permutation(len(self.images.labels)), CLIENTS)
-        pieces = np.array_split(np.argsort(self.images.labels, kind="stable"), CLIENTS * SHARDS)
+            return np.array_split(rng.permutation(len(self.samples.labels)), CLIENTS)
+        pieces = np.array_split(np.argsort(self.samples.labels, kind="stable"), CLIENTS * SHARDS)
         order = rng.permutation(CLIENTS * SHARDS).reshape(CLIENTS, SHARDS)
         return [np.concatenate([pieces[piece] for piece in row]) for row in order]
 
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return one client's samples, all of them to train on."""
         rows = self.parts[client]
-        train = split_of(self.images, rows)
+        train = split_of(self.samples, rows)
         return ClientData(train, train, train)
 
     @cached_property
     def test(self) -> Split:
         """The test images."""
-        images = read_images(DataOptions(source=self.context.data.source, split="test"))
-        return split_of(images, np.arange(len(images.labels))).to(self.device)
+        samples = read_samples(DataOptions(source=self.context.data.source, split="test"))
+        return split_of(samples, np.arange(len(samples.labels))).to(self.device)
 
     def accuracy(self, arrays: ArrayRecord) -> float:
         """Return the global model's accuracy on the test images."""
@@ -99,10 +100,10 @@ class Whole(Classification):
             return float((model(self.test.x).argmax(1) == self.test.y).float().mean())
 
 
-def split_of(images: Images, rows: NDArray[np.int64]) -> Split:
+def split_of(samples: Samples, rows: NDArray[np.int64]) -> Split:
     """Return samples as tensors, pixels in [0, 1]."""
-    pixels = images.pixels[rows].astype(np.float32) / 255
-    return Split(torch.from_numpy(pixels), torch.from_numpy(images.labels[rows]))
+    pixels = samples.x[rows].astype(np.float32) / 255
+    return Split(torch.from_numpy(pixels), torch.from_numpy(samples.labels[rows]))
 
 
 def accuracies(source: str, shards: bool, rate: float, seed: int, rounds: int) -> list[float]:

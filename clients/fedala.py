@@ -23,6 +23,7 @@ class FedALAClient(PersonalClient):
     """
 
     kept_as = "fedala"
+    reads = (FedALASent,)
     differentiates_surrogate = True
     _mixed: Sequence[int] = ()
 

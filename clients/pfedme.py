@@ -23,6 +23,7 @@ class PFedMeClient(PersonalClient):
     """
 
     kept_as = "pfedme"
+    reads = (PFedMeSent,)
     differentiates_surrogate = True
 
     def train(self, config: Config) -> float:

@@ -24,7 +24,7 @@ from fedapps.results.compare import compared, write_comparison
 from fedapps.results.notebook import in_notebook
 from fedapps.runs.deal import deal_for
 from fedapps.runs.launch import Launch, launch
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from fedapps.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.sweeps.grid import Grid, grid_of
 from fedapps.sweeps.plan import plan_of, read_plans
@@ -75,7 +75,7 @@ def run(
         given["out"] = str(out)
     if gpus_per_client:
         given.setdefault("device", "cuda")
-    done, status = launch(completed({**given, "resume": resume}), how, _console(progress))
+    done, status = launch(with_defaults({**given, "resume": resume}), how, _console(progress))
     if status == "interrupted":
         raise KeyboardInterrupt(f"interrupted; go on with resume=True, out={done.out!r}")
     return Run(Path(done.out))
@@ -166,7 +166,7 @@ def partition(**settings: Any) -> Partition:
     """Return who gets what under these settings, before anything trains: what `fedapps
     data` shows.
     """
-    return Partition(*deal_for(completed(flat(settings))))
+    return Partition(*deal_for(with_defaults(flat(settings))))
 
 
 def _folders(runs: Iterable[Any]) -> Iterator[Path]:

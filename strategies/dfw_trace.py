@@ -72,7 +72,7 @@ class DFWTraceOptions(Options):
     )
     offset: int = option(
         2,
-        "the schedule starts as if so many steps had been taken: keeps more of a good start",
+        "the schedule starts as if this many steps had been taken: it keeps more of a good start",
         low=0,
     )
 

@@ -42,7 +42,7 @@ class FedAvgOptions(Options):
 
     weights: str = option(
         "samples",
-        "a client counts by its training samples, or like every other one",
+        "weight of a client: its number of training samples, or 1",
         choices=["samples", "uniform"],
     )
 

@@ -74,7 +74,7 @@ class FedBoostOptions(Options):
 
     budget: int = option(
         0,
-        "C, expected number of predictors sent a round; 0: 32, or all where there are fewer",
+        "C, expected number of predictors sent per round; 0: 32, or all where there are fewer",
         low=0,
     )
     sampling: str = option(

@@ -70,7 +70,7 @@ class FedFWOptions(Options):
     lambda_0: float = option(0.0, "penalty on the distance from consensus; 0: the task's", low=0)
     offset: int = option(
         0,
-        "the schedule starts as if so many steps had been taken: keeps more of a good start",
+        "the schedule starts as if this many steps had been taken: it keeps more of a good start",
         low=0,
     )
     schedule: str = option(
@@ -78,7 +78,7 @@ class FedFWOptions(Options):
         "schedule of steps and penalty; non-convex: fixed steps, stochastic: averaged gradients",
         choices=SCHEDULES,
     )
-    local_steps: int = option(1, "Frank-Wolfe steps a round, with the same mean point", low=1)
+    local_steps: int = option(1, "Frank-Wolfe steps per round, with the same mean point", low=1)
     batch_size: int = option(
         0, 'samples of a gradient, with schedule = "stochastic"; 0: all', low=0
     )

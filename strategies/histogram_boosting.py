@@ -56,7 +56,7 @@ class HistogramBoostingOptions(Options):
     """Options of histogram boosting."""
 
     trees: int = option(
-        0, "the run ends after so many trees; 0: as many as its rounds allow", low=0
+        0, "the run ends after this many trees; 0: as many as its rounds allow", low=0
     )
     depth: int = option(3, "depth of a tree, which takes as many rounds", low=1, high=12)
     learning_rate: float = option(0.1, "what each tree counts", low=0, high=1, open_low=True)

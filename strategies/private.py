@@ -79,7 +79,7 @@ class PrivacyOptions(Options):
     )
     delta: float = option(
         1e-5,
-        "at which epsilon is told; below 1 / number of clients",
+        "delta at which epsilon is reported; below 1 / number of clients",
         low=0,
         high=1,
         open_low=True,

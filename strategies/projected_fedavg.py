@@ -32,7 +32,7 @@ class ProjectedOptions(Options):
     """Options of projected FedAvg."""
 
     learning_rate: float = option(0.0, "learning rate of the clients' steps; 0: the task's", low=0)
-    local_steps: int = option(1, "projected gradient steps a round", low=1)
+    local_steps: int = option(1, "projected gradient steps per round", low=1)
     batch_size: int = option(0, "samples of a gradient; 0: all", low=0)
     tolerance: float = option(
         0.0, "stop once an evaluation finds a duality gap of at most this; 0: never", low=0

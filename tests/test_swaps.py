@@ -19,7 +19,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.settings import read_settings
-from tools.contracts import contract_of, modules_of
+from tools.contracts import contract_of, modules_of, shortened
 from tools.example_diffs import changed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -179,3 +179,13 @@ def test_a_contract_names_every_option_that_is_sent(name):
         key.value for part in dictionaries for key in part.keys if isinstance(key, ast.Constant)
     }
     assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
+
+
+def test_a_long_contract_is_its_first_sentence_and_a_link(tmp_path):
+    (tmp_path / "a.md").write_text("# A\n\n## Messages\n\nAll of it.\n", encoding="utf-8")
+    (tmp_path / "b.md").write_text("# B\n", encoding="utf-8")
+    long = "FedAvg's. The reply also holds `x`."
+    short = "FedAvg's. More: [messages](a.md#messages)."
+    assert shortened(long, tmp_path, ["a.md"]) == short
+    assert shortened(long, tmp_path, ["b.md", "none.md"]) == long
+    assert shortened("FedAvg's.", tmp_path, ["a.md"]) == "FedAvg's."

@@ -18,13 +18,10 @@ from fedapps.errors import UserError
 VERDICTS = ("holds", "holds in part", "does not hold", "not tried")
 PAPER = "paper.toml"
 READING = (
-    "Accuracy is that of each client on its own test samples (a fifth of what it holds), of the "
-    "model that the method gives it; then "
-    "mean, standard deviation and mean of the worst tenth over the clients. ECE (15 bins) is the "
-    "mean over clients. *Global* is the "
-    "one federated model on the same samples. Bytes are those of all training messages. † marks "
-    "what was computed aside: no command "
-    "here prints it."
+    "Accuracy is that of each client on its own test samples, with the model that the method "
+    "gives it: mean, standard deviation and mean of the worst tenth over the clients. ECE (15 "
+    "bins) is the mean over clients. *Global* is the one federated model on the same samples. "
+    "Bytes are those of all training messages. † was computed aside: no command here prints it."
 )
 START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->"
 
@@ -128,15 +125,13 @@ def index(root: Path) -> str:
         "",
         START,
         "",
-        "What the papers say, what came of it here, and the command that repeats it: one row a "
-        "claim, with a link to the numbers. "
-        f"Of {len(all_claims)} claims: {counts}.",
+        "One row per claim: what the paper says, what we found, and the command that repeats it. "
+        f"The verdict links to the numbers. Of {len(all_claims)} claims: {counts}.",
         "",
-        "Minutes are those of two cores, rough ones; *seeds* how many there are behind the "
-        "numbers, and one seed is no proof of "
-        "anything. What a paper does not claim itself is marked *(ours)*. `--data DIR` lets a "
-        "command read its data from `DIR/mnist`, "
-        "`DIR/shakespeare` and so on. All of a paper, small:",
+        "Minutes are rough, for two cores. *Seeds* is how many are behind the numbers; one seed "
+        "proves nothing. *(ours)* marks what a paper does not claim itself. With `--data DIR` a "
+        "command reads its data from `DIR/mnist`, `DIR/shakespeare` and so on. To repeat all of a "
+        "paper, at a small scale:",
         "",
         "```sh",
         "make reproduce PAPER=superfed SCALE=small DATA=DIR",
@@ -151,7 +146,7 @@ def index(root: Path) -> str:
     for paper in found:
         lines += ["", f"## {paper.title}", "", f"[All numbers]({paper.page})", ""]
         lines += [
-            "| | the paper says | here | verdict | command | minutes | seeds |",
+            "| | the paper says | we found | verdict | command | minutes | seeds |",
             "| --- | --- | --- | --- | --- | --- | --- |",
         ]
         lines += [_row(claim, paper.page) for claim in paper.claims]

@@ -7,7 +7,7 @@ Each strategy's module says it in its docstring, in the paragraph that begins wi
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +52,7 @@ def modules_of(folder: Path) -> dict[str, list[str]]:
 
 
 def table(folder: Path, methods: Mapping[str, Method]) -> str:
-    """Return the Markdown table: strategies, methods, contract."""
+    """Return the Markdown table: strategies, methods, contract in short."""
     built = {
         name: method.builds.__name__ if method.builds else WarmStart.__name__
         for name, method in methods.items()
@@ -63,8 +63,22 @@ def table(folder: Path, methods: Mapping[str, Method]) -> str:
         cells = (
             ", ".join(f"`{word}`" for word in words) or "(a wrapper)" for words in (kinds, own)
         )
-        rows.append(f"| {' | '.join(cells)} | {contract_of(import_module(module))} |")
+        pages = dict.fromkeys(f"{methods[name].page or name}.md" for name in own)
+        contract = shortened(contract_of(import_module(module)), folder.parent / "docs", [*pages])
+        rows.append(f"| {' | '.join(cells)} | {contract} |")
     return "\n".join(rows)
+
+
+def shortened(contract: str, docs: Path, pages: Iterable[str]) -> str:
+    """Return the first sentence of a contract, with a link to the section Messages of
+    the method's page, which has the rest; the whole contract if no page has one.
+    """
+    first, *rest = re.split(r"(?<=\.) (?=[A-Z])", contract, maxsplit=1)
+    for page in pages:
+        path = docs / page
+        if rest and path.is_file() and "\n## Messages\n" in path.read_text(encoding="utf-8"):
+            return f"{first} More: [messages]({page}#messages)."
+    return contract
 
 
 def with_contracts(text: str, folder: Path, methods: Mapping[str, Method]) -> str:

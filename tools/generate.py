@@ -19,6 +19,7 @@ from tools.exports import SHARED, exported, with_exports, with_rows
 from tools.settings_pages import (
     markdown_page,
     markdown_table,
+    pages_of_tables,
     table_users,
     toml_block,
     with_tables,
@@ -60,7 +61,13 @@ def generated(root: Path) -> dict[Path, str]:
         texts[docs / "results" / "README.md"] = index(root)
     methods = docs / "methods.md"
     texts |= {
-        docs / "settings.md": markdown_page(known, users),
+        docs / "settings.md": markdown_page(
+            known,
+            users,
+            pages_of_tables(
+                {path.name: text for path, text in texts.items() if path.parent == docs}
+            ),
+        ),
         methods: with_rows(texts[methods], METHODS),
     }
     for package in SHARED:

@@ -91,21 +91,41 @@ def with_toml(text: str, block: str) -> str:
 # --- Markdown -------------------------------------------------------------------------
 
 
-def markdown_page(settings: Sequence[Setting], users: Mapping[str, Sequence[str]]) -> str:
-    """Return the page of all settings, with a section for each table."""
+def pages_of_tables(pages: Mapping[str, str]) -> dict[str, str]:
+    """Return the page that shows each table, given the pages' texts by address."""
+    return {
+        word: address
+        for address, text in pages.items()
+        for part in MARKDOWN_PART.finditer(text)
+        for word in part[2].split()
+    }
+
+
+def markdown_page(
+    settings: Sequence[Setting],
+    users: Mapping[str, Sequence[str]],
+    elsewhere: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page of all settings, with a section for each table. A table that
+    another page shows is a link to it: ``elsewhere`` maps tables to addresses.
+    """
+    elsewhere = elsewhere or {}
     parts = [
         "# Settings",
-        "Every setting of a run, by its table, for `fedapps run` and TOML files. `fedapps "
-        "settings` prints the same, of one table or\n"
-        "key where it is named. `make generate` makes this page from the fields that declare the "
-        "options: edit those.",
+        "The settings of a run, by their tables, for `fedapps run` and TOML files. Settings of a "
+        "method are on its page.\n"
+        "`fedapps settings` prints all of them, `fedapps settings NAME` one table or key. "
+        "`make generate` makes this page\nfrom the fields that declare the options: edit those.",
     ]
     for table, own in by_table(settings).items():
         names = users.get(table, [])
         parts.append(f"## {table or TOP}")
         if list(names) not in ([], [table]):
             parts.append(f"Of {', '.join(f'`{name}`' for name in names)}.")
-        parts.append(markdown_table(own, tables=set(by_table(settings))))
+        if table in elsewhere:
+            parts.append(f"See [{table}]({elsewhere[table]}).")
+        else:
+            parts.append(markdown_table(own, tables=set(by_table(settings))))
     return "\n\n".join(parts) + "\n"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedapps.commands.run import given_by
 from fedapps.data.overlap import common_share
 from fedapps.runs.deal import MAX_CLASSES, MAX_CLIENTS, Deal, deal_for, figure
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print the partition that the settings describe, and draw it if asked to; return
     the exit status.
     """
-    deal, settings, notes = deal_for(completed(given_by(arguments.settings)))
+    deal, settings, notes = deal_for(with_defaults(given_by(arguments.settings)))
     print_table(deal, settings)
     for line in notes:
         print(f"note: {line}")

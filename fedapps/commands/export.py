@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from fedapps.runs.assembly import build_task
 from fedapps.runs.model_files import described
 from fedapps.runs.models import exported, of_nobody, scale_of, settings_in, write_program
+from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,12 +57,12 @@ def execute(arguments: argparse.Namespace) -> int:
         metadata |= {
             name: json.dumps(getattr(scale, name).tolist()) for name in ("mean", "deviation")
         }
-    if hasattr(task, "input_scale"):
+    if isinstance(task, ScalesColumns):
         metadata |= {
             name: json.dumps(values)
             for name, values in task.input_scale(settings.num_clients).items()
         }
-    if hasattr(task, "target_scale"):  # what is predicted is center + scale * output
+    if isinstance(task, PredictsNumbers):  # what is predicted is center + scale * output
         metadata |= {
             f"target-{name}": json.dumps(getattr(task.target_scale, name).tolist())
             for name in ("center", "scale")

@@ -132,7 +132,7 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     """Return the merged settings, in increasing precedence: method's defaults, task's
     defaults, files, key=value, flags.
     """
-    from fedapps.runs.prepare import completed
+    from fedapps.runs.prepare import with_defaults
     from fedapps.toml_text import read_toml
 
     given: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
         given["metrics-port"] = arguments.metrics_port
     if arguments.gpus_per_client:
         given.setdefault("device", "cuda")
-    return completed({**given, "resume": arguments.resume})
+    return with_defaults({**given, "resume": arguments.resume})
 
 
 def given_by(words: list[str]) -> dict[str, Any]:

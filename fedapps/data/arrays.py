@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from fedapps.data.columns import is_class, label_column
 from fedapps.data.source import Source
+from fedapps.data.table_columns import check_targets, no_target
 from fedapps.errors import UserError
 
 BATCH = 1000
@@ -149,31 +150,12 @@ def targets_of(data: Any, source: Source, label: str) -> npt.NDArray[np.float64]
     one or an array a sample. Raises ``UserError``.
     """
     name = label_column(data.features, source, label)
-    setting = f"data.label = {name!r}"
+    setting = f"data.label = {name!r} of {source}"
     if depths_of(data)[name] is None:
-        raise UserError(
-            f"{setting}: holds {_kind(data, name)} in {source}, and regression predicts numbers: "
-            "name another column, or choose "
-            "task = 'classification'"
-        )
-    values = _values(
-        data.select_columns([name]).with_format("arrow")[:][name], name, source, 0
-    ).astype(np.float64)
-    out = values.reshape(len(values), -1)
-    wrong = ~np.isfinite(out).all(1)
-    if wrong.any():
-        raise UserError(
-            f"{setting}: {int(wrong.sum())} of {len(out)} samples of {source} hold NaN, infinity "
-            "or no value (first: row "
-            f"{int(np.argmax(wrong))}): fill or drop them"
-        )
-    constant = np.flatnonzero(np.ptp(out, axis=0) == 0)
-    if len(constant):
-        which = f" at place {constant[0] + 1}" if out.shape[1] > 1 else ""
-        raise UserError(
-            f"{setting}: has one and the same value{which} in every sample of {source}: there is "
-            "nothing to predict"
-        )
+        raise UserError(no_target(setting, _kind(data, name)))
+    values = _values(data.select_columns([name]).with_format("arrow")[:][name], name, source, 0)
+    out = values.astype(np.float64).reshape(len(values), -1)
+    check_targets(out, setting)
     return out
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-FORMAT = 2
+FORMAT = 3
 Entry = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 
 logger = logging.getLogger(__name__)

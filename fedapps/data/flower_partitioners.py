@@ -21,8 +21,8 @@ from algorithms.common.checks import nearest
 from algorithms.common.seeds import derived_seed
 from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, column_of
-from fedapps.data.images import Images
 from fedapps.data.options import BY_CLIENT, FLOWER, DataOptions
+from fedapps.data.samples import Samples
 from fedapps.data.source import Source
 from fedapps.data.sources import cached
 from fedapps.errors import UserError, reason
@@ -42,13 +42,13 @@ OTHERS = {
 }
 
 
-def with_column(images: Images, options: DataOptions) -> Images:
+def with_column(samples: Samples, options: DataOptions) -> Samples:
     """Return the images with the values of the column that the partitioner goes by, if
     it is not the one of the classes.
     """
     column = column_by(options)
     if column in ("", LABEL, options.label):
-        return images if images.targets is None else replace(images, by=images.targets[:, 0])
+        return samples if samples.targets is None else replace(samples, by=samples.targets[:, 0])
     source = Source.of(options)
     if source.name == "digits":
         raise UserError(
@@ -63,7 +63,7 @@ def with_column(images: Images, options: DataOptions) -> Images:
         return {"by": values}, {}
 
     arrays, _ = cached(source, {"partition-by": column}, decode)
-    return replace(images, by=np.array(arrays["by"]))
+    return replace(samples, by=np.array(arrays["by"]))
 
 
 def column_by(options: DataOptions) -> str:
@@ -100,20 +100,20 @@ def goes_by_classes(options: DataOptions) -> bool:
     return takes and column_by(options) in (LABEL, options.label)
 
 
-def number_of_clients(images: Images, options: DataOptions) -> int:
+def number_of_clients(samples: Samples, options: DataOptions) -> int:
     """Return how many clients the partitioner makes; 0 if it makes as many as one asks
     for.
     """
     if "num_partitions" in inspect.signature(_class_of(options)).parameters:
         return 0
-    return len(_parts(images, options, 0, 0))
+    return len(_parts(samples, options, 0, 0))
 
 
-def dealt(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
+def dealt(samples: Samples, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
     """Return the samples of each client, ascending. Raises ``UserError`` if the library
     refuses, or makes another number.
     """
-    parts = _parts(images, options, num_clients, derived_seed(seed, "partition") % 2**32)
+    parts = _parts(samples, options, num_clients, derived_seed(seed, "partition") % 2**32)
     if len(parts) != num_clients:
         raise UserError(
             f"data.partition = {options.partition!r}: makes {len(parts)} clients of "
@@ -123,7 +123,7 @@ def dealt(images: Images, options: DataOptions, num_clients: int, seed: int) -> 
     return parts
 
 
-def _parts(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
+def _parts(samples: Samples, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
     kind, given = _class_of(options), options.arguments
     wanted = inspect.signature(kind).parameters
     own: dict[str, Any] = {"num_partitions": num_clients, "seed": seed, "partition_by": "by"}
@@ -153,9 +153,9 @@ def _parts(images: Images, options: DataOptions, num_clients: int, seed: int) ->
             )
     if "distribution_array" in passed:
         passed["distribution_array"] = np.asarray(passed["distribution_array"])
-    rows = np.random.default_rng(seed).permutation(images.dealt)
-    values = images.labels if images.by is None else images.by
-    if images.by is None and column_by(options) not in (LABEL, options.label):
+    rows = np.random.default_rng(seed).permutation(samples.dealt)
+    values = samples.labels if samples.by is None else samples.by
+    if samples.by is None and column_by(options) not in (LABEL, options.label):
         raise UserError(
             f"data.partition-arguments: partition_by = {column_by(options)!r}: this task deals by "
             f"{LABEL!r} only"

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from algorithms.common.seeds import generator
-from fedapps.data.images import Images
 from fedapps.data.options import DataOptions
+from fedapps.data.samples import Samples
+from fedapps.data.source import TEST, VALIDATION
 from fedapps.errors import UserError
 
 Indices = npt.NDArray[np.int64]
@@ -31,25 +32,27 @@ class Part:
     of: npt.NDArray[np.bool_] | None
 
 
-def test_part(images: Images, options: DataOptions) -> Part:
+def test_part(samples: Samples, options: DataOptions) -> Part:
     """Return the samples that clients are scored on."""
     setting = (
         f"data.part = {options.part!r}, test" if options.part else f"data.test = {options.test!r}"
     )
-    return Part("is scored on", setting, images.held_out)
+    return Part("is scored on", setting, samples.part(TEST))
 
 
-def validation_part(images: Images, options: DataOptions) -> Part:
+def validation_part(samples: Samples, options: DataOptions) -> Part:
     """Return the samples that models are chosen by."""
     name = (
         f"data.part = {options.part!r}, validation"
         if options.part
         else f"data.validation-split = {options.validation_split!r}"
     )
-    return Part("chooses by", name, images.held_back)
+    return Part("chooses by", name, samples.part(VALIDATION))
 
 
-def dealt_part(images: Images, parts: list[Indices], part: Part, seed: int) -> list[Indices] | None:
+def dealt_part(
+    samples: Samples, parts: list[Indices], part: Part, seed: int
+) -> list[Indices] | None:
     """Return the rows of a part that each client has, given those that it trains on;
     None if there is no such part.
 
@@ -60,21 +63,18 @@ def dealt_part(images: Images, parts: list[Indices], part: Part, seed: int) -> l
         return None
     scored = part.use == "is scored on"
     rows = np.flatnonzero(part.of)
-    if images.natural is None:
+    if samples.clients is None:
         return _in_proportion(
-            images.labels,
+            samples.labels,
             parts,
             rows,
             part,
             generator(seed, f"held-{'out' if scored else 'back'} partition"),
         )
-    owner = images.natural[rows]
-    own = [rows[owner == images.natural[mine[0]]] for mine in parts]
-    without = [
-        images.names[images.natural[mine[0]]]
-        for mine, has in zip(parts, own, strict=True)
-        if not len(has)
-    ]
+    client, names = samples.clients.codes, samples.clients.names
+    owner = client[rows]
+    own = [rows[owner == client[mine[0]]] for mine in parts]
+    without = [names[client[mine[0]]] for mine, has in zip(parts, own, strict=True) if not len(has)]
     if len(without) == len(parts):
         return [rows] * len(parts)
     if without and scored:
@@ -88,22 +88,21 @@ def dealt_part(images: Images, parts: list[Indices], part: Part, seed: int) -> l
     return own
 
 
-def remark(images: Images, parts: list[Indices], own: list[Indices], part: Part) -> str:
+def remark(samples: Samples, parts: list[Indices], own: list[Indices], part: Part) -> str:
     """Return one line that says what the clients have of a part."""
     assert part.of is not None
     total = int(part.of.sum())
-    if images.natural is None:
+    if samples.clients is None:
         return (
             f"{part.setting}: its {total} samples are dealt to the {len(parts)} clients in "
             "proportion to their classes"
         )
+    client = samples.clients.codes
     strangers = [
-        images.natural[has[0]] != images.natural[mine[0]]
-        for mine, has in zip(parts, own, strict=True)
-        if len(has)
+        client[has[0]] != client[mine[0]] for mine, has in zip(parts, own, strict=True) if len(has)
     ]
     if any(strangers):
-        people = len(np.unique(images.natural[part.of]))
+        people = len(np.unique(client[part.of]))
         return (
             f"{part.setting}: none of the {len(parts)} clients is in it, so each {part.use} all "
             f"{total} samples of its "

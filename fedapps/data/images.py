@@ -3,7 +3,7 @@ a hub set (``fedapps.data.sources``).
 """
 
 import io
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from fedapps.data.columns import (
     with_names,
 )
 from fedapps.data.options import DataOptions, PublicOptions
-from fedapps.data.source import TEST, VALIDATION, Source
+from fedapps.data.samples import Categorical, Columns, Samples
+from fedapps.data.source import TRAIN, Source
 from fedapps.data.sources import cached, digits_table
 from fedapps.errors import UserError
 
@@ -29,63 +30,9 @@ from fedapps.errors import UserError
 IMAGE_NAMES = ("image", "img", "images", "x")
 
 
-@dataclass(frozen=True)
-class Images:
-    """A labelled set of images. Sounds, windows of sensors and vectors are images with
-    one row; texts have tokens in place of pixels.
-
-    ``pixels`` (N, C, H, W) is uint8 in 0..255, float32 or int16 (sound), or (N, length)
-    is int64 (tokens); ``labels`` (N,) is int64 in 0..num_classes-1. ``natural`` (N,),
-    if requested, is the natural client of each sample, as an index into ``names``;
-    ``group`` (N,) likewise its group among ``group_names``, -1 for none. ``held_out``
-    (N,) says which samples are those to be scored on, ``held_back`` (N,) those to
-    choose models by; None without such parts. ``numbers``: the floats are in units of
-    their own, not in [0, 1]. ``classes``: what the labels were called. ``by`` (N,):
-    values of the column that a partitioner goes by, if that is not the one of the
-    labels. ``columns``: what a sample consists of, where columns of numbers were found,
-    and ``texts`` those that hold text and were left out. ``targets`` (N, targets): the
-    numbers to predict, where these are no classes; all labels are then 0.
-    """
-
-    pixels: npt.NDArray[Any]
-    labels: npt.NDArray[np.int64]
-    num_classes: int
-    natural: npt.NDArray[np.int64] | None = None
-    names: tuple[str, ...] = ()
-    group: npt.NDArray[np.int64] | None = None
-    group_names: tuple[str, ...] = ()
-    held_out: npt.NDArray[np.bool_] | None = None
-    numbers: bool = False
-    classes: tuple[str, ...] = ()
-    by: npt.NDArray[Any] | None = None
-    held_back: npt.NDArray[np.bool_] | None = None
-    columns: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
-    targets: npt.NDArray[np.float64] | None = None
-
-    def take(self, rows: npt.NDArray[Any]) -> "Images":
-        """Return the samples with these numbers, or where a mask is true."""
-        others = ("natural", "group", "held_out", "held_back", "by", "targets")
-        taken: dict[str, Any] = {
-            name: None if (values := getattr(self, name)) is None else values[rows]
-            for name in others
-        }
-        return replace(self, pixels=self.pixels[rows], labels=self.labels[rows], **taken)
-
-    @property
-    def dealt(self) -> npt.NDArray[np.int64]:
-        """The numbers of the samples that are dealt to clients: all but those of
-        ``data.test`` and of the validation part.
-        """
-        kept = np.ones(len(self.labels), bool)
-        for held in (self.held_out, self.held_back):
-            kept &= True if held is None else ~held
-        return np.flatnonzero(kept)
-
-
-def read_images(
+def read_samples(
     options: DataOptions, targets: bool = False, source: Source | None = None
-) -> Images:
+) -> Samples:
     """Read the samples of ``data.split`` and ``data.test``; names of columns that are
     "" are detected, a natural id is then not read.
 
@@ -101,22 +48,31 @@ def read_images(
     arrays, facts = cached(
         source, wanted, lambda data, parts: _decode(data, parts, source, options, targets)
     )
-    others: dict[str, Any] = {
-        name.replace("-", "_"): np.array(array)
-        for name, array in arrays.items()
-        if name not in ("pixels", "labels")
-    }
-    return Images(
-        arrays["pixels"],
+    return Samples(
+        arrays["x"],
         np.array(arrays["labels"]),
         facts["num-classes"],
-        names=tuple(facts["names"]),
-        numbers=facts["numbers"],
-        classes=tuple(facts["classes"]),
-        columns=tuple(facts["columns"]),
-        texts=tuple(facts["texts"]),
-        **others,
+        tuple(facts["classes"]),
+        clients=categorical(arrays, facts) if options.natural_id else None,
+        parts=parts_in(arrays),
+        numbers=(
+            Columns(tuple(facts["columns"]), tuple(facts["texts"])) if facts["numbers"] else None
+        ),
+        targets=np.array(arrays["targets"]) if targets else None,
     )
+
+
+def categorical(arrays: dict[str, npt.NDArray[Any]], facts: dict[str, Any]) -> Categorical:
+    """Return the natural client of each sample, from what ``decode`` made."""
+    return Categorical(np.array(arrays["natural"]), tuple(facts["names"]))
+
+
+def parts_in(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64] | None:
+    """Return the part of each sample, from what ``decode`` made; None if all are to
+    train on.
+    """
+    parts = np.array(arrays["parts"])
+    return None if (parts == TRAIN).all() else parts
 
 
 def _columns(options: DataOptions) -> dict[str, str]:
@@ -172,7 +128,7 @@ def read_named(
             groups_of(data, source, client) if client else (np.zeros(len(data), np.int64), [""])
         )
         samples = _inputs(data, source, read)[0]
-        arrays = {"pixels": samples, "labels": place.astype(np.int64), "owner": owner}
+        arrays = {"x": samples, "labels": place.astype(np.int64), "owner": owner}
         return arrays, {"names": [str(name) for name in names], "owners": owners}
 
     arrays, facts = cached(source, _columns(read) | {"named": "2"}, decode)
@@ -180,10 +136,10 @@ def read_named(
         [facts[names][at] for at in arrays[key].tolist()]
         for names, key in (("names", "labels"), ("owners", "owner"))
     )
-    return arrays["pixels"], labels, owners
+    return arrays["x"], labels, owners
 
 
-def _digits(options: DataOptions) -> Images:
+def _digits(options: DataOptions) -> Samples:
     of_files = "the digits have no such column"
     for key, value, reason in (
         ("natural-id", options.natural_id, of_files),
@@ -200,7 +156,7 @@ def _digits(options: DataOptions) -> Images:
     rows = digits_table()
     # (1797, 1, 8, 8), values 0..16
     pixels = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
-    return Images(pixels, rows[:, -1].astype(np.int64), 10, classes=tuple(map(str, range(10))))
+    return Samples(pixels, rows[:, -1].astype(np.int64), 10, tuple(map(str, range(10))))
 
 
 def _decode(
@@ -229,13 +185,13 @@ def _decode(
     else:
         labels, classes = labels_of(data, source, options.label)
     samples, columns, texts = _inputs(data, source, options)
-    arrays |= {"pixels": samples, "labels": labels}
+    arrays |= {"x": samples, "labels": labels}
     names: list[str] = []
     if options.natural_id:
         arrays["natural"], names = groups_of(data, source, options.natural_id)
     if options.part:
         parts = parts_of(data, options.part)
-    arrays |= held_parts(parts)
+    arrays["parts"] = parts
     return arrays, {
         "num-classes": len(classes),
         "names": names,
@@ -244,14 +200,6 @@ def _decode(
         "columns": columns,
         "texts": texts,
     }
-
-
-def held_parts(parts: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return which samples are held out to be scored on, and which are held back to
-    choose models by, where there are such.
-    """
-    masks = {"held-out": parts == TEST, "held-back": parts == VALIDATION}
-    return {name: mask for name, mask in masks.items() if mask.any()}
 
 
 def _inputs(

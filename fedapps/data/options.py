@@ -46,7 +46,7 @@ class DataOptions(Options):
     )
     part: str = option(
         "",
-        'column that says of each sample whether it is for training, validation or test; "": none',
+        'column that marks each sample as train, validation or test; "": none',
     )
     partition: str = option(
         "pathological",
@@ -56,7 +56,7 @@ class DataOptions(Options):
     partition_arguments: str = option(
         "", f'{FLOWER}NAME: its arguments: alpha = 0.3, partition_by = "label"'
     )
-    classes_per_client: int = option(2, "pathological: classes of a client", low=1)
+    classes_per_client: int = option(2, "pathological: number of classes per client", low=1)
     alpha: float = option(
         0.5,
         "dirichlet, dirichlet-clients: concentration; small is heterogeneous",
@@ -70,7 +70,7 @@ class DataOptions(Options):
         high=1,
     )
     natural_id: str = option(
-        "", "natural: the column that names a sample's client; @file: a file a client, by its name"
+        "", "natural: the column with each sample's client; @file: one file per client"
     )
     group: str = option(
         "",
@@ -99,7 +99,7 @@ class DataOptions(Options):
         choices=["auto", "none", "client", "sums"],
     )
     label: str = option("", 'column of the labels; "": found')
-    min_samples: int = option(5, "samples that a client needs", low=3)
+    min_samples: int = option(5, "least number of samples of a client", low=3)
     validation: float = option(
         0.2,
         "part of a client's samples, beside 20 % for testing; 0: the training samples stand in",
@@ -110,7 +110,7 @@ class DataOptions(Options):
         0, "side of the square that images are cropped and resized to; 0: as they are", low=0
     )
     class_weights: bool = option(False, "weigh the training loss of rare classes up")
-    max_samples: int = option(0, "use only so many samples, evenly spaced; 0: all", low=0)
+    max_samples: int = option(0, "use only this many samples, evenly spaced; 0: all", low=0)
     noise: str = option(
         "none",
         "training labels are flipped to the next class (pair) or to any other (symmetric)",
@@ -260,7 +260,7 @@ class PublicOptions(Options):
         "shape",
         low=0,
     )
-    samples: int = option(0, "use only so many, evenly spaced; 0: all (4000 patches)", low=0)
+    samples: int = option(0, "use only this many, evenly spaced; 0: all (4000 patches)", low=0)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from algorithms.common.partitioners import (
 from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ArraySplit, ClientData, Split
 from fedapps.data import flower_partitioners
-from fedapps.data.images import Images, read_images
+from fedapps.data.images import read_samples
 from fedapps.data.options import FLOWER, DataOptions
-from fedapps.data.sample_groups import members, with_groups
+from fedapps.data.sample_groups import with_groups
+from fedapps.data.samples import Samples
 from fedapps.data.scaling import Scale, inputs
 from fedapps.data.source import Source
 from fedapps.errors import UserError
@@ -37,35 +38,35 @@ Indices = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 
 
-def load_images(
+def load_samples(
     options: DataOptions, targets: bool = False, source: Source | None = None
-) -> Images:
+) -> Samples:
     """Read the image set, from the cache if it has been decoded before. Raises
     UserError for problems the user can fix.
 
     ``targets``: what is to be predicted are numbers. ``source``: as for
-    :func:`read_images`.
+    :func:`read_samples`.
     """
     if options.partition != "natural":
         options = replace(options, natural_id="")
-    images = read_images(options, targets, source)
-    images = flower_partitioners.with_column(images, options)
-    return thinned(with_groups(images, options) if options.group else images, options)
+    samples = read_samples(options, targets, source)
+    samples = flower_partitioners.with_column(samples, options)
+    return thinned(with_groups(samples, options) if options.group else samples, options)
 
 
-def thinned(images: Images, options: DataOptions) -> Images:
+def thinned(samples: Samples, options: DataOptions) -> Samples:
     """Return ``max_samples`` of the dealt samples, evenly spaced, or all of them; and
     all of the other parts.
     """
-    dealt = images.dealt
+    dealt = samples.dealt
     if not 0 < options.max_samples < len(dealt):
-        return images
+        return samples
     # Evenly spaced: a set that is sorted by class keeps all its classes.
     rows = dealt[np.arange(options.max_samples) * len(dealt) // options.max_samples]
-    return images.take(np.concatenate([rows, np.setdiff1d(np.arange(len(images.labels)), dealt)]))
+    return samples.take(np.concatenate([rows, np.setdiff1d(np.arange(len(samples.labels)), dealt)]))
 
 
-def partition(images: Images, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
+def partition(samples: Samples, options: DataOptions, num_clients: int, seed: int) -> list[Indices]:
     """Return the sample indices of each of ``num_clients`` clients: disjoint,
     ascending, at least ``min_samples`` each.
 
@@ -73,7 +74,7 @@ def partition(images: Images, options: DataOptions, num_clients: int, seed: int)
     are not among them. Raises UserError if the data cannot be partitioned in this way.
     """
     if options.partition == "natural":
-        large = natural_groups(images, options)
+        large = natural_groups(samples, options)
         if len(large) < num_clients:
             raise UserError(
                 f"data.natural-id = {options.natural_id!r}: {options.source} has {len(large)} "
@@ -82,9 +83,9 @@ def partition(images: Images, options: DataOptions, num_clients: int, seed: int)
             )
         return large[:num_clients]
     if options.partition.startswith(FLOWER):
-        return _enough(flower_partitioners.dealt(images, options, num_clients, seed), options)
-    dealt = images.dealt
-    return [dealt[part] for part in _dealt(images.labels[dealt], options, num_clients, seed)]
+        return _enough(flower_partitioners.dealt(samples, options, num_clients, seed), options)
+    dealt = samples.dealt
+    return [dealt[part] for part in _dealt(samples.labels[dealt], options, num_clients, seed)]
 
 
 def _dealt(
@@ -153,7 +154,7 @@ def split_rows(
 
 
 def client_data(
-    images: Images, rows: tuple[Indices, Indices, Indices], scale: Scale | None = None
+    samples: Samples, rows: tuple[Indices, Indices, Indices], scale: Scale | None = None
 ) -> ClientData:
     """Return a client's samples as tensors, given the rows of its training, validation
     and test sets (:func:`split_rows`).
@@ -162,11 +163,11 @@ def client_data(
     inputs to mean 0 and deviation 1. Inputs are float32 of shape (n, C, H, W), images
     in [0, 1], sounds in [-1, 1], or tokens int64 (n, length); labels int64 (n,).
     """
-    train = tensors(images, rows[0], scale)
+    train = tensors(samples, rows[0], scale)
     return ClientData(
         train,
-        tensors(images, rows[1], scale) if len(rows[1]) else train,
-        tensors(images, rows[2], scale),
+        tensors(samples, rows[1], scale) if len(rows[1]) else train,
+        tensors(samples, rows[2], scale),
     )
 
 
@@ -194,13 +195,13 @@ def noisy(
     )
 
 
-def tensors(images: Images, rows: Indices, scale: Scale | None = None) -> Split:
+def tensors(samples: Samples, rows: Indices, scale: Scale | None = None) -> Split:
     """Return these samples as tensors, scaled."""
-    x = inputs(images, rows)
+    x = inputs(samples, rows)
     if scale is not None:
         x = scale.of(x)
-    groups = members(None if images.group is None else images.group[rows], len(images.group_names))
-    return ArraySplit(x, images.labels[rows], groups).tensors()
+    groups = None if samples.groups is None else samples.groups[rows].members
+    return ArraySplit(x, samples.labels[rows], groups).tensors()
 
 
 def _pathological(
@@ -225,23 +226,23 @@ def _pathological(
     return parts
 
 
-def natural_groups(images: Images, options: DataOptions) -> list[Indices]:
+def natural_groups(samples: Samples, options: DataOptions) -> list[Indices]:
     """Return the samples of each natural client, by sorted id; those with fewer than
     ``min_samples`` samples are skipped.
 
     Raises ``UserError`` if all are.
     """
-    assert images.natural is not None  # load_images reads the column for this partition
-    dealt = images.dealt
-    ids = images.natural[dealt]
+    assert samples.clients is not None  # load_samples reads the column for this partition
+    dealt = samples.dealt
+    ids, names = samples.clients.codes[dealt], samples.clients.names
     groups = np.split(
         dealt[np.argsort(ids, kind="stable")],
-        np.cumsum(np.bincount(ids, minlength=len(images.names)))[:-1],
+        np.cumsum(np.bincount(ids, minlength=len(names)))[:-1],
     )
     large = [group for group in groups if len(group) >= options.min_samples]
     if not large:
         raise UserError(
-            f"data.natural-id = {options.natural_id!r}: none of the {len(images.names)} values of "
+            f"data.natural-id = {options.natural_id!r}: none of the {len(names)} values of "
             "this column has the "
             f"{options.min_samples} samples that a client needs (data.min-samples): name the "
             "column of the client"
@@ -249,31 +250,31 @@ def natural_groups(images: Images, options: DataOptions) -> list[Indices]:
     return large
 
 
-def natural_clients(images: Images, options: DataOptions) -> int:
+def natural_clients(samples: Samples, options: DataOptions) -> int:
     """Return the number of clients that the data or the partitioner determine; 0 for
     partitions over any number of clients.
     """
     if options.partition.startswith(FLOWER):
-        return flower_partitioners.number_of_clients(images, options)
-    return len(natural_groups(images, options)) if options.partition == "natural" else 0
+        return flower_partitioners.number_of_clients(samples, options)
+    return len(natural_groups(samples, options)) if options.partition == "natural" else 0
 
 
-def remarks(images: Images, options: DataOptions) -> list[str]:
+def remarks(samples: Samples, options: DataOptions) -> list[str]:
     """Return a line for each thing that a user should know of the samples and the
     clients: what and who is left out.
     """
     lines = []
-    if images.texts:
-        verb = "hold text and are" if len(images.texts) > 1 else "holds text and is"
+    if samples.numbers is not None and (texts := samples.numbers.texts):
+        verb = "hold text and are" if len(texts) > 1 else "holds text and is"
         lines.append(
-            f"data.features: {', '.join(images.texts)} {verb} left out; learned from: "
-            f"{', '.join(images.columns)}"
+            f"data.features: {', '.join(texts)} {verb} left out; learned from: "
+            f"{', '.join(samples.numbers.used)}"
         )
-    if images.natural is None:
+    if samples.clients is None:
         return lines
-    counts = np.bincount(images.natural[images.dealt], minlength=len(images.names))
+    counts = np.bincount(samples.clients.codes[samples.dealt], minlength=len(samples.clients.names))
     small = [
-        images.names[place]
+        samples.clients.names[place]
         for place in np.flatnonzero((counts > 0) & (counts < options.min_samples))
     ]
     if not small:

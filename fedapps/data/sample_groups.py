@@ -8,12 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, check_plain, with_names
-from fedapps.data.images import Images
 from fedapps.data.options import DataOptions
+from fedapps.data.samples import Categorical, Samples
 from fedapps.data.source import Source
 from fedapps.data.sources import cached
 from fedapps.errors import UserError
@@ -31,9 +30,8 @@ class Grouping:
     column: str = ""
     edges: tuple[float, ...] = ()
 
-    def number(self, values: Iterable[Any]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-        """Return the group of every sample (N,), as an index into the names of the
-        groups, and these; -1 where the value is missing.
+    def number(self, values: Iterable[Any]) -> Categorical:
+        """Return the group of every sample; -1 where the value is missing.
 
         Raises ``UserError`` if the values make no groups.
         """
@@ -57,11 +55,9 @@ class Grouping:
             )
         place = {value: number for number, value in enumerate(levels)} | {None: -1}
         names = tuple(f"{level:g}" if isinstance(level, float) else str(level) for level in levels)
-        return np.array([place[value] for value in known], np.int64), names
+        return Categorical(np.array([place[value] for value in known], np.int64), names)
 
-    def _between(
-        self, known: list[Any], levels: list[Any]
-    ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    def _between(self, known: list[Any], levels: list[Any]) -> Categorical:
         if not all(map(_is_number, levels)):
             raise UserError(
                 f"data.group-edges: is for a column of numbers, but {self.column!r} holds text: "
@@ -72,11 +68,8 @@ class Grouping:
         )
         low, high = f"below {self.edges[0]:g}", f"from {self.edges[-1]:g}"
         inner = (f"{a:g} to below {b:g}" for a, b in pairwise(self.edges))
-        return np.where([value is None for value in known], -1, place).astype(np.int64), (
-            low,
-            *inner,
-            high,
-        )
+        codes = np.where([value is None for value in known], -1, place).astype(np.int64)
+        return Categorical(codes, (low, *inner, high))
 
 
 def _is_number(value: object) -> bool:
@@ -88,7 +81,7 @@ def grouping_of(options: DataOptions) -> Grouping:
     return Grouping(options.group, options.edges)
 
 
-def with_groups(images: Images, options: DataOptions) -> Images:
+def with_groups(samples: Samples, options: DataOptions) -> Samples:
     """Return the images with the group of each sample, read from the column
     ``data.group``. Raises ``UserError``.
     """
@@ -100,16 +93,10 @@ def with_groups(images: Images, options: DataOptions) -> Images:
         check_columns(data, source, {"data.group": grouping.column})
         check_plain(data, "data.group", grouping.column)
         values = with_names(data.features[grouping.column], data[grouping.column][:])
-        group, names = grouping.number(values)
-        return {"group": group}, {"names": list(names)}
+        groups = grouping.number(values)
+        return {"group": groups.codes}, {"names": list(groups.names)}
 
     wanted = {"group": grouping.column, "group-edges": options.group_edges}
     arrays, facts = cached(source, wanted | {"natural-id": options.natural_id}, decode)
-    return replace(images, group=np.array(arrays["group"]), group_names=tuple(facts["names"]))
-
-
-def members(group: npt.NDArray[np.int64] | None, count: int) -> npt.NDArray[np.bool_] | None:
-    """Return whether each sample (n,) is of each of ``count`` groups, (n, count); None
-    without groups.
-    """
-    return None if group is None else group[:, None] == np.arange(count)
+    groups = Categorical(np.array(arrays["group"]), tuple(facts["names"]))
+    return replace(samples, groups=groups)

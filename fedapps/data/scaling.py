@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedapps.data.images import Images
+from fedapps.data.samples import Samples
 
 Floats = npt.NDArray[np.float32]
 
@@ -68,11 +68,11 @@ class Scale:
         return (x - self.mean) / self.deviation
 
 
-def inputs(images: Images, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def inputs(samples: Samples, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Return a copy of these samples: float32, images in [0, 1], sounds in [-1, 1],
     numbers as they are; tokens stay int64.
     """
-    pixels = images.pixels[rows]  # a copy, also of a memory-mapped file
+    pixels = samples.x[rows]  # a copy, also of a memory-mapped file
     if pixels.dtype == np.int64:  # tokens
         return pixels
     x = pixels.astype(np.float32)

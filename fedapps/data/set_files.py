@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.data.images import Images, read_images
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
+from fedapps.data.samples import Samples
 from fedapps.data.source import Source
 from fedapps.data.sources import quiet
 
@@ -30,8 +31,8 @@ def save_set(folder: Path, x: NDArray[Any], y: NDArray[Any], num_classes: int) -
         made.save_to_disk(str(folder))
 
 
-def read_set(source: str) -> Images:
+def read_set(source: str) -> Samples:
     """Return the set in a folder. ``UserError`` names the setting
     ``data.synthetic``.
     """
-    return read_images(DataOptions(), source=Source(source, key="synthetic"))
+    return read_samples(DataOptions(), source=Source(source, key="synthetic"))

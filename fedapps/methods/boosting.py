@@ -9,6 +9,7 @@ from flwr.serverapp.strategy import Strategy
 import clients
 from fedapps.errors import UserError
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
+from fedapps.tasks.capabilities import HasTable, PredictsNumbers
 from fedapps.tasks.context import RunContext
 from strategies import FFGB, FFGBOptions
 from strategies.histogram_boosting import HistogramBoosting, HistogramBoostingOptions
@@ -46,15 +47,19 @@ def boosting_client(variant: str) -> ClientFactory:
     ) -> NumPyClient:
         from fedapps.tasks.boosting_oracles import learner_of, oracle_of
 
-        oracle = oracle_of(task, options, variant)
+        oracle, outputs = oracle_of(task, options, variant), task.num_outputs
         # Trees on a table need no PyTorch, but what the clients of FFGB.L check, the
         # Lipschitz constant, does.
-        if learner_of(task, options) == "trees" and hasattr(task, "arrays") and variant != "ffgb-l":
+        if (
+            learner_of(task, options) == "trees"
+            and isinstance(task, HasTable)
+            and variant != "ffgb-l"
+        ):
             return clients.FFGBClient(
-                task.arrays(client_id, num_clients), oracle, task.num_outputs, client_id, store
+                task.arrays(client_id, num_clients), oracle, outputs, client_id, store
             )
         data = task.client_data(client_id, num_clients)
-        return clients.FFGBClient(data, oracle, task.num_outputs, client_id, store, task.objective)
+        return clients.FFGBClient(data, oracle, outputs, client_id, store, task.objective)
 
     return build
 
@@ -65,16 +70,16 @@ def histogram_strategy(
     """Return the strategy of histogram boosting for the features of a table. Raises
     ``UserError`` for what is none.
     """
-    numbers = hasattr(task, "target_scale")
-    if not hasattr(task, "arrays"):
+    numbers, outputs = isinstance(task, PredictsNumbers), task.num_outputs
+    if not isinstance(task, HasTable):
         raise UserError(
             "method = 'histogram-boosting': grows trees on the columns of a table: name it in "
             "regression.source"
         )
-    if numbers and task.num_outputs > 1:
+    if numbers and outputs > 1:
         raise UserError(
             "method = 'histogram-boosting': predicts one number, regression.label names "
-            f"{task.num_outputs}: choose one"
+            f"{outputs}: choose one"
         )
     return HistogramBoosting(task.num_features, options, numbers)
 
@@ -88,7 +93,7 @@ def histogram_client(
 ) -> NumPyClient:
     """Return a client of histogram boosting."""
     data = task.arrays(client_id, num_clients, options.standardise)
-    if not hasattr(task, "target_scale"):
+    if not isinstance(task, PredictsNumbers):
         return clients.HistogramBoostingClient(data, client_id, store)
     scale = task.target_scale
     return clients.HistogramBoostingClient(

@@ -30,6 +30,12 @@ class Classifier(nn.Module):
         return logits
 
 
+def features_of(body: nn.Module, shape: Shape) -> int:
+    """Return the number of features that ``body`` extracts from one image."""
+    with torch.no_grad():
+        return int(body(torch.zeros(1, *shape)).shape[1])
+
+
 def draw_weights(model: nn.Module, seed: int) -> None:
     """Draw all weights from ``seed`` (Xavier normal; biases 0); normalisation layers
     start as the identity.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.common.checks import check_choice
-from fedapps.models.base import Classifier, Shape, draw_weights
+from fedapps.models.base import Classifier, Shape, draw_weights, features_of
 
 
 class SpectralLinear(nn.Linear):
@@ -77,7 +77,7 @@ def energy_resnet10(shape: Shape, num_classes: int) -> Classifier:
         *(Block(64, 64, 1), Block(64, 128, 2), Block(128, 256, 2), Block(256, 512, 2)),
         *(nn.GroupNorm(64, 512), nn.SiLU(), nn.Flatten()),
     )
-    return Classifier(body, SpectralLinear(_features(body, shape), num_classes))
+    return Classifier(body, SpectralLinear(features_of(body, shape), num_classes))
 
 
 def energy_cnn(shape: Shape, num_classes: int) -> Classifier:
@@ -96,7 +96,7 @@ def energy_cnn(shape: Shape, num_classes: int) -> Classifier:
     body = nn.Sequential(
         *layers, nn.Conv2d(inputs, 64, 3, 1, 1), nn.GroupNorm(16, 64), nn.SiLU(), nn.Flatten()
     )
-    return Classifier(body, SpectralLinear(_features(body, shape), num_classes))
+    return Classifier(body, SpectralLinear(features_of(body, shape), num_classes))
 
 
 def energy_wide(shape: Shape, num_classes: int) -> Classifier:
@@ -105,7 +105,7 @@ def energy_wide(shape: Shape, num_classes: int) -> Classifier:
         *(nn.Conv2d(shape[0], 64, 5, 2, 2), nn.GroupNorm(8, 64), nn.SiLU()),
         *(nn.Conv2d(64, 64, 5, 2, 2), nn.GroupNorm(8, 64), nn.SiLU(), nn.Flatten()),
     )
-    return Classifier(body, SpectralLinear(_features(body, shape), num_classes))
+    return Classifier(body, SpectralLinear(features_of(body, shape), num_classes))
 
 
 def energy_residual(shape: Shape, num_classes: int) -> Classifier:
@@ -121,7 +121,7 @@ def energy_residual(shape: Shape, num_classes: int) -> Classifier:
             nn.Flatten(),
         ),
     )
-    return Classifier(body, SpectralLinear(_features(body, shape), num_classes))
+    return Classifier(body, SpectralLinear(features_of(body, shape), num_classes))
 
 
 def energy_patches(shape: Shape, num_classes: int) -> Classifier:
@@ -132,7 +132,7 @@ def energy_patches(shape: Shape, num_classes: int) -> Classifier:
         *(nn.Conv2d(shape[0], 64, 4, 4), nn.GroupNorm(16, 64), nn.SiLU()),
         *(nn.Conv2d(64, 64, 1), nn.GroupNorm(16, 64), nn.SiLU(), nn.Flatten()),
     )
-    features = _features(body, shape)
+    features = features_of(body, shape)
     mixed = nn.Sequential(*body, nn.Linear(features, 128), nn.LayerNorm(128), nn.SiLU())
     return Classifier(mixed, SpectralLinear(128, num_classes))
 
@@ -171,11 +171,6 @@ def build_energy_net(name: str, shape: Shape, num_classes: int, seed: int) -> Cl
         net = ENERGY_NETS[name](shape, num_classes)
     draw_weights(net, seed)
     return net
-
-
-def _features(body: nn.Module, shape: Shape) -> int:
-    with torch.no_grad():
-        return int(body(torch.zeros(1, *shape)).shape[1])
 
 
 # --- generators -----------------------------------------------------------------------

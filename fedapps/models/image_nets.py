@@ -20,7 +20,6 @@ its first version (v1).
 import itertools
 from collections.abc import Callable, Iterable
 
-import torch
 from torch import nn
 
 from algorithms.common.checks import nearest
@@ -28,7 +27,7 @@ from algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of
 from fedapps.models import aaggff_nets, superfed_nets
-from fedapps.models.base import Classifier, Shape, draw_weights
+from fedapps.models.base import Classifier, Shape, draw_weights, features_of
 from fedapps.models.options import PREFIX
 from fedapps.models.own_net import build_own
 
@@ -84,7 +83,7 @@ def two_cnn(shape: Shape, num_classes: int) -> Classifier:
         *(nn.Conv2d(32, 64, 5, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2, padding=1)),
         nn.Flatten(),
     )
-    return Classifier(body, _dense(_features(body, shape), 200, 200, num_classes, bias=False))
+    return Classifier(body, _dense(features_of(body, shape), 200, 200, num_classes, bias=False))
 
 
 def small_cnn(shape: Shape, num_classes: int) -> Classifier:
@@ -96,7 +95,7 @@ def small_cnn(shape: Shape, num_classes: int) -> Classifier:
         *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Flatten(),
     )
-    return Classifier(body, _dense(_features(body, shape), 64, num_classes))
+    return Classifier(body, _dense(features_of(body, shape), 64, num_classes))
 
 
 def cnn_1d(shape: Shape, num_classes: int) -> Classifier:
@@ -110,7 +109,7 @@ def cnn_1d(shape: Shape, num_classes: int) -> Classifier:
         *(nn.Conv1d(16, 32, 9, padding=4), nn.ReLU(), nn.MaxPool1d(2)),
         nn.Flatten(),
     )
-    return Classifier(body, _dense(_features(body, shape), 64, num_classes))
+    return Classifier(body, _dense(features_of(body, shape), 64, num_classes))
 
 
 def mlp_32_32(shape: Shape, num_classes: int) -> Classifier:
@@ -133,7 +132,7 @@ def tutorial_cnn(shape: Shape, num_classes: int) -> Classifier:
         nn.Flatten(),
     )
     return Classifier(
-        nn.Sequential(body, _dense(_features(body, shape), 32, 32), nn.ReLU()),
+        nn.Sequential(body, _dense(features_of(body, shape), 32, 32), nn.ReLU()),
         nn.Linear(32, num_classes),
     )
 
@@ -276,12 +275,6 @@ def _size(shape: Shape) -> int:
     return shape[0] * shape[1] * shape[2]
 
 
-def _features(body: nn.Module, shape: Shape) -> int:
-    """Return the number of features that ``body`` extracts from one image."""
-    with torch.no_grad():
-        return int(body(torch.zeros(1, *shape)).shape[1])
-
-
 def _dense(*widths: int, bias: bool = True) -> nn.Sequential:
     """Return fully connected layers of the given widths with ReLU between them."""
     layers: list[nn.Module] = []
@@ -296,7 +289,7 @@ def _conv_64_64(shape: Shape, num_classes: int, *widths: int) -> Classifier:
         *(nn.Conv2d(64, 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2)),
         nn.Flatten(),
     )
-    dense = _leaky_dense(_features(body, shape), *widths)
+    dense = _leaky_dense(features_of(body, shape), *widths)
     return Classifier(nn.Sequential(body, *dense), nn.Linear(widths[-1], num_classes))
 
 

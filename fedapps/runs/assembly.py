@@ -13,7 +13,8 @@ from fedapps.methods import METHODS
 from fedapps.methods.method import ClientFactory
 from fedapps.runs.compilation import compiler
 from fedapps.settings.settings import Settings
-from fedapps.tasks.registry import Task, make_task
+from fedapps.tasks.capabilities import DeclaresOrigin, Task
+from fedapps.tasks.registry import make_task
 from strategies import Private, Robust, WarmStart
 from strategies.base.capabilities import sends_updates
 from strategies.base.reply_validation import Rules
@@ -74,7 +75,8 @@ def private(strategy: Strategy, settings: Settings, task: Any) -> Strategy:
         found = Private(strategy, settings.dp)
     except ValueError as error:
         raise UserError(f"dp.{error}") from None
-    made = getattr(task, "from_clients", "what it does not tell (from_clients)")
+    unsaid = "what it does not tell (from_clients)"
+    made = task.from_clients if isinstance(task, DeclaresOrigin) else unsaid
     if made:
         raise UserError(
             f"dp.noise-multiplier = {settings.dp.noise_multiplier}: before the first round task "

@@ -17,21 +17,21 @@ from clients.base.store import DiskStore, MessageStore, Store
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.settings.settings import Settings, read_settings
-from fedapps.tasks.registry import Task
+from fedapps.tasks.capabilities import Task
 
 MAX_RUNS = 4
 #: Settings and tasks of this process's latest runs, by configuration and site data.
-_RUNS: OrderedDict[tuple[frozenset[tuple[str, Any]], str], tuple[Settings, Task]] = OrderedDict()
+RUNS: OrderedDict[tuple[frozenset[tuple[str, Any]], str], tuple[Settings, Task]] = OrderedDict()
 
 
 def prepare(config: frozenset[tuple[str, Any]], site_data: str = "") -> tuple[Settings, Task]:
     """Return the settings and task of a run configuration; ``site_data``: location of
     this site's own data, or "".
     """
-    if (config, site_data) not in _RUNS:
+    if (config, site_data) not in RUNS:
         settings = read_settings(dict(config))
         _keep((config, site_data), settings, build_task(settings, site_data))
-    return _RUNS[config, site_data]
+    return RUNS[config, site_data]
 
 
 def share(config: Mapping[str, Any], settings: Settings, task: Task) -> None:
@@ -40,9 +40,9 @@ def share(config: Mapping[str, Any], settings: Settings, task: Task) -> None:
 
 
 def _keep(key: tuple[frozenset[tuple[str, Any]], str], settings: Settings, task: Task) -> None:
-    _RUNS[key] = settings, task
-    while len(_RUNS) > MAX_RUNS:
-        _RUNS.popitem(last=False)
+    RUNS[key] = settings, task
+    while len(RUNS) > MAX_RUNS:
+        RUNS.popitem(last=False)
     one_thread()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps.data.cache import folder
 from fedapps.settings.settings import Settings
+from fedapps.tasks.capabilities import HasNet
 from fedapps.toml_text import read_toml
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def compiler() -> "Compiler":
     return Compiler(folder() / "steps")
 
 
-def decided(
+def with_compilation(
     settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], bool]
 ) -> Settings:
     """Return the settings with ``train.compile`` "on" or "off"."""
@@ -77,7 +78,7 @@ def seconds(settings: Settings, task: Any) -> float:
     if (
         settings.sites.own
         or not settings.num_clients
-        or not hasattr(task, "work_model")
+        or not isinstance(task, HasNet)
         or not is_dense(task.work_model())
     ):
         return 0.0

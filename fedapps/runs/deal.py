@@ -14,6 +14,7 @@ from fedapps.data.overlap import copies
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_clients
+from fedapps.tasks.capabilities import HasNet, HasTable, PredictsNumbers, SplitsSamples
 
 if TYPE_CHECKING:
     from fedapps.charts.layout import Figure
@@ -59,10 +60,11 @@ def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
         raise UserError("fedapps data: the sites keep their data, which cannot be shown here")
     settings = with_clients(settings, build_task(settings))
     task: Any = build_task(settings)
-    if not hasattr(task, "prepare") and not hasattr(task, "partition"):
+    if not isinstance(task, HasNet):
         raise UserError(f"fedapps data: task {settings.task!r} has no samples with a class to show")
     deal = deal_of(task, settings.num_clients)
-    notes = [*getattr(task, "remarks", lambda _: [])(settings.num_clients), *warnings_of(deal)]
+    notes = task.remarks(settings.num_clients) if isinstance(task, SplitsSamples) else []
+    notes += warnings_of(deal)
     notes += means_predicted(task, settings.num_clients) if deal.numbers else []
     return deal, settings, [*notes, *copies_in(task, settings.num_clients)]
 
@@ -71,11 +73,11 @@ def copies_in(task: Any, num_clients: int) -> list[str]:
     """Return a line for each kind of sample that is there more than once: scores on
     what was trained on say too much.
     """
-    if not hasattr(task, "split"):
+    if not isinstance(task, SplitsSamples):
         return []
     parts = [task.split(client, num_clients) for client in range(num_clients)]
     trained = [np.concatenate([train, held_back]) for train, held_back, _ in parts]
-    scored, twice = copies(task.images.pixels, trained, [test for *_, test in parts])
+    scored, twice = copies(task.samples.x, trained, [test for *_, test in parts])
     out = (
         [f"{scored} samples to be scored on are copies of ones that somebody trains on"]
         if scored
@@ -124,7 +126,7 @@ def quarters(task: Any, num_clients: int) -> tuple[tuple[str, ...], list[list[ND
 
 def deal_of(task: Any, num_clients: int) -> Deal:
     """Return what a task deals. Raises ``UserError`` if its samples have no class."""
-    if hasattr(task, "target_parts"):
+    if isinstance(task, PredictsNumbers):
         classes, numbered = quarters(task, num_clients)
         counts = np.array(
             [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in numbered]
@@ -136,11 +138,9 @@ def deal_of(task: Any, num_clients: int) -> Deal:
             f"fedapps data: the samples of task {task.name!r} are sequences, which have no class "
             "to show"
         )
-    images = getattr(task, "images", None)
     total = max((int(part.max()) + 1 for parts in labels for part in parts if len(part)), default=1)
-    classes = (
-        images.classes if images is not None and images.classes else tuple(map(str, range(total)))
-    )
+    classes = task.samples.classes if isinstance(task, SplitsSamples) else ()
+    classes = classes or tuple(map(str, range(total)))
     counts = np.array(
         [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels]
     )
@@ -149,19 +149,18 @@ def deal_of(task: Any, num_clients: int) -> Deal:
 
 def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
     """Return what the clients are called."""
-    images = getattr(task, "images", None)
-    if images is not None and images.natural is not None:
-        return tuple(images.names[images.natural[part[0]]] for part in task.partition(num_clients))
-    return (
-        tuple(task.table(num_clients).clients)
-        if hasattr(task, "table")
-        else tuple(map(str, range(num_clients)))
-    )
+    if isinstance(task, HasTable):
+        return task.table(num_clients).clients
+    clients = task.samples.clients if isinstance(task, SplitsSamples) else None
+    if clients is not None:
+        first = (part[0] for part in task.partition(num_clients))
+        return tuple(clients.names[clients.codes[row]] for row in first)
+    return tuple(map(str, range(num_clients)))
 
 
 def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]:
-    if hasattr(task, "split"):  # without reading the inputs
-        return [task.images.labels[rows] for rows in task.split(client, num_clients)]
+    if isinstance(task, SplitsSamples):  # without reading the inputs
+        return [task.samples.labels[rows] for rows in task.split(client, num_clients)]
     data = task.client_data(client, num_clients)
     held_back = data.validation.y[:0] if data.validation is data.train else data.validation.y
     return [part.cpu().numpy() for part in (data.train.y, held_back, data.test.y)]

@@ -20,8 +20,9 @@ from fedapps.results.image_grids import ImageGrids
 from fedapps.results.parts import write_plots
 from fedapps.results.report import write_report
 from fedapps.runs.assembly import Parts, build_strategy, build_task, takes_steps
-from fedapps.runs.compilation import decided
+from fedapps.runs.compilation import with_compilation
 from fedapps.settings.settings import Settings, default_config
+from fedapps.tasks.capabilities import HasGroups
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
 from fedapps.tracking.prometheus import Counts, served
@@ -68,16 +69,15 @@ def execute(
     """
     folder = Path(settings.out)
     _, task, strategy = parts or assembled(settings)
-    settings = decided(settings, task, takes_steps)
+    settings = with_compilation(settings, task, takes_steps)
     checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
     inner = innermost(strategy)
     done, arrays = open_folder(folder, settings, checkpoints)
     if not done:
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
-    recorder = Recorder(
-        folder, settings.flat(), task.name, done, strategy, getattr(task, "groups", None)
-    )
+    groups = task.groups if isinstance(task, HasGroups) else None
+    recorder = Recorder(folder, settings.flat(), task.name, done, strategy, groups)
     checkpoints.record = recorder.files
     trackers = track(settings, folder, done, recorder) if settings.track else None
     image_grids = (

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings
+from fedapps.tasks.capabilities import PredictsNumbers, SplitsSamples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,12 +57,12 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
     flat = settings.flat()
     if not settings.sites.own:
         if (
-            not getattr(task, "deals_samples", False)
-            or hasattr(task, "target_scale")
+            not isinstance(task, SplitsSamples)
+            or isinstance(task, PredictsNumbers)
             or task.standardise == "sums"
         ):
             return {}
-        labels, shape = ",".join(task.images.classes), ",".join(map(str, task.image_shape))
+        labels, shape = ",".join(task.samples.classes), ",".join(map(str, task.image_shape))
         flat |= {
             "task": "classification",
             "sites.labels": labels,
@@ -69,8 +70,8 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
             "data.standardise": task.standardise,
         }
         if (
-            len(task.images.classes) != task.num_outputs
-            or labels.count(",") != task.num_outputs - 1
+            len(task.samples.classes) != task.samples.num_classes
+            or labels.count(",") != task.samples.num_classes - 1
         ):
             return {}
     return {SETTINGS: json.dumps({key: flat[key] for key in KEYS if key in flat})}
@@ -105,7 +106,7 @@ def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str,
             raise UserError(
                 f"its net is code, {name!r}, which runs only if you name it: --net {name}"
             )
-        settings = completed(given)
+        settings = with_defaults(given)
     except (ValueError, TypeError, RecursionError, UserError) as error:
         raise UserError(
             f"{path}: what it says of its net cannot be read ({' '.join(str(error).split())[:200]})"

@@ -21,8 +21,9 @@ from fedapps.records.newcomers import MARK
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.client_factory import one_thread
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings
+from fedapps.tasks.capabilities import HasNet, SplitsSamples
 from fedapps.toml_text import read_toml
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None
     """Return how the samples of a client (``None``: of all) are scaled; ``None`` if
     they are not, or only where they are.
     """
-    if settings.sites.own or not hasattr(task, "common_scale") or task.standardise == "none":
+    if settings.sites.own or not isinstance(task, SplitsSamples) or task.standardise == "none":
         return None
     if task.standardise == "sums":
-        return task.common_scale(settings.num_clients)  # type: ignore[no-any-return]
+        return task.common_scale(settings.num_clients)
     return None if client is None else task.scale_of(task.split(client, settings.num_clients)[0])
 
 
@@ -136,7 +137,7 @@ def settings_in(folder: Path, own: bool = False) -> Settings:
         for key, value in read_toml(folder / "settings.toml").items()
         if not key.startswith("versions.")
     }
-    settings = completed({**recorded, "out": str(folder.absolute())})
+    settings = with_defaults({**recorded, "out": str(folder.absolute())})
     if settings.sites.own and not own:
         raise UserError(f"{folder}: the samples and models of its clients are at their sites")
     return settings
@@ -178,7 +179,7 @@ def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:
         model = load_file(run.path / "model.safetensors")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{run.path}: the model cannot be read ({error})") from error
-    names = list(task.work_model().state_dict()) if hasattr(task, "work_model") else []
+    names = list(task.work_model().state_dict()) if isinstance(task, HasNet) else []
     if sorted(model) != sorted(names):
         raise UserError(f"method = {settings.method!r}: what the run trained is not the task's net")
     return ArrayRecord({name: Array(model[name]) for name in names})  # safetensors sorts them

@@ -21,14 +21,15 @@ from fedapps.models.options import local_name
 from fedapps.records.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.runs.assembly import Parts, build_client, build_strategy, build_task
 from fedapps.settings.settings import Settings, chosen, default_config, read_settings
-from fedapps.tasks.registry import TASKS, Task, find_task
+from fedapps.tasks.capabilities import HasNaturalClients, NamesNet, Task
+from fedapps.tasks.registry import TASKS, find_task
 from fedapps.tracking.names import check_installed
 
 # Number of virtual clients if neither the settings nor the data determine it.
 DEFAULT_CLIENTS = 20
 
 
-def completed(given: Mapping[str, Any]) -> Settings:
+def with_defaults(given: Mapping[str, Any]) -> Settings:
     """Return the given settings on top of the method's and the task's defaults, with
     absolute paths: workers run in another directory.
     """
@@ -65,17 +66,12 @@ def with_absolute(options: Any, name: str) -> Any:
     return replace(options, **{name: absolute(path)}) if is_local(path) else options
 
 
-def checked(settings: Settings) -> tuple[Settings, Task]:
-    """Return what :func:`assemble` does without the strategy."""
-    return assemble(settings)[:2]
-
-
 def assemble(settings: Settings) -> Parts:
     """Return the parts of a run, with the number of clients and the net's name filled
     in. Raises ``UserError`` if they do not fit.
     """
     # loads PyTorch, and a SuperLink may start meanwhile
-    from fedapps.models.image_nets import BY_SHAPE, net_for
+    from fedapps.models.image_nets import BY_SHAPE
 
     check_installed(settings.track)
     task = build_task(settings)
@@ -86,15 +82,9 @@ def assemble(settings: Settings) -> Parts:
     check_sizes(settings)
     with guarded("task", settings.task, "check failed", own=settings.task not in TASKS):
         task.check(settings.num_clients)
-    usual = (
-        task.usual_net
-        if hasattr(task, "usual_net")
-        else net_for(task.image_shape)
-        if hasattr(task, "image_shape")
-        else ""
-    )
-    if settings.model.name == BY_SHAPE and usual:  # so that results name the net
-        settings = replace(settings, model=replace(settings.model, name=usual))
+    if settings.model.name == BY_SHAPE and isinstance(task, NamesNet):
+        # so that results name the net
+        settings = replace(settings, model=replace(settings.model, name=task.usual_net))
     strategy = checked_strategy(settings, task)
     if not settings.sites.own:
         check_client(settings, task)
@@ -108,8 +98,8 @@ def with_clients(settings: Settings, task: Any) -> Settings:
     Of fewer clients than a round has by default all take part.
     """
     if not settings.num_clients:
-        natural = getattr(task, "natural_clients", None)
-        settings = replace(settings, num_clients=(natural() if natural else 0) or DEFAULT_CLIENTS)
+        natural = task.natural_clients() if isinstance(task, HasNaturalClients) else 0
+        settings = replace(settings, num_clients=natural or DEFAULT_CLIENTS)
     few = settings.num_clients - settings.num_new_clients < Settings.clients_per_round
     return (
         replace(settings, clients_per_round=0)

@@ -87,12 +87,12 @@ class Settings(Options):
     )
     evaluate_train: bool = option(
         False,
-        "evaluations also tell the loss of the server's model on a client's training samples: "
-        "`train-loss` in clients.csv",
+        "evaluations also report the loss of the server's model on each client's training "
+        "samples: `train-loss` in clients.csv",
     )
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
     min_replies: int = option(1, "a round with fewer valid replies counts as failed", low=1)
-    max_failed_rounds: int = option(3, "so many failed rounds in a row end the run", low=1)
+    max_failed_rounds: int = option(3, "the run ends after this many failed rounds in a row", low=1)
     timeout: float = option(600.0, "seconds that a phase waits for replies", low=0, open_low=True)
     max_update_norm: float = option(
         0.0, "bound on the norm of a client's update, over all its arrays; 0: none", low=0
@@ -102,8 +102,8 @@ class Settings(Options):
     )
     max_weight: float = option(
         -1.0,
-        "most weight of a client, times the median of the round; 0: any; -1: 10 on SuperNodes or "
-        "with max-update-norm, else any",
+        "largest weight of a client, as a multiple of the round's median; 0: no limit; -1: 10 on "
+        "SuperNodes or with max-update-norm, else no limit",
         low=-1,
     )
     max_array_value: float = option(
@@ -142,7 +142,7 @@ class Settings(Options):
     )
     track: str = option(
         "",
-        "also tell tensorboard, mlflow or wandb (several with commas) of the run: docs/tracking.md",
+        "also report to tensorboard, mlflow or wandb (several with commas): docs/tracking.md",
     )
     track_to: str = option(
         "",

@@ -22,7 +22,7 @@ from fedapps.errors import RunFailed, UserError
 from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
 from fedapps.records.writer import FREE, all_written, set_status, status_of
-from fedapps.runs.prepare import checked, data_paths
+from fedapps.runs.prepare import assemble, data_paths
 from fedapps.settings.settings import Settings, default_config, read_settings
 from fedapps.sweeps.keep import prune
 from fedapps.sweeps.page import write_page
@@ -81,7 +81,7 @@ def missing_runs(plan: Plan) -> list[PlannedRun]:
     runs = []
     for run in [point.run for point in plan.points if not is_done(point.run)]:
         try:
-            settings, _ = checked(read_settings(run.config))
+            settings, *_ = assemble(read_settings(run.config))
         except UserError as error:
             raise UserError(f"{run.folder.name}: {error}") from None
         runs.append(PlannedRun(without_reserved(settings), run.folder))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.errors import UserError
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings, default_config, read_settings
 from fedapps.sweeps.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_grid
 from fedapps.sweeps.pool import PlannedRun
@@ -102,7 +102,7 @@ def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
                 (axis.name, label) for axis, label in combination if axis.keys & used.keys()
             )
             if labels not in configs:
-                configs[labels] = without_reserved(completed(config))
+                configs[labels] = without_reserved(with_defaults(config))
         except UserError as error:
             raise UserError(f"{_prefix(combination)}{error}") from None
     for axis in grid.axes:

@@ -2,23 +2,22 @@
 task ``regression`` is unless it has a table.
 """
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from clients.base.data import ClientData, Split
 from fedapps.data import partition as partitions
 from fedapps.data.flower_partitioners import goes_by_classes
-from fedapps.data.images import Images
+from fedapps.data.samples import Samples
+from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
-from fedapps.models.image_nets import BY_SHAPE, build_model, net_for
+from fedapps.models.image_nets import net_for
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.targets import LINEAR, NAME, Floats, Targets
+from fedapps.tasks.targets import LINEAR, NAME, Targets
 
 #: Ways to deal samples that go by classes.
 BY_CLASS = ("pathological", "dirichlet", "dirichlet-clients", "sorted-share")
@@ -51,15 +50,14 @@ class ArrayRegression(Targets, Classification):
                 "(data.natural-id), or one of flwr:... that goes by size or by another column"
             )
 
-    @cached_property
-    def images(self) -> Images:
-        """The whole data set, with targets."""
-        return partitions.load_images(self.context.data, targets=True)
+    def read(self) -> Samples:
+        """Read the whole data set, with targets."""
+        return partitions.load_samples(self.context.data, targets=True)
 
     @property
     def targets(self) -> Floats:
         """The numbers to predict (N, targets)."""
-        found = self.images.targets
+        found = self.samples.targets
         assert found is not None
         return found
 
@@ -96,14 +94,6 @@ class ArrayRegression(Targets, Classification):
         """The net that ``auto`` stands for."""
         return LINEAR if self.image_shape[:2] == (1, 1) else net_for(self.image_shape)
 
-    def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model."""
-        chosen = self.context.model
-        name = self.usual_net if chosen.name == BY_SHAPE else chosen.name
-        return build_model(name, self.image_shape, self.num_outputs, seed, chosen.pretrained).to(
-            self.device
-        )
-
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return a client's training, validation and test samples, with targets as the
         model learns them.
@@ -115,7 +105,7 @@ class ArrayRegression(Targets, Classification):
 
         def part(mine: NDArray[np.int64]) -> Split:
             y = torch.from_numpy(self.target_scale.of(self.targets[mine]))
-            return Split(partitions.tensors(self.images, mine, scale).x, y)
+            return Split(partitions.tensors(self.samples, mine, scale).x, y)
 
         train = part(rows[0])
         return ClientData(train, part(rows[1]) if len(rows[1]) else train, part(rows[2]))

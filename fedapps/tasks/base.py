@@ -121,6 +121,32 @@ class TorchTask:
         return data
 
 
+class NetByShape(TorchTask):
+    """Base of the tasks whose samples have one shape, so that nets of any name fit."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of a sample; (1, 1, d) of a vector."""
+        raise NotImplementedError
+
+    @property
+    def usual_net(self) -> str:
+        """The net that ``model.name = "auto"`` stands for."""
+        from fedapps.models.image_nets import net_for
+
+        return net_for(self.image_shape)
+
+    def model_fn(self, seed: int) -> "nn.Module":
+        """Return a newly initialised model."""
+        from fedapps.models.image_nets import BY_SHAPE, build_model
+
+        chosen = self.context.model
+        name = self.usual_net if chosen.name == BY_SHAPE else chosen.name
+        return build_model(name, self.image_shape, self.num_outputs, seed, chosen.pretrained).to(
+            self.device
+        )
+
+
 def dealt(client_id: int | str, num_clients: int) -> int:
     """Return the id of a client to whom data are dealt. Raises ``UserError`` for
     another one.

@@ -16,8 +16,8 @@ from clients.base.data import Split
 from clients.base.training import TrainOptions, get_arrays
 from clients.steps.batches import train_classifier
 from fedapps.data import partition as partitions
-from fedapps.data.images import Images
 from fedapps.data.options import DataOptions
+from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
@@ -26,21 +26,21 @@ from fedapps.tasks.predictor_library import Library
 Indices = NDArray[np.int64]
 
 
-def divide(images: Images, share: float, seed: int) -> tuple[Images, Images]:
+def divide(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
     """Return (samples for the base predictors, samples for the clients): a random
     ``share`` of each class, and the rest.
     """
     if not share:
-        return images.take(np.zeros(len(images.labels), bool)), images
+        return samples.take(np.zeros(len(samples.labels), bool)), samples
     rng = generator(seed, "pre-training")
-    taken, dealt = [], images.dealt
-    for label in np.unique(images.labels):
-        rows = rng.permutation(dealt[images.labels[dealt] == label])
+    taken, dealt = [], samples.dealt
+    for label in np.unique(samples.labels):
+        rows = rng.permutation(dealt[samples.labels[dealt] == label])
         taken.append(rows[: max(1, round(share * len(rows)))])
-    mine = np.zeros(len(images.labels), bool)
+    mine = np.zeros(len(samples.labels), bool)
     mine[np.concatenate(taken)] = True
 
-    return images.take(mine), images.take(~mine)
+    return samples.take(mine), samples.take(~mine)
 
 
 def label_sets(num_classes: int, labels_each: int, predictors: int, seed: int) -> list[Indices]:
@@ -107,27 +107,27 @@ def pretrained(
     """Return the library of ``predictors`` networks trained on ``share`` of the
     samples; cached in the process.
     """
-    images, _ = divide(partitions.load_images(source), share, seed)
-    x = inputs(images, np.arange(len(images.labels)))
-    if source.standardise != "none" and images.numbers:
+    samples, _ = divide(partitions.load_samples(source), share, seed)
+    x = inputs(samples, np.arange(len(samples.labels)))
+    if source.standardise != "none" and samples.numbers:
         x = Scale.of_sums([Moments.of(x)]).of(x)
-    channels, height, width = images.pixels.shape[1:]
+    channels, height, width = samples.x.shape[1:]
     nets, names = [], []
     for k, (labels, shift) in enumerate(
-        recipes(kind, images.num_classes, labels_each, predictors, seed)
+        recipes(kind, samples.num_classes, labels_each, predictors, seed)
     ):
-        rows = np.flatnonzero(np.isin(images.labels, labels))
+        rows = np.flatnonzero(np.isin(samples.labels, labels))
         net = build_model(
-            model, (channels, height, width), images.num_classes, derived_seed(seed, "base net", k)
+            model, (channels, height, width), samples.num_classes, derived_seed(seed, "base net", k)
         )
-        samples = Split(
+        known = Split(
             torch.from_numpy(x[rows]),
-            torch.from_numpy((images.labels[rows] + shift) % images.num_classes),
+            torch.from_numpy((samples.labels[rows] + shift) % samples.num_classes),
         )
-        train_classifier(net, samples, options, generator(seed, "base net batches", k))
+        train_classifier(net, known, options, generator(seed, "base net batches", k))
         nets.append(get_arrays(net))
         names.append(f"{k}:" + ",".join(map(str, labels)) + (" as the next class" if shift else ""))
-    keys = list(build_model(model, (channels, height, width), images.num_classes, 0).state_dict())
+    keys = list(build_model(model, (channels, height, width), samples.num_classes, 0).state_dict())
     return Library.from_arrays(
         {key: np.stack([net[i] for net in nets]) for i, key in enumerate(keys)}, names, False
     )

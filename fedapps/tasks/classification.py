@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from torch.nn import functional
 
 from algorithms.common.modules import get_arrays
@@ -22,21 +21,22 @@ from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
 from fedapps.data.held_out import dealt_part, remark, test_part, validation_part
-from fedapps.data.images import Images
+from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of, registered
 from fedapps.models import image_nets
-from fedapps.tasks.base import TorchTask
+from fedapps.tasks.base import NetByShape
 from fedapps.tasks.context import RunContext
+from fedapps.tasks.dealt_samples import DealtSamples
 from fedapps.tasks.set_training import check_fits, fit, tensors
 from strategies.base.reply_validation import LONGEST_METRIC
 
 logger = logging.getLogger(__name__)
 
 
-class Classification(TorchTask):
+class Classification(DealtSamples, NetByShape):
     """Classification of a data set of images, arrays or numbers, partitioned over
     clients according to the settings.
     """
@@ -55,10 +55,9 @@ class Classification(TorchTask):
             )
         super().__init__(options, context)
 
-    @cached_property
-    def images(self) -> Images:
-        """The whole data set."""
-        return partitions.load_images(self.context.data)
+    def read(self) -> Samples:
+        """Read the whole data set."""
+        return partitions.load_samples(self.context.data)
 
     @cached_property
     def objective(self) -> Objective:
@@ -67,16 +66,11 @@ class Classification(TorchTask):
         """
         if not self.context.data.class_weights:
             return CLASSIFICATION
-        counts = np.bincount(self.images.labels, minlength=self.images.num_classes)
+        counts = np.bincount(self.samples.labels, minlength=self.samples.num_classes)
         weights = torch.tensor(
-            len(self.images.labels) / (counts + 1), dtype=torch.float32, device=self.device
+            len(self.samples.labels) / (counts + 1), dtype=torch.float32, device=self.device
         )
         return Objective(partial(functional.cross_entropy, weight=weights), CLASSIFICATION.score)
-
-    @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
-    def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the sample indices of each client."""
-        return partitions.partition(self.images, self.context.data, num_clients, self.context.seed)
 
     @property
     def from_clients(self) -> str:
@@ -98,21 +92,21 @@ class Classification(TorchTask):
             )
         return " and ".join(found)
 
-    @lru_cache(maxsize=2)  # noqa: B019
+    @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
     def test_parts(self, num_clients: int) -> list[NDArray[np.int64]] | None:
         """Return the samples that each client is scored on, if the data say which
         (``data.test``, ``data.part``); else None.
         """
-        part = test_part(self.images, self.context.data)
-        return dealt_part(self.images, self.partition(num_clients), part, self.context.seed)
+        part = test_part(self.samples, self.context.data)
+        return dealt_part(self.samples, self.partition(num_clients), part, self.context.seed)
 
     @lru_cache(maxsize=2)  # noqa: B019
     def validation_parts(self, num_clients: int) -> list[NDArray[np.int64]] | None:
         """Return the samples that each client chooses models by, if the data say which
         (``data.validation-split``); else None.
         """
-        part = validation_part(self.images, self.context.data)
-        return dealt_part(self.images, self.partition(num_clients), part, self.context.seed)
+        part = validation_part(self.samples, self.context.data)
+        return dealt_part(self.samples, self.partition(num_clients), part, self.context.seed)
 
     def split(
         self, client: int, num_clients: int
@@ -131,12 +125,12 @@ class Classification(TorchTask):
         left out, what is scored.
         """
         d, parts = self.context.data, self.partition(num_clients)
-        lines = partitions.remarks(self.images, d)
+        lines = partitions.remarks(self.samples, d)
         for part, own in (
-            (test_part(self.images, d), self.test_parts(num_clients)),
-            (validation_part(self.images, d), self.validation_parts(num_clients)),
+            (test_part(self.samples, d), self.test_parts(num_clients)),
+            (validation_part(self.samples, d), self.validation_parts(num_clients)),
         ):
-            lines += [] if own is None else [remark(self.images, parts, own, part)]
+            lines += [] if own is None else [remark(self.samples, parts, own, part)]
         return lines
 
     @property
@@ -145,7 +139,7 @@ class Classification(TorchTask):
         "sums".
         """
         chosen = self.context.data.standardise
-        return chosen if chosen != "auto" else "sums" if self.images.numbers else "none"
+        return chosen if chosen != "auto" else "sums" if self.samples.numbers else "none"
 
     @lru_cache(maxsize=2)  # noqa: B019
     def common_scale(self, num_clients: int) -> Scale:
@@ -153,30 +147,24 @@ class Classification(TorchTask):
         training samples.
         """
         rows = (self.split(client, num_clients)[0] for client in range(num_clients))
-        return Scale.of_sums(Moments.of(inputs(self.images, mine)) for mine in rows)
+        return Scale.of_sums(Moments.of(inputs(self.samples, mine)) for mine in rows)
 
     def scale_of(self, rows: NDArray[np.int64]) -> Scale | None:
         """Return a client's own scale, by its training samples; None unless each client
         has one.
         """
         return (
-            Scale.of_sums([Moments.of(inputs(self.images, rows))])
+            Scale.of_sums([Moments.of(inputs(self.samples, rows))])
             if self.standardise == "client"
             else None
         )
 
-    def natural_clients(self) -> int:
-        """Return the number of clients in the column ``data.natural-id``; 0 for
-        partitions over any number of clients.
-        """
-        return partitions.natural_clients(self.images, self.context.data)
-
     @property
     def groups(self) -> Groups | None:
         """The groups of the column ``data.group``."""
-        if self.images.group is None:
+        if self.samples.groups is None:
             return None
-        groups = Groups(self.images.group_names, self.num_outputs)
+        groups = Groups(self.samples.groups.names, self.num_outputs)
         if (size := groups.shape[0] * groups.shape[1]) > LONGEST_METRIC:
             raise UserError(
                 f"data.group = {self.context.data.group!r}: {len(groups.names)} groups and "
@@ -192,7 +180,7 @@ class Classification(TorchTask):
         """
         self.test_parts(num_clients)
         self.validation_parts(num_clients)
-        if self.images.num_classes < 2:
+        if self.samples.num_classes < 2:
             raise UserError(
                 f"data.label: all samples of {self.context.data.source} are of one class: name the "
                 "column of classes"
@@ -206,23 +194,16 @@ class Classification(TorchTask):
         else:
             self.initial_arrays()
 
-    def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model."""
-        chosen = self.context.model
-        return image_nets.build_model(
-            chosen.name, self.image_shape, self.num_outputs, seed, chosen.pretrained
-        ).to(self.device)
-
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
-        channels, height, width = self.images.pixels.shape[1:]
+        channels, height, width = self.samples.x.shape[1:]
         return channels, height, width
 
     @property
     def num_outputs(self) -> int:
         """The number of classes."""
-        return self.images.num_classes
+        return self.samples.num_classes
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the initial model, pre-trained on the set ``data.synthetic`` if that
@@ -244,7 +225,7 @@ class Classification(TorchTask):
         scale = (
             self.common_scale(num_clients) if self.standardise == "sums" else self.scale_of(rows[0])
         )
-        own = partitions.client_data(self.images, rows, scale)
+        own = partitions.client_data(self.samples, rows, scale)
         # all may be scored on the same samples, or choose by them
         if client and self.standardise != "client":
             first = self.split(0, num_clients)
@@ -270,9 +251,9 @@ class Classification(TorchTask):
         the task.
         """
         source = self.context.data.synthetic
-        images = read_set(source)
-        check_fits(images, self.image_shape, self.num_outputs, f"data.synthetic = {source!r}")
-        return tensors(images, self.device)
+        samples = read_set(source)
+        check_fits(samples, self.image_shape, self.num_outputs, f"data.synthetic = {source!r}")
+        return tensors(samples, self.device)
 
 
 class Digits(Classification):

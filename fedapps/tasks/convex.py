@@ -34,6 +34,7 @@ from algorithms.frank_wolfe.vector_domains import L1Ball
 from clients.families.problems import ObjectiveProblem, Problem
 from fedapps.data.sources import digits_table
 from fedapps.errors import UserError
+from fedapps.tasks.base import dealt
 from fedapps.tasks.context import RunContext
 from strategies.families.consensus import Preparation
 
@@ -72,14 +73,10 @@ class ConstrainedTask:
 
     def problem(self, client_id: int | str, num_clients: int) -> Problem:
         """Return a client's f_i."""
-        if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
-            raise UserError(
-                f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set "
-                "partition-id)"
-            )
-        if (client_id, num_clients) not in self._problems:
-            self._problems[client_id, num_clients] = self.make(client_id, num_clients)
-        return self._problems[client_id, num_clients]
+        client = dealt(client_id, num_clients)
+        if (client, num_clients) not in self._problems:
+            self._problems[client, num_clients] = self.make(client, num_clients)
+        return self._problems[client, num_clients]
 
     def preparation(self) -> Preparation | None:
         """Return what to ask the clients before the first step, or ``None``."""

@@ -20,6 +20,7 @@ from algorithms.ensembles.best_mixture import best_mixture
 from clients.families.ensemble_data import DensityData, Histogram
 from fedapps.data.corpus import Corpus, read_corpus
 from fedapps.errors import UserError
+from fedapps.tasks.base import dealt
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import PointMassOptions, UnigramOptions
 from fedapps.tasks.predictor_library import TABLE, Library
@@ -121,7 +122,7 @@ class PointMass(DensityTask):
         With fewer clients the outcomes are dealt in turn. The pooled data follow the
         power law. Clients test on their training data.
         """
-        client = _checked(client_id, num_clients)
+        client = dealt(client_id, num_clients)
         self.check(num_clients)
         mine = {int(k): int(self.counts[k]) for k in range(client, self.options.size, num_clients)}
         return DensityData(
@@ -187,21 +188,12 @@ class Unigram(DensityTask):
         """Return the word histograms of a role (by sorted position); a role without
         test text is evaluated on its training text.
         """
-        client = _checked(client_id, num_clients)
+        client = dealt(client_id, num_clients)
         self.check(num_clients)
         corpus = self.corpus
         return DensityData(
             corpus.train[client], corpus.test[client], self.options.epsilon, self.options.loss
         )
-
-
-def _checked(client_id: int | str, num_clients: int) -> int:
-    if not isinstance(client_id, int) or not 0 <= client_id < num_clients:
-        raise UserError(
-            f"client {client_id!r}: this task gives data to clients 0..{num_clients - 1} (set "
-            "partition-id)"
-        )
-    return client_id
 
 
 def _pooled(parts: list[Histogram]) -> Histogram:

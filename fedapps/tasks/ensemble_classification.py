@@ -2,7 +2,6 @@
 ``fedapps.tasks.densities`` describes the members of the task.
 """
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from clients.base.data import Split
 from clients.base.training import TrainOptions
 from clients.families.torch_ensemble_data import TorchEnsembleData
 from fedapps.data import partition as partitions
-from fedapps.data.images import Images
+from fedapps.data.samples import Samples
 from fedapps.errors import UserError
 from fedapps.tasks.base_predictors import divide, pretrained, recipes
 from fedapps.tasks.classification import Classification
@@ -46,7 +45,7 @@ class EnsembleClassification:
         self.rest.check(num_clients)
         o = self.options
         recipes(
-            o.kind, self.rest.images.num_classes, o.labels_each, o.predictors, self.context.seed
+            o.kind, self.rest.samples.num_classes, o.labels_each, o.predictors, self.context.seed
         )
 
     def library(self) -> Library:
@@ -121,9 +120,8 @@ class _Rest(Classification):
     predictors.
     """
 
-    @cached_property
-    def images(self) -> Images:
-        whole = partitions.load_images(self.context.data)
+    def read(self) -> Samples:
+        whole = partitions.load_samples(self.context.data)
         return divide(whole, self.options.share, self.context.seed)[1]
 
 

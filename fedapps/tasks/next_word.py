@@ -14,25 +14,23 @@ Machine Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arX
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import next_token
-from fedapps.data import partition as partitions
 from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, groups_of
-from fedapps.data.images import Images
+from fedapps.data.images import categorical
+from fedapps.data.samples import Samples
 from fedapps.data.source import Source
 from fedapps.data.sources import cached
 from fedapps.errors import UserError
 from fedapps.models.text_nets import build_lstm
-from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
+from fedapps.tasks.dealt_samples import DealtSamples
 from fedapps.tasks.options import WordsOptions
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
@@ -40,7 +38,7 @@ MARKS = 4
 LEAF_MARKS = ("<PAD>", "<BOS>", "<EOS>")
 
 
-class Words(TorchTask):
+class Words(DealtSamples):
     """Next-word prediction."""
 
     name = "words"
@@ -61,10 +59,9 @@ class Words(TorchTask):
                 "natural or iid"
             )
 
-    @cached_property
-    def texts(self) -> Images:
-        """The whole data set: tokens (N, length + 1), each row one sample followed by
-        the next word.
+    def read(self) -> Samples:
+        """Return the tokens (N, length + 1) of all texts: each row is one sample
+        followed by the next word.
         """
         data, options = self.context.data, self.options
         user = data.natural_id if data.partition == "natural" else ""
@@ -74,27 +71,9 @@ class Words(TorchTask):
         arrays, facts = cached(
             source, wanted, lambda split, _: _decode(split, source, options, user)
         )
-        rows = arrays["rows"]
-        natural = np.array(arrays["natural"]) if user else None
-        return partitions.thinned(
-            Images(rows, np.zeros(len(rows), np.int64), 1, natural, tuple(facts["names"])), data
-        )
-
-    @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
-    def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the sample indices of each client."""
-        return partitions.partition(self.texts, self.context.data, num_clients, self.context.seed)
-
-    def natural_clients(self) -> int:
-        """Return the number of users; 0 for partitions over any number of clients."""
-        return partitions.natural_clients(self.texts, self.context.data)
-
-    def check(self, num_clients: int) -> None:
-        """Read the texts and build the model, so that errors are reported before a run
-        starts.
-        """
-        self.partition(num_clients)
-        self.initial_arrays()
+        labels = np.zeros(len(arrays["rows"]), np.int64)
+        clients = categorical(arrays, facts) if user else None
+        return Samples(arrays["rows"], labels, 1, clients=clients)
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised LSTM."""
@@ -107,13 +86,11 @@ class Words(TorchTask):
         """Return a client's samples: tokens (n, length) and the next token at each
         position (n, length).
         """
-        mine = self.partition(num_clients)[client]
-        rows = partitions.split_rows(mine, client, self.context.seed, self.context.data.validation)
-        parts = partitions.client_data(self.texts, rows)
+        data = super().prepare(client, num_clients)
         return ClientData(
             *(
                 Split(part.x[:, :-1], part.x[:, 1:])
-                for part in (parts.train, parts.validation, parts.test)
+                for part in (data.train, data.validation, data.test)
             )
         )
 

@@ -98,7 +98,7 @@ class RegressionOptions(TableOptions):
     )
     loss: str = option(
         "squared",
-        "what is minimised, of the standardised error; huber: absolute beyond 1",
+        "loss of the standardised error; huber: absolute beyond 1",
         choices=REGRESSION_LOSSES,
     )
     center: str = option(

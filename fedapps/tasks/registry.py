@@ -3,14 +3,13 @@
 
 A task is built once per process. Beside the members of ``Task`` it has those that its
 methods need (``fedapps/methods``): a torch model and tensors, an objective and a
-domain, or predictors.
+domain, or predictors. What the rest of the project asks a task for:
+``fedapps/tasks/capabilities.py``.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
+from typing import Any
 
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options
@@ -18,6 +17,7 @@ from fedapps import tasks
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_options, guarded, load
 from fedapps.extensions.registered import reference_of, registered
+from fedapps.tasks.capabilities import Task
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import (
     ConstraintOptions,
@@ -35,26 +35,6 @@ from fedapps.tasks.options import (
     UnigramOptions,
     WordsOptions,
 )
-
-
-class Task(Protocol):
-    """Interface of all tasks. Tasks with natural clients also have ``natural_clients()
-    -> int``, their number (0: any number).
-
-    A task for private runs has ``from_clients``: what it makes from the clients' data
-    before the first round and hands to the server or to other clients, in words; "" if
-    nothing. Differential privacy refuses a task that has something, or does not say.
-    """
-
-    name: str
-
-    def check(self, num_clients: int) -> None:
-        """Prepare everything, so that errors are reported before a run starts. Raises
-        ``UserError``.
-        """
-
-    def initial_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of the initial model by name."""
 
 
 @dataclass(frozen=True)

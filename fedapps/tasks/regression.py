@@ -17,40 +17,52 @@ import importlib.util
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.common.seeds import generator
 from clients.base.data import ClientData
+from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import RegressionOptions
-from fedapps.tasks.tabular import (
-    Columns,
-    Numeric,
-    Table,
-    Tabular,
-    columns_of,
-    encode,
-    joined,
-    read_table,
-)
-from fedapps.tasks.targets import LINEAR, NAME, Floats, Targets, read_targets
-
-if TYPE_CHECKING:
-    from torch import nn
+from fedapps.tasks.scaling import Numeric, columns_of
+from fedapps.tasks.tables import Columns, Table, encode, generated_columns, read_table
+from fedapps.tasks.tabular import Tabular
+from fedapps.tasks.targets import LINEAR, NAME, Targets, read_targets
 
 DIABETES = "diabetes"
 
 
-class TableRegression(Targets, Tabular):
+class TableTargets(Targets, Tabular):
+    """Base of the regression tasks on tables."""
+
+    name = NAME
+
+    @property
+    def usual_net(self) -> str:
+        """The net that ``auto`` stands for."""
+        return LINEAR
+
+    def target_parts(self, client: int, num_clients: int) -> tuple[Floats, Floats, Floats]:
+        """Return a client's targets to train on, to validate with, to be scored on."""
+        data = self.arrays(client, num_clients)
+        held_back = data.validation.y[: 0 if data.validation is data.train else None]
+        return data.train.y, held_back, data.test.y
+
+    def prepare(self, client: int | str, num_clients: int) -> ClientData:
+        """Return the rows of a client as tensors, with targets as the model learns
+        them.
+        """
+        return self.target_scale.of_data(self.arrays(client, num_clients)).tensors()
+
+
+class TableRegression(TableTargets):
     """Prediction of one or several columns of a table; clients and inputs are those of
     :class:`Tabular`.
     """
-
-    name = NAME
 
     def __init__(self, options: Any, context: RunContext) -> None:
         Tabular.__init__(self, options, context)
@@ -120,35 +132,10 @@ class TableRegression(Targets, Tabular):
             "deviation": deviation.tolist(),
         }
 
-    def target_parts(self, client: int, num_clients: int) -> tuple[Floats, Floats, Floats]:
-        """Return a client's targets to train on, to validate with, to be scored on."""
-        data = self.arrays(client, num_clients)
-        return (
-            data.train.y,
-            data.validation.y[: 0 if data.validation is data.train else None],
-            data.test.y,
-        )
-
     def check(self, num_clients: int) -> None:
         """Read the table, split and scale all clients' rows and build the model."""
         super().check(num_clients)
         _ = self.objective
-
-    @property
-    def usual_net(self) -> str:
-        """The net that ``auto`` stands for."""
-        return LINEAR
-
-    def model_fn(self, seed: int) -> "nn.Module":
-        """Return a newly initialised model with one output a target."""
-        from fedapps.models.image_nets import BY_SHAPE, build_model
-
-        name = LINEAR if self.context.model.name == BY_SHAPE else self.context.model.name
-        return build_model(name, (1, 1, self.num_features), self.num_outputs, seed).to(self.device)
-
-    def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return the rows of a client as tensors."""
-        return self.target_scale.of_data(self.arrays(client, num_clients)).tensors()
 
 
 def regression_task(options: Any, context: RunContext) -> Any:
@@ -175,17 +162,9 @@ def bundled_table(options: RegressionOptions, num_clients: int) -> Table:
     """Return the generated table, in which client k does not depend on the number of
     clients, or the diabetes data.
     """
-    if options.source == DIABETES:
-        return encode(
-            diabetes(num_clients),
-            replace(options, categorical=options.categorical or "sex"),
-            read=read_targets,
-        )
-    return encode(
-        generate(num_clients),
-        replace(options, categorical=options.categorical or "kind"),
-        read=read_targets,
-    )
+    made, category = (diabetes, "sex") if options.source == DIABETES else (generate, "kind")
+    options = replace(options, categorical=options.categorical or category)
+    return encode(made(num_clients), options, read=read_targets)
 
 
 def generate(num_clients: int) -> Columns:
@@ -193,22 +172,13 @@ def generate(num_clients: int) -> Columns:
     deviation 1 a client's own of 0.4 are added.
     """
     common = generator(0, "generated regression").normal(size=5)
-    parts: list[Columns] = []
-    for client in range(num_clients):
-        rng = generator(0, "generated regression", client + 1)
-        n = int(rng.integers(20, 81))
-        x = rng.normal(size=(n, 4)) + rng.normal(scale=0.5, size=4)
-        kind = rng.integers(3, size=n)
+
+    def target(x: Floats, kind: NDArray[np.int64], rng: np.random.Generator) -> Columns:
         slopes = common[:4] + rng.normal(scale=0.4, size=4)
-        value = x @ slopes + common[4] * (kind == 2) + rng.normal(scale=0.4) + rng.normal(size=n)
-        x[rng.random(x.shape) < 0.05] = np.nan
-        one: Columns = {f"feature{i}": 10.0**i * x[:, i] for i in range(4)}
-        names = {
-            "kind": np.array(["a", "b", "c"])[kind],
-            "client": np.full(n, f"client{client:05d}"),
-        }
-        parts.append(one | names | {"target": 250.0 + 40.0 * value})
-    return joined(parts)
+        value = x @ slopes + common[4] * (kind == 2) + rng.normal(scale=0.4)
+        return {"target": 250.0 + 40.0 * (value + rng.normal(size=len(x)))}
+
+    return generated_columns(num_clients, "generated regression", 4, (20, 80), target)
 
 
 def diabetes(num_clients: int) -> Columns:

@@ -20,7 +20,7 @@ from algorithms.common.seeds import derived_seed, generator
 from algorithms.synthetic.frechet import frechet_distance
 from clients.base.data import Split
 from fedapps.data import partition as partitions
-from fedapps.data.images import Images
+from fedapps.data.samples import Samples
 from fedapps.data.source import Source
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
@@ -72,7 +72,7 @@ class SetEvaluator:
         except ValueError as error:
             raise UserError(f"synthetic.{error}") from None
         name = self.options.reference
-        if not self.task.context.sites.own and self.task.images.numbers:
+        if not self.task.context.sites.own and self.task.samples.numbers:
             raise UserError(
                 f"data.source = {self.task.context.data.source!r}: holds arrays or numbers, but "
                 "this method makes images"
@@ -95,7 +95,7 @@ class SetEvaluator:
             else tensors(self._images(name), self.task.device)
         )
 
-    def _images(self, split: str) -> Images:
+    def _images(self, split: str) -> Samples:
         source, what = self.task.context.data, f"synthetic.reference = {split!r}"
         if source.source == "digits":
             raise UserError(
@@ -103,7 +103,7 @@ class SetEvaluator:
             )
         options = replace(source, split=split, max_samples=0)
         named = replace(Source.of(options), split_setting="synthetic.reference")
-        images = partitions.load_images(options, source=named)
+        images = partitions.load_samples(options, source=named)
         check_fits(images, self.task.image_shape, self.task.num_outputs, what)
         return images
 

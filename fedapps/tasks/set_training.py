@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from algorithms.common.modules import torch_seeded
 from clients.base.data import Split
-from fedapps.data.images import Images
+from fedapps.data.samples import Samples
 from fedapps.errors import UserError
 
 BATCH = 50
@@ -54,11 +54,11 @@ def augmented(x: Tensor, rng: np.random.Generator) -> Tensor:
     return functional.grid_sample(x, grid, align_corners=False)
 
 
-def check_fits(images: Images, shape: tuple[int, int, int], num_classes: int, what: str) -> None:
+def check_fits(images: Samples, shape: tuple[int, int, int], num_classes: int, what: str) -> None:
     """Raise ``UserError``, with a message that begins with ``what``, unless a set has
     ``shape`` (C, H, W) and no more classes.
     """
-    got = images.pixels.shape[1:]
+    got = images.x.shape[1:]
     if got != shape:
         sizes = [
             f"{s[1]} x {s[2]} with {s[0]} channel{'s' if s[0] > 1 else ''}" for s in (got, shape)
@@ -73,7 +73,7 @@ def check_fits(images: Images, shape: tuple[int, int, int], num_classes: int, wh
         )
 
 
-def tensors(images: Images, device: torch.device) -> Split:
+def tensors(images: Samples, device: torch.device) -> Split:
     """Return a set as float32 images in [0, 1] and int64 labels, on a device."""
-    values = images.pixels.astype(np.float32) / (255 if images.pixels.dtype == np.uint8 else 1)
+    values = images.x.astype(np.float32) / (255 if images.x.dtype == np.uint8 else 1)
     return Split(torch.from_numpy(values), torch.from_numpy(images.labels)).to(device)

@@ -15,28 +15,49 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from algorithms.common.seeds import generator
 from clients.base.data import ArrayData, ClientData
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
 from fedapps.data.client_files import FILE
-from fedapps.data.images import Images, read_named
+from fedapps.data.images import read_named
+from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.site_clients import Names, digests, rows_of
-from fedapps.data.site_columns import dummies, is_missing, numbers, read_columns, word
+from fedapps.data.table_columns import (
+    Floats,
+    classes,
+    dummies,
+    is_missing,
+    numbers,
+    read_columns,
+    word,
+)
 from fedapps.errors import UserError
-from fedapps.models.image_nets import build_model
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.tabular import Table, Tabular, split_rows
+from fedapps.tasks.tables import Table
+from fedapps.tasks.tabular import Tabular, split_rows
 
-Floats = NDArray[np.float64]
 logger = logging.getLogger(__name__)
 
 
-class SiteImages(Classification):
+class OnSite:
+    """Mixed into the tasks on one site's own data."""
+
+    def natural_clients(self) -> int:
+        """Return 0: the sites are the clients, and their number is known only to the
+        run.
+        """
+        return 0
+
+    def check(self, num_clients: int) -> None:
+        """Build the model, which is all that the server can check."""
+        self.initial_arrays()  # type: ignore[attr-defined]
+
+
+class SiteImages(OnSite, Classification):
     """Classification of one site's images; ``source`` is "" on the server, which builds
     the model and sees no data.
     """
@@ -67,10 +88,10 @@ class SiteImages(Classification):
         site's own training samples.
         """
         chosen = self.context.data.standardise
-        return chosen if chosen != "auto" else "client" if self.images.numbers else "none"
+        return chosen if chosen != "auto" else "client" if self.samples.numbers else "none"
 
     @property
-    def images(self) -> Images:
+    def samples(self) -> Samples:
         """The site's own images, with labels numbered in the order of the settings."""
         return self._read[0]
 
@@ -80,7 +101,7 @@ class SiteImages(Classification):
         return self._read[1]
 
     @cached_property
-    def _read(self) -> tuple[Images, Names]:
+    def _read(self) -> tuple[Samples, Names]:
         o, d = self.context.sites, self.context.data
         pixels, names, wards = read_named(replace(d, source=self.source), o.client)
         if pixels.shape[1:] != o.image:
@@ -97,10 +118,9 @@ class SiteImages(Classification):
                 "the data or the settings"
             )
         labels = np.array([number[name] for name in names], np.int64)
-        images = Images(
-            pixels, labels, len(o.classes), numbers=pixels.dtype == np.float32, classes=o.classes
-        )
-        return images, digests(wards)
+        numbers = Columns() if pixels.dtype == np.float32 else None
+        samples = Samples(pixels, labels, len(o.classes), o.classes, numbers=numbers)
+        return samples, digests(wards)
 
     def names(self) -> list[str]:
         """Return the names of the site's clients; those with too few samples are left
@@ -134,16 +154,6 @@ class SiteImages(Classification):
     def groups(self) -> None:
         """None: the settings do not describe a column of groups that all sites have."""
 
-    def natural_clients(self) -> int:
-        """Return 0: the sites are the clients, and their number is known only to the
-        run.
-        """
-        return 0
-
-    def check(self, num_clients: int) -> None:
-        """Build the model, which is all that the server can check."""
-        self.initial_arrays()
-
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image, from the settings."""
@@ -155,42 +165,32 @@ class SiteImages(Classification):
         """The number of classes, from the settings."""
         return len(self.context.sites.classes)
 
-    def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model for the shape and classes in the
-        settings.
-        """
-        o, chosen = self.context.sites, self.context.model
-        channels, height, width = o.image
-        return build_model(
-            chosen.name, (channels, height, width), len(o.classes), seed, chosen.pretrained
-        ).to(self.device)
-
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return training, validation and test samples of the site or, if it has many,
         of its client ``SITE:NAME``.
         """
         d = self.context.data
-        images = (
-            self.images.take(rows_of(self.owners, client_id))
+        samples = (
+            self.samples.take(rows_of(self.owners, client_id))
             if self.context.sites.client
-            else self.images
+            else self.samples
         )
-        images = partitions.thinned(images, d)
-        total = len(images.labels)
+        samples = partitions.thinned(samples, d)
+        total = len(samples.labels)
         if total < d.min_samples:
             raise UserError(
                 f"{self.source}: {total} samples, a client needs {d.min_samples} (data.min-samples)"
             )
         rows = partitions.split_rows(np.arange(total), client_id, self.context.seed, d.validation)
         scale = (
-            Scale.of_sums([Moments.of(inputs(images, rows[0]))])
+            Scale.of_sums([Moments.of(inputs(samples, rows[0]))])
             if self.standardise == "client"
             else None
         )
-        return partitions.client_data(images, rows, scale).to(self.device)
+        return partitions.client_data(samples, rows, scale).to(self.device)
 
 
-class SiteTable(Tabular):
+class SiteTable(OnSite, Tabular):
     """Binary classification of one site's rows; ``source`` is "" on the server."""
 
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
@@ -234,18 +234,20 @@ class SiteTable(Tabular):
             )
         values: dict[str, Floats] = {}
         for name, levels in wanted.items():
+            what = f"{self.source}: column {name!r}"
             if levels is None:
-                values[name] = numbers(self.source, name, columns[name])
-            else:
-                values |= dummies(self.source, name, columns[name], levels)
-        scaled = np.array([name in wanted and wanted[name] is None for name in values])
-        return Table(
-            (self.source,),
-            tuple(values),
-            scaled,
-            (np.stack(list(values.values()), 1),),
-            (self.read_labels(),),
-        )
+                values[name] = numbers(columns[name], what, "write its values in sites.columns")
+                continue
+            words = [None if is_missing(value) else word(value) for value in columns[name]]
+            if strange := sorted({said for said in words if said is not None} - set(levels)):
+                raise UserError(
+                    f"{what} holds {strange[0]!r}, but sites.columns names {', '.join(levels)} "
+                    "for it"
+                )
+            kept = levels[1:] if len(levels) == 2 else levels
+            values |= zip((f"{name}={level}" for level in kept), dummies(words, kept), strict=True)
+        y, numeric = self.read_labels(), [name for name in wanted if wanted[name] is None]
+        return Table.of({self.source: np.arange(len(y))}, values, numeric, y)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -255,31 +257,11 @@ class SiteTable(Tabular):
     def read_labels(self) -> NDArray[Any]:
         """Return what is to be predicted, by row. Raises ``UserError``."""
         (label,) = self.labels
-        found = {word(value) for value in self.columns[label]}
-        if not found <= {"0", "1"}:
-            raise UserError(
-                f"{self.source}: label {label!r} holds {', '.join(sorted(found)[:8])}: it must be "
-                "0 or 1 in every row"
-            )
-        return np.array([int(word(value)) for value in self.columns[label]], np.int64)
+        return classes(self.columns[label], f"{self.source}: label {label!r}", label)
 
     def table(self, num_clients: int) -> Table:
         """Return the site's rows."""
         return self.rows
-
-    def natural_clients(self) -> int:
-        """Return 0: the sites are the clients."""
-        return 0
-
-    def check(self, num_clients: int) -> None:
-        """Build the model, which is all that the server can check."""
-        self.initial_arrays()
-
-    def model_fn(self, seed: int) -> nn.Module:
-        """Return a newly initialised model for the features in the settings."""
-        return build_model(
-            self.context.model.name, (1, 1, self.num_features), self.num_outputs, seed
-        ).to(self.device)
 
     @property
     def num_features(self) -> int:
@@ -317,4 +299,4 @@ class SiteTable(Tabular):
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return the same as tensors."""
-        return self.arrays(client_id, num_clients).tensors().to(self.device)
+        return self.prepare(client_id, num_clients).to(self.device)

@@ -5,25 +5,20 @@ Nobody but the site sees its rows, so that the scale of the targets is in the se
 scaled by each client's own training rows.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from clients.base.data import ClientData
+from fedapps.data.table_columns import Floats, targets
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import SUMS
+from fedapps.tasks.regression import TableTargets
 from fedapps.tasks.site_data import SiteTable
-from fedapps.tasks.targets import LINEAR, NAME, Floats, Targets, checked_target
-
-if TYPE_CHECKING:
-    pass
 
 
-class SiteRegression(Targets, SiteTable):
+class SiteRegression(TableTargets, SiteTable):
     """Prediction of columns of one site's rows; ``source`` is "" on the server."""
-
-    name = NAME
 
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
         SiteTable.__init__(self, options, context, source)
@@ -53,22 +48,5 @@ class SiteRegression(Targets, SiteTable):
 
     def read_labels(self) -> Floats:
         """Return the targets (n, targets). Raises ``UserError``."""
-        columns = {name: np.array(self.columns[name], object) for name in self.labels}
-        return np.stack(
-            [
-                checked_target(values, f"{self.source}: label {name!r}")
-                for name, values in columns.items()
-            ],
-            1,
-        )
-
-    @property
-    def usual_net(self) -> str:
-        """The net that ``auto`` stands for."""
-        return LINEAR
-
-    def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
-        """Return a client's rows as tensors, with targets as the model learns them."""
-        return (
-            self.target_scale.of_data(self.arrays(client_id, num_clients)).tensors().to(self.device)
-        )
+        named = [(name, f"{self.source}: label {name!r}") for name in self.labels]
+        return np.stack([targets(self.columns[name], what) for name, what in named], 1)

@@ -16,17 +16,16 @@ Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter 
 import io
 import wave
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.data import partition as partitions
 from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, groups_of, labels_of
-from fedapps.data.images import Images, held_parts
+from fedapps.data.images import categorical, parts_in
 from fedapps.data.options import DataOptions
+from fedapps.data.samples import Samples
 from fedapps.data.source import Source
 from fedapps.data.sources import cached
 from fedapps.errors import UserError
@@ -44,14 +43,13 @@ class Speech(Classification):
         super().__init__(options, context)
         self.options: SpeechOptions = options
 
-    @cached_property
-    def images(self) -> Images:
-        """The whole data set."""
-        return partitions.thinned(read_sounds(self.context.data, self.options), self.context.data)
+    def read(self) -> Samples:
+        """Return the sounds."""
+        return read_sounds(self.context.data, self.options)
 
 
-def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
-    """Return the sounds as int16 "pixels" (N, 1, 1, length). Raises ``UserError`` if
+def read_sounds(data: DataOptions, options: SpeechOptions) -> Samples:
+    """Return the sounds as int16 (N, 1, 1, length). Raises ``UserError`` if
     the data are invalid.
 
     If speakers are clients, sounds without a speaker (background noise) are left out.
@@ -68,21 +66,13 @@ def read_sounds(data: DataOptions, options: SpeechOptions) -> Images:
     arrays, facts = cached(
         Source.of(data), wanted, lambda split, parts: _decode(split, parts, data, options, speaker)
     )
-    natural = np.array(arrays["natural"]) if speaker else None
-    held: dict[str, Any] = {
-        name.replace("-", "_"): np.array(arrays[name])
-        for name in ("held-out", "held-back")
-        if name in arrays
-    }
-    labels, classes = np.array(arrays["labels"]), tuple(facts["classes"])
-    return Images(
-        arrays["pixels"],
-        labels,
-        len(classes),
-        natural,
-        tuple(facts["names"]),
-        classes=classes,
-        **held,
+    return Samples(
+        arrays["x"],
+        np.array(arrays["labels"]),
+        len(facts["classes"]),
+        tuple(facts["classes"]),
+        clients=categorical(arrays, facts) if speaker else None,
+        parts=parts_in(arrays),
     )
 
 
@@ -117,12 +107,14 @@ def _decode(
                 "give 16-bit WAV files or lists of numbers"
             ) from error
         waves[row, 0, 0, : len(samples)] = samples
-    arrays: dict[str, NDArray[Any]] = {"pixels": waves, "labels": labels.astype(np.int64)}
+    arrays: dict[str, NDArray[Any]] = {
+        "x": waves,
+        "labels": labels.astype(np.int64),
+        "parts": parts[rows],
+    }
     names: list[str] = []
     if speaker:
         arrays["natural"], names = groups_of(split, source, speaker)
-    for name, held in held_parts(parts).items():
-        arrays[name] = held[rows]
     return arrays, {"names": names, "classes": [called[value] for value in values]}
 
 

@@ -10,6 +10,7 @@ what a real federation would have to send for them. What a model predicts is ``c
 scale * output``.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.target_errors import CHANNELS, error_sums, pooled
 from clients.base.data import ArrayData, ArraySplit
+from fedapps.data.table_columns import Column, Floats, targets
 from fedapps.errors import UserError
 from fedapps.tasks.options import SUMS, RegressionOptions, TableOptions, numbers_in
 from strategies.base.reply_validation import LONGEST_METRIC
@@ -27,7 +29,6 @@ from strategies.base.reply_validation import LONGEST_METRIC
 if TYPE_CHECKING:  # trees on tables need no PyTorch
     from clients.base.evaluation import Objective
 
-Floats = NDArray[np.float64]
 #: The task's name, and the net that ``auto`` stands for where a sample is a vector.
 NAME, LINEAR = "regression", "linear"
 #: So many targets have sums that a reply may hold.
@@ -69,7 +70,7 @@ class TargetScale:
         return ArrayData(*(moved[id(part)] for part in parts))
 
 
-class Targets:
+class Targets(ABC):
     """Mixed into the tasks whose samples have numbers to predict. Subclasses say how
     many, and give those of each client.
     """
@@ -78,17 +79,17 @@ class Targets:
     context: Any
 
     @property
+    @abstractmethod
     def num_outputs(self) -> int:
         """The number of targets."""
-        raise NotImplementedError
 
+    @abstractmethod
     def target_parts(self, client: int, num_clients: int) -> tuple[Floats, Floats, Floats]:
         """Return a client's targets (n, targets) to train on, to validate with, to be
         scored on.
 
         None to validate with where those to train on stand in.
         """
-        raise NotImplementedError
 
     @property
     def scale_found(self) -> str:
@@ -142,49 +143,9 @@ class Targets:
         return regression(self.options.loss, self.target_scale.scale.tolist())
 
 
-def read_targets(
-    columns: Sequence[NDArray[Any]], names: Sequence[str], options: TableOptions
-) -> Floats:
+def read_targets(columns: Sequence[Column], names: Sequence[str], options: TableOptions) -> Floats:
     """Return columns of numbers to predict as (n, targets). Raises ``UserError``."""
+    named = zip(names, columns, strict=True)
     return np.stack(
-        [
-            checked_target(values, f"{options.table}.label = {name!r}")
-            for name, values in zip(names, columns, strict=True)
-        ],
-        1,
+        [targets(column, f"{options.table}.label = {name!r}") for name, column in named], 1
     )
-
-
-def checked_target(values: NDArray[Any], setting: str) -> Floats:
-    """Return a column (n,) of numbers to predict. Raises ``UserError`` for other
-    things; it tells no value of a sample.
-    """
-    listed = values.tolist()
-    missing = sum(
-        value is None or (isinstance(value, float) and value != value) for value in listed
-    )
-    if strange := next(
-        (value for value in listed if value is not None and not isinstance(value, int | float)),
-        None,
-    ):
-        raise UserError(
-            f"{setting}: holds a {type(strange).__name__} value, and regression predicts numbers: "
-            "name another column, or choose "
-            "task = 'classification' (of a table with two classes: 'tabular')"
-        )
-    if missing:
-        raise UserError(
-            f"{setting}: {missing} of {len(listed)} rows have no value to predict: fill or drop "
-            "them"
-        )
-    out = np.array(listed, np.float64)
-    if not np.isfinite(out).all():
-        raise UserError(
-            f"{setting}: {int((~np.isfinite(out)).sum())} of {len(out)} rows hold an infinite "
-            "number: mend or drop them"
-        )
-    if not np.ptp(out):
-        raise UserError(
-            f"{setting}: has one and the same value in every row: there is nothing to predict"
-        )
-    return out

@@ -15,7 +15,7 @@ smaller, faster, cheaper and lighter", 2019, arXiv 1910.01108.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clients.base.data import ClientData
 from clients.base.evaluation import BINARY
-from fedapps.data import partition as partitions
 from fedapps.data.columns import check_columns, groups_of, labels_of
-from fedapps.data.images import Images
+from fedapps.data.samples import Categorical, Samples
 from fedapps.data.source import Source
 from fedapps.data.sources import open_split
 from fedapps.errors import UserError
 from fedapps.models.base import Classifier
-from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
+from fedapps.tasks.dealt_samples import DealtSamples
 from fedapps.tasks.options import TextPairsOptions
 
 FILES = ("config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 
 
-class TextPairs(TorchTask):
+class TextPairs(DealtSamples):
     """Binary classification of pairs of texts; one logit, evaluated by accuracy and
     AUROC.
     """
@@ -65,12 +63,8 @@ class TextPairs(TorchTask):
         """The folder of the checkpoint."""
         return checkpoint_folder(self.options.checkpoint, self.pretrained)
 
-    @cached_property
-    def pairs(self) -> Images:
-        """The whole data set: token ids (N, length) and labels."""
-        return partitions.thinned(self._read(), self.context.data)
-
-    def _read(self) -> Images:
+    def read(self) -> Samples:
+        """Return the token ids (N, length) of all pairs, and their labels."""
         data, options = self.context.data, self.options
         doctor = data.natural_id if data.partition == "natural" else ""
         source = Source.of(data)
@@ -88,36 +82,15 @@ class TextPairs(TorchTask):
         tokens, _ = tokenise(
             self.folder, list(split[options.first]), list(split[options.second]), options.length
         )
-        natural, names = groups_of(split, source, doctor) if doctor else (None, [])
-        return Images(tokens, labels, 2, natural, tuple(names))
-
-    @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
-    def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the sample indices of each client."""
-        return partitions.partition(self.pairs, self.context.data, num_clients, self.context.seed)
-
-    def natural_clients(self) -> int:
-        """Return the number of doctors; 0 for partitions over any number of clients."""
-        return partitions.natural_clients(self.pairs, self.context.data)
-
-    def check(self, num_clients: int) -> None:
-        """Read the pairs and build the model, so that errors are reported before a run
-        starts.
-        """
-        self.partition(num_clients)
-        self.initial_arrays()
+        doctors = groups_of(split, source, doctor) if doctor else None
+        clients = Categorical(doctors[0], tuple(doctors[1])) if doctors else None
+        return Samples(tokens, labels, 2, clients=clients)
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a DistilBERT, pre-trained or drawn from ``seed``, with a new head."""
         return build_pair_classifier(self.folder, seed, self.pretrained, self.options.length).to(
             self.device
         )
-
-    def prepare(self, client: int, num_clients: int) -> ClientData:
-        """Return a client's training, validation and test pairs."""
-        mine = self.partition(num_clients)[client]
-        rows = partitions.split_rows(mine, client, self.context.seed, self.context.data.validation)
-        return partitions.client_data(self.pairs, rows)
 
 
 class PairClassifier(Classifier):

@@ -29,7 +29,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.runs.assembly import build_client, build_strategy, build_task
-from fedapps.runs.prepare import checked_strategy, completed
+from fedapps.runs.prepare import checked_strategy, with_defaults
 from fedapps.tasks.context import RunContext
 from fedapps.testing.problems import Blobs, Named, Problem, Quadratics
 from strategies.base.capabilities import MakingSamples, load_state, state_of
@@ -93,7 +93,7 @@ def of_run(config: Mapping[str, Any]) -> tuple[Pair, "RunProblem"]:
     """Return the method and the task of a run with these settings, as halves and a
     problem: for tasks of yours, and methods that need a task of their own.
     """
-    settings = completed(config)
+    settings = with_defaults(config)
     task = build_task(settings)
     checked_strategy(settings, task)
     halves = Pair(

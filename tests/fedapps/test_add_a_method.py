@@ -75,7 +75,7 @@ def test_the_rest_follows_from_five_places(extended):
     written = {
         "pyproject.toml": "[tool.flwr.app.config.fednova]\nserver-learning-rate = 1.0",
         "docs/methods.md": "| [`fednova`](fednova.md) | averages updates per local step",
-        "docs/settings.md": "| `fednova.server-learning-rate` | `1.0` | above 0 |",
+        "docs/settings.md": "See [fednova](fednova.md).",
         "docs/strategy-in-your-project.md": "`fednova`",
         PAGE: "| `fednova.server-learning-rate` | `1.0` | above 0 |",
         "strategies/__init__.py": "    from strategies.fednova import FedNovaOptions as FedNovaOptions\n",

@@ -16,7 +16,7 @@ from fedapps import api
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 
 JOB = {
     "num_rounds": 2,
@@ -85,7 +85,7 @@ def test_the_models_are_those_that_were_scored(done):
     for name, array in load_file(done.folder / "model.safetensors").items():
         np.testing.assert_array_equal(model.state_dict()[name].numpy(), array)
     task = build_task(
-        completed({**{k: v for k, v in done.settings.items() if not k.startswith("versions.")}})
+        with_defaults({**{k: v for k, v in done.settings.items() if not k.startswith("versions.")}})
     )
     rows = {row["client"]: row for row in done.read.clients}
     for client in (0, 3):

@@ -22,7 +22,7 @@ from fedapps.errors import RunFailed, UserError
 from fedapps.live.progress import Progress
 from fedapps.results.notebook import Line, in_notebook
 from fedapps.runs.deal import deal_for
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from fedapps.sweeps import execution
 from fedapps.sweeps.pool import Ended, PlannedRun, run_one
 from fedapps.sweeps.progress import SweepProgress
@@ -301,7 +301,7 @@ def test_a_run_is_shown_in_short(runs, tmp_path):
 def test_the_partition_is_what_the_command_shows(capsys):
     given = {"data": {"partition": "dirichlet", "alpha": 0.3, "min_samples": 5}, "num_clients": 4}
     found = fedapps.partition(**given)
-    deal, _, notes = deal_for(completed(api.flat(given)))
+    deal, _, notes = deal_for(with_defaults(api.flat(given)))
     table = found.table
     np.testing.assert_array_equal(table[[f"class {k}" for k in range(10)]].to_numpy(), deal.trained)
     np.testing.assert_array_equal(table[["train", "validation", "test"]].to_numpy(), deal.sizes)

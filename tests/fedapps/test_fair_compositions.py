@@ -13,7 +13,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, TorchClient
 from fedapps.runs.assembly import build_client, build_strategy, build_task
-from fedapps.runs.prepare import checked_strategy, completed
+from fedapps.runs.prepare import checked_strategy, with_defaults
 from strategies import ClientGrid, run_rounds
 from strategies.base.capabilities import declared
 
@@ -90,7 +90,7 @@ class Same(list):
 
 
 def settings_of(method, **more):
-    return completed({"method": method, "task": "digits", **JOB, **more})
+    return with_defaults({"method": method, "task": "digits", **JOB, **more})
 
 
 def base_of(method):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from fedapps.commands.parser import main
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from fedapps.sweeps import execution
 from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import parse_assignment
@@ -176,5 +176,5 @@ def test_of_few_sites_all_take_part(folder, capsys):
     assert "clients-per-round = 0" in (folder / "run" / "settings.toml").read_text()
     assert main(["run", "--engine", "inline", *words, "clients-per-round=4", "--out", "more"]) == 2
     assert "clients-per-round = 4, but there are 3 clients" in capsys.readouterr().err
-    plain = PlannedRun({**completed(dict(map(parse_assignment, words))).flat()}, folder / "run")
+    plain = PlannedRun({**with_defaults(dict(map(parse_assignment, words))).flat()}, folder / "run")
     assert execution.is_done(plain)

@@ -25,7 +25,7 @@ from fedapps.runs.assembly import build_client, build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.client_factory import client_of
 from fedapps.runs.execution import execute
-from fedapps.runs.prepare import checked, completed
+from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.settings import read_settings
 from tests.helpers import assert_same
 
@@ -66,7 +66,7 @@ class Part(InlineGrid):
 
 def run(folder, grid=None, callbacks=(), client_app=app, **given):
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in given.items()}
-    settings = read_settings({**completed({**JOB, **given}).flat(), "out": str(folder)})
+    settings = read_settings({**with_defaults({**JOB, **given}).flat(), "out": str(folder)})
     execute(
         settings, grid or InlineGrid(client_app, CLIENTS, settings.flat(), numbered=True), callbacks
     )
@@ -102,7 +102,7 @@ def test_training_is_that_of_the_others_alone(method, tmp_path):
     together = run(tmp_path / "together", method=method)
     new = newcomers(together)
     assert len(new) == 2
-    flat = completed({**JOB, "method": method}).flat()
+    flat = with_defaults({**JOB, "method": method}).flat()
     config = {"method": method, "num_clients": CLIENTS - 2, "num_new_clients": 0}
     alone = run(
         tmp_path / "alone", Part(new, CLIENTS, {**flat, "client-store": "message"}), **config
@@ -130,7 +130,7 @@ def test_scores_are_of_the_servers_model_and_of_it_trained_further_on_the_client
     method, tmp_path
 ):
     found = run(tmp_path / "r", method=method, fedprox__mu=0.5)
-    settings = read_settings({**completed({**JOB, "method": method, "fedprox.mu": 0.5}).flat()})
+    settings = read_settings({**with_defaults({**JOB, "method": method, "fedprox.mu": 0.5}).flat()})
     arrays = load_file(tmp_path / "r" / "model.safetensors")
     config = {"seed": 3, "server-round": 4, "proximal-mu": 0.5, **settings.train.to_config()}
     for row in found.clients[-2:]:
@@ -156,7 +156,7 @@ def new_rows(found):
 
 def test_training_alone_starts_at_the_initial_model(tmp_path):
     found = new_rows(run(tmp_path / "r", method="local"))
-    settings = read_settings(completed({**JOB, "method": "local"}).flat())
+    settings = read_settings(with_defaults({**JOB, "method": "local"}).flat())
     for number, row in found.items():
         client = client_for(settings, number)
         fresh = client.fresh_arrays("model", {"seed": 3}, own=False)
@@ -182,7 +182,7 @@ def test_what_adapts_before_use_does_that_for_so_many_epochs(tmp_path):
 
 def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
     found = new_rows(run(tmp_path / "r", method="fedrep"))
-    settings = read_settings(completed({**JOB, "method": "fedrep"}).flat())
+    settings = read_settings(with_defaults({**JOB, "method": "fedrep"}).flat())
     arrays = load_file(tmp_path / "r" / "model.safetensors")
     for number, row in found.items():
         client = client_for(settings, number)
@@ -292,8 +292,8 @@ def test_a_resumed_run_keeps_them_out(tmp_path):
 )
 def test_what_does_not_fit_is_refused(given, said):
     with pytest.raises(UserError, match=said):
-        checked(
-            completed(
+        assemble(
+            with_defaults(
                 {k: v for k, v in JOB.items() if k != "task" or "method" not in given} | given
             )
         )

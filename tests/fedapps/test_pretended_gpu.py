@@ -14,7 +14,7 @@ from fedapps.methods import METHODS
 from fedapps.runs import client_factory
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.runs.prepare import completed, prepare_folder
+from fedapps.runs.prepare import prepare_folder, with_defaults
 from fedapps.tasks import base
 from tests.pretended_device import CUDA, pretended_cuda
 
@@ -42,9 +42,11 @@ FAST = ("fedavg", "superfed-mm", "ffgb", "fedboost", "fedfw")
 
 
 def run(method, device, folder, **keys):
-    settings = completed({**JOB, "method": method, "task": NETS[method], "device": device, **keys})
+    settings = with_defaults(
+        {**JOB, "method": method, "task": NETS[method], "device": device, **keys}
+    )
     settings = replace(settings, out=str(folder))
-    client_factory.prepare.cache_clear()
+    client_factory.RUNS.clear()
     prepare_folder(settings, overwrite=True)
     execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

@@ -313,7 +313,7 @@ def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
     """
     from fedapps.runs.assembly import build_task
     from fedapps.runs.model_files import described
-    from fedapps.runs.prepare import completed
+    from fedapps.runs.prepare import with_defaults
 
     given = {
         "task": "tabular",
@@ -321,7 +321,7 @@ def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
         "tabular.label": "sick",
         "num-clients": 2,
     }
-    settings = completed(given)
+    settings = with_defaults(given)
     task = build_task(settings)
     arrays = {name: torch.from_numpy(array.copy()) for name, array in task.initial_arrays().items()}
     save_file(arrays, tmp_path / "m.safetensors", described(settings, task))

@@ -5,7 +5,7 @@ from PIL import Image
 
 from fedapps.commands.parser import main
 from fedapps.runs.deal import Deal, deal_of, warnings_of
-from fedapps.runs.prepare import checked
+from fedapps.runs.prepare import assemble
 from fedapps.settings.settings import read_settings
 
 
@@ -41,7 +41,7 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
         "data.validation": 0.2,
         "device": "cpu",
     }
-    _, task = checked(read_settings(config))
+    _, task, _ = assemble(read_settings(config))
     found = deal_of(task, 5)
     for client in range(5):
         data = task.client_data(client, 5)
@@ -79,7 +79,7 @@ def test_a_table_is_shown_by_the_names_of_its_clients(capsys):
     assert main(["data", "task=tabular", "num-clients=4"]) == 0
     out = capsys.readouterr().out
     assert "4 clients" in out
-    (_, task) = checked(
+    _, task, _ = assemble(
         read_settings(
             {"task": "tabular", "num-clients": 4, "clients-per-round": 0, "device": "cpu"}
         )

@@ -14,11 +14,12 @@ import torch
 
 from fedapps.data.local_files import arrow_array
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_images, partition
+from fedapps.data.partition import load_samples, partition
+from fedapps.data.source import TEST
 from fedapps.errors import UserError
 from fedapps.models.image_nets import DENSE, NAMES, build_model, net_for
 from fedapps.runs.assembly import build_task
-from fedapps.runs.prepare import checked
+from fedapps.runs.prepare import assemble
 from fedapps.settings.settings import read_settings
 
 PEOPLE, CHANNELS, STEPS, CLASSES = 5, 3, 16, 4
@@ -55,7 +56,7 @@ def table(x, y, subject, **more):
 
 
 def read(source, **values):
-    return load_images(DataOptions(source=str(source), **values))
+    return load_samples(DataOptions(source=str(source), **values))
 
 
 def lists(x, kind):
@@ -100,12 +101,12 @@ def test_every_way_to_store_a_window(kind, tmp_path):
         "a column a channel": {"features": "acc_*"},
     }.get(kind, {})
     images = read(source, partition="natural", natural_id="subject", **options)
-    assert images.pixels.dtype == np.float32
-    assert np.array_equal(images.pixels, x[:, :, None])
+    assert images.x.dtype == np.float32
+    assert np.array_equal(images.x, x[:, :, None])
     assert images.labels.tolist() == (y - 1).tolist()
     assert (images.classes, images.num_classes) == (("1", "2", "3", "4"), 4)
-    assert images.names == ("1", "2", "3", "4", "5")
-    assert images.natural.tolist() == (subject - 1).tolist()
+    assert images.clients.names == ("1", "2", "3", "4", "5")
+    assert images.clients.codes.tolist() == (subject - 1).tolist()
     assert images.numbers
 
 
@@ -113,9 +114,9 @@ def test_array2d_and_array3d_of_the_library(tmp_path):
     x, y, subject = windows()
     (tmp_path / "set").mkdir()
     data_arrays(x, y, subject).to_parquet(tmp_path / "set" / "train.parquet")
-    assert np.array_equal(read(tmp_path / "set").pixels, x[:, :, None])
+    assert np.array_equal(read(tmp_path / "set").x, x[:, :, None])
     data_arrays(x, y, subject).save_to_disk(tmp_path / "saved")
-    assert np.array_equal(read(tmp_path / "saved").pixels, x[:, :, None])
+    assert np.array_equal(read(tmp_path / "saved").x, x[:, :, None])
     pixels = np.random.default_rng(0).integers(0, 256, (30, 3, 4, 5), np.uint8)
     features = datasets.Features(
         {"x": datasets.Array3D((3, 4, 5), "uint8"), "y": datasets.Value("int64")}
@@ -124,16 +125,16 @@ def test_array2d_and_array3d_of_the_library(tmp_path):
         tmp_path / "cubes"
     )
     images = read(tmp_path / "cubes")
-    assert (images.pixels.dtype, images.numbers) == (np.uint8, False), "pixels"
-    assert np.array_equal(images.pixels, pixels)
+    assert (images.x.dtype, images.numbers) == (np.uint8, None), "pixels"
+    assert np.array_equal(images.x, pixels)
     last = read(tmp_path / "cubes", shape="4,5,3", channels="last")
-    assert np.array_equal(last.pixels, pixels.reshape(-1, 4, 5, 3).transpose(0, 3, 1, 2))
+    assert np.array_equal(last.x, pixels.reshape(-1, 4, 5, 3).transpose(0, 3, 1, 2))
 
 
 def test_the_last_axis_may_hold_the_channels(tmp_path):
     x, y, subject = windows()
     source = write(tmp_path / "set", table(np.ascontiguousarray(x.transpose(0, 2, 1)), y, subject))
-    assert np.array_equal(read(source, channels="last").pixels, x[:, :, None])
+    assert np.array_equal(read(source, channels="last").x, x[:, :, None])
 
 
 def test_columns_of_numbers_are_a_vector(tmp_path):
@@ -144,11 +145,11 @@ def test_columns_of_numbers_are_a_vector(tmp_path):
         {**columns, "activity": y, "subject": subject, "__index_level_0__": np.arange(60)},
     )
     expected = np.stack([x[:, 0, 0], np.arange(60), x[:, 1, 0] > 5], 1).astype(np.float32)
-    found = read(source, partition="natural", natural_id="subject").pixels
+    found = read(source, partition="natural", natural_id="subject").x
     assert np.array_equal(found, expected[:, None, None]), (
         "all numbers but label, client and the row numbers of pandas"
     )
-    assert read(source, features="b, a").pixels[:, 0, 0].tolist() == expected[:, [1, 0]].tolist()
+    assert read(source, features="b, a").x[:, 0, 0].tolist() == expected[:, [1, 0]].tolist()
     frame = pd.DataFrame(
         {"a": x[:, 0, 0], "b": np.arange(60), "label": ["walk", "sit", "lie"] * 20}
     )
@@ -156,7 +157,7 @@ def test_columns_of_numbers_are_a_vector(tmp_path):
     frame.to_csv(tmp_path / "csv" / "train.csv")  # with its row numbers
     for path in (tmp_path / "csv", tmp_path / "csv" / "train.csv"):
         images = read(path)
-        np.testing.assert_allclose(images.pixels[:, 0, 0], expected[:, :2], rtol=1e-6)
+        np.testing.assert_allclose(images.x[:, 0, 0], expected[:, :2], rtol=1e-6)
         assert images.classes == ("lie", "sit", "walk")
         assert images.labels[:3].tolist() == [2, 1, 0]
 
@@ -200,11 +201,9 @@ def test_numpy_files(kind, tmp_path):
     }
     images = read(source, test="test", **options)
     x = np.concatenate([parts["train"][0], parts["test"][0]])
-    assert np.array_equal(images.pixels, x[:, :, None])
-    assert images.held_out.tolist() == [False] * 60 + [True] * 20
-    assert np.array_equal(
-        read(source, split="test", **options).pixels, parts["test"][0][:, :, None]
-    )
+    assert np.array_equal(images.x, x[:, :, None])
+    assert images.part(TEST).tolist() == [False] * 60 + [True] * 20
+    assert np.array_equal(read(source, split="test", **options).x, parts["test"][0][:, :, None])
     assert len(read(source, split="train+test", **options).labels) == 80
     with pytest.raises(UserError, match=r"^data.split = 'valid': no array of .* is of this split"):
         read(source, split="valid")
@@ -213,7 +212,7 @@ def test_numpy_files(kind, tmp_path):
 def test_an_npz_without_splits_is_the_training_split(tmp_path):
     x, y, _ = windows()
     np.savez(tmp_path / "all.npz", windows=x, label=y)
-    assert np.array_equal(read(tmp_path / "all.npz").pixels, x[:, :, None])
+    assert np.array_equal(read(tmp_path / "all.npz").x, x[:, :, None])
     np.savez(tmp_path / "odd.npz", windows=x, label=y[:-1])
     with pytest.raises(UserError, match=r"its arrays differ in length \(windows 60, label 59\)"):
         read(tmp_path / "odd.npz")
@@ -325,7 +324,7 @@ def split_set(tmp_path, people):
 
 def test_the_same_people_are_scored_on_their_own_samples(tmp_path, caplog):
     config = split_set(tmp_path, (1, 2, 3, 4, 5, 9))
-    settings, task = checked(read_settings(config))
+    settings, task, _ = assemble(read_settings(config))
     assert settings.num_clients == PEOPLE
     x, _, subject = windows(40, 9, (1, 2, 3, 4, 5, 9))
     total = np.bincount(windows(300)[2])[1:]
@@ -345,7 +344,7 @@ def test_the_same_people_are_scored_on_their_own_samples(tmp_path, caplog):
 
 
 def test_other_people_are_scored_by_everybody(tmp_path, caplog):
-    _, task = checked(read_settings(split_set(tmp_path, (7, 8))))
+    _, task, _ = assemble(read_settings(split_set(tmp_path, (7, 8))))
     x, _, _ = windows(40, 9, (7, 8))
     for client in range(PEOPLE):
         assert np.array_equal(task.client_data(client, PEOPLE).test.x.numpy()[:, :, 0], x)
@@ -362,7 +361,7 @@ def test_a_test_split_that_leaves_some_clients_out_is_refused(tmp_path):
         match=r"^data.test = 'test': 2 of the 5 clients have no sample in it \(4, 5\), the "
         r"others have",
     ):
-        checked(read_settings(split_set(tmp_path, (1, 2, 3))))
+        assemble(read_settings(split_set(tmp_path, (1, 2, 3))))
 
 
 def test_dealt_clients_are_tested_on_the_classes_that_they_train_on(tmp_path):
@@ -390,8 +389,8 @@ def test_dealt_clients_are_tested_on_the_classes_that_they_train_on(tmp_path):
 
 def test_max_samples_thins_what_is_dealt_only(tmp_path):
     config = split_set(tmp_path, (1, 2, 3, 4, 5))
-    images = load_images(DataOptions(source=config["data.source"], test="test", max_samples=100))
-    assert [int((~images.held_out).sum()), int(images.held_out.sum())] == [100, 40]
+    images = load_samples(DataOptions(source=config["data.source"], test="test", max_samples=100))
+    assert np.bincount(images.parts).tolist() == [100, 0, 40]
 
 
 # Nets
@@ -404,7 +403,7 @@ def test_the_net_follows_the_shape(tmp_path):
         "mlp",
         "mlp",
     ]
-    settings, task = checked(read_settings(har(tmp_path)))
+    settings, task, _ = assemble(read_settings(har(tmp_path)))
     assert settings.model.name == "cnn-1d"
     assert len(task.model_fn(0)(torch.zeros(2, CHANNELS, 1, STEPS))[0]) == CLASSES
     net = build_model("cnn-1d", (9, 1, 128), 6, 0)
@@ -586,7 +585,7 @@ def test_each_mistake_is_one_line(values, change, message, tmp_path):
         values = {**values, "partition": "natural"}
     options = DataOptions(source=source, **values)
     with pytest.raises(UserError, match=r".") as caught:
-        partition(load_images(options), options, 5, 0)
+        partition(load_samples(options), options, 5, 0)
     assert str(caught.value).startswith(message.replace("SET", source))
     assert "\n" not in str(caught.value)
 
@@ -596,8 +595,8 @@ def test_the_column_of_people_may_be_of_any_type(kind, tmp_path):
     x, y, subject = windows()
     source = write(tmp_path / "set", table(x, y, pa.array([kind(value) for value in subject])))
     options = DataOptions(source=source, partition="natural", natural_id="subject", min_samples=3)
-    images = load_images(options)
-    assert images.names == ("1", "2", "3", "4", "5")
+    images = load_samples(options)
+    assert images.clients.names == ("1", "2", "3", "4", "5")
     assert [subject[part[0]] for part in partition(images, options, 5, 0)] == [1, 2, 3, 4, 5]
 
 
@@ -606,7 +605,7 @@ def test_people_with_too_few_samples_are_left_out_and_named(tmp_path, caplog):
     subject[:2], subject[2:] = 99, np.where(subject[2:] == 1, 2, subject[2:])
     y[subject == 3] = 1  # one class: trained and scored all the same
     source = write(tmp_path / "set", table(x, y, subject))
-    settings, task = checked(read_settings(har(tmp_path, **{"data.source": source})))
+    settings, task, _ = assemble(read_settings(har(tmp_path, **{"data.source": source})))
     assert settings.num_clients == 4
     assert (
         "data.natural-id = 'subject': 1 of 5 clients has fewer than 5 samples (data.min-samples) "
@@ -619,7 +618,7 @@ def test_one_class_is_no_question(tmp_path):
     x, y, subject = windows()
     source = write(tmp_path / "set", table(x, np.ones_like(y), subject))
     with pytest.raises(UserError, match=r"^data.label: all samples of .* are of one class"):
-        checked(read_settings(har(tmp_path, **{"data.source": source})))
+        assemble(read_settings(har(tmp_path, **{"data.source": source})))
 
 
 def test_wrong_settings_of_arrays():

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedapps.data import cache, images, sources
 from fedapps.data.options import PARTITIONS, DataOptions
-from fedapps.data.partition import client_data, load_images, partition, split_rows
+from fedapps.data.partition import client_data, load_samples, partition, split_rows
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.settings.settings import read_settings
@@ -61,21 +61,21 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_images(DataOptions())
+    return load_samples(DataOptions())
 
 
 def test_digits(digits):
-    assert digits.pixels.shape == (1797, 1, 8, 8)
-    assert digits.pixels.dtype == np.float32
-    assert (digits.pixels.min(), digits.pixels.max(), digits.num_classes) == (0, 1, 10)
+    assert digits.x.shape == (1797, 1, 8, 8)
+    assert digits.x.dtype == np.float32
+    assert (digits.x.min(), digits.x.max(), digits.num_classes) == (0, 1, 10)
 
 
 def test_parquet_folder_gives_the_pixels_back(folder):
-    images = load_images(DataOptions(source=folder))
-    assert np.array_equal(images.pixels, pictures().transpose(0, 3, 1, 2))
-    assert images.pixels.dtype == np.uint8
+    images = load_samples(DataOptions(source=folder))
+    assert np.array_equal(images.x, pictures().transpose(0, 3, 1, 2))
+    assert images.x.dtype == np.uint8
     assert images.labels.tolist() == [i % 4 for i in range(40)]
-    assert (images.num_classes, images.natural) == (4, None)
+    assert (images.num_classes, images.clients) == (4, None)
 
 
 def test_grey_then_colour_becomes_colour(tmp_path):
@@ -83,10 +83,10 @@ def test_grey_then_colour_becomes_colour(tmp_path):
     mixed = [Image.fromarray(grey[0]), Image.fromarray(colour[1]), Image.fromarray(grey[1])]
     features = datasets.Features({"img": datasets.Image(), "fine_label": datasets.Value("int64")})
     source = write_parquet(tmp_path / "set", {"img": mixed, "fine_label": [7, 9, 7]}, features)
-    images = load_images(DataOptions(source=source))
-    assert np.array_equal(images.pixels[0], np.stack([grey[0]] * 3))
-    assert np.array_equal(images.pixels[1], colour[1].transpose(2, 0, 1))
-    assert np.array_equal(images.pixels[2], np.stack([grey[1]] * 3))
+    images = load_samples(DataOptions(source=source))
+    assert np.array_equal(images.x[0], np.stack([grey[0]] * 3))
+    assert np.array_equal(images.x[1], colour[1].transpose(2, 0, 1))
+    assert np.array_equal(images.x[2], np.stack([grey[1]] * 3))
     assert (images.labels.tolist(), images.num_classes) == ([0, 1, 0], 2)
 
 
@@ -97,11 +97,11 @@ def test_folder_of_images(tmp_path):
             Image.fromarray(np.full((4, 4), shade + i, np.uint8)).save(
                 tmp_path / "set" / "train" / name / f"{i}.png"
             )
-    images = load_images(DataOptions(source=str(tmp_path / "set")))
-    assert images.pixels.shape == (6, 1, 4, 4)
+    images = load_samples(DataOptions(source=str(tmp_path / "set")))
+    assert images.x.shape == (6, 1, 4, 4)
     assert all(
         (image.mean() > 100) == bool(label)
-        for image, label in zip(images.pixels, images.labels, strict=True)
+        for image, label in zip(images.x, images.labels, strict=True)
     )
 
 
@@ -114,8 +114,8 @@ def test_saved_set(tmp_path, as_dict):
         ),
     )
     (datasets.DatasetDict({"train": data}) if as_dict else data).save_to_disk(str(tmp_path / "set"))
-    images = load_images(DataOptions(source=str(tmp_path / "set")))
-    assert np.array_equal(images.pixels, pictures(4).transpose(0, 3, 1, 2))
+    images = load_samples(DataOptions(source=str(tmp_path / "set")))
+    assert np.array_equal(images.x, pictures(4).transpose(0, 3, 1, 2))
     assert images.labels.tolist() == [2, 1, 2, 0]  # "?" < "a" < "b"
 
 
@@ -124,8 +124,8 @@ def test_plain_parquet_without_the_librarys_metadata(folder, tmp_path):
     frame = data.cast_column("image", datasets.Image(decode=False)).to_pandas()
     (tmp_path / "plain").mkdir()
     frame.to_parquet(tmp_path / "plain" / "train.parquet")
-    images = load_images(DataOptions(source=str(tmp_path / "plain")))
-    assert np.array_equal(images.pixels, pictures().transpose(0, 3, 1, 2))
+    images = load_samples(DataOptions(source=str(tmp_path / "plain")))
+    assert np.array_equal(images.x, pictures().transpose(0, 3, 1, 2))
 
 
 def test_max_samples_keeps_the_classes_of_a_sorted_set(tmp_path):
@@ -137,40 +137,40 @@ def test_max_samples_keeps_the_classes_of_a_sorted_set(tmp_path):
         "label": [i // 10 for i in range(40)],
     }
     source = write_parquet(tmp_path / "set", columns, features)
-    images = load_images(DataOptions(source=source, max_samples=8))
+    images = load_samples(DataOptions(source=source, max_samples=8))
     assert images.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert np.array_equal(images.pixels[-1], pictures()[35].transpose(2, 0, 1))
+    assert np.array_equal(images.x[-1], pictures()[35].transpose(2, 0, 1))
 
 
 # The cache
 
 
 def test_second_read_does_not_decode(folder, monkeypatch):
-    first = load_images(DataOptions(source=folder))
+    first = load_samples(DataOptions(source=folder))
     monkeypatch.setattr(images, "_decode", lambda *_: pytest.fail("decoded twice"))
-    second = load_images(DataOptions(source=folder))
-    assert isinstance(second.pixels, np.memmap)
-    assert np.array_equal(first.pixels, second.pixels)
+    second = load_samples(DataOptions(source=folder))
+    assert isinstance(second.x, np.memmap)
+    assert np.array_equal(first.x, second.x)
     assert np.array_equal(first.labels, second.labels)
 
 
 def test_changed_files_are_read_anew(folder):
-    load_images(DataOptions(source=folder))
+    load_samples(DataOptions(source=folder))
     features = datasets.Features(
         {"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=2)}
     )
     write_parquet(
         Path(folder), {"image": [Image.fromarray(pictures(1)[0])], "label": [1]}, features
     )
-    assert len(load_images(DataOptions(source=folder)).labels) == 1
+    assert len(load_samples(DataOptions(source=folder)).labels) == 1
 
 
 @pytest.mark.parametrize("damage", ["truncate", "no facts", "other shape", "a file in its place"])
 def test_broken_entry_is_replaced(folder, damage, caplog):
-    load_images(DataOptions(source=folder))
+    load_samples(DataOptions(source=folder))
     (entry,) = cache.folder().iterdir()
     if damage == "truncate":
-        os.truncate(entry / "pixels.npy", 200)
+        os.truncate(entry / "x.npy", 200)
     elif damage == "no facts":
         (entry / "facts.json").write_text("{")
     elif damage == "other shape":
@@ -180,8 +180,8 @@ def test_broken_entry_is_replaced(folder, damage, caplog):
             path.unlink()
         entry.rmdir()
         entry.write_text("")
-    images = load_images(DataOptions(source=folder))
-    assert np.array_equal(images.pixels, pictures().transpose(0, 3, 1, 2))
+    images = load_samples(DataOptions(source=folder))
+    assert np.array_equal(images.x, pictures().transpose(0, 3, 1, 2))
     assert "cache" in caplog.text or damage == "a file in its place"
     assert [path.name for path in cache.folder().iterdir()] == [entry.name], (
         "nothing is left behind"
@@ -193,7 +193,7 @@ def test_broken_entry_is_replaced(folder, damage, caplog):
 def test_unwritable_cache_is_no_failure(folder, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "file" / "below"))
-    assert load_images(DataOptions(source=folder)).pixels.shape == (40, 3, 6, 5)
+    assert load_samples(DataOptions(source=folder)).x.shape == (40, 3, 6, 5)
     assert "are not kept" in caplog.text
 
 
@@ -274,8 +274,8 @@ def test_dirichlet_names_client_and_alpha_that_works(digits):
 
 def test_natural_clients(folder):
     settings = DataOptions(source=folder, partition="natural", natural_id="writer")
-    images = load_images(settings)
-    assert images.names == ("w0", "w1", "w2", "w3", "w4")
+    images = load_samples(settings)
+    assert images.clients.names == ("w0", "w1", "w2", "w3", "w4")
     parts = partition(images, settings, 5, seed=0)
     assert [part.tolist() for part in parts] == [list(range(i, 40, 5)) for i in range(5)]
     assert [part.tolist() for part in partition(images, settings, 2, seed=0)] == [
@@ -288,7 +288,7 @@ def test_natural_clients(folder):
 
 
 def test_client_data(folder):
-    images = load_images(DataOptions(source=folder))
+    images = load_samples(DataOptions(source=folder))
     indices = np.arange(3, 33)
     data = client_data(images, split_rows(indices, client_id=7, seed=1))
     assert [len(data.train), len(data.validation), len(data.test)] == [18, 6, 6]
@@ -297,7 +297,7 @@ def test_client_data(folder):
     assert (x.dtype, y.dtype, x.shape) == (torch.float32, torch.int64, (30, 3, 6, 5))
     # every sample is there once, with its label: find each by its pixels
     rows = [
-        next(i for i in indices if np.array_equal(np.round(sample.numpy() * 255), images.pixels[i]))
+        next(i for i in indices if np.array_equal(np.round(sample.numpy() * 255), images.x[i]))
         for sample in x
     ]
     assert sorted(rows) == indices.tolist()
@@ -368,7 +368,7 @@ def test_the_sets_and_nets_of_the_superfed_paper(name, tmp_path):
         config |= {"data.partition": "natural", "data.natural-id": "writer_id"}
     task = build_task(read_settings(config))
     task.check(2)
-    assert (task.images.num_classes, task.images.pixels.shape[1:]) == (
+    assert (task.samples.num_classes, task.samples.x.shape[1:]) == (
         classes,
         (1 if name == "femnist" else 3, side, side),
     )
@@ -427,9 +427,9 @@ def test_tasks_whose_labels_cannot_be_flipped_say_so():
 
 
 def test_client_data_leaves_the_images_alone(digits):
-    before = digits.pixels.copy()
+    before = digits.x.copy()
     client_data(digits, split_rows(np.arange(10), 0, 0)).train.x.zero_()
-    assert np.array_equal(before, digits.pixels)
+    assert np.array_equal(before, digits.x)
 
 
 @pytest.mark.skipif(
@@ -437,10 +437,10 @@ def test_client_data_leaves_the_images_alone(digits):
 )
 def test_real_mnist():
     settings = DataOptions(source=str(Path(os.environ["FEDAPPS_TEST_DATA"]) / "mnist"))
-    images = load_images(settings)
-    assert images.pixels.shape == (60_000, 1, 28, 28)
+    images = load_samples(settings)
+    assert images.x.shape == (60_000, 1, 28, 28)
     # the known mean of the training set
-    assert round(float(images.pixels.mean()) / 255, 4) == 0.1307
+    assert round(float(images.x.mean()) / 255, 4) == 0.1307
     assert np.bincount(images.labels)[:3].tolist() == [5923, 6742, 5958]
     parts = partition(images, settings, 100, seed=0)
     assert {len(np.unique(images.labels[part])) for part in parts} == {2}
@@ -539,7 +539,7 @@ def test_impossible_partitions(digits, values, clients, message):
 )
 def test_wrong_columns_and_splits(folder, values, message):
     with pytest.raises(UserError, match=r"^data\.") as caught:
-        load_images(DataOptions(source=folder, **values))
+        load_samples(DataOptions(source=folder, **values))
     assert str(caught.value).startswith(message.replace("SOURCE", folder))
 
 
@@ -547,16 +547,16 @@ def test_data_that_cannot_be_used(tmp_path, folder):
     with pytest.raises(
         UserError, match=r"data.source = '\./nowhere/at/all': there is no such folder"
     ):
-        load_images(DataOptions(source="./nowhere/at/all"))
+        load_samples(DataOptions(source="./nowhere/at/all"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"data.source = .*cannot be read"):
-        load_images(DataOptions(source=str(tmp_path / "empty")))
+        load_samples(DataOptions(source=str(tmp_path / "empty")))
     table = write_parquet(tmp_path / "table", {"name": ["a", "b"], "label": [0, 1]})
     with pytest.raises(
         UserError,
         match="holds no images, arrays or numbers to learn from; its columns are name, label",
     ):
-        load_images(DataOptions(source=table))
+        load_samples(DataOptions(source=table))
     one = {"picture": [Image.fromarray(pictures(1)[0])]}
     no_label = write_parquet(
         tmp_path / "no-label", one, datasets.Features({"picture": datasets.Image()})
@@ -564,24 +564,24 @@ def test_data_that_cannot_be_used(tmp_path, folder):
     with pytest.raises(
         UserError, match=r"data.label: no label column found in .*, name one of picture"
     ):
-        load_images(DataOptions(source=no_label))
+        load_samples(DataOptions(source=no_label))
     both = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     sizes = [Image.fromarray(pictures(1)[0]), Image.fromarray(pictures(1, (4, 5))[0])]
     uneven = write_parquet(tmp_path / "uneven", {"image": sizes, "label": [0, 1]}, both)
     with pytest.raises(
         UserError, match=r"images differ in size \(6 x 5 and 4 x 5 in image 1\): set data.resize"
     ):
-        load_images(DataOptions(source=uneven))
+        load_samples(DataOptions(source=uneven))
     damaged = write_parquet(
         tmp_path / "damaged", {"image": [{"bytes": b"no image", "path": None}], "label": [0]}, both
     )
     with pytest.raises(UserError, match="image 0 cannot be decoded"):
-        load_images(DataOptions(source=damaged))
+        load_samples(DataOptions(source=damaged))
     missing = write_parquet(
         tmp_path / "missing", {"image": [sizes[0]] * 2, "label": [0, None]}, both
     )
     with pytest.raises(UserError, match="column 'label': 1 samples have no value in it"):
-        load_images(DataOptions(source=missing))
+        load_samples(DataOptions(source=missing))
     two = datasets.Features(
         {"left": datasets.Image(), "right": datasets.Image(), "label": datasets.Value("int64")}
     )
@@ -591,8 +591,8 @@ def test_data_that_cannot_be_used(tmp_path, folder):
     with pytest.raises(
         UserError, match=r"data.image: .* has several image columns, name one of left, right"
     ):
-        load_images(DataOptions(source=stereo))
-    assert load_images(DataOptions(source=stereo, image="right")).pixels.shape == (1, 3, 6, 5)
+        load_samples(DataOptions(source=stereo))
+    assert load_samples(DataOptions(source=stereo, image="right")).x.shape == (1, 3, 6, 5)
 
 
 # The hub
@@ -621,7 +621,7 @@ def test_unreachable_hub_ends_soon(endpoint, silent, monkeypatch):
         UserError,
         match=r"data.source = 'some/set': no such folder, and the hub at http://127.0.0.1",
     ):
-        load_images(DataOptions(source="some/set"))
+        load_samples(DataOptions(source="some/set"))
     assert datasets.config.HF_HUB_OFFLINE is False
 
 
@@ -629,18 +629,18 @@ def test_set_in_the_hub_cache_needs_no_hub(endpoint, folder):
     """What the library keeps of a hub set after a download, made here from a local
     one.
     """
-    load_images(DataOptions(source=folder))
+    load_samples(DataOptions(source=folder))
     kept = Path(datasets.config.HF_DATASETS_CACHE)
     (kept / "set").rename(kept / "some___set")
-    images = load_images(DataOptions(source="some/set"))
-    assert np.array_equal(images.pixels, pictures().transpose(0, 3, 1, 2))
+    images = load_samples(DataOptions(source="some/set"))
+    assert np.array_equal(images.x, pictures().transpose(0, 3, 1, 2))
 
 
 def test_folder_in_the_librarys_cache_is_not_taken_for_a_hub_set(endpoint, folder):
-    load_images(DataOptions(source=folder))
+    load_samples(DataOptions(source=folder))
     assert (Path(datasets.config.HF_DATASETS_CACHE) / Path(folder).name).is_dir()
     with pytest.raises(UserError, match=r"no such folder, and the hub at .* is not reachable"):
-        load_images(DataOptions(source=Path(folder).name))
+        load_samples(DataOptions(source=Path(folder).name))
 
 
 def test_name_unknown_to_the_hub(monkeypatch):
@@ -654,9 +654,9 @@ def test_name_unknown_to_the_hub(monkeypatch):
         UserError,
         match=r"'digit': no such folder, nor such a data set on the hub: did you mean 'digits'",
     ):
-        load_images(DataOptions(source="digit"))
+        load_samples(DataOptions(source="digit"))
     with pytest.raises(UserError, match="use its owner/name, a folder, or digits"):
-        load_images(DataOptions(source="a/b/c"))
+        load_samples(DataOptions(source="a/b/c"))
 
 
 def test_tensors_of_clients_are_kept_up_to_a_limit_and_made_again(monkeypatch):

@@ -12,10 +12,10 @@ from PIL import Image
 
 from fedapps.commands.parser import main
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_images, natural_clients, partition
+from fedapps.data.partition import load_samples, natural_clients, partition
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
-from fedapps.runs.prepare import checked
+from fedapps.runs.prepare import assemble
 from fedapps.settings.settings import read_settings
 
 
@@ -72,7 +72,7 @@ def told_apart(part):
 
 def test_a_column_names_the_part_of_each_sample(tmp_path):
     frame = rows()
-    settings, task = checked(read_settings(natural(written(tmp_path, frame), part="part")))
+    settings, task, _ = assemble(read_settings(natural(written(tmp_path, frame), part="part")))
     assert settings.num_clients == 4
     assert task.image_shape == (1, 1, 2), "neither the site nor the part is an input"
     for client, site in enumerate("abcd"):
@@ -110,7 +110,7 @@ def test_parts_that_are_missing_are_drawn(tmp_path):
 def test_a_client_without_validation_samples_chooses_by_what_it_trains_on(tmp_path, caplog):
     frame = rows()
     frame.loc[(frame.site == "b") & (frame.part == "Val"), "part"] = "train"
-    _, task = checked(read_settings(natural(written(tmp_path, frame), part="part")))
+    _, task, _ = assemble(read_settings(natural(written(tmp_path, frame), part="part")))
     data = task.client_data(1, 4)
     assert data.validation is data.train
     assert task.client_data(0, 4).validation is not task.client_data(0, 4).train
@@ -146,11 +146,11 @@ def test_mistakes_of_a_part_column_are_one_line(tmp_path):
         match=r"^data.part = 'part': holds 'fold 2': the parts are train, training, validation, "
         r"valid",
     ):
-        checked(read_settings(natural(source, part="part")))
+        assemble(read_settings(natural(source, part="part")))
     with pytest.raises(
         UserError, match=r"^data.part = 'prat': .* has the columns x, noise, label, site, part"
     ):
-        checked(read_settings(natural(source, part="prat")))
+        assemble(read_settings(natural(source, part="prat")))
     with pytest.raises(
         UserError, match=r"^data.test = 'test': part = 'part' says already which samples these are"
     ):
@@ -160,7 +160,7 @@ def test_mistakes_of_a_part_column_are_one_line(tmp_path):
     with pytest.raises(
         UserError, match=r"^data.part = 'part', test: 1 of the 4 clients have no sample in it \(b\)"
     ):
-        checked(read_settings(natural(written(tmp_path, frame), part="part")))
+        assemble(read_settings(natural(written(tmp_path, frame), part="part")))
 
 
 # Splits
@@ -222,13 +222,13 @@ def test_a_file_is_a_client_by_its_name(tmp_path, kind):
     options = DataOptions(
         source=files(tmp_path, kind, frame), partition="natural", natural_id="@file"
     )
-    images = load_images(options)
-    assert images.names == ("a", "b", "c", "d")
-    assert images.pixels.shape == (120, 1, 1, 2)
+    images = load_samples(options)
+    assert images.clients.names == ("a", "b", "c", "d")
+    assert images.x.shape == (120, 1, 1, 2)
     assert natural_clients(images, options) == 4
     for site, part in zip("abcd", partition(images, options, 4, 0), strict=True):
         mine = frame[frame.site == site]
-        assert images.pixels[part, 0, 0, 0].tolist() == mine.x.tolist()
+        assert images.x[part, 0, 0, 0].tolist() == mine.x.tolist()
         assert images.labels[part].tolist() == mine.label.tolist()
 
 
@@ -268,9 +268,9 @@ def test_folders_of_images_whose_clients_lack_classes(tmp_path):
                     folder / f"{number}.png"
                 )
     options = DataOptions(source=str(tmp_path / "sites"), partition="natural", natural_id="@file")
-    images = load_images(options)
+    images = load_samples(options)
     assert images.classes == ("x", "y", "z")
-    assert (images.pixels[:, 0, 0, 0] // 50).tolist() == images.labels.tolist()
+    assert (images.x[:, 0, 0, 0] // 50).tolist() == images.labels.tolist()
     assert [sorted(set(images.labels[part])) for part in partition(images, options, 2, 0)] == [
         [0, 1],
         [1, 2],
@@ -283,8 +283,8 @@ def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
     pd.DataFrame({"x": [1, 2, 3, 4, 5], "noise": 7, "label": [0, 1, 0, 1, 1]}).to_csv(
         tmp_path / "sites" / "e.csv", index=False
     )
-    images = load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
-    assert images.pixels.shape == (45, 1, 1, 2)
+    images = load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
+    assert images.x.shape == (45, 1, 1, 2)
     pd.DataFrame({"x": ["low"], "noise": 7, "label": [0]}).to_csv(
         tmp_path / "sites" / "f.csv", index=False
     )
@@ -292,16 +292,16 @@ def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
         UserError,
         match=r"^data.source: a column holds values of different kinds in different files: ",
     ):
-        load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
+        load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
     pd.DataFrame({"x": [1], "label": [0]}).to_csv(tmp_path / "sites" / "f.csv", index=False)
     with pytest.raises(
         UserError,
         match=r"column 'noise' is in only one of a.csv and f.csv: give all files the same$",
     ):
-        load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
+        load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
     (tmp_path / "sites" / "f.csv").write_text("")
     with pytest.raises(UserError, match=r"^data.source: .*f.csv cannot be read: "):
-        load_images(DataOptions(source=source, partition="natural", natural_id="@file"))
+        load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
 
 
 def test_what_is_no_folder_of_files_is_one_line(tmp_path, capsys):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
-from fedapps.runs.prepare import checked
+from fedapps.runs.prepare import assemble
 from fedapps.settings.settings import read_settings
 from fedapps.toml_text import read_toml
 
@@ -97,14 +97,14 @@ def test_celeba(tmp_path):
         "valid": part([2880] * 3 + [7] * 2),
         "test": part([10177] * 2),
     }
-    settings, task = checked(
+    settings, task, _ = assemble(
         read_settings(experiment("celeba", write(tmp_path / "celeba", splits, features)))
     )
     assert settings.num_clients == 2, "celeb 7 has fewer than five pictures"
-    assert task.images.names == ("7", "2880", "10177")
-    assert task.images.pixels.shape == (19, 3, 84, 84)
+    assert task.samples.clients.names == ("7", "2880", "10177")
+    assert task.samples.x.shape == (19, 3, 84, 84)
     smiles = [value for split in splits.values() for value in split["Smiling"]]
-    assert (task.images.labels.tolist(), task.images.classes) == (
+    assert (task.samples.labels.tolist(), task.samples.classes) == (
         [int(smile) for smile in smiles],
         ("False", "True"),
     )
@@ -131,11 +131,11 @@ def test_isic(tmp_path):
         }
 
     source = write(tmp_path / "isic", {"train": part(30), "test": part(12)}, features)
-    settings, task = checked(
+    settings, task, _ = assemble(
         read_settings(experiment("isic", source, **{"model.name": "logistic"}))
     )
-    assert (settings.num_clients, task.images.num_classes) == (6, 8)
-    assert task.images.pixels.shape == (42, 3, 200, 200)
+    assert (settings.num_clients, task.samples.num_classes) == (6, 8)
+    assert task.samples.x.shape == (42, 3, 200, 200)
     assert task.client_data(0, 6).train.x.shape[1:] == (3, 200, 200)
 
 
@@ -152,10 +152,10 @@ def test_tiny_imagenet(tmp_path):
     }
     source = write(tmp_path / "tiny", splits, features)
     more = {"num-clients": 4, "model.name": "mobilenet"}
-    _, task = checked(read_settings(experiment("tinyimagenet", source, **more)))
-    assert task.images.pixels.shape == (60, 3, 64, 64)
-    assert np.array_equal(task.images.pixels[3, 0], task.images.pixels[3, 1]), "grey"
-    assert (task.images.num_classes, task.images.classes[1]) == (200, "n00000001")
+    _, task, _ = assemble(read_settings(experiment("tinyimagenet", source, **more)))
+    assert task.samples.x.shape == (60, 3, 64, 64)
+    assert np.array_equal(task.samples.x[3, 0], task.samples.x[3, 1]), "grey"
+    assert (task.samples.num_classes, task.samples.classes[1]) == (200, "n00000001")
     assert "top5" in scores(task, 0, 4)
 
 
@@ -199,10 +199,10 @@ def test_speech_commands(tmp_path):
     (tmp_path / "v0.02" / "train").mkdir(parents=True)
     data = datasets.Dataset.from_dict(columns, stored).cast(datasets.Features(features))
     data.to_parquet(tmp_path / "v0.02" / "train" / "0000.parquet")
-    settings, task = checked(read_settings(experiment("speech", str(tmp_path / "v0.02"))))
+    settings, task, _ = assemble(read_settings(experiment("speech", str(tmp_path / "v0.02"))))
     assert settings.num_clients == 2, "with three recordings or more; noise is nobody's"
-    assert task.images.pixels.shape == (9, 1, 1, 16_000)
-    assert task.images.classes == ("yes", "no", "up", "right", "two", "backward"), (
+    assert task.samples.x.shape == (9, 1, 1, 16_000)
+    assert task.samples.classes == ("yes", "no", "up", "right", "two", "backward"), (
         "those that somebody says"
     )
     assert "top5" in scores(task, 0, 2)
@@ -231,10 +231,10 @@ def test_several_configurations_are_named(tmp_path):
         UserError,
         match=r"^data.config = '': .* has several configurations, name one of .*v0.01.*v0.02",
     ) as caught:
-        _ = build_task(read_settings(config)).images
+        _ = build_task(read_settings(config)).samples
     assert "\n" not in str(caught.value)
-    assert len(build_task(read_settings({**config, "data.config": "v0.02"})).images.labels) == 10
-    assert len(build_task(read_settings({**config, "data.config": "v0.01"})).images.labels) == 8
+    assert len(build_task(read_settings({**config, "data.config": "v0.02"})).samples.labels) == 10
+    assert len(build_task(read_settings({**config, "data.config": "v0.01"})).samples.labels) == 8
 
 
 def test_medical_questions(tmp_path):
@@ -265,7 +265,7 @@ def test_medical_questions(tmp_path):
     source = write(
         tmp_path / "mqp", {"train": {**columns, "label": [i % 2 for i in range(66)]}}, features
     )
-    settings, task = checked(
+    settings, task, _ = assemble(
         read_settings(experiment("mqp", source, **{"text-pairs.checkpoint": str(checkpoint)}))
     )
     assert settings.num_clients == 11
@@ -289,7 +289,7 @@ def test_reddit_as_leaf_keeps_it(tmp_path):
         "data.min-samples": 5,
     }
     kept = experiment("reddit", write(tmp_path / "nested", {"train": columns}, nested), **sizes)
-    settings, task = checked(read_settings(kept))
+    settings, task, _ = assemble(read_settings(kept))
     assert settings.num_clients == 2
     flat = {"text": ["i have a cat cat", "i have a cat"] * 8, "user": columns["user"]}
     plain = build_task(
@@ -302,5 +302,5 @@ def test_reddit_as_leaf_keeps_it(tmp_path):
             }
         )
     )
-    assert np.array_equal(task.texts.pixels, plain.texts.pixels), "its marks are set here again"
+    assert np.array_equal(task.samples.x, plain.samples.x), "its marks are set here again"
     assert torch.isfinite(task.work_model()(task.client_data(0, 2).test.x)).all()

@@ -12,7 +12,7 @@ from PIL import Image
 
 from algorithms.fairness.groups import group_measures, group_sums
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_images
+from fedapps.data.partition import load_samples
 from fedapps.data.sample_groups import MAX_GROUPS, Grouping
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -74,14 +74,17 @@ def run(tmp_path, clients, **config):
 
 
 def test_values_are_groups_in_order_and_a_missing_one_is_in_none():
-    group, names = Grouping("sex").number(["m", "f", None, "m", float("nan")])
+    found = Grouping("sex").number(["m", "f", None, "m", float("nan")])
+    group, names = found.codes, found.names
     assert (group.tolist(), names) == ([1, 0, -1, 1, -1], ("f", "m"))
-    group, names = Grouping("sex").number([1.0, 0.0, float("nan"), 1.0])
+    found = Grouping("sex").number([1.0, 0.0, float("nan"), 1.0])
+    group, names = found.codes, found.names
     assert (group.tolist(), names) == ([1, 0, -1, 1], ("0", "1"))
 
 
 def test_numbers_are_groups_between_limits():
-    group, names = Grouping("age", (40.0, 60.5)).number([39, 40, None, 60.4, 60.5, 99])
+    found = Grouping("age", (40.0, 60.5)).number([39, 40, None, 60.4, 60.5, 99])
+    group, names = found.codes, found.names
     assert (group.tolist(), names) == (
         [0, 1, -1, 1, 2, 2],
         ("below 40", "40 to below 60.5", "from 60.5"),
@@ -150,17 +153,17 @@ def test_tasks_and_sites_without_groups_say_so():
 
 def test_a_column_of_an_image_set(tmp_path):
     source = pictures(tmp_path / "set")
-    images = load_images(DataOptions(source=source, group="sex"))
-    assert images.group_names == ("f", "m")
-    assert (images.group[9::10] == -1).all()
-    assert set(np.delete(images.group, slice(9, None, 10))) == {0, 1}
-    fewer = load_images(DataOptions(source=source, group="sex", max_samples=40))
-    np.testing.assert_array_equal(fewer.group, images.group[::3])
+    images = load_samples(DataOptions(source=source, group="sex"))
+    assert images.groups.names == ("f", "m")
+    assert (images.groups.codes[9::10] == -1).all()
+    assert set(np.delete(images.groups.codes, slice(9, None, 10))) == {0, 1}
+    fewer = load_samples(DataOptions(source=source, group="sex", max_samples=40))
+    np.testing.assert_array_equal(fewer.groups.codes, images.groups.codes[::3])
     with pytest.raises(
         UserError, match=r"data.group = 'six': .* has the columns image, label, sex"
     ):
-        load_images(DataOptions(source=source, group="six"))
-    assert load_images(DataOptions(source=source)).group is None
+        load_samples(DataOptions(source=source, group="six"))
+    assert load_samples(DataOptions(source=source)).groups is None
 
 
 def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
@@ -293,7 +296,7 @@ def test_samples_of_all_splits_have_a_group(tmp_path):
     for split, count in (("train", 30), ("test", 9), ("validation", 6)):
         lines = [f"{row / 7},{'fm'[row % 2]},{row % 3}" for row in range(count)]
         (source / f"{split}.csv").write_text("\n".join(["height,sex,label", *lines]))
-    images = load_images(
+    samples = load_samples(
         DataOptions(
             source=str(source),
             test="test",
@@ -303,9 +306,9 @@ def test_samples_of_all_splits_have_a_group(tmp_path):
             max_samples=10,
         )
     )
-    assert len(images.labels) == len(images.group) == 10 + 9 + 6
+    assert len(samples.labels) == len(samples.groups.codes) == 10 + 9 + 6
     # every second row, of each split
-    np.testing.assert_array_equal(images.group[-15:], [0, 1] * 4 + [0] + [0, 1] * 3)
+    np.testing.assert_array_equal(samples.groups.codes[-15:], [0, 1] * 4 + [0] + [0, 1] * 3)
 
 
 def test_clients_with_a_file_each_have_groups(tmp_path):
@@ -314,7 +317,7 @@ def test_clients_with_a_file_each_have_groups(tmp_path):
     for name, count in (("ann", 6), ("bea", 5)):
         rows, x = np.arange(count), np.random.default_rng(0).normal(size=(count, 3))
         np.savez(source / f"{name}.npz", x=x, label=rows % 2, site=rows % 3)
-    images = load_images(
+    samples = load_samples(
         DataOptions(source=str(source), natural_id="@file", partition="natural", group="site")
     )
-    np.testing.assert_array_equal(images.group, [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1])
+    np.testing.assert_array_equal(samples.groups.codes, [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1])

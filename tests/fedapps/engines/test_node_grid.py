@@ -16,7 +16,7 @@ from fedapps.engines.node_grid import NodeGrid, deal, shared
 from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from strategies import ClientGrid, FedAvg
 from strategies.base.messages import content_bytes
 from tests.helpers import EchoClient, arrays_of, simulate
@@ -34,7 +34,7 @@ SMALL = {"train.local-epochs": 1, "train.batch-size": 32}
 
 
 def settings_of(out, **config):
-    return completed({**JOB, **config, "out": str(out)})
+    return with_defaults({**JOB, **config, "out": str(out)})
 
 
 def behind(nodes, settings, **options):

@@ -17,7 +17,7 @@ from fedapps.errors import UserError
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from strategies import ClientGrid, FedAvg, UpdateBound, run_rounds
 from tests.helpers import EchoClient, arrays_of
 
@@ -35,7 +35,7 @@ def run(folder, nodes, **config):
     """Run with clients that share ``nodes`` (0: the inline engine); return the model's
     and the clients' files, and the rounds.
     """
-    settings = completed({**JOB, "out": str(folder), **config})
+    settings = with_defaults({**JOB, "out": str(folder), **config})
     inner = InlineGrid(app, nodes or settings.num_clients, settings.flat())
     execute(
         settings, NodeGrid(inner, settings.num_clients, inner.get_node_ids()) if nodes else inner
@@ -161,7 +161,7 @@ def test_a_model_in_a_sum_cannot_be_left_out_any_more():
     ],
 )
 def test_methods_that_need_more_than_a_sum_are_refused_in_one_line(config, reason):
-    settings = completed({**JOB, "node-sums": True, **config})
+    settings = with_defaults({**JOB, "node-sums": True, **config})
     with pytest.raises(UserError, match=reason) as error:
         build_strategy(settings, build_task(settings))
     assert "\n" not in str(error.value)

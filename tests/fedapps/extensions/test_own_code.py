@@ -13,7 +13,7 @@ from fedapps.commands.parser import main
 from fedapps.engines.app_folder import copy_app
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import own_files
-from fedapps.runs.prepare import checked, completed
+from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.settings import default_config, read_settings
 
 CODE = """
@@ -106,7 +106,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def settings(*pairs, **given):
-    return completed({"task": "digits", **given, **dict(pairs)})
+    return with_defaults({"task": "digits", **given, **dict(pairs)})
 
 
 def test_its_options_are_a_table_of_settings(folder):
@@ -174,7 +174,7 @@ def test_the_settings_command_explains_it(folder, capsys):
 )  # fmt: skip
 def test_mistakes_are_one_line(folder, given, said):
     with pytest.raises(UserError, match=f"^{said}") as caught:
-        checked(settings(**given))
+        assemble(settings(**given))
     assert "\n" not in str(caught.value)
 
 
@@ -191,13 +191,13 @@ def test_mistakes_are_one_line(folder, given, said):
     ],
 )
 def test_what_it_can_be_combined_with(folder, given):
-    chosen, task = checked(settings(**given))
+    chosen, task, _ = assemble(settings(**given))
     assert read_settings(chosen.flat()).flat() == chosen.flat()
     assert task.name == ("my-digits" if str(given.get("task", "")) != "" else "digits")
 
 
 def test_the_app_that_is_submitted_has_its_files_and_knows_its_settings(folder):
-    chosen, _ = checked(settings(method="my_code:METHOD", task="my_code:TASK"))
+    chosen, *_ = assemble(settings(method="my_code:METHOD", task="my_code:TASK"))
     config = chosen.flat()
     files = own_files(config)
     # the last one since a client has been made

@@ -12,7 +12,7 @@ from fedapps.errors import UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.extensions.registered import registered
 from fedapps.models.image_nets import build_model
-from fedapps.runs.prepare import checked, completed
+from fedapps.runs.prepare import assemble, with_defaults
 
 CODE = """
 from dataclasses import dataclass
@@ -70,8 +70,8 @@ def package(tmp_path, monkeypatch):
 
 
 def test_names_run_like_ours(package, tmp_path):
-    chosen, task = checked(
-        completed(
+    chosen, task, _ = assemble(
+        with_defaults(
             {
                 "method": "nearer",
                 "task": "other-digits",
@@ -131,14 +131,14 @@ def test_unknown_names_are_answered_with_similar_ones(package):
         ({"task": "other-digit"}, "did you mean 'other-digits'"),
     ):
         with pytest.raises(UserError, match=said):
-            completed(given)
+            with_defaults(given)
     with pytest.raises(UserError, match="did you mean 'one-layer'"):
-        checked(completed({"model.name": "one-layers"}))
+        assemble(with_defaults({"model.name": "one-layers"}))
     with pytest.raises(
         UserError,
         match="there is no module 'a_package_that_is_not_here', which nearer_broken imports",
     ):
-        completed({"method": "broken"})
+        with_defaults({"method": "broken"})
 
 
 def test_a_net_by_its_name_is_built(package):

@@ -19,7 +19,7 @@ from fedapps.errors import UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
-from fedapps.runs.prepare import checked, completed
+from fedapps.runs.prepare import assemble, with_defaults
 
 NETS = """
 from torch import nn
@@ -104,8 +104,8 @@ def test_the_net_of_the_page_is_one(folder):
     definition, saving = re.findall(r"```python\n(.*?)```", page, re.S)
     (folder / "my_page.py").write_text(definition)
     for task, shape in (("digits", (1, 8, 8)), ("tabular", None)):
-        _, task = checked(
-            completed({"method": "fedper", "task": task, "model.name": "my_page:Small"})
+        _, task, _ = assemble(
+            with_defaults({"method": "fedper", "task": task, "model.name": "my_page:Small"})
         )
         assert partial_sharing.head_of(task.work_model()) == ("last.",)
         assert shape is None or task.image_shape == shape
@@ -198,27 +198,27 @@ def test_a_package_travels_as_one(folder):
 
 
 def settings(*pairs):
-    return completed(
+    return with_defaults(
         {"method": "fedavg", "task": "digits", "model.name": "my_nets:Small", **dict(pairs)}
     )
 
 
 def test_a_method_takes_it_with_its_head(folder):
-    found, task = checked(settings(("method", "fedper")))
+    found, task, _ = assemble(settings(("method", "fedper")))
     assert found.flat()["model.name"] == "my_nets:Small"
     assert task.work_model().head == ("last.",)
     with pytest.raises(
         UserError,
         match=r"model.head = '': 'my_nets:by_seed' declares no head: name it, one of 1, 2",
     ):
-        checked(settings(("method", "fedper"), ("model.name", "my_nets:by_seed")))
-    _, task = checked(
+        assemble(settings(("method", "fedper"), ("model.name", "my_nets:by_seed")))
+    _, task, _ = assemble(
         settings(("method", "fedper"), ("model.name", "my_nets:by_seed"), ("model.head", "2"))
     )
     assert partial_sharing.head_of(task.work_model()) == ("2.",)
     # a layer of this name is the head
     for given, head in (("", ("head.",)), ("body.1", ("body.1.",))):
-        _, task = checked(
+        _, task, _ = assemble(
             settings(("method", "fedper"), ("model.name", "my_nets:Headed"), ("model.head", given))
         )
         assert partial_sharing.head_of(task.work_model()) == head
@@ -226,7 +226,7 @@ def test_a_method_takes_it_with_its_head(folder):
     with pytest.raises(
         UserError, match=r"model.pretrained = true: there are no weights for 'my_nets:Small'"
     ):
-        checked(settings(("model.pretrained", True)))
+        assemble(settings(("model.pretrained", True)))
 
 
 def test_a_run_starts_from_the_weights_of_a_file(folder):
@@ -265,12 +265,12 @@ def changed(**changes):
 def test_weights_that_do_not_fit_are_refused(folder, make, said):
     save_file(make(), "start.safetensors")
     with pytest.raises(UserError, match=f"^model.weights = .*: {said}"):
-        checked(settings(("model.weights", "start.safetensors")))
+        assemble(settings(("model.weights", "start.safetensors")))
 
 
 def test_what_is_no_file_of_weights_is_refused(folder):
     with pytest.raises(UserError, match="there is no such file"):
-        checked(settings(("model.weights", "none.safetensors")))
+        assemble(settings(("model.weights", "none.safetensors")))
     Path("start.safetensors").write_text("text")
     with pytest.raises(UserError, match="is no safetensors file"):
-        checked(settings(("model.weights", "start.safetensors")))
+        assemble(settings(("model.weights", "start.safetensors")))

@@ -15,7 +15,7 @@ from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute
-from fedapps.runs.prepare import checked, completed
+from fedapps.runs.prepare import assemble, with_defaults
 
 VIT = {
     "model_type": "vit",
@@ -52,7 +52,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
             match=r"^model.name = 'transformers:vit': .* not installed: pip install "
             r"'fedapps\[text\]'$",
         ):
-            checked(completed({"model.name": "transformers:vit", **job}))
+            assemble(with_defaults({"model.name": "transformers:vit", **job}))
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_run_of_a_personalised_method(library, folder, tmp_path):
         "num-rounds": 2,
         "out": str(tmp_path / "o"),
     }
-    settings, task = checked(completed({**config, "train.local-epochs": 1}))
+    settings, task, _ = assemble(with_defaults({**config, "train.local-epochs": 1}))
     assert settings.model.name == f"transformers:{tmp_path}/vit"  # workers are elsewhere
     assert partial_sharing.head_of(task.work_model()) == ("net.classifier.",)
     from fedapps.runs.client_app import app
@@ -175,8 +175,8 @@ def test_mistakes_are_one_line(library, folder, name, said):
 
 def test_a_causal_language_model_predicts_characters(library, folder, tmp_path):
     name = folder("gpt", GPT2)
-    settings, task = checked(
-        completed(
+    settings, task, _ = assemble(
+        with_defaults(
             {
                 **TEXT,
                 "model.name": name,
@@ -212,14 +212,14 @@ def test_a_net_that_sees_what_it_is_to_predict_is_refused(library, folder):
         },
     )
     with pytest.raises(UserError, match="sees the characters that it is to predict"):
-        build_task(completed({**TEXT, "model.name": name})).initial_arrays()
+        build_task(with_defaults({**TEXT, "model.name": name})).initial_arrays()
     with pytest.raises(UserError, match="does not take texts of 40 characters"):
         build_task(
-            completed({**TEXT, "text.length": 40, "model.name": folder("gpt", GPT2)})
+            with_defaults({**TEXT, "text.length": 40, "model.name": folder("gpt", GPT2)})
         ).initial_arrays()
     with pytest.raises(
         UserError, match=r"model\.pretrained = true: the 98 characters of task 'text'"
     ):
         build_task(
-            completed({**TEXT, "model.pretrained": True, "model.name": "transformers:./gpt"})
+            with_defaults({**TEXT, "model.pretrained": True, "model.name": "transformers:./gpt"})
         ).initial_arrays()

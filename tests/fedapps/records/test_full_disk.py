@@ -16,7 +16,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.records.writer import read_rounds
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.runs.prepare import completed
+from fedapps.runs.prepare import with_defaults
 from fedapps.toml_text import read_toml
 
 JOB = {
@@ -40,7 +40,7 @@ def full(size):
 
 
 def go(folder, *callbacks, **given):
-    settings = completed(
+    settings = with_defaults(
         {
             **JOB,
             "out": str(folder),

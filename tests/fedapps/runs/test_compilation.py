@@ -7,7 +7,7 @@ import pytest
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_client, build_task, takes_steps
 from fedapps.runs.client_app import app
-from fedapps.runs.compilation import decided, seconds
+from fedapps.runs.compilation import seconds, with_compilation
 from fedapps.runs.execution import execute
 from fedapps.settings.settings import read_settings
 from fedapps.toml_text import read_toml
@@ -29,11 +29,11 @@ def settings_of(**keys):
 def test_auto_compiles_long_runs_of_methods_that_take_steps():
     task = build_task(settings_of())
     short, long = settings_of(), settings_of(**{"num-rounds": 20_000})
-    assert decided(short, task, takes_steps).train.compile == "off"
-    assert decided(long, task, takes_steps).train.compile == "on"
+    assert with_compilation(short, task, takes_steps).train.compile == "off"
+    assert with_compilation(long, task, takes_steps).train.compile == "on"
     assert seconds(long, task) == pytest.approx(400 * seconds(short, task))
     trees = settings_of(method="ffgb", task="tabular", **{"num-rounds": 20_000})
-    assert decided(trees, build_task(trees), takes_steps).train.compile == "off"
+    assert with_compilation(trees, build_task(trees), takes_steps).train.compile == "off"
 
 
 def test_steps_of_fits_are_counted_by_their_own_options():
@@ -56,14 +56,14 @@ def test_steps_of_fits_are_counted_by_their_own_options():
     nets, worst = (
         settings_of(method=method, **{"num-rounds": 20_000}) for method in ("ffgb", "ffgb-c")
     )
-    assert decided(nets, task, takes_steps).train.compile == "on"
-    assert decided(worst, task, takes_steps).train.compile == "off"
+    assert with_compilation(nets, task, takes_steps).train.compile == "on"
+    assert with_compilation(worst, task, takes_steps).train.compile == "off"
 
 
 @pytest.mark.parametrize("choice", ["on", "off"])
 def test_what_is_said_is_done(choice):
     settings = settings_of(**{"train.compile": choice, "num-rounds": 20_000})
-    assert decided(settings, build_task(settings), takes_steps).train.compile == choice
+    assert with_compilation(settings, build_task(settings), takes_steps).train.compile == choice
 
 
 def test_on_supernodes_auto_is_off():
@@ -86,7 +86,7 @@ def test_the_decision_reaches_the_clients_and_the_settings_and_a_resume_keeps_it
     assert read_toml(tmp_path / "run" / "settings.toml")["train.compile"] == "on"
     monkeypatch.setattr("fedapps.runs.compilation.seconds", lambda *_: 0.0)
     longer = settings_of(**{**keys, "num-rounds": 2, "resume": True})
-    assert decided(longer, None, takes_steps).train.compile == "on"
+    assert with_compilation(longer, None, takes_steps).train.compile == "on"
     assert set(seen) == {"on"}
 
 

@@ -23,6 +23,7 @@ from tools.settings_pages import (
     TOML_START,
     markdown_page,
     markdown_table,
+    pages_of_tables,
     toml_block,
     with_tables,
     with_toml,
@@ -71,6 +72,16 @@ def test_every_setting_is_in_the_reference_with_its_default():
     assert all(len(line) <= 130 or "# " not in line for line in toml_block(known, {}).splitlines())
     page = markdown_page(known, {})
     assert [setting.key for setting in known if f"| `{setting.key}` | " not in page] == []
+
+
+def test_a_table_that_another_page_shows_is_a_link():
+    text = f"<!-- settings: train other.key -->\n\nold\n\n{MARKDOWN_END}\n"
+    elsewhere = pages_of_tables({"a.md": text, "b.md": "none"})
+    assert elsewhere == {"train": "a.md", "other.key": "a.md"}
+    page = markdown_page(SMALL, {}, elsewhere)
+    assert "\n## train\n\nSee [train](a.md).\n" in page
+    assert "`train.rate` |" not in page
+    assert "| `num-rounds` |" in page
 
 
 def test_the_block_has_help_where_there_is_room():

@@ -8,7 +8,7 @@ import pytest
 from clients.families.ensemble_data import DensityData
 from fedapps.data.corpus import count_words, generate, read_corpus, words
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_images
+from fedapps.data.partition import load_samples
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.settings.settings import Settings
@@ -256,13 +256,13 @@ def ensemble(seed=0, num_clients=4, **options):
 
 
 def test_no_client_holds_a_sample_that_a_net_was_trained_on():
-    images = load_images(DataOptions())
+    images = load_samples(DataOptions())
     mine, rest = divide(images, 0.3, 0)
     assert len(mine.labels) + len(rest.labels) == len(images.labels)
     assert len(mine.labels) == pytest.approx(0.3 * len(images.labels), abs=5)
 
     def rows(part):
-        return Counter(zip((p.tobytes() for p in part.pixels), part.labels.tolist(), strict=True))
+        return Counter(zip((p.tobytes() for p in part.x), part.labels.tolist(), strict=True))
 
     # together exactly the whole set, so nothing lies in both
     assert rows(mine) + rows(rest) == rows(images)

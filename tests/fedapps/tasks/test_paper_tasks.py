@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_images
+from fedapps.data.partition import load_samples
 from fedapps.errors import UserError
 from fedapps.models.options import ModelOptions
 from fedapps.runs.assembly import build_strategy
@@ -108,30 +108,30 @@ def test_resize_takes_the_middle_square(write):
         "celeb_id": [7, 3],
     }
     source = write(cells, features)
-    images = load_images(
+    images = load_samples(
         DataOptions(
             source=source, resize=2, label="Smiling", partition="natural", natural_id="celeb_id"
         )
     )
-    assert images.pixels.shape == (2, 3, 2, 2)
+    assert images.x.shape == (2, 3, 2, 2)
     small = np.asarray(Image.fromarray(wide).resize((4, 2), Image.Resampling.BILINEAR))[:, 1:3]
-    assert np.array_equal(images.pixels[0], small.transpose(2, 0, 1))
-    assert np.unique(images.pixels[1]).tolist() == [50]
-    assert (images.labels.tolist(), images.names, images.natural.tolist()) == (
+    assert np.array_equal(images.x[0], small.transpose(2, 0, 1))
+    assert np.unique(images.x[1]).tolist() == [50]
+    assert (images.labels.tolist(), images.clients.names, images.clients.codes.tolist()) == (
         [1, 0],
         ("3", "7"),
         [1, 0],
     )
     with pytest.raises(UserError, match=r"images differ in size .*: set data.resize"):
-        load_images(DataOptions(source=source, label="Smiling"))
-    assert load_images(DataOptions(source=source, resize=3, label="Smiling")).pixels.shape == (
+        load_samples(DataOptions(source=source, label="Smiling"))
+    assert load_samples(DataOptions(source=source, resize=3, label="Smiling")).x.shape == (
         2,
         3,
         3,
         3,
     ), "another entry"
     with pytest.raises(UserError, match=r"data.resize = 4: the digits stay 8 x 8"):
-        load_images(DataOptions(resize=4))
+        load_samples(DataOptions(resize=4))
     with pytest.raises(ValueError, match=r"resize = -1: choose a value in \[0, inf\)"):
         DataOptions(resize=-1)
 
@@ -143,7 +143,7 @@ def test_class_weights_weigh_training_only():
             data=DataOptions(class_weights=True, partition="iid", max_samples=100), device="cpu"
         ),
     )
-    counts = np.bincount(task.images.labels, minlength=10)
+    counts = np.bincount(task.samples.labels, minlength=10)
     outputs, y = torch.randn(20, 10), torch.arange(20) % 10
     losses = functional.cross_entropy(outputs, y, reduction="none").double().numpy()
     weights = (100 / (counts + 1))[y.numpy()]
@@ -226,10 +226,10 @@ def speech_features():
 def test_speech(write, stored):
     source = write(speech_columns(), speech_features(), audio="audio" if stored == "audio" else "")
     task = made(Speech, settings(source, SpeechOptions(length=1300), "speaker_id"))
-    assert task.images.pixels.shape == (18, 1, 1, 1300)
-    assert np.array_equal(task.images.pixels[:, 0, 0, :1200], sounds()[:18])
-    assert not task.images.pixels[..., 1200:].any()
-    assert (task.images.num_classes, task.images.names) == (3, ("s0", "s1")), (
+    assert task.samples.x.shape == (18, 1, 1, 1300)
+    assert np.array_equal(task.samples.x[:, 0, 0, :1200], sounds()[:18])
+    assert not task.samples.x[..., 1200:].any()
+    assert (task.samples.num_classes, task.samples.clients.names) == (3, ("s0", "s1")), (
         "silence and unheard words are no classes"
     )
     task.check(2)
@@ -246,7 +246,7 @@ def test_speech(write, stored):
 def test_speech_cuts_long_sounds_and_says_what_it_cannot_read(write):
     columns = speech_columns()
     source = write(columns, speech_features())
-    assert made(Speech, settings(source, SpeechOptions(length=100))).images.pixels.shape == (
+    assert made(Speech, settings(source, SpeechOptions(length=100))).samples.x.shape == (
         24,
         1,
         1,
@@ -255,16 +255,16 @@ def test_speech_cuts_long_sounds_and_says_what_it_cannot_read(write):
     with pytest.raises(
         UserError, match=r"^speech.audio = 'sound': .* has the columns audio, label, speaker_id"
     ):
-        _ = made(Speech, settings(source, SpeechOptions(audio="sound"))).images
+        _ = made(Speech, settings(source, SpeechOptions(audio="sound"))).samples
     columns["audio"][3] = {"bytes": b"fLaC", "path": None}
     source = write(columns, speech_features(), "damaged")
     with pytest.raises(
         UserError,
         match=r"^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV",
     ):
-        _ = made(Speech, settings(source, SpeechOptions())).images
+        _ = made(Speech, settings(source, SpeechOptions())).samples
     with pytest.raises(UserError, match=r"data.source = 'digits': this task cannot use them"):
-        _ = made(Speech, settings("digits", SpeechOptions())).images
+        _ = made(Speech, settings("digits", SpeechOptions())).samples
 
 
 # Words
@@ -322,17 +322,17 @@ def test_words_as_lists_and_what_is_no_text(write):
     options = WordsOptions(vocabulary=8, length=4)
     as_text = made(
         Words, settings(write({"text": ["a b c", "b c"]}, name="text"), options)
-    ).texts.pixels
+    ).samples.x
     as_list = made(
         Words, settings(write({"text": [["a", "b", "c"], ["b", "c"]]}, name="list"), options)
-    ).texts.pixels
+    ).samples.x
     assert as_text.tolist() == as_list.tolist()
     with pytest.raises(
         UserError, match=r"^words.text = 'text': holds int, neither a text nor a list of words"
     ):
-        _ = made(Words, settings(write({"text": [1, 2]}, name="number"), options)).texts
+        _ = made(Words, settings(write({"text": [1, 2]}, name="number"), options)).samples
     with pytest.raises(UserError, match=r"has no words in it"):
-        _ = made(Words, settings(write({"text": ["", " "]}, name="empty"), options)).texts
+        _ = made(Words, settings(write({"text": ["", " "]}, name="empty"), options)).samples
     with pytest.raises(
         UserError,
         match=r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid",
@@ -429,7 +429,7 @@ def test_text_pairs(checkpoint, pairs):
     options = TextPairsOptions(length=16, checkpoint=str(checkpoint))
     task = made(TextPairs, settings(pairs, options, "dr_id"))
     task.check(2)
-    assert task.pairs.names == ("1", "5")
+    assert task.samples.clients.names == ("1", "5")
     data = task.client_data(0, 2)
     assert (data.train.x.shape, data.train.x.dtype) == ((6, 16), torch.int64)
     assert task.model_fn(0)(data.train.x).shape == (6, 1)

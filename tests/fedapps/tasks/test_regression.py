@@ -21,7 +21,7 @@ from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
-from fedapps.runs.prepare import checked, completed
+from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.settings import read_settings
 
 HOUSES = {"north": 3.0, "south": 5.0, "west": 0.5}  # thousands a square metre
@@ -30,7 +30,9 @@ HOUSES = {"north": 3.0, "south": 5.0, "west": 0.5}  # thousands a square metre
 def task_of(num_clients=3, **settings):
     settings = {key.replace("__", "."): value for key, value in settings.items()}
     return build_task(
-        completed({"task": "regression", "num-clients": num_clients, "device": "cpu", **settings})
+        with_defaults(
+            {"task": "regression", "num-clients": num_clients, "device": "cpu", **settings}
+        )
     )
 
 
@@ -103,7 +105,7 @@ def test_fedavg_with_one_client_and_full_batches_is_gradient_descent_on_least_sq
         "train.weight-decay": 0.0,
     }
     run(tmp_path / "run", **settings)
-    task = build_task(completed(settings))
+    task = build_task(with_defaults(settings))
     data = task.client_data(0, 1)
     assert float(data.train.y.mean()) == pytest.approx(0, abs=1e-6)
     assert float(data.train.y.std(correction=0)) == pytest.approx(1, rel=1e-6)
@@ -274,7 +276,9 @@ def test_a_scale_in_the_settings_needs_nothing_of_the_clients():
 )
 def test_what_does_not_fit_is_refused_in_one_line(settings, message):
     with pytest.raises((UserError, ValueError), match=message) as error:
-        checked(completed({"task": "regression", "num-clients": 3, "device": "cpu", **settings}))
+        assemble(
+            with_defaults({"task": "regression", "num-clients": 3, "device": "cpu", **settings})
+        )
     assert "\n" not in str(error.value)
 
 
@@ -327,7 +331,7 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
     net.load_state_dict(
         {name.rpartition(".")[2]: torch.from_numpy(array) for name, array in arrays.items()}
     )
-    task = build_task(completed(table(path) | {"num-clients": 3, "device": "cpu"}))
+    task = build_task(with_defaults(table(path) | {"num-clients": 3, "device": "cpu"}))
     part, inputs = (
         task.arrays(0, 3, scale=False).test,
         {name: np.array(json.loads(told[name])) for name in ("mean", "deviation")},
@@ -348,8 +352,8 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
             {"price": ["dear"]},
             r"regression.label = 'price': holds a str value, and regression predicts numbers",
         ),
-        ({"price": ["", ""]}, r"regression.label = 'price': 2 of 90 rows have no value to predict"),
-        ({"price": ["inf"]}, r"1 of 90 rows hold an infinite number"),
+        ({"price": ["", ""]}, r"regression.label = 'price': 2 of 90 rows hold no value to predict"),
+        ({"price": ["inf"]}, r"1 of 90 rows hold no value to predict, or an infinite one"),
         (
             {"price": ["7"] * 90},
             r"has one and the same value in every row: there is nothing to predict",
@@ -366,7 +370,7 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
 )
 def test_a_table_that_cannot_be_learned_is_refused_in_one_line(changed, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
-        checked(completed(table(houses(tmp_path, **changed)) | {"device": "cpu"}))
+        assemble(with_defaults(table(houses(tmp_path, **changed)) | {"device": "cpu"}))
     assert "\n" not in str(error.value)
 
 
@@ -378,10 +382,10 @@ def test_a_class_task_pointed_at_numbers_names_this_one(tmp_path):
         if key != "task"
     }
     with pytest.raises(UserError, match="to predict a number: task = 'regression'"):
-        checked(completed(binary | {"task": "tabular", "device": "cpu"}))
+        assemble(with_defaults(binary | {"task": "tabular", "device": "cpu"}))
     with pytest.raises(UserError, match="or predict numbers: task = 'regression'"):
-        checked(
-            completed(
+        assemble(
+            with_defaults(
                 {
                     "data.source": str(path),
                     "data.label": "price",
@@ -428,7 +432,7 @@ def test_an_npz_with_targets_of_any_number(targets, tmp_path):
     settings = embeddings(tmp_path / "set.npz", targets)
     summary = run(tmp_path / "run", **(settings | {"num-rounds": 30, "train.learning-rate": 0.05}))
     assert summary["r2-pooled"] > 0.9, "they are linear in x"
-    task = build_task(completed(settings | {"num-clients": 4}))
+    task = build_task(with_defaults(settings | {"num-clients": 4}))
     assert task.num_outputs == max(targets, 1)
     y = np.load(tmp_path / "set.npz")["y"].reshape(60, -1)
     rows = task.split(1, 4)[2]
@@ -445,15 +449,15 @@ def test_an_npz_with_targets_of_any_number(targets, tmp_path):
         (
             {"y": np.array(["a", "b"] * 30)},
             {},
-            r"data.label = 'y': holds text in .*, and regression predicts numbers",
+            r"data.label = 'y' of .*: holds text, and regression predicts numbers",
         ),
         (
             {"y": np.r_[np.nan, np.arange(59.0)]},
             {},
-            r"data.label = 'y': 1 of 60 samples .* \(first: row 0\)",
+            r"data.label = 'y' of .*: 1 of 60 rows .* \(first: row 0\)",
         ),
         ({"y": np.r_[np.arange(59.0), np.inf]}, {}, r"\(first: row 59\)"),
-        ({"y": np.full(60, 3.0)}, {}, r"one and the same value in every sample"),
+        ({"y": np.full(60, 3.0)}, {}, r"one and the same value in every row"),
         (
             {},
             {"data.partition": "dirichlet"},
@@ -476,7 +480,7 @@ def test_arrays_that_cannot_be_learned_are_refused_in_one_line(
 ):
     given = embeddings(tmp_path / "set.npz", **changed)
     with pytest.raises((UserError, ValueError), match=message) as error:
-        checked(completed(given | {"num-clients": 4} | settings))
+        assemble(with_defaults(given | {"num-clients": 4} | settings))
     assert "\n" not in str(error.value)
 
 
@@ -492,7 +496,7 @@ def test_a_file_a_client(tmp_path):
         "device": "cpu",
         "data.features": "x",
     }
-    _, task = checked(completed(settings))
+    _, task, _ = assemble(with_defaults(settings))
     assert [len(np.concatenate(task.split(client, 3))) for client in range(3)] == [20, 21, 22]
 
 
@@ -516,7 +520,7 @@ def test_a_node_serves_the_clients_of_a_column_and_all_their_rows_are_scored(tmp
         "clients-per-round": 0,
         "device": "cpu",
     }
-    settings = with_folder(checked(completed(job))[0], tmp_path / "run")
+    settings = with_folder(assemble(with_defaults(job))[0], tmp_path / "run")
     source = str(houses(tmp_path))
     grid = InlineGrid(app, 1, settings.flat())
     (context,) = grid.contexts.values()

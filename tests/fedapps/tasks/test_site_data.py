@@ -108,7 +108,7 @@ def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
         (
             ["1,a,0,2,z", *valid_rows()],
             None,
-            r"a\.csv: label 'label' holds 0, 1, 2: it must be 0 or 1",
+            r"a\.csv: label 'label' holds 0, 1, 2: a label is 0 or 1",
         ),
         (["1,a,0,,z", *valid_rows()], None, r"a\.csv: label 'label' holds 0, 1, None"),
         (["1,a,0,1", *valid_rows()], None, r"a\.csv: not every row has as many cells"),

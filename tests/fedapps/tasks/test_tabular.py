@@ -21,7 +21,8 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.settings import read_settings
 from fedapps.tasks.options import TabularOptions
-from fedapps.tasks.tabular import encode, generate, read_table, standardised
+from fedapps.tasks.scaling import standardised
+from fedapps.tasks.tables import encode, generate, read_table
 
 
 def tabular(num_clients=0, seed=0, **options):
@@ -225,7 +226,7 @@ def test_the_generated_table_has_clients_that_differ():
 
 
 def test_heart_and_berka_are_recognised_by_their_columns():
-    from fedapps.tasks.tabular import PRESETS, find_preset
+    from fedapps.tasks.tables import PRESETS, find_preset
 
     for name in ("heart", "berka"):
         preset = PRESETS[name]

@@ -1,0 +1,93 @@
+"""Samples with labels: what every reader of a data set returns, and what partitions
+deal to the clients.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapps.data.source import TRAIN
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column of names: ``codes`` (N,) are indices into ``names``, -1 for none."""
+
+    codes: Indices
+    names: tuple[str, ...]
+
+    def __getitem__(self, rows: npt.NDArray[Any]) -> "Categorical":
+        return Categorical(self.codes[rows], self.names)
+
+    @property
+    def members(self) -> npt.NDArray[np.bool_]:
+        """Whether each sample has each name (N, names)."""
+        return np.equal(self.codes[:, None], np.arange(len(self.names)))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of numbers: those that make a sample, and those of text beside them,
+    which were left out. Both are () where the settings name the columns.
+    """
+
+    used: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Samples:
+    """``x`` (N, ...), and ``labels`` (N,), int64 in 0..num_classes-1, which ``classes``
+    names.
+
+    ``x`` holds images (N, C, H, W), uint8 in 0..255 or float32 in [0, 1]; vectors and
+    windows of sensors (N, C, 1, L), float32, whose ``numbers`` are in units of their
+    own; sounds (N, 1, 1, L), int16; or tokens (N, L), int64.
+
+    ``clients``: the natural client of each sample, if requested; ``groups``: its group,
+    for measures by group. ``parts`` (N,): TRAIN, VALIDATION or TEST; None: the data do
+    not say. ``by`` (N,): the values that a partitioner goes by, if these are not the
+    labels. ``targets`` (N, targets): the numbers to predict, where there are no
+    classes; all labels are then 0.
+    """
+
+    x: npt.NDArray[Any]
+    labels: npt.NDArray[np.int64]
+    num_classes: int
+    classes: tuple[str, ...] = ()
+    clients: Categorical | None = None
+    groups: Categorical | None = None
+    parts: Indices | None = None
+    numbers: Columns | None = None
+    by: npt.NDArray[Any] | None = None
+    targets: npt.NDArray[np.float64] | None = None
+
+    def take(self, rows: npt.NDArray[Any]) -> "Samples":
+        """Return the samples with these numbers, or where a mask is true."""
+        columns: dict[str, Any] = {
+            "clients": self.clients,
+            "groups": self.groups,
+            "parts": self.parts,
+            "by": self.by,
+            "targets": self.targets,
+        }
+        taken: dict[str, Any] = {
+            name: None if part is None else part[rows] for name, part in columns.items()
+        }
+        return replace(self, x=self.x[rows], labels=self.labels[rows], **taken)
+
+    def part(self, number: int) -> npt.NDArray[np.bool_] | None:
+        """Return which samples (N,) are of this part; None if there is no such part."""
+        mine = None if self.parts is None else self.parts == number
+        return mine if mine is not None and mine.any() else None
+
+    @property
+    def dealt(self) -> Indices:
+        """The numbers of the samples that are dealt to clients: those to train on."""
+        if self.parts is None:
+            return np.arange(len(self.labels))
+        return np.flatnonzero(self.parts == TRAIN)

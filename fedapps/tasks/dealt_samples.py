@@ -1,0 +1,52 @@
+"""Base of the tasks that deal the samples of one data set to the clients, as
+``data.partition`` says.
+"""
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clients.base.data import ClientData
+from fedapps.data import partition as partitions
+from fedapps.data.samples import Samples
+from fedapps.tasks.base import TorchTask
+
+
+class DealtSamples(TorchTask):
+    """A task with ``samples``. Subclasses add ``read``, ``objective`` and
+    ``model_fn``.
+    """
+
+    def read(self) -> Samples:
+        """Read the whole data set. Raises ``UserError``."""
+        raise NotImplementedError
+
+    @cached_property
+    def samples(self) -> Samples:
+        """The data set, at most ``data.max-samples`` of it."""
+        return partitions.thinned(self.read(), self.context.data)
+
+    @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
+    def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
+        """Return the sample indices of each client."""
+        return partitions.partition(self.samples, self.context.data, num_clients, self.context.seed)
+
+    def natural_clients(self) -> int:
+        """Return the number of clients in the column ``data.natural-id``; 0 for
+        partitions over any number of clients.
+        """
+        return partitions.natural_clients(self.samples, self.context.data)
+
+    def check(self, num_clients: int) -> None:
+        """Read and deal the samples and build the model, so that errors are reported
+        before a run starts.
+        """
+        self.partition(num_clients)
+        self.initial_arrays()
+
+    def prepare(self, client: int, num_clients: int) -> ClientData:
+        """Return a client's training, validation and test samples."""
+        mine = self.partition(num_clients)[client]
+        rows = partitions.split_rows(mine, client, self.context.seed, self.context.data.validation)
+        return partitions.client_data(self.samples, rows)

@@ -1,0 +1,59 @@
+import pytest
+
+from fedapps.runs.assembly import build_task
+from fedapps.settings.settings import read_settings
+from fedapps.tasks import capabilities
+from fedapps.tasks.base import TorchTask
+from fedapps.tasks.capabilities import (
+    DeclaresOrigin,
+    HasNaturalClients,
+    HasNet,
+    HasTable,
+    NamesNet,
+    PredictsNumbers,
+    ScalesColumns,
+    SplitsSamples,
+)
+
+ALL = {
+    name
+    for name, kind in vars(capabilities).items()
+    if getattr(kind, "_is_runtime_protocol", False) and kind.__module__ == capabilities.__name__
+}
+NET = {HasNet, HasNaturalClients, DeclaresOrigin, NamesNet}
+
+
+def declared(task):
+    return {name for name in ALL if isinstance(task, getattr(capabilities, name))}
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "kinds"),
+    [
+        ("digits", "fedavg", {*NET, SplitsSamples}),
+        ("tabular", "fedavg", {*NET, HasTable}),
+        ("regression", "fedavg", {*NET, HasTable, PredictsNumbers, ScalesColumns}),
+        ("text", "fedavg", {HasNet, HasNaturalClients, DeclaresOrigin}),
+        ("point-mass", "fedboost", {DeclaresOrigin}),
+        ("lasso", "fedfw", set()),
+    ],
+)
+def test_a_task_declares_what_it_can_do(task, method, kinds):
+    found = declared(
+        build_task(read_settings({"task": task, "method": method, "num-clients": 4}))
+    ) - {"HasGroups"}
+    assert found == {kind.__name__ for kind in kinds}
+
+
+def test_a_task_with_no_more_than_a_task_needs_declares_nothing_else():
+    class Least:
+        name = "least"
+
+        def check(self, num_clients):
+            pass
+
+        def initial_arrays(self):
+            return {}
+
+    assert declared(Least()) == set()
+    assert isinstance(TorchTask.__new__(TorchTask), HasNet)
