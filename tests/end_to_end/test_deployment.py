@@ -116,7 +116,7 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
             for line in (tmp_path / "sites" / "run.log").read_text().splitlines()
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f'fedapps_rounds_planned{{run="sites",method="{method}",' in pages[-1]
+    assert f'fedapps_rounds_planned{{method="{method}",run="sites",' in pages[-1]
     assert summary_of(tmp_path / "sites")["status"] == "completed"
     left, right = rounds_of(tmp_path / "sites"), rounds_of(tmp_path / "inline")
     assert len(left) == len(right)

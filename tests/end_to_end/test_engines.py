@@ -260,6 +260,6 @@ def test_plain_flwr_run(tmp_path, short_folder):
     assert summary["rounds-completed"] == 2
     assert (folder / "report.html").exists()
     assert str(folder) in done.stdout  # the user is told where the results are
-    labels = f'{{run="{folder.name}",method="fedavg",task="digits"}}'
-    assert f"fedapps_rounds_planned{labels} 2" in pages[-1]
+    labels = f'{{method="fedavg",run="{folder.name}",task="digits"}}'
+    assert f"fedapps_rounds_planned{labels} 2.0" in pages[-1]
     assert f"fedapps_rounds_total{labels} " in pages[-1]

@@ -415,5 +415,13 @@ def test_how_long_a_client_has_been_away_is_saved():
     assert second.clients == [0, 1, 2]
 
 
+def test_the_state_of_the_wrapped_strategy_is_saved_too():
+    first, second = AAggFFD(FedAdam()), AAggFFD(FedAdam())
+    simulate(first, lambda i, _: LossyClient(0.1 * (i + 1), 1.0), 3, START, 2)
+    second.load_state_dict(first.state_dict())
+    np.testing.assert_array_equal(second.strategy.m, first.strategy.m)
+    np.testing.assert_array_equal(second.strategy.v, first.strategy.v)
+
+
 def test_the_base_class_names_its_one_gap():
     assert Reweighting.__abstractmethods__ == {"decide"}
