@@ -12,8 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedapps.charts.theme import LIGHT as LIGHT  # figures take their colours from here, too
-from fedapps.charts.theme import Theme
+from fedapps.charts.theme import THEME
 from fedapps.formats import is_percent, metric_name, three_digits
 
 _DPI = 160
@@ -28,38 +27,42 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def one_panel(heading: str, theme: Theme) -> tuple[Figure, Axes]:
+def one_panel(heading: str) -> tuple[Figure, Axes]:
     """A figure of the size every plot of a run has, with its heading."""
-    figure, axes = panels(1, 1, (6.2, 4.0), theme)
-    title(axes[0], heading, theme)
+    figure, axes = panels(1, 1, (6.2, 4.0))
+    title(axes[0], heading)
     return figure, axes[0]
 
 
-def panels(
-    rows: int, columns: int, size: tuple[float, float], theme: Theme
-) -> tuple[Figure, list[Axes]]:
+def panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
     """A figure with a grid of axes, row by row; `size` in inches."""
-    figure = Figure(figsize=size, layout="constrained", facecolor=theme.surface)
+    figure = Figure(figsize=size, layout="constrained", facecolor=THEME.surface.light)
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08, wspace=0.05, hspace=0.04)  # type: ignore[union-attr,call-arg]
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel in axes:
-        panel.set_facecolor(theme.surface)
-        panel.grid(True, color=theme.grid, lw=0.8)
+        panel.set_facecolor(THEME.surface.light)
+        panel.grid(True, color=THEME.grid.light, lw=0.8)
         panel.set_axisbelow(True)
         panel.spines[["top", "right", "left"]].set_visible(False)
-        panel.spines["bottom"].set_color(theme.muted)
-        panel.tick_params(colors=theme.muted, labelsize=9, length=0)
+        panel.spines["bottom"].set_color(THEME.muted.light)
+        panel.tick_params(colors=THEME.muted.light, labelsize=9, length=0)
         for axis in (panel.xaxis, panel.yaxis):
-            axis.label.set_color(theme.muted)
+            axis.label.set_color(THEME.muted.light)
             axis.label.set_fontsize(10)
     return figure, axes
 
 
-def title(axes: Axes, text: str, theme: Theme, size: float = 12) -> None:
+def title(axes: Axes, text: str, size: float = 12) -> None:
     """The heading of one panel."""
     # No mathematics in foreign text: a single dollar sign in a label would be an error.
     axes.set_title(
-        text, loc="left", fontsize=size, fontweight="bold", color=theme.ink, pad=8, parse_math=False
+        text,
+        loc="left",
+        fontsize=size,
+        fontweight="bold",
+        color=THEME.ink.light,
+        pad=8,
+        parse_math=False,
     )
 
 
@@ -116,7 +119,7 @@ def _percent_tick(axes: Axes) -> Callable[[float, int], str]:
     return text
 
 
-def legend(figure: Figure, axes: Axes, theme: Theme) -> None:
+def legend(figure: Figure, axes: Axes) -> None:
     """The legend of `axes` below the figure, if anything has a label."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
@@ -127,7 +130,7 @@ def legend(figure: Figure, axes: Axes, theme: Theme) -> None:
             loc="outside lower center",
             ncols=columns,
             frameon=False,
-            labelcolor=theme.ink,
+            labelcolor=THEME.ink.light,
             fontsize=9.5,
             handlelength=2.2,
             columnspacing=1.6,

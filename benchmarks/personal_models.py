@@ -37,6 +37,7 @@ from clients import APFLClient
 from clients.base.store import DiskStore
 from clients.base.training import trainable
 from clients.superfed import LAMBDAS
+from fedapps.charts.theme import THEME
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.settings.settings import read_settings
 from fedapps.toml_text import read_toml
@@ -113,12 +114,12 @@ class Done:
 def lambda_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
     """Return the figure, the table and the numbers of Figure 2.5."""
     curves = {label: run.along_lambda() for label, run in done.items()}
-    figure, axes = drawing.panels(2, len(curves), (4.2 * len(curves), 6.4), drawing.LIGHT)
+    figure, axes = drawing.panels(2, len(curves), (4.2 * len(curves), 6.4))
     for column, (label, found) in enumerate(curves.items()):
         for row, (key, word) in enumerate((("accuracy", "accuracy"), ("ece", "ECE"))):
             panel, stack = axes[row * len(curves) + column], np.array(found[key])
             mean, std = stack.mean(0), stack.std(0)
-            colour = drawing.LIGHT.series[column]
+            colour = THEME.series[column].light
             panel.fill_between(
                 LAMBDAS,
                 np.maximum(mean - std, 0),
@@ -128,7 +129,7 @@ def lambda_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
                 lw=0,
             )
             drawing.line(panel, LAMBDAS, mean, colour)
-            drawing.title(panel, f"{label}: {word}", drawing.LIGHT)
+            drawing.title(panel, f"{label}: {word}")
             panel.set_xlabel("λ")
         axes[column].set_ylim(0, 1.02)
     top = max(panel.get_ylim()[1] for panel in axes[len(curves) :])
@@ -150,7 +151,7 @@ def landscape_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
     losses = {label: run.landscape(places.tolist()) for label, run in done.items()}
     lowest = min(float(loss.min()) for loss in losses.values())
     levels = np.geomspace(max(lowest, 1e-3), 20 * max(lowest, 0.05), 16)
-    figure, axes = drawing.panels(1, len(losses), (4.4 * len(losses), 4.2), drawing.LIGHT)
+    figure, axes = drawing.panels(1, len(losses), (4.4 * len(losses), 4.2))
     table = Table(title="Loss around the global model", box=box.MARKDOWN)
     for heading in (
         "",
@@ -162,9 +163,9 @@ def landscape_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
     for panel, (label, loss) in zip(axes, losses.items(), strict=True):
         drawn = panel.contour(places, places, loss, levels=levels, cmap="viridis", linewidths=1.1)
         panel.clabel(drawn, fontsize=7, fmt="%.2g")
-        panel.plot(0, 0, "+", color=drawing.LIGHT.ink, ms=8)
+        panel.plot(0, 0, "+", color=THEME.ink.light, ms=8)
         panel.set_aspect("equal")
-        drawing.title(panel, label, drawing.LIGHT)
+        drawing.title(panel, label)
         parts = [f"{(loss < loss.min() + x).mean():.2f}" for x in (0.1, 0.5, 1.0)]
         table.add_row(label, f"{loss[POINTS // 2, POINTS // 2]:.3f}", f"{loss.min():.3f}", *parts)
     return figure, table, {label: loss.tolist() for label, loss in losses.items()}

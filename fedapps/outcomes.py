@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps.charts import html
 from fedapps.charts.html import Html
-from fedapps.charts.theme import DARK, LIGHT
 from fedapps.errors import UserError
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.results.compare import Compared, compared
@@ -56,7 +55,7 @@ class Run:
 
     def plot(self, *, dark: bool = False) -> Plots:
         """Return the plots of the report, by name."""
-        return Plots(run_figures(self.read, DARK if dark else LIGHT))
+        return Plots(run_figures(self.read), dark)
 
     @cached_property
     def read(self) -> RunFolder:
@@ -142,7 +141,7 @@ class Sweep:
 
     def plot(self, *, dark: bool = False) -> Plots:
         """Return the plots of the report, by name."""
-        return Plots(figures(self._results, DARK if dark else LIGHT))
+        return Plots(figures(self._results), dark)
 
     def _repr_html_(self) -> str:
         parts: list[str] = []
@@ -177,7 +176,7 @@ class Comparison:
 
     def plot(self, *, dark: bool = False) -> Plots:
         """Return the plots of the page, by name."""
-        return Plots(self._found.figures(DARK if dark else LIGHT))
+        return Plots(self._found.figures(), dark)
 
     def _repr_html_(self) -> str:
         below = [section.as_html() for section in self._found.sections]

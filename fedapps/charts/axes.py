@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.charts.canvas import Area, Dots, Line, Points, Shape, Text, text_width
-from fedapps.charts.theme import MOST, Theme
+from fedapps.charts.theme import MOST, THEME, Colour, Theme
 
 #: What is drawn and left out in turn, in widths of the line.
 _DASHES = {"-": (), "--": (3.7, 1.6), ":": (1.0, 1.65), "-.": (6.4, 1.6, 1.0, 1.6)}
@@ -116,7 +116,7 @@ class Reading:
     """
 
     series: str
-    colour: str
+    colour: Colour
     x: Points
     y: Points | None = None
     low: Points | None = None
@@ -140,7 +140,7 @@ class Panel:
     is the panel's border.
     """
 
-    theme: Theme
+    theme: Theme = THEME
     heading: str = ""
     heading_size: float = 12.0
     note: str = ""  # a line below the heading
@@ -171,7 +171,7 @@ class Panel:
         self,
         x: Any,
         y: Any,
-        colour: str,
+        colour: Colour,
         width: float = 2.0,
         style: Style = "-",
         label: str = "",
@@ -199,14 +199,14 @@ class Panel:
             self.legend.append((label, drawn[:1] + drawn[len(parts) :]))
 
     def level(
-        self, value: float, colour: str, width: float, style: Style = "-", label: str = ""
+        self, value: float, colour: Colour, width: float, style: Style = "-", label: str = ""
     ) -> None:
         """A horizontal line through the whole panel."""
         dash = tuple(width * part for part in (_DASHES[style] if isinstance(style, str) else style))
         self._add(Line(np.array([[-np.inf, value], [np.inf, value]]), colour, width, dash), label)
 
     def dots(
-        self, x: Any, y: Any, colour: str, size: float, label: str = "", form: str = "disc"
+        self, x: Any, y: Any, colour: Colour, size: float, label: str = "", form: str = "disc"
     ) -> None:
         """Discs, or other forms, `size` points across."""
         points = np.stack([np.asarray(x, float), np.asarray(y, float)], axis=1)
@@ -219,7 +219,7 @@ class Panel:
         x: Any,
         low: Any,
         high: Any,
-        colour: str,
+        colour: Colour,
         alpha: float = 0.16,
         label: str = "",
         series: str = "",
@@ -242,7 +242,7 @@ class Panel:
         middles: Any,
         heights: Any,
         width: float,
-        colour: str,
+        colour: Colour,
         label: str = "",
     ) -> None:
         """Bars that stand on zero, `width` in units of the x axis."""
@@ -261,13 +261,15 @@ class Panel:
             Reading(label, colour, np.asarray(middles, float), np.asarray(heights, float))
         )
 
-    def steps(self, edges: Any, heights: Any, colour: str, width: float, label: str = "") -> None:
+    def steps(
+        self, edges: Any, heights: Any, colour: Colour, width: float, label: str = ""
+    ) -> None:
         """The outline of bars (n) between edges (n + 1)."""
         self.line(
             np.repeat(edges, 2)[1:-1], np.repeat(heights, 2), colour, width, label=label, told=False
         )
 
-    def blocks(self, edges: Any, heights: Any, colour: str, label: str = "") -> None:
+    def blocks(self, edges: Any, heights: Any, colour: Colour, label: str = "") -> None:
         """Bars (n) between edges (n + 1) as one shape, which leaves none of them too
         thin to see.
         """
@@ -279,7 +281,13 @@ class Panel:
         self.readings.append(Reading(label, colour, middles[shown], heights))
 
     def whiskers(
-        self, starts: Any, ends: Any, colour: str, width: float, label: str = "", series: str = ""
+        self,
+        starts: Any,
+        ends: Any,
+        colour: Colour,
+        width: float,
+        label: str = "",
+        series: str = "",
     ) -> None:
         """Straight lines from starts (n, 2) to ends (n, 2); `series`: the label of what
         they belong to, if they have none.
@@ -288,7 +296,7 @@ class Panel:
             self._add(Line(np.array(pair, float), colour, width, series=label or series), label)
             series, label = label or series, ""
 
-    def text(self, x: float, y: float, text: str, size: float, colour: str) -> None:
+    def text(self, x: float, y: float, text: str, size: float, colour: Colour) -> None:
         """A text around a place."""
         self._add(Text(np.array([[x, y]]), text, size, colour, "middle"))
 

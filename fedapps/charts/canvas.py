@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ImageFont
 
+from fedapps.charts.theme import Colour
+
 Points = NDArray[np.float64]
 
 _FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -32,7 +34,7 @@ class Line:
     """
 
     points: Points
-    colour: str
+    colour: Colour
     width: float
     dash: tuple[float, ...] = ()
     series: str = ""
@@ -45,7 +47,7 @@ class Area:
     """
 
     rings: tuple[Points, ...]
-    colour: str
+    colour: Colour
     alpha: float = 1.0
     crisp: bool = False
     series: str = ""
@@ -56,7 +58,7 @@ class Dots:
     """Discs around points (n, 2), `size` across, or what else FORMS holds."""
 
     points: Points
-    colour: str
+    colour: Colour
     size: float
     form: str = "disc"
     series: str = ""
@@ -71,7 +73,7 @@ class Text:
     points: Points
     text: str
     size: float
-    colour: str
+    colour: Colour
     anchor: str = "start"
     bold: bool = False
     upright: bool = False
@@ -137,21 +139,26 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def svg(shapes: Iterable[Shape], size: tuple[float, float], background: str) -> bytes:
-    """The shapes as an SVG file of `size` points (width, height)."""
+def svg(
+    shapes: Iterable[Shape], size: tuple[float, float], background: Colour, dark: bool = False
+) -> bytes:
+    """The shapes as an SVG file of `size` points (width, height), in the light or the
+    dark scheme.
+    """
     width, height = size
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}pt" height="{height:g}pt" '
         f'viewBox="0 0 {width:g} {height:g}" '
-        f'font-family="{_FONTS}" fill="none" stroke-linejoin="round">\n<path fill="{background}" '
-        f'd="M0 0H{width:g}V{height:g}H0z"/>\n'
+        f'font-family="{_FONTS}" fill="none" stroke-linejoin="round">\n'
+        f'<path fill="{background.of(dark)}" d="M0 0H{width:g}V{height:g}H0z"/>\n'
     )
-    return (head + "\n".join(map(element, shapes)) + "\n</svg>\n").encode()
+    body = "\n".join(element(shape, shape.colour.of(dark)) for shape in shapes)
+    return (head + body + "\n</svg>\n").encode()
 
 
-def element(shape: Shape, mark: str = "") -> str:
-    """The shape as an element of SVG; `mark`: more attributes, with a space before
-    each.
+def element(shape: Shape, colour: str, mark: str = "") -> str:
+    """The shape as an element of SVG in a `colour` as SVG names it; `mark`: more
+    attributes, with a space before each.
     """
     if isinstance(shape, Line):
         ends = (
@@ -160,7 +167,7 @@ def element(shape: Shape, mark: str = "") -> str:
             else ' stroke-linecap="round"'
         )
         return (
-            f'<path{mark} stroke="{shape.colour}" stroke-width="{shape.width:g}"{ends} '
+            f'<path{mark} stroke="{colour}" stroke-width="{shape.width:g}"{ends} '
             f'd="{_path(shape.points)}"/>'
         )
     if isinstance(shape, Area):
@@ -169,18 +176,18 @@ def element(shape: Shape, mark: str = "") -> str:
             + ' shape-rendering="crispEdges"' * shape.crisp
         )
         return (
-            f'<path{mark} fill="{shape.colour}"{look} '
+            f'<path{mark} fill="{colour}"{look} '
             f'd="{"".join(_path(ring) + "z" for ring in shape.rings)}"/>'
         )
     if isinstance(shape, Dots) and shape.form != "disc":
         return (
-            f'<path{mark} fill="{shape.colour}" '
+            f'<path{mark} fill="{colour}" '
             f'd="{"".join(_path(ring) + "z" for ring in outlines(shape))}"/>'
         )
     if isinstance(shape, Dots):  # a line of no length with round ends
         path = "".join(f"M{_short(x)} {_short(y)}h0" for x, y in shape.points.tolist())
         return (
-            f'<path{mark} stroke="{shape.colour}" stroke-width="{shape.size:g}" '
+            f'<path{mark} stroke="{colour}" stroke-width="{shape.size:g}" '
             f'stroke-linecap="round" d="{path}"/>'
         )
     ((x, y),) = shape.points.tolist()
@@ -195,7 +202,7 @@ def element(shape: Shape, mark: str = "") -> str:
     )
     return (
         f'<text {place} font-size="{shape.size:g}" '
-        f'fill="{shape.colour}"{look}>{html.escape(printable(shape.text))}</text>'
+        f'fill="{colour}"{look}>{html.escape(printable(shape.text))}</text>'
     )
 
 

@@ -15,21 +15,19 @@ import numpy as np
 
 from fedapps.charts.axes import Axis, Panel, Reading
 from fedapps.charts.canvas import Area, Line, Points, Shape, Text, element
-from fedapps.charts.html import Html, both, text
+from fedapps.charts.html import Html, css, text
 from fedapps.charts.layout import Figure
 
 
-def chart(name: str, description: str, light: Figure, dark: Figure) -> Html:
-    """One figure, drawn in two colour schemes; `name` tells it from the others of the
-    page.
-    """
-    labels = list(dict.fromkeys(label for label, _ in light.legend))
+def chart(name: str, description: str, figure: Figure) -> Html:
+    """One figure; `name` tells it from the others of the page."""
+    labels = list(dict.fromkeys(label for label, _ in figure.legend))
     drawings, frames = [], {}
-    for style, pair in (("wide", (light, dark)), ("narrow", (light.narrow(), dark.narrow()))):
-        drawing, frames[style] = _svg(*pair, style, description, labels)
+    for style, drawn in (("wide", figure), ("narrow", figure.narrow())):
+        drawing, frames[style] = _svg(drawn, style, description, labels)
         drawings.append(drawing)
-    panels = zip(_shown(light), _shown(dark), strict=True)
-    told = {"frames": frames, "panels": [_panel(*pair, labels) for pair in panels]}
+    panels = [_panel(panel, labels) for panel in figure.panels if not panel.hidden]
+    told = {"frames": frames, "panels": panels}
     data = json.dumps(told, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     # no end of the element within it
     data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
@@ -40,24 +38,19 @@ def chart(name: str, description: str, light: Figure, dark: Figure) -> Html:
     )
 
 
-def _shown(figure: Figure) -> list[Panel]:
-    return [panel for panel in figure.panels if not panel.hidden]
-
-
 def _svg(
-    light: Figure, dark: Figure, style: str, description: str, labels: Sequence[str]
+    figure: Figure, style: str, description: str, labels: Sequence[str]
 ) -> tuple[str, list[tuple[float, ...]]]:
-    one, other = light.placed(), dark.placed()
-    width, height = light.size
+    placed = figure.placed()
+    width, height = figure.size
 
-    def drawn(shapes: Sequence[Shape], twins: Sequence[Shape], marked: bool) -> str:
+    def drawn(shapes: Sequence[Shape], marked: bool) -> str:
         parts: list[tuple[str, str]] = []
-        for shape, twin in zip(shapes, twins, strict=True):
+        for shape in shapes:
             series = "" if isinstance(shape, Text) or not marked else shape.series
             mark = f' data-s="{labels.index(series)}"' if series in labels else ""
-            look, sign, path = element(
-                replace(_rounded(shape), colour=both(shape.colour, twin.colour)), mark
-            ).partition(' d="')
+            drawing = element(_rounded(shape), css(shape.colour), mark)
+            look, sign, path = drawing.partition(' d="')
             # lines of one look are one path
             if parts and sign and " stroke=" in look and parts[-1][0] == look:
                 parts[-1] = look, parts[-1][1].removesuffix('"/>') + path
@@ -65,14 +58,14 @@ def _svg(
                 parts.append((look, sign + path))
         return "".join(look + path for look, path in parts)
 
-    body = drawn(one.shapes, other.shapes, True)
-    for (label, shapes), (_, twins) in zip(one.entries, other.entries, strict=True):
-        body += f'<g data-k="{labels.index(label)}">{drawn(shapes, twins, False)}</g>'
+    body = drawn(placed.shapes, True)
+    for label, shapes in placed.entries:
+        body += f'<g data-k="{labels.index(label)}">{drawn(shapes, False)}</g>'
     return (
         f'<svg class="{style}" role="img" aria-label="{text(description)}" viewBox="0 0 {width:g} '
         f'{height:g}" fill="none" '
         f'stroke-linejoin="round">{body}</svg>',
-        [tuple(round(number, 2) for number in frame) for frame in one.frames],
+        [tuple(round(number, 2) for number in frame) for frame in placed.frames],
     )
 
 
@@ -97,38 +90,38 @@ def _fewer(points: Points) -> Points:
 # --- values ---------------------------------------------------------------------------
 
 
-def _panel(light: Panel, dark: Panel, labels: Sequence[str]) -> dict[str, Any]:
+def _panel(panel: Panel, labels: Sequence[str]) -> dict[str, Any]:
     """What the script needs to tell the values of a panel: its axes, and the values at
     them, in units of the axes.
     """
-    low_high = light.limits()
+    low_high = panel.limits()
     xs: list[list[float | None]] = []
     rows = []
-    for reading, twin in zip(light.readings, dark.readings, strict=True):
+    for reading in panel.readings:
         x = _numbers(reading.x)
         if x not in xs:
             xs.append(x)
-        rows.append(_row(reading, twin, light, labels) | {"x": xs.index(x)})
+        rows.append(_row(reading, panel, labels) | {"x": xs.index(x)})
     told: dict[str, Any] = {
-        "x": _axis(light.x, *low_high[0]),
-        "y": _axis(light.y, *low_high[1]),
+        "x": _axis(panel.x, *low_high[0]),
+        "y": _axis(panel.y, *low_high[1]),
         "xs": xs,
         "rows": rows,
-        "point": light.by_point,
+        "point": panel.by_point,
     }
-    if light.table is not None:
+    if panel.table is not None:
         told["table"] = [
-            _numbers(light.table.x),
-            _numbers(light.table.y),
-            [_numbers(row, 3) for row in light.table.values],
+            _numbers(panel.table.x),
+            _numbers(panel.table.y),
+            [_numbers(row, 3) for row in panel.table.values],
         ]
-        told["unit"], told["percent"] = " %" if light.percent else "", light.percent
+        told["unit"], told["percent"] = " %" if panel.percent else "", panel.percent
     return told
 
 
-def _row(reading: Reading, twin: Reading, panel: Panel, labels: Sequence[str]) -> dict[str, Any]:
+def _row(reading: Reading, panel: Panel, labels: Sequence[str]) -> dict[str, Any]:
     name = reading.series.strip() or panel.y.label.partition(" (")[0] or panel.heading
-    row: dict[str, Any] = {"n": name, "c": both(reading.colour, twin.colour)}
+    row: dict[str, Any] = {"n": name, "c": css(reading.colour)}
     if reading.series in labels:
         row["s"] = labels.index(reading.series)
     for key, values in (("y", reading.y), ("l", reading.low), ("h", reading.high)):

@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from fedapps.charts import canvas
 from fedapps.charts.axes import Axis, Panel, Style, Table, rectangle
 from fedapps.charts.layout import Figure
-from fedapps.charts.theme import Theme
+from fedapps.charts.theme import THEME, Colour, Theme
 from fedapps.formats import is_percent, metric_name, three_digits
 
 _SHADES = 128
 
 
-def svg(figure: Figure) -> bytes:
-    """The figure as SVG, for a notebook."""
-    return canvas.svg(figure.shapes(), figure.size, figure.panels[0].theme.surface)
+def svg(figure: Figure, dark: bool = False) -> bytes:
+    """The figure as SVG, for a notebook with a light or a dark page."""
+    return canvas.svg(figure.shapes(), figure.size, figure.panels[0].theme.surface, dark)
 
 
-def one_panel(heading: str, theme: Theme) -> tuple[Figure, Panel]:
+def one_panel(heading: str, theme: Theme = THEME) -> tuple[Figure, Panel]:
     """A figure of the size every plot of a run has, with its heading."""
     figure, axes = panels(1, 1, (6.2, 4.0), theme)
     title(axes[0], heading)
@@ -33,7 +33,11 @@ def one_panel(heading: str, theme: Theme) -> tuple[Figure, Panel]:
 
 
 def panels(
-    rows: int, columns: int, size: tuple[float, float], theme: Theme, number: int | None = None
+    rows: int,
+    columns: int,
+    size: tuple[float, float],
+    theme: Theme = THEME,
+    number: int | None = None,
 ) -> tuple[Figure, list[Panel]]:
     """A figure with a grid of panels, row by row; `size` in inches. Of a `number` of
     panels that leaves places in the last row, these stay empty.
@@ -52,7 +56,7 @@ def line(
     axes: Panel,
     x: Any,
     y: Any,
-    colour: str,
+    colour: Colour,
     style: Style = "-",
     label: str = "",
     width: float = 2.0,
@@ -62,7 +66,7 @@ def line(
 
 
 def line_with_range(
-    axes: Panel, x: Any, stack: np.ndarray, colour: str, style: str, label: str
+    axes: Panel, x: Any, stack: np.ndarray, colour: Colour, style: str, label: str
 ) -> None:
     """The mean of `stack` (runs x points) as a line, from lowest to highest run as a
     band.
@@ -77,7 +81,7 @@ def heat(
     edges: tuple[Any, Any],
     table: NDArray[np.float64],
     ends: tuple[float, float],
-    colours: Sequence[str],
+    colours: Sequence[Colour],
 ) -> None:
     """A table (rows, columns) in colours, NaN in none.
 
@@ -110,7 +114,9 @@ def heat(
     axes.x.grid = axes.y.grid = False
 
 
-def heat_key(axes: Panel, ends: tuple[float, float], colours: Sequence[str], label: str) -> Panel:
+def heat_key(
+    axes: Panel, ends: tuple[float, float], colours: Sequence[Colour], label: str
+) -> Panel:
     """The panel beside `axes` that says what their colours mean; returns it."""
     axes.key = Panel(axes.theme, x=Axis(size=0), y=Axis(label=label))
     edges = np.linspace(
@@ -120,10 +126,15 @@ def heat_key(axes: Panel, ends: tuple[float, float], colours: Sequence[str], lab
     return axes.key
 
 
-def gradient(colours: Sequence[str], number: int) -> list[str]:
+def gradient(colours: Sequence[Colour], number: int) -> list[Colour]:
     """So many colours from the first to the last of `colours`, through those between
     them.
     """
+    light, dark = (_mixed(scheme, number) for scheme in zip(*colours, strict=True))
+    return list(map(Colour, light, dark))
+
+
+def _mixed(colours: Sequence[str], number: int) -> list[str]:
     parts = np.array(
         [[int(colour[place : place + 2], 16) for place in (1, 3, 5)] for colour in colours], float
     )

@@ -17,8 +17,10 @@ _SETTINGS: Any = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "f
 _NO_DATE = {"pdf": {"CreationDate": None}, "png": {}, "svg": {"Date": None}}
 
 
-def file(figure: Figure, form: str) -> bytes:
-    """Return a figure as the content of a file; ``form`` is one of ``FORMATS``."""
+def file(figure: Figure, form: str, dark: bool = False) -> bytes:
+    """Return a figure as the content of a file, in the light or the dark scheme;
+    ``form`` is one of ``FORMATS``.
+    """
     import matplotlib
     from matplotlib import figure as plots
     from matplotlib.lines import Line2D
@@ -26,7 +28,7 @@ def file(figure: Figure, form: str) -> bytes:
     from matplotlib.path import Path
 
     width, height = figure.size
-    background = figure.panels[0].theme.surface
+    background = figure.panels[0].theme.surface.of(dark)
     sheet = plots.Figure((width / 72, height / 72), facecolor=background)
     page = sheet.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     page.set_axis_off()
@@ -38,7 +40,7 @@ def file(figure: Figure, form: str) -> bytes:
                 y,
                 printable(shape.text).replace("$", r"\$"),
                 size=shape.size,
-                color=shape.colour,
+                color=shape.colour.of(dark),
                 ha={"start": "left", "middle": "center", "end": "right"}[shape.anchor],
                 va="baseline",
                 rotation=90 if shape.upright else 0,
@@ -47,7 +49,9 @@ def file(figure: Figure, form: str) -> bytes:
                 zorder=order,
             )
         elif isinstance(shape, Line):
-            line = Line2D(*shape.points.T, color=shape.colour, linewidth=shape.width, zorder=order)
+            line = Line2D(
+                *shape.points.T, color=shape.colour.of(dark), linewidth=shape.width, zorder=order
+            )
             line.set_solid_capstyle("round")
             if shape.dash:
                 line.set_dashes([part / shape.width for part in shape.dash])
@@ -59,7 +63,7 @@ def file(figure: Figure, form: str) -> bytes:
             page.add_patch(
                 PathPatch(
                     Path.make_compound_path(*closed),
-                    facecolor=shape.colour,
+                    facecolor=shape.colour.of(dark),
                     alpha=alpha,
                     linewidth=0,
                     zorder=order,

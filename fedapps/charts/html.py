@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from fedapps.charts.chart_script import SCRIPT, STYLE, fingerprint
-from fedapps.charts.theme import DARK, LIGHT
+from fedapps.charts.theme import THEME, Colour
 
 _COLOUR = re.compile(r"var\(--p-([0-9a-f]{6})-([0-9a-f]{6})\)")
 
@@ -31,11 +31,11 @@ _CSS = f"""
 :root {{
   color-scheme: light dark;
   --page: #f4f5f7;
-  --card: {LIGHT.surface};
-  --ink: {LIGHT.ink};
-  --muted: {LIGHT.muted};
+  --card: {THEME.surface.light};
+  --ink: {THEME.ink.light};
+  --muted: {THEME.muted.light};
   --line: #dfe3e7;
-  --accent: {LIGHT.series[0]};
+  --accent: {THEME.series[0].light};
   --code: #eceff2;
   --good: #0b6b52;
   --good-bg: #dcf3ea;
@@ -47,11 +47,11 @@ _CSS = f"""
 @media (prefers-color-scheme: dark) {{
   :root {{
     --page: #121519;
-    --card: {DARK.surface};
-    --ink: {DARK.ink};
-    --muted: {DARK.muted};
+    --card: {THEME.surface.dark};
+    --ink: {THEME.ink.dark};
+    --muted: {THEME.muted.dark};
     --line: #2f353d;
-    --accent: {DARK.series[0]};
+    --accent: {THEME.series[0].dark};
     --code: #262b32;
     --good: #7fe0bf;
     --good-bg: #12362b;
@@ -209,9 +209,9 @@ def page(
     )
 
 
-def both(light: str, dark: str) -> str:
-    """The name of a colour that depends on the scheme."""
-    return f"var(--p-{light[1:].lower()}-{dark[1:].lower()})"
+def css(colour: Colour) -> str:
+    """The name of a colour in the style sheet that `palette` writes."""
+    return f"var(--p-{colour.light[1:].lower()}-{colour.dark[1:].lower()})"
 
 
 def palette(body: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedapps.charts.axes import Panel
 from fedapps.charts.canvas import Area, Dots, Line, Points, Shape, Text, text_width
+from fedapps.charts.theme import Colour
 
 # points between a panel and the texts of its ticks, and between these and the axis's
 # label
@@ -264,7 +265,7 @@ def _wrapped(heading: str, size: float) -> str:
 
 
 def _legend(
-    entries: Sequence[tuple[str, Sequence[Shape]]], size: tuple[float, float], colour: str
+    entries: Sequence[tuple[str, Sequence[Shape]]], size: tuple[float, float], colour: Colour
 ) -> tuple[list[tuple[str, list[Shape]]], float]:
     """The legend in the middle of the lower border of a canvas of `size`, and its
     height.
@@ -311,11 +312,11 @@ def _sample(shape: Shape, left: float, middle: float) -> Shape:
     return replace(shape, points=np.array([[left, middle], [right, middle]]))
 
 
-def _straight(x0: float, y0: float, x1: float, y1: float, colour: str) -> Line:
+def _straight(x0: float, y0: float, x1: float, y1: float, colour: Colour) -> Line:
     return Line(np.array([[x0, y0], [x1, y1]]), colour, 0.8)
 
 
 def _text(
-    x: float, y: float, text: str, size: float, colour: str, anchor: str = "start", **look: bool
+    x: float, y: float, text: str, size: float, colour: Colour, anchor: str = "start", **look: bool
 ) -> Text:
     return Text(np.array([[x, y]], float), text, size, colour, anchor, **look)

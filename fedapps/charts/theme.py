@@ -1,9 +1,21 @@
 """Colours of pages and plots, light and dark."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Points of a line at most: one of every column of pixels that a plot has on a screen.
 MOST = 280
+
+
+class Colour(NamedTuple):
+    """A colour in the light and in the dark scheme, each as "#rrggbb"."""
+
+    light: str
+    dark: str
+
+    def of(self, dark: bool) -> str:
+        """Return the colour in one of the schemes."""
+        return self.dark if dark else self.light
 
 
 @dataclass(frozen=True)
@@ -14,27 +26,28 @@ class Theme:
     points: most that a line is drawn by; fewer on a page that would be too large.
     """
 
-    surface: str
-    ink: str
-    muted: str
-    grid: str
-    series: tuple[str, ...]
+    surface: Colour
+    ink: Colour
+    muted: Colour
+    grid: Colour
+    series: tuple[Colour, ...]
     points: int = MOST
 
 
 # Hues after Okabe and Ito's palette, darkened or lightened until each stands out from
 # its page.
-LIGHT = Theme(
-    surface="#ffffff",
-    ink="#1b2026",
-    muted="#5b6570",
-    grid="#e6e9ec",
-    series=("#0069ad", "#d1550f", "#00866a", "#b8538f", "#b27d00", "#3d9bd6", "#4a4f57"),
-)
-DARK = Theme(
-    surface="#1b1f25",
-    ink="#e8eaed",
-    muted="#a3abb5",
-    grid="#30363e",
-    series=("#4aa8ec", "#f5894a", "#2fc39c", "#e493c4", "#ecb93f", "#9fd4f5", "#c4c9d0"),
+THEME = Theme(
+    surface=Colour("#ffffff", "#1b1f25"),
+    ink=Colour("#1b2026", "#e8eaed"),
+    muted=Colour("#5b6570", "#a3abb5"),
+    grid=Colour("#e6e9ec", "#30363e"),
+    series=(
+        Colour("#0069ad", "#4aa8ec"),
+        Colour("#d1550f", "#f5894a"),
+        Colour("#00866a", "#2fc39c"),
+        Colour("#b8538f", "#e493c4"),
+        Colour("#b27d00", "#ecb93f"),
+        Colour("#3d9bd6", "#9fd4f5"),
+        Colour("#4a4f57", "#c4c9d0"),
+    ),
 )

@@ -5,7 +5,6 @@ files for papers.
 import argparse
 from pathlib import Path
 
-from fedapps.charts.theme import LIGHT
 from fedapps.errors import UserError
 from fedapps.records.reader import read_run, run_folder
 from fedapps.results.compare import compared
@@ -43,9 +42,7 @@ def execute(arguments: argparse.Namespace) -> int:
     for folder in arguments.runs:
         run_folder(folder)
     alone = len(arguments.runs) == 1
-    found = (
-        run_figures(read_run(first), LIGHT) if alone else compared(arguments.runs).figures(LIGHT)
-    )
+    found = run_figures(read_run(first)) if alone else compared(arguments.runs).figures()
     if not found:
         raise UserError(f"{first} has nothing to draw yet: no round has ended")
     out = arguments.out or (first if alone else first.resolve().parent) / "figures"

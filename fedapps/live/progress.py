@@ -67,7 +67,33 @@ class RoundReader:
         ]
 
 
-class Progress:
+class Display:
+    """Where a progress display writes: a bar in a terminal, a notebook's cell, or
+    lines.
+
+    ``console``: by default standard output, with ``stderr`` standard error unless it is
+    a notebook.
+    """
+
+    def __init__(self, console: Console | None, stderr: bool = False) -> None:
+        self._cell = Line() if console is None and in_notebook() else None
+        self._console = console or Console(stderr=stderr and self._cell is None)
+        self._bar: RichProgress | None = None
+        self._facts: dict[str, Any] = {}  # of every JSON line
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        if json_log.chosen():
+            print(json_log.line("INFO", text, **self._facts), flush=True)
+            return
+        console = self._bar.console if self._bar is not None else self._console
+        # No wrapping: one line per log message. No markup: the text may come from a
+        # client.
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        if console.file is not None:
+            console.file.flush()
+
+
+class Progress(Display):
     """The progress display of a run, a context manager that restores the terminal on
     exit, also after Ctrl-C.
 
@@ -83,23 +109,21 @@ class Progress:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cell = Line() if console is None and in_notebook() else None
+        super().__init__(console)
         self.num_rounds = num_rounds
         self.label = one_line(label, 40)
         self.done = 0
         self._failures: dict[int, int] = {}
-        self._console = console or Console()
         self._clock = clock
         self._reader = RoundReader()
         self._started = False
-        self._run = ""
+        self._facts = {"run": ""}
         self._note = "starting"
         self._loss: float | None = None
         self._measure: tuple[str, float] | None = None
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._last_line = -math.inf
         self._last_shown = -1
-        self._bar: RichProgress | None = None
 
     @property
     def failures(self) -> int:
@@ -165,7 +189,7 @@ class Progress:
         Rounds in the file at the first call (a resumed run) count as done; their
         failures are counted, but not printed.
         """
-        self._run = Path(run_dir).name
+        self._facts = {"run": Path(run_dir).name}
         records = self._reader.read(Path(run_dir) / "rounds.jsonl")
         resumed, self._started = not self._started, True
         if not records:
@@ -241,7 +265,7 @@ class Progress:
     def _tell(self, record: dict[str, Any]) -> None:
         """Print a round, and each reply that was left out, as JSON lines."""
         for failure in record.get("failures", []):
-            told = {"round": record["round"], "client": failure["client"], "run": self._run}
+            told = {"round": record["round"], "client": failure["client"]} | self._facts
             print(
                 json_log.line(
                     "WARNING", f"reply left out: {failure['reason']}", event="failure", **told
@@ -260,7 +284,7 @@ class Progress:
                 "INFO",
                 message,
                 event="round",
-                run=self._run,
+                **self._facts,
                 round=record["round"],
                 **counts,
                 **measures,
@@ -290,14 +314,3 @@ class Progress:
             self._print(
                 f"round {self.done}: reply of client {client} left out: {reason}", style="yellow"
             )
-
-    def _print(self, text: str, style: str | None = None) -> None:
-        if json_log.chosen():
-            print(json_log.line("INFO", text, run=self._run), flush=True)
-            return
-        console = self._bar.console if self._bar is not None else self._console
-        # No wrapping: one line per log message. No markup: the text may come from a
-        # client.
-        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-        if console.file is not None:
-            console.file.flush()

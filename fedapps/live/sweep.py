@@ -19,7 +19,7 @@ from fedapps.charts.charts import chart
 from fedapps.charts.drawing import label_rounds, label_values, legend, line, one_panel
 from fedapps.charts.html import Html
 from fedapps.charts.layout import Figure
-from fedapps.charts.theme import DARK, LIGHT, Theme
+from fedapps.charts.theme import THEME
 from fedapps.errors import UserError
 from fedapps.formats import LEADING_MEANS, metric_name, metric_text, one_line
 from fedapps.live.files import last_written, patience, runs_of, stamp_of
@@ -143,8 +143,7 @@ class Sweep:
             if drawn or rest:
                 name = metric_name(key) if key != LOSS else LOSS
                 words = f"{self.folder.name}: {name} of its runs over rounds"
-                light, dark = (self._figure(key, drawn, rest, theme) for theme in (LIGHT, DARK))
-                charts.append(chart(f"sweep-{key}", words, light, dark))
+                charts.append(chart(f"sweep-{key}", words, self._figure(key, drawn, rest)))
         return [html.panel(Html("".join(charts)), "plots")] if charts else []
 
     def _give_places(self, names: Sequence[str]) -> None:
@@ -158,11 +157,9 @@ class Sweep:
                 name, next(place for place in range(len(names) + len(taken)) if place not in taken)
             )
 
-    def _figure(
-        self, key: str, drawn: Sequence[Glance], rest: Sequence[Glance], theme: Theme
-    ) -> Figure:
+    def _figure(self, key: str, drawn: Sequence[Glance], rest: Sequence[Glance]) -> Figure:
         name = metric_name(key) if key != LOSS else LOSS
-        figure, axes = one_panel(f"{name[0].upper()}{name[1:]} over rounds", theme)
+        figure, axes = one_panel(f"{name[0].upper()}{name[1:]} over rounds")
         if rest:
             values: dict[int, list[float]] = {}
             for run in rest:
@@ -171,13 +168,13 @@ class Sweep:
             rounds = sorted(values)
             low, high = ([end(values[number]) for number in rounds] for end in (min, max))
             axes.band(
-                rounds, low, high, theme.muted, label=f"the {len(rest)} finished: lowest to highest"
+                rounds, low, high, THEME.muted, label=f"the {len(rest)} finished: lowest to highest"
             )
         for run in sorted(drawn, key=lambda one: self._places[one.name]):
             line(
                 axes,
                 *run.curves[key],
-                *look(self._places[run.name], theme),
+                *look(self._places[run.name], THEME),
                 one_line(run.name, 40),
                 1.6,
             )

@@ -16,7 +16,6 @@ from rich.table import Table
 from fedapps.charts import html
 from fedapps.charts.html import Html
 from fedapps.charts.layout import Figure
-from fedapps.charts.theme import Theme
 from fedapps.errors import UserError
 from fedapps.formats import one_line
 from fedapps.records.reader import RunFolder, read_run
@@ -53,9 +52,9 @@ class Compared:
         """What the clients gain over the reference."""
         return self.shown.gains[2] if self.shown.gains else ()
 
-    def figures(self, theme: Theme) -> dict[str, Figure]:
+    def figures(self) -> dict[str, Figure]:
         """The plots by file name."""
-        return figures(plots(COMPARISON), self.shown.groups, theme)
+        return figures(plots(COMPARISON), self.shown.groups)
 
     def records(self) -> list[dict[str, Any]]:
         """One row per setting with every number at full precision; for several seeds

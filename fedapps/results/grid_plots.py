@@ -26,7 +26,7 @@ from fedapps.charts.drawing import (
     title,
 )
 from fedapps.charts.layout import Figure
-from fedapps.charts.theme import Theme
+from fedapps.charts.theme import Colour, Theme
 from fedapps.formats import is_percent, metric_name, sentence
 from fedapps.records.reader import RunFolder
 from fedapps.results.fair_plots import client_bars, weights_figure, worst_first
@@ -305,7 +305,7 @@ def _draw_slope(panel: Panel, x: Floats, stack: Floats, slope: float) -> None:
         line(panel, ends, heights, panel.theme.muted, ":", f"t^{slope:.2g}", 1.4)
 
 
-def look(index: int, theme: Theme) -> tuple[str, str]:
+def look(index: int, theme: Theme) -> tuple[Colour, str]:
     """Return colour and style of the line of a row."""
     return theme.series[index % len(theme.series)], STYLES[index // len(theme.series) % len(STYLES)]
 

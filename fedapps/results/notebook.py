@@ -48,16 +48,18 @@ class Line:
 
 
 class Plot:
-    """A figure: a notebook shows it, ``save`` writes it."""
+    """A figure, in the light or the dark scheme: a notebook shows it, ``save`` writes
+    it.
+    """
 
-    def __init__(self, name: str, figure: Figure) -> None:
-        self.name, self._figure = name, figure
+    def __init__(self, name: str, figure: Figure, dark: bool = False) -> None:
+        self.name, self._figure, self._dark = name, figure, dark
 
     def __repr__(self) -> str:
         return f"<fedapps.Plot {self.name}: a notebook shows it, .save(FILE) writes it>"
 
     def _repr_svg_(self) -> str:
-        return svg(self._figure).decode()
+        return svg(self._figure, self._dark).decode()
 
     def save(self, path: str | Path) -> Path:
         """Write the figure as PDF, PNG or SVG, by the ending of ``path``; return the
@@ -67,7 +69,7 @@ class Plot:
         form = path.suffix.removeprefix(".")
         if form not in FORMATS:
             raise UserError(f"{path}: a plot is written as .pdf, .png or .svg")
-        path.write_bytes(file(self._figure, form))
+        path.write_bytes(file(self._figure, form, self._dark))
         return path
 
 
@@ -76,8 +78,8 @@ class Plots(Mapping[str, Plot]):
     ``save`` writes them into a folder.
     """
 
-    def __init__(self, figures: Mapping[str, Figure]) -> None:
-        self._plots = {name: Plot(name, figure) for name, figure in figures.items()}
+    def __init__(self, figures: Mapping[str, Figure], dark: bool = False) -> None:
+        self._plots = {name: Plot(name, figure, dark) for name, figure in figures.items()}
 
     def __repr__(self) -> str:
         return (

@@ -17,7 +17,7 @@ from fedapps.charts.charts import chart
 from fedapps.charts.files import file
 from fedapps.charts.html import Html
 from fedapps.charts.layout import Figure
-from fedapps.charts.theme import DARK, LIGHT, Theme
+from fedapps.charts.theme import THEME, Theme
 from fedapps.formats import metric_name, sentence
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.records.uncertainty import SHARE
@@ -80,7 +80,7 @@ class Plot:
     title: str
     draw: Callable[[Any, Theme], Figure | Mapping[str, Figure] | None]
 
-    def figures(self, shown: Any, theme: Theme) -> Mapping[str, Figure]:
+    def figures(self, shown: Any, theme: Theme = THEME) -> Mapping[str, Figure]:
         """Return the figures by name."""
         found = self.draw(shown, theme)
         return {self.name: found} if isinstance(found, Figure) else found or {}
@@ -151,27 +151,23 @@ def plots(page: str) -> list[Plot]:
     return [part for part in PARTS if isinstance(part, Plot) and part.page == page]
 
 
-def figures(parts: Iterable[Plot], shown: Any, theme: Theme) -> dict[str, Figure]:
+def figures(parts: Iterable[Plot], shown: Any) -> dict[str, Figure]:
     """Return the plots that apply, by name."""
-    return {name: one for part in parts for name, one in part.figures(shown, theme).items()}
+    return {name: one for part in parts for name, one in part.figures(shown).items()}
 
 
-def run_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
+def run_figures(run: RunFolder) -> dict[str, Figure]:
     """Return the plots of a run, by name."""
-    return figures(plots(RUN), run, theme)
+    return figures(plots(RUN), run)
 
 
-def charts(
-    parts: Iterable[Plot], shown: Any, light: Theme = LIGHT, dark: Theme = DARK
-) -> dict[str, Html]:
+def charts(parts: Iterable[Plot], shown: Any, theme: Theme = THEME) -> dict[str, Html]:
     """Return the plots that apply as charts of a page, by name."""
-    found = {}
-    for part in parts:
-        twins = part.figures(shown, dark)
-        for name, figure in part.figures(shown, light).items():
-            words = part.title.format(sentence(metric_name(name)))
-            found[name] = chart(name, words, figure, twins[name])
-    return found
+    return {
+        name: chart(name, part.title.format(sentence(metric_name(name))), figure)
+        for part in parts
+        for name, figure in part.figures(shown, theme).items()
+    }
 
 
 def write_figures(folder: Path, found: Mapping[str, Figure], form: str) -> list[Path]:
@@ -193,4 +189,4 @@ def write_plots(run_dir: Path) -> list[Path]:
     """Write the plots of a run as `plots/*.png` into its folder, for what takes
     pictures from there, and return the paths.
     """
-    return write_figures(run_dir / "plots", run_figures(read_run(run_dir), LIGHT), "png")
+    return write_figures(run_dir / "plots", run_figures(read_run(run_dir)), "png")

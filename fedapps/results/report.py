@@ -10,7 +10,7 @@ from pathlib import Path
 from algorithms.common.measures import lower_is_better
 from fedapps.charts import html
 from fedapps.charts.html import Html
-from fedapps.charts.theme import DARK, LIGHT, MOST
+from fedapps.charts.theme import MOST, THEME
 from fedapps.formats import (
     LEADING_MEANS,
     bytes_text,
@@ -104,7 +104,7 @@ def report_body(run: RunFolder, points: int = MOST, hope: str = "") -> list[Html
     to be expected of a run that goes on.
     """
     state = f"{_MARKS[run.state]} {state_sentence(run)}"
-    pictures = charts(plots(RUN), run, *(replace(theme, points=points) for theme in (LIGHT, DARK)))
+    pictures = charts(plots(RUN), run, replace(THEME, points=points))
     measures = pictures.pop("measures", None)
     body = [
         html.header(run.method, run.subject, _subtitle(run), run.state, state),

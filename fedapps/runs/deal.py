@@ -209,7 +209,7 @@ def figure(deal: Deal, source: str) -> "Figure":
     many samples that is.
     """
     from fedapps.charts.drawing import heat, heat_key, panels, title
-    from fedapps.charts.theme import LIGHT as theme
+    from fedapps.charts.theme import THEME
 
     counts = deal.trained[:200]
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -217,11 +217,10 @@ def figure(deal: Deal, source: str) -> "Figure":
         1,
         1,
         (max(5.0, 2.6 + 0.22 * min(len(deal.classes), 60)), max(3.0, 1.4 + 0.16 * len(counts))),
-        theme,
     )
     more = f", the first {len(counts)}" if len(counts) < len(deal.names) else ""
     title(axes, f"{Path(source).name}: classes of {len(deal.names)} clients{more}")
-    colours = (theme.grid, theme.series[0], theme.ink)
+    colours = (THEME.grid, THEME.series[0], THEME.ink)
     edges = (np.arange(counts.shape[1] + 1) - 0.5, np.arange(len(counts) + 1) - 0.5)
     heat(axes, edges, np.where(counts > 0, share, np.nan), (0.0, float(share.max())), colours)
     names = [

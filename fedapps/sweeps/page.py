@@ -13,7 +13,7 @@ from fedapps.charts.canvas import FORMS
 from fedapps.charts.drawing import heat, legend, panels, title
 from fedapps.charts.html import Html
 from fedapps.charts.layout import Figure
-from fedapps.charts.theme import LIGHT, Theme
+from fedapps.charts.theme import Colour, Theme
 from fedapps.formats import is_percent, one_line, seconds_text
 from fedapps.records.reader import RunFolder
 from fedapps.results.grid_plots import KINDS, MAX_PANELS, PlotSpec, Runs, drawn
@@ -26,17 +26,22 @@ from fedapps.sweeps.tables import Results
 from fedapps.sweeps.texts import best_of, heading
 
 _MARKERS = tuple(FORMS)
-_SHADES = (
-    "#f7fbff",
-    "#deebf7",
-    "#c6dbef",
-    "#9ecae1",
-    "#6baed6",
-    "#4292c6",
-    "#2171b5",
-    "#08519c",
-    "#08306b",
+# the same in both schemes
+_SHADES = tuple(
+    Colour(shade, shade)
+    for shade in (
+        "#f7fbff",
+        "#deebf7",
+        "#c6dbef",
+        "#9ecae1",
+        "#6baed6",
+        "#4292c6",
+        "#2171b5",
+        "#08519c",
+        "#08306b",
+    )
 )
+_ON_DARK, _ON_LIGHT = Colour("#ffffff", "#ffffff"), Colour("#14324d", "#14324d")
 
 
 def parts(results: Results) -> list[Plot]:
@@ -58,9 +63,9 @@ def parts(results: Results) -> list[Plot]:
     ]
 
 
-def figures(results: Results, theme: Theme) -> dict[str, Figure]:
+def figures(results: Results) -> dict[str, Figure]:
     """Return the sweep's plots by file name; plots without data are left out."""
-    return drawn_parts(parts(results), results, theme)
+    return drawn_parts(parts(results), results)
 
 
 def _asked(results: Results, spec: PlotSpec, theme: Theme) -> Figure | None:
@@ -219,7 +224,7 @@ def _heat(results: Results, theme: Theme) -> Figure | None:
         for (i, j), value in np.ndenumerate(table):
             dark = (value > middle) == (shades == _SHADES)
             if np.isfinite(value):
-                panel.text(j, i, f"{scale * value:.4g}", 9, "#ffffff" if dark else "#14324d")
+                panel.text(j, i, f"{scale * value:.4g}", 9, _ON_DARK if dark else _ON_LIGHT)
         names = [label for label in (*row_kind, *column_kind) if label]
         title(panel, ", ".join([*names, heading(measure)]), 10.5)
         panel.x.names, panel.y.names, panel.percent = tops, lefts, scale == 100
@@ -237,7 +242,7 @@ def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Pat
     ``plots/*.png``; return the page's path. ``failed``: reasons by run name.
     """
     if results.plan.grid.options.plot:
-        write_figures(folder / "plots", figures(results, LIGHT), "png")
+        write_figures(folder / "plots", figures(results), "png")
     path = folder / "report.html"
     path.write_text(_html(results, failed), encoding="utf-8")
     return path

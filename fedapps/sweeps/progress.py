@@ -2,7 +2,6 @@
 a line for every run that ends.
 """
 
-import sys
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -19,14 +18,13 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 from fedapps import json_log
-from fedapps.live.progress import RoundReader
-from fedapps.results.notebook import Line, in_notebook
+from fedapps.live.progress import Display, RoundReader
 from fedapps.sweeps.pool import Ended, PlannedRun
 
 _POLL = 1.0  # seconds between polls of the runs' folders
 
 
-class SweepProgress:
+class SweepProgress(Display):
     """Progress display of a sweep: a bar over all rounds in a terminal, and a line for
     every run that ends.
     """
@@ -40,9 +38,7 @@ class SweepProgress:
         """Create the display for all ``runs``, of which ``missing`` are still to
         run.
         """
-        # with the failures only: no line for every run
-        self._cell = Line() if console is None and in_notebook() else None
-        self._console = console or Console(stderr=self._cell is None)
+        super().__init__(console, stderr=True)
         self._total, self._done = len(runs), len(runs) - len(missing)
         self._rounds = {run.folder: int(run.config["num-rounds"]) for run in missing}
         self._at = dict.fromkeys(self._rounds, 0)
@@ -50,7 +46,6 @@ class SweepProgress:
         self._failed = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._bar: RichProgress | None = None
 
     def __enter__(self) -> Self:
         if self._done:
@@ -100,7 +95,7 @@ class SweepProgress:
                 ),
                 flush=True,
             )
-        elif ended.error or self._cell is None:
+        elif ended.error or self._cell is None:  # a notebook shows only the failures
             self._print(
                 f"[{self._done + self._failed}/{self._total}] {ended}",
                 "red" if ended.error else None,
@@ -131,11 +126,3 @@ class SweepProgress:
     def _describe(self) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
         return f"{self._done}/{self._total} runs{failed}"
-
-    def _print(self, text: str, style: str | None = None) -> None:
-        if json_log.chosen():
-            print(json_log.line("INFO", text), flush=True)
-            return
-        console = self._bar.console if self._bar is not None else self._console
-        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-        sys.stderr.flush()

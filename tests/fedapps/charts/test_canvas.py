@@ -27,14 +27,17 @@ from fedapps.charts.drawing import (
 )
 from fedapps.charts.files import file
 from fedapps.charts.layout import Figure
-from fedapps.charts.theme import DARK, LIGHT
+from fedapps.charts.theme import THEME, Colour
 
 SIZE = (36.0, 18.0)  # points: 80 x 40 pixels
+BLACK, WHITE, RED, BLUE = (
+    Colour(code, code) for code in ("#000000", "#ffffff", "#ff0000", "#0000ff")
+)
 
 
 def pixels(*shapes):
     """Colours (40, 80, 3) of a small white picture that Matplotlib has drawn."""
-    figure = Figure(SIZE, 1, [Panel(LIGHT)])
+    figure = Figure(SIZE, 1, [Panel()])
     figure.shapes = lambda: shapes
     with Image.open(io.BytesIO(file(figure, "png"))) as picture:
         return np.asarray(picture.convert("RGB")).astype(int)
@@ -89,19 +92,17 @@ def test_limits():
 
 def test_pixels_of_shapes():
     square = np.array([[4.5, 4.5], [13.5, 4.5], [13.5, 13.5], [4.5, 13.5]])
-    seen = pixels(
-        Area((square,), "#0000ff", 0.5), Line(np.array([[18.0, 9.0], [36.0, 9.0]]), "#ff0000", 1.8)
-    )
+    seen = pixels(Area((square,), BLUE, 0.5), Line(np.array([[18.0, 9.0], [36.0, 9.0]]), RED, 1.8))
     assert seen[20, 20].tolist() == pytest.approx([127, 127, 255], abs=1)
     assert seen[20, 60].tolist() == [255, 0, 0]
     assert seen[4, 60].tolist() == [255, 255, 255]
-    dotted = pixels(Line(np.array([[0.0, 9.0], [36.0, 9.0]]), "#ff0000", 1.8, (9.0, 9.0)))
+    dotted = pixels(Line(np.array([[0.0, 9.0], [36.0, 9.0]]), RED, 1.8, (9.0, 9.0)))
     assert [dotted[20, x, 1] for x in (10, 30, 50, 70)] == [0, 255, 0, 255]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_dots_are_where_they_belong(form):
-    seen = pixels(Dots(np.array([[9.0, 9.0]]), "#000000", 9, form))
+    seen = pixels(Dots(np.array([[9.0, 9.0]]), BLACK, 9, form))
     rows, columns = np.nonzero(seen[:, :, 0] < 128)
     assert (rows.mean(), columns.mean()) == pytest.approx((20, 20), abs=2)
     assert 10 <= np.ptp(rows) <= 28
@@ -112,26 +113,24 @@ def test_texts_are_written_along_and_upwards():
         rows, columns = np.nonzero(pixels(text)[:, :, 0] < 128)
         return rows.min(), rows.max(), columns.min(), columns.max()
 
-    top, bottom, left, right = extent(Text(np.array([[4.5, 9.0]]), "lll", 9, "#000000"))
+    top, bottom, left, right = extent(Text(np.array([[4.5, 9.0]]), "lll", 9, BLACK))
     assert (9 <= left <= 14, bottom) == (True, pytest.approx(20, abs=1))
     assert right - left < 80 * text_width("lll", 9) / 36
-    top, bottom, left, right = extent(
-        Text(np.array([[18.0, 13.5]]), "lll", 9, "#000000", upright=True)
-    )
+    top, bottom, left, right = extent(Text(np.array([[18.0, 13.5]]), "lll", 9, BLACK, upright=True))
     assert (bottom, right) == (pytest.approx(29, abs=2), pytest.approx(40, abs=2))
     assert top > 10
 
 
 def test_foreign_text_is_drawn_as_it_can_be():
-    text = Text(np.array([[1.0, 9.0]]), "<a href='x'>&\x00\ud800\n\u202e$\\frac", 9, "#000000")
+    text = Text(np.array([[1.0, 9.0]]), "<a href='x'>&\x00\ud800\n\u202e$\\frac", 9, BLACK)
     assert pixels(text).min() < 128
-    (element,) = ElementTree.fromstring(canvas.svg([text], SIZE, "#ffffff")).findall("{*}text")
+    (element,) = ElementTree.fromstring(canvas.svg([text], SIZE, WHITE)).findall("{*}text")
     assert element.text == "<a href='x'>&    $\\frac"
 
 
 def test_missing_numbers_leave_gaps():
-    figure, axes = one_panel("Gaps", LIGHT)
-    line(axes, range(6), [1, 2, np.nan, 4, np.inf, 6], LIGHT.series[0], label="seen once")
+    figure, axes = one_panel("Gaps")
+    line(axes, range(6), [1, 2, np.nan, 4, np.inf, 6], THEME.series[0], label="seen once")
     legend(figure, axes)
     assert [shape.points[:, 0].tolist() for shape in axes.shapes if isinstance(shape, Line)] == [
         [0, 1],
@@ -144,8 +143,8 @@ def test_missing_numbers_leave_gaps():
 
 
 def test_nothing_known_is_still_a_picture():
-    figure, axes = one_panel("Nothing", LIGHT)
-    line(axes, [1, 2], [np.nan, np.nan], LIGHT.series[0], label="a")
+    figure, axes = one_panel("Nothing")
+    line(axes, [1, 2], [np.nan, np.nan], THEME.series[0], label="a")
     label_values(axes, "accuracy", "")
     legend(figure, axes)
     assert file(figure, "png")
@@ -153,13 +152,13 @@ def test_nothing_known_is_still_a_picture():
 
 
 def test_all_lies_within_the_canvas_and_texts_apart_from_data():
-    figure, axes = panels(2, 2, (6, 5), DARK)
+    figure, axes = panels(2, 2, (6, 5))
     for panel in axes[:3]:
         line(
             panel,
             [1, 2],
             [1e5, 3e5],
-            DARK.series[0],
+            THEME.series[0],
             label="a rather long label in the legend below",
         )
         panel.x.label, panel.y.label, panel.heading = "x", "y", "two\nlines"
@@ -174,30 +173,45 @@ def test_all_lies_within_the_canvas_and_texts_apart_from_data():
 
 
 def test_heat_map_merges_neighbours_and_leaves_out_the_unknown():
-    figure, axes = one_panel("Heat", LIGHT)
+    figure, axes = one_panel("Heat")
     heat(
         axes,
         ([0, 1, 2, 3], [0, 1, 2]),
         np.array([[0.0, 0.0, 1.0], [np.nan, 1.0, 1.0]]),
         (0, 1),
-        ("#ffffff", "#000000"),
+        (WHITE, BLACK),
     )
-    heat_key(axes, (0, 1), ("#ffffff", "#000000"), "key")
+    heat_key(axes, (0, 1), (WHITE, BLACK), "key")
     rings = {shape.colour: [ring.tolist() for ring in shape.rings] for shape in axes.shapes}
-    assert rings["#ffffff"] == [[[0, 1], [0, 0], [2, 0], [2, 1]]]
-    assert rings["#000000"] == [[[2, 1], [2, 0], [3, 0], [3, 1]], [[1, 2], [1, 1], [3, 1], [3, 2]]]
+    assert rings[WHITE] == [[[0, 1], [0, 0], [2, 0], [2, 1]]]
+    assert rings[BLACK] == [[[2, 1], [2, 0], [3, 0], [3, 1]], [[1, 2], [1, 1], [3, 1], [3, 2]]]
     assert "key" in [shape.text for shape in figure.shapes() if isinstance(shape, Text)]
     assert file(figure, "png")
 
 
+def test_a_figure_as_a_file_has_the_colours_of_one_scheme():
+    figure, axes = one_panel("Both")
+    axes.line([0, 1], [0, 1], THEME.series[0])
+    for dark in (False, True):
+        drawing = svg(figure, dark).decode()
+        for colour in (THEME.surface, THEME.ink, THEME.series[0]):
+            assert colour.of(dark) in drawing
+            assert colour.of(not dark) not in drawing
+        with Image.open(io.BytesIO(file(figure, "png", dark))) as picture:
+            corner = picture.convert("RGB").getpixel((0, 0))
+        assert corner == tuple(bytes.fromhex(THEME.surface.of(dark)[1:]))
+
+
 def test_gradient():
-    assert gradient(("#000000", "#ff0000", "#ffffff"), 5) == [
+    shades = gradient((BLACK, RED, Colour("#ffffff", "#000000")), 5)
+    assert [shade.light for shade in shades] == [
         "#000000",
         "#800000",
         "#ff0000",
         "#ff8080",
         "#ffffff",
     ]
+    assert [shade.dark for shade in shades][2:] == ["#ff0000", "#800000", "#000000"]
 
 
 def test_a_path_goes_through_its_points_however_long_it_is():

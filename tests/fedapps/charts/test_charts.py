@@ -12,7 +12,7 @@ from fedapps.charts.axes import Panel, extremes
 from fedapps.charts.charts import chart
 from fedapps.charts.drawing import label_values, legend, line_with_range, one_panel, panels
 from fedapps.charts.html import palette
-from fedapps.charts.theme import DARK, LIGHT, MOST
+from fedapps.charts.theme import MOST, THEME
 from fedapps.results.compare import compare
 from fedapps.results.report import LIMIT, write_report
 from tests.browser import Browser, needs_browser
@@ -29,13 +29,13 @@ def told(page):
     return {name: json.loads(data) for name, data in found}
 
 
-def drawn(theme, label="a</script><b>"):
-    figure, axes = one_panel("Heading", theme)
+def drawn(label="a</script><b>"):
+    figure, axes = one_panel("Heading")
     line_with_range(
         axes,
         [1, 2, 4],
         np.array([[0.5, 0.25, np.nan], [0.75, 0.25, 1.0]]),
-        theme.series[0],
+        THEME.series[0],
         "-",
         label,
     )
@@ -45,7 +45,7 @@ def drawn(theme, label="a</script><b>"):
 
 
 def test_a_chart_tells_mean_and_range_in_units_of_its_axes():
-    page = chart("x", "what", drawn(LIGHT), drawn(DARK))
+    page = chart("x", "what", drawn())
     (data,) = told(page).values()
     (panel,) = data["panels"]
     band, line = panel["rows"]
@@ -62,10 +62,10 @@ def test_the_frame_of_a_chart_is_where_its_data_lie():
     """What stands at the lower left end of the axes is drawn in the corner of the
     frame, in both drawings.
     """
-    figure, axes = one_panel("", LIGHT)
-    axes.line([0, 10], [0, 2], LIGHT.series[0])
+    figure, axes = one_panel("")
+    axes.line([0, 10], [0, 2], THEME.series[0])
     axes.x.low, axes.x.high, axes.y.low, axes.y.high = 0.0, 10.0, 0.0, 2.0
-    page = chart("x", "", figure, figure)
+    page = chart("x", "", figure)
     for style in ("wide", "narrow"):
         ((left, top, width, height),) = told(page)["x"]["frames"][style]
         (svg,) = re.findall(rf'<svg class="{style}".*?</svg>', page)
@@ -78,16 +78,17 @@ def test_the_frame_of_a_chart_is_where_its_data_lie():
 
 
 def test_both_schemes_have_a_colour_for_every_name_in_the_page():
-    page = chart("x", "", drawn(LIGHT), drawn(DARK))
+    page = chart("x", "", drawn())
     style = palette([page])
     used = set(re.findall(r"var\((--p-[0-9a-f-]+)\)", page))
     light, dark = style.split("@media (prefers-color-scheme:dark)")
     assert (
         used == set(re.findall(r"(--p-[\w-]+):", light)) == set(re.findall(r"(--p-[\w-]+):", dark))
     )
-    pair = f"--p-{LIGHT.series[0][1:]}-{DARK.series[0][1:]}"
-    assert f"{pair}:{LIGHT.series[0]};" in light
-    assert f"{pair}:{DARK.series[0]};" in dark
+    first = THEME.series[0]
+    pair = f"--p-{first.light[1:]}-{first.dark[1:]}"
+    assert f"{pair}:{first.light};" in light
+    assert f"{pair}:{first.dark};" in dark
 
 
 def test_a_long_line_keeps_its_ends_and_every_peak():
@@ -100,16 +101,16 @@ def test_a_long_line_keeps_its_ends_and_every_peak():
     assert np.isnan(values[kept]).any()  # the gap stays one
     assert (np.diff(kept) > 0).all()
     assert extremes(values[:MOST]).tolist() == list(range(MOST))
-    panel = Panel(LIGHT)
-    panel.line(np.arange(50_000), values, "#000000")
+    panel = Panel()
+    panel.line(np.arange(50_000), values, THEME.ink)
     (reading,) = panel.readings
     assert np.array_equal(reading.y, values[reading.x.astype(int)])  # what is told was measured
 
 
 def test_on_a_phone_panels_stand_below_each_other_and_keep_their_texts():
-    figure, axes = panels(1, 3, (14.4, 4.3), LIGHT)
+    figure, axes = panels(1, 3, (14.4, 4.3))
     for axis in axes[:2]:
-        axis.line([1, 2], [1, 2], LIGHT.series[0])
+        axis.line([1, 2], [1, 2], THEME.series[0])
         axis.heading = "A heading of many words that is too long for a phone"
     axes[2].hidden = True
     narrow = figure.narrow()

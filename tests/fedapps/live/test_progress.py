@@ -9,6 +9,7 @@ import json
 import pytest
 from rich.console import Console
 
+from fedapps import json_log
 from fedapps.live.progress import Progress, RoundReader
 
 
@@ -196,3 +197,16 @@ def test_terminal_is_given_back(run, error):
     assert "[m]" in text
     assert "1/4" in text
     assert "loss 0.500  accuracy 50.0 %  2.00 s/round  ETA 6.0 s" in text
+
+
+def test_json_lines_name_the_run(run, monkeypatch, capsys):
+    monkeypatch.setenv(json_log.VARIABLE, "json")
+    run.file.touch()
+    with Progress(2, "fedavg") as progress:
+        progress.poll(run.path)
+        run.add(1)
+        progress.poll(run.path)
+        progress.note("writing the report")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["run"] for line in lines] == [run.path.name] * 2
+    assert [line.get("round") for line in lines] == [1, None]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from algorithms.common.target_errors import error_sums, errors_of
-from fedapps.charts.theme import LIGHT
+from fedapps.charts.theme import THEME
 from fedapps.records.pooled_errors import pooled_errors
 from fedapps.records.reader import read_run
 from fedapps.records.writer import summarise
@@ -94,7 +94,7 @@ def test_less_is_better_of_errors_wherever_runs_are_compared(write_run):
     section = gains_section(measure, reference_of(rows, None), gains)
     assert "+2.000" in str(section)
     assert "points" not in str(section)
-    assert "worst 4.000" in client_bars({"a": runs[:1], "b": runs[1:]}, LIGHT).panels[0].note
+    assert "worst 4.000" in client_bars({"a": runs[:1], "b": runs[1:]}, THEME).panels[0].note
 
 
 def test_measures_over_rounds_know_that_less_is_better(write_run):

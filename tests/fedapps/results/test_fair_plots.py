@@ -12,7 +12,7 @@ from rich.console import Console
 from fedapps.charts.canvas import Area, Text
 from fedapps.charts.drawing import svg
 from fedapps.charts.files import file
-from fedapps.charts.theme import DARK, LIGHT
+from fedapps.charts.theme import THEME
 from fedapps.engines.inline import InlineGrid
 from fedapps.formats import metric_text
 from fedapps.records import writer
@@ -89,7 +89,7 @@ def test_no_weights_no_file(tmp_path, strategy, answered):
     record(tmp_path, strategy, [1], answered=answered)
     assert not (tmp_path / "weights.csv").exists()
     assert read_run(tmp_path).weights == []
-    assert "weights" not in run_figures(read_run(tmp_path), LIGHT)
+    assert "weights" not in run_figures(read_run(tmp_path))
 
 
 def test_a_resume_cuts_what_the_checkpoint_does_not_hold(tmp_path):
@@ -175,7 +175,7 @@ def test_heat_map_in_plots_and_report(write_run):
     )
     assert "weights" in [picture.stem for picture in write_plots(path)]
     assert 'aria-label="Weight of each client over rounds' in write_report(path).read_text()
-    texts = drawn(fair_plots.weights_figure(read_run(path), DARK))
+    texts = drawn(fair_plots.weights_figure(read_run(path), THEME))
     assert "client" in texts
     assert {"0", "1"} <= set(texts)
 
@@ -191,7 +191,7 @@ def test_heat_map_table_by_hand():
 def test_of_many_clients_those_asked_most_and_the_figure_says_so(write_run):
     rows = [(r, k, 0.2) for r in range(1, 51) for k in (*range(r, r + 4), 900)]
     rows += [(51, k, 0.01) for k in range(100, 200)]
-    texts = drawn(fair_plots.weights_figure(read_run(with_weights(write_run(), rows)), LIGHT))
+    texts = drawn(fair_plots.weights_figure(read_run(with_weights(write_run(), rows)), THEME))
     total = len({client for _, client, _ in rows})
     assert f"the 40 of {total} clients that were asked most often" in texts
     assert {"900", "4"} <= set(texts)
@@ -200,7 +200,7 @@ def test_of_many_clients_those_asked_most_and_the_figure_says_so(write_run):
 
 def test_of_many_clients_asked_alike_those_with_the_largest_weights(write_run):
     rows = [(r, k, (k + 1) / 1275) for r in (1, 2) for k in range(50)]
-    texts = drawn(fair_plots.weights_figure(read_run(with_weights(write_run(), rows)), LIGHT))
+    texts = drawn(fair_plots.weights_figure(read_run(with_weights(write_run(), rows)), THEME))
     assert "the 40 of 50 clients with the largest weights" in texts
     assert "9" not in texts
     assert "10" in texts
@@ -224,7 +224,7 @@ def test_damaged_weights_are_passed_over(write_run):
     )
     run = read_run(path)
     assert run.weights == [(1, "<b>$", 1.0)]
-    drawn(fair_plots.weights_figure(run, LIGHT))
+    drawn(fair_plots.weights_figure(run, THEME))
 
 
 # --- clients' bars and columns of a comparison ----------------------------------------
@@ -244,7 +244,7 @@ def test_bars_are_sorted_and_of_seeds_the_mean(write_run):
         runs("a1", "a", (0.3, 0.2, 0.8), 1),
         runs("b", "b", (0.6, 0.4, 0.5), 0),
     ]
-    figure = fair_plots.client_bars({"a": found[:2], "b": found[2:]}, LIGHT)
+    figure = fair_plots.client_bars({"a": found[:2], "b": found[2:]}, THEME)
     np.testing.assert_allclose(bars(figure, 0), [0.15, 0.4, 0.85])
     np.testing.assert_allclose(bars(figure, 1)[:3], [0.4, 0.5, 0.6])
     texts = drawn(figure)
@@ -263,7 +263,7 @@ def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
         for i in range(10)
     ]
     groups = {"$m0": found[:2], **{f"$m{i}": found[i : i + 1] for i in range(2, 10)}}
-    figure = fair_plots.client_bars(groups, DARK)
+    figure = fair_plots.client_bars(groups, THEME)
     texts = drawn(figure)
     assert "$m8" in texts
     assert "$m9" not in texts  # eight at most
@@ -280,13 +280,13 @@ def test_comparison_writes_the_bars_and_columns_of_fairness(write_run):
     first = write_run("a", "m1", last=numbers)
     second = write_run("b", "m2", last=numbers | {"parity-gap": 0.5})
     found = compare([first, second])
-    assert list(found.figures(LIGHT)) == ["comparison", "clients"]
+    assert list(found.figures()) == ["comparison", "clients"]
     html = found.report.read_text()
     assert "<b>50.0</b>" in html
     assert html.count("<figure class=") == 2
     headers = [column.header for column in found.columns[:5]]
     assert headers == ["mean", "worst 10 %", "worst", "gap", "gini"]
-    assert list(compare([first], out=found.out).figures(LIGHT)) == ["comparison"]
+    assert list(compare([first], out=found.out).figures()) == ["comparison"]
 
 
 def test_auroc_is_compared_where_all_have_it(write_run):
@@ -306,7 +306,7 @@ def test_auroc_is_compared_where_all_have_it(write_run):
     (path / "clients.csv").write_text("client,auroc,accuracy\n0,0.5,0.9\n1,0.25,1\n")
     assert fair_plots.fair_measure([read_run(path)]) == "auroc"
     assert fair_plots.fair_measure([read_run(path), read_run(other)]) == "accuracy"
-    assert "auroc" in run_figures(read_run(path), LIGHT)
+    assert "auroc" in run_figures(read_run(path))
 
 
 def test_all_columns_fit_eighty_characters(write_run):

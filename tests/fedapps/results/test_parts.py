@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from fedapps.api import load
-from fedapps.charts.theme import LIGHT
 from fedapps.live.page import news
 from fedapps.records.reader import read_run
 from fedapps.results.compare import compare
@@ -44,17 +43,17 @@ def headings(page):
 def test_a_full_run_has_every_plot_of_the_list_and_an_empty_one_has_none(full, tmp_path):
     run = read_run(full)
     for plot in plots(RUN):
-        assert plot.figures(run, LIGHT), plot.title
+        assert plot.figures(run), plot.title
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "settings.toml").write_text('method = "fedavg"\n')
     for plot in plots(RUN):
-        assert not plot.figures(read_run(empty), LIGHT), plot.title
+        assert not plot.figures(read_run(empty)), plot.title
     assert run_sections(read_run(empty)) == []
 
 
 def test_report_live_page_and_notebook_show_the_same(full):
-    wanted = list(run_figures(read_run(full), LIGHT))
+    wanted = list(run_figures(read_run(full)))
     report = write_report(full).read_text()
     live = news(full, 0.0)["body"]
     assert sorted(names(report)) == sorted(names(live)) == sorted(wanted)
@@ -71,7 +70,7 @@ def test_a_comparison_shows_its_parts(full, write_run):
     other = write_run("other", "local", rounds=4, clients=[(0, 0.25), (1, 0.5)])
     found = compare([full, other])
     page = found.report.read_text()
-    assert names(page) == [plot.name for plot in plots(COMPARISON)] == list(found.figures(LIGHT))
+    assert names(page) == [plot.name for plot in plots(COMPARISON)] == list(found.figures())
     assert [section.title for section in found.sections] == headings(page)[:2]
 
 

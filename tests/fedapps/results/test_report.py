@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedapps.charts.theme import LIGHT
 from fedapps.errors import UserError
 from fedapps.formats import bytes_text, metric_text, one_line, percent_text, seconds_text
 from fedapps.records.reader import read_run
@@ -145,7 +144,7 @@ def test_self_contained(write_run):
     assert rules["default-src"] == rules["connect-src"] == "'none'"
     assert rules["script-src"] == f"'sha256-{digest}'"  # this script and no other
     drawn = pictures(path / "report.html")
-    assert len(drawn) == 2 * len(run_figures(read_run(path), LIGHT))
+    assert len(drawn) == 2 * len(run_figures(read_run(path)))
     for picture in drawn:
         assert {element.tag for element in picture.iter()} <= {"svg", "g", "path", "text"}
         assert not [
@@ -223,7 +222,7 @@ def test_other_tasks_and_methods_show_what_there_is(write_run):
     assert page.cards["coverage"] == "0.500"
     assert ["site a", "20"] in page.rows
     assert ["site b", ""] in page.rows
-    assert list(run_figures(read_run(path), LIGHT)) == ["train-loss", "bytes", "measures"]
+    assert list(run_figures(read_run(path))) == ["train-loss", "bytes", "measures"]
     assert not (path / "plots").exists()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedapps.charts.canvas import Line
-from fedapps.charts.theme import LIGHT
+from fedapps.charts.theme import THEME
 from fedapps.commands.parser import main
 from fedapps.records.reader import read_run
 from fedapps.results.grid_plots import X_LABELS, line_of
@@ -81,17 +81,17 @@ def test_accuracy_over_models(runs):
     assert y.tolist() == [
         row["evaluate"]["accuracy-mean"] for row in rows(runs / "ffgb") if "evaluate" in row
     ]
-    figures = run_figures(run, LIGHT)
+    figures = run_figures(run)
     assert figures["models"].panels[0].x.label == X_LABELS["models"]
-    assert "models" not in run_figures(read_run(runs / "fedavg"), LIGHT)
+    assert "models" not in run_figures(read_run(runs / "fedavg"))
 
 
 def test_a_comparison_has_both_views(runs):
     both = {method: [read_run(runs / method)] for method in ("ffgb", "fedavg")}
-    axes = comparison_figure(both, LIGHT).panels
+    axes = comparison_figure(both, THEME).panels
     lines = [[shape for shape in panel.shapes if isinstance(shape, Line)] for panel in axes]
     assert [len(found) for found in lines] == [2, 2, 2]
     assert axes[2].x.label == X_LABELS["models"]
     # FedAvg: half of the clients take part, one model each way
     assert lines[2][1].points[:, 0].tolist() == [2, 4]
-    assert len(comparison_figure({"fedavg": both["fedavg"]}, LIGHT).panels) == 2
+    assert len(comparison_figure({"fedavg": both["fedavg"]}, THEME).panels) == 2

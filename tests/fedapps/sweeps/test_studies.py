@@ -7,7 +7,6 @@ import math
 
 import pytest
 
-from fedapps.charts.theme import LIGHT
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.records.reader import read_run
@@ -295,7 +294,7 @@ def test_every_kind_of_plot_draws_what_the_runs_have(kind, results_of, tmp_path,
                 "bytes-up": 100,
                 "bytes-down": 50,
             }
-    drawn = figures(results, LIGHT)
+    drawn = figures(results)
     assert list(drawn) == [kind]
     lines = {name for panel in drawn[kind].panels for name, _ in panel.legend}
     if kind not in ("weights", "bars"):
@@ -325,7 +324,7 @@ def test_lines_levels_and_differences_say_what_was_measured(results_of):
         log = "xy"
         slope = -0.5
     """
-    drawn = figures(results_of(text, {"fedavg": 0.5, "local": 0.75}), LIGHT)
+    drawn = figures(results_of(text, {"fedavg": 0.5, "local": 0.75}))
     plain, relative, logarithmic = (
         drawn[name].panels[0] for name in ("plain", "relative", "logarithmic")
     )
@@ -349,7 +348,7 @@ def test_lines_levels_and_differences_say_what_was_measured(results_of):
 
 def test_a_plot_of_nothing_is_left_out(results_of):
     text = '[[sweep.plot]]\nkind = "curve"\nmeasures = "lambda-accuracy"\n'
-    assert figures(results_of(text, {"run": 0.5}), LIGHT) == {}
+    assert figures(results_of(text, {"run": 0.5})) == {}
 
 
 def test_a_single_name_needs_no_list():
