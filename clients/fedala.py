@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from algorithms.common.sent import RoundFacts
 from algorithms.common.steps import Epochs, Gradient, Numbers, State
 from algorithms.personal.mixing import layer_of
 from algorithms.personal.sent import FedALASent
@@ -92,8 +91,7 @@ class FedALAClient(PersonalClient):
         pass.
         """
         data = self.data.train
-        seed = RoundFacts.from_config(config).seed
-        rng = generator(seed, "local aggregation", self.client_id, self.round(config))
+        rng = generator(*self.draw("local aggregation", config))
         share = FedALASent.from_config(config).samples
         chosen = rng.permutation(len(data))[: max(1, round(share * len(data)))]
         with self.training(config, "dropout in local aggregation"):

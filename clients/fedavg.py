@@ -240,7 +240,7 @@ class FedAvgClient(NumPyClient):
         """Return what takes the steps of the round: the compiler where the
         configuration says so.
         """
-        compiler = self.compiler if config.get("compile") == "on" else None
+        compiler = self.compiler if TrainOptions.from_config(config).compile == "on" else None
         return compiler or Eager
 
     def problem(self, config: Config) -> Problem:
@@ -288,8 +288,7 @@ class FedAvgClient(NumPyClient):
         """Yield the epochs (x, y) of the round, with ``self.model`` in training mode
         and torch's generator seeded.
         """
-        facts = RoundFacts.from_config(config)
-        rng = generator(facts.seed, "batches", self.client_id, facts.server_round)
+        rng = generator(*self.draw("batches", config))
         with self.training(config):
             yield from epochs(self.data.train, options, rng)
 
@@ -299,8 +298,7 @@ class FedAvgClient(NumPyClient):
         global generator, from which dropout draws.
         """
         self.model.train()
-        facts = RoundFacts.from_config(config)
-        seed = derived_seed(facts.seed, purpose, self.client_id, facts.server_round)
+        seed = derived_seed(*self.draw(purpose, config))
         with torch_seeded(seed, self.data.train.y.device):
             yield
 
@@ -340,6 +338,13 @@ class FedAvgClient(NumPyClient):
                 derived_seed(seed, purpose, self.client_id) if own else derived_seed(seed, purpose)
             )
         )
+
+    def draw(self, purpose: str, config: Config) -> tuple[int, str, int | str, int]:
+        """Return what keys the random draws of a purpose in this round
+        (``algorithms.common.seeds``): seed, purpose, client and round.
+        """
+        facts = RoundFacts.from_config(config)
+        return facts.seed, purpose, self.client_id, facts.server_round
 
     @staticmethod
     def round(config: Config) -> int:

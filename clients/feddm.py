@@ -19,7 +19,6 @@ from torch import Tensor
 
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed
-from algorithms.common.sent import RoundFacts
 from algorithms.synthetic.matching import matching_loss, nearby
 from algorithms.synthetic.sent import FedDMSent
 from clients.base.training import Arrays, Config, TrainOptions, set_arrays
@@ -45,8 +44,7 @@ class FedDMClient(FedAvgClient):
         check_images(data.x, sent.low)
         set_arrays(self.model, parameters)
         own = [torch.nonzero(data.y == label)[:, 0] for label in torch.unique(data.y)]
-        seed = RoundFacts.from_config(config).seed
-        seed = derived_seed(seed, "matching", self.client_id, self.round(config))
+        seed = derived_seed(*self.draw("matching", config))
         with torch_seeded(seed, data.y.device):
             x, loss = self._match(own, sent, config)
         y = torch.unique(data.y).repeat_interleave(sent.images)

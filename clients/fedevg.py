@@ -69,10 +69,7 @@ class FedEvgClient(FedAvgClient):
         the synthetic samples; a copy of them moves.
         """
         options, sent = TrainOptions.from_config(config), FedEvgSent.from_config(config)
-        place = (RoundFacts.from_config(config).seed, self.client_id, self.round(config))
-        rng, noise = (
-            generator(place[0], purpose, *place[1:]) for purpose in ("batches", "langevin")
-        )
+        rng, noise = (generator(*self.draw(purpose, config)) for purpose in ("batches", "langevin"))
         size = min(options.batch_size, len(x))
         x, total, count = x.clone(), torch.zeros((), device=x.device), 0
         for real in mini_batches(self.data.train, options, rng):

@@ -21,7 +21,7 @@ from algorithms.boosting.regression import fit_network
 from algorithms.boosting.sent import OracleSent
 from algorithms.common.modules import outputs_of
 from algorithms.common.seeds import derived_seed, generator
-from algorithms.common.sent import Asked, RoundFacts
+from algorithms.common.sent import Asked
 from clients.base.training import Arrays, Config, get_arrays, set_arrays
 from clients.fedavg import FedAvgClient
 
@@ -40,8 +40,7 @@ class FFGBDistillClient(FedAvgClient):
         outputs = outputs_of(self.model, data.x)
         check_labels(data.y, outputs.shape[1])
         target = LOSSES["cross-entropy"].gradient(outputs, data.y)
-        seed = RoundFacts.from_config(config).seed
-        place = (seed, "learner", self.client_id, self.round(config))
+        place = self.draw("learner", config)
         set_arrays(self.model, get_arrays(self.model_fn(derived_seed(*place))))
         sent = OracleSent.from_config(config)
         options = FitOptions(sent.epochs, sent.batch_size, sent.learning_rate)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from algorithms.common.seeds import generator
-from algorithms.common.sent import RoundFacts
 from algorithms.common.steps import Eager, Gradient, Numbers, State, Tensors
 from algorithms.personal.sent import PerFedAvgScoring, PerFedAvgTraining
 from clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
@@ -47,8 +46,7 @@ class PerFedAvgClient(PersonalClient):
     ) -> Tensors:
         """Return w after a step of adaptation on a mini-batch of its own draw."""
         data, statistics = self.data.train, get_arrays(self.model)
-        seed = RoundFacts.from_config(config).seed
-        rng = generator(seed, "adaptation", self.client_id, self.round(config))
+        rng = generator(*self.draw("adaptation", config))
         batch = torch.from_numpy(rng.permutation(len(data))[: options.batch_size]).to(data.y.device)
         steps = Eager(self.problem(config))
         steps.batch = data.x[batch], data.y[batch]

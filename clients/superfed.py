@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from algorithms.common.measures import leading_of
 from algorithms.common.modules import estimate_statistics, has_running_statistics
 from algorithms.common.seeds import generator
-from algorithms.common.sent import ProximalSent, RoundFacts
+from algorithms.common.sent import ProximalSent
 from algorithms.common.steps import Gradient, Numbers, State, Tensors
 from algorithms.personal.choice import half_noise, least, shrunk
 from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
@@ -257,8 +257,7 @@ class SuPerFedClient(FedProxClient):
         """Return a function that draws the mixing weights of the next mini-batch, one
         per part.
         """
-        seed = RoundFacts.from_config(config).seed
-        rng = generator(seed, "lambda", self.client_id, self.round(config))
+        rng = generator(*self.draw("lambda", config))
         mixing = SuPerFedTraining.from_config(config).mixing
         return lambda: draw_lambda(rng, mixing, num_parts).tolist()
 

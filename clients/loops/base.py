@@ -35,10 +35,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from algorithms.common.seeds import derived_seed
+from algorithms.common.sent import RoundFacts
 from algorithms.common.wire import fields, read
 from clients.base.adapter import client_id
 from clients.base.data import ClientData, Split
-from clients.base.options import Config
+from clients.base.options import Config, TrainOptions
 from clients.base.store import MessageStore, Store
 from clients.fedavg import FedAvgClient
 from clients.steps.sgd import Penalty
@@ -63,7 +64,7 @@ class Around(FedAvgClient):
         named = self.loop.parameters()
         penalty = self.penalty([p.detach() for p in named.values()], config)
         change = adding(penalty, list(named))
-        return self.loop.call(self.model, int(config["local-epochs"]), change)
+        return self.loop.call(self.model, TrainOptions.from_config(config).local_epochs, change)
 
     def before(self, config: Config) -> dict[str, float]:
         """Return nothing: the client has no samples."""
@@ -127,7 +128,7 @@ class Loop:
         none = Split(torch.empty(0), torch.empty(0))
         store = Finite(store if store is not None else MessageStore(context.state))
         number = client_id(context)
-        self.model = self.fresh(derived_seed(int(self.config.get("seed", 0)), "model"))
+        self.model = self.fresh(derived_seed(RoundFacts.from_config(self.config).seed, "model"))
         #: Typed as any client: a method's loop calls what its own class has.
         self.client: Any = around(self.kind)(
             self.fresh, ClientData(none, none, none), number, store, self.model
@@ -194,11 +195,10 @@ class Loop:
         """Call the user's function with torch's generator seeded and ``change`` before
         every step of an optimiser. ``loader``: in place of the user's.
         """
-        seed, round_ = int(self.config.get("seed", 0)), self.client.round(self.config)
         for parameter in module.parameters():
             parameter.grad = None  # else an optimiser would move what is frozen now
         with torch.random.fork_rng(), before_steps(module, change):
-            torch.manual_seed(derived_seed(seed, "loop", self.client.client_id, round_))
+            torch.manual_seed(derived_seed(*self.client.draw("loop", self.config)))
             return self.function(module, self.loader if loader is None else loader, epochs)
 
     def evaluates(self) -> bool:

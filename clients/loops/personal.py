@@ -14,7 +14,9 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from algorithms.common.sent import ProximalSent
 from algorithms.personal.mixing import cosine_squared_gradient, layer_of
+from algorithms.personal.sent import APFLTraining, SuPerFedTraining
 from clients.apfl import APFLClient
 from clients.base.store import Store
 from clients.base.training import Arrays
@@ -162,7 +164,7 @@ class APFLLoop(Loop):
         """Train both; store v and alpha."""
         v, alpha = self.client.own(self.config, before=True)
         own = dict(zip(self.parameters(), v, strict=True))
-        pair = _Turns(self.model, own, alpha, bool(self.config["apfl-adaptive"]))
+        pair = _Turns(self.model, own, alpha, APFLTraining.from_config(self.config).adaptive)
         result = self.call(pair, epochs, pair.change, _Twice(self.loader))
         kept = [*pair.owned(), np.array([pair.alpha])]
         self.client.store.save(self.client.kept_as, kept, self.config)
@@ -186,12 +188,9 @@ class _Mixed(_Pair):
         config: Mapping[str, Any],
     ) -> None:
         super().__init__(net, own)
-        self.draw, self.mu, self.nu = (
-            draw,
-            float(config["proximal-mu"]),
-            float(config["superfed-nu"]),
-        )
-        self.scale = float(config.get("superfed-step-scale", 1.0))
+        sent = SuPerFedTraining.from_config(config)
+        self.draw, self.mu = draw, ProximalSent.from_config(config).mu
+        self.nu, self.scale = sent.nu, sent.step_scale
         self.start = [f.detach().clone() for f, _ in self.pairs()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -247,7 +246,7 @@ class SuPerFedLoop(Loop):
         """Train both and store theta_l; before the start round, train theta_f as
         FedProx does.
         """
-        mixing = str(self.config.get("superfed-mixing", "none"))
+        mixing = SuPerFedTraining.from_config(self.config).mixing
         if mixing == "none":
             return super().fit(epochs)
         names = list(self.parameters())

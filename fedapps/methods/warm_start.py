@@ -3,34 +3,31 @@
 from dataclasses import dataclass
 
 from algorithms.common.options import with_choices
-from fedapps.methods.method import Method
-from strategies import WarmStartOptions
+from fedapps.methods import averaging, distilled, fair, personal
+from fedapps.methods.method import Method, TorchClient
+from strategies import Local, WarmStartOptions
+from strategies.families.shared_part import SharedPart
 
-# Methods that a warm start can compose: they start from the task's torch model and send
-# models like it to the clients.
-COMPOSABLE = (
-    "fedavg",
-    "fedprox",
-    "fedadam",
-    "fedyogi",
-    "fedadagrad",
-    "aaggff-s",
-    "aaggff-d",
-    "afl",
-    "q-fedavg",
-    "term",
-    "fedmgda",
-    "propfair",
-    "finetune",
-    "superfed-mm",
-    "superfed-lm",
-    "apfl",
-    "pfedme",
-    "ditto",
-    "scaffold",
-    "feddyn",
-    "ffgb-distill",
-    "fedavg-distill",
+
+def composable(method: Method) -> bool:
+    """Return whether a warm start can compose the method: it starts from the task's
+    torch model, and what it sends to the clients are whole models like it.
+    """
+    if method.wrap is not None:
+        return True
+    kind = method.builds
+    return (
+        isinstance(method.client, TorchClient)
+        and kind is not None
+        and not issubclass(kind, SharedPart | Local)
+    )
+
+
+COMPOSABLE = tuple(
+    name
+    for kinds in (averaging, fair, personal, distilled)
+    for name, method in kinds.METHODS.items()
+    if composable(method)
 )
 
 
