@@ -41,16 +41,16 @@ help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
 run: $(VENV)/.installed
-	@echo "== 1/5  FedAvg: 50 small sites, ten of them in each round (about 30 seconds)"
-	@$(RUN) method=fedavg --out results/main/fedavg --overwrite
-	@echo "== 2/5  Fine-tuning: FedAvg's model, trained for one epoch by every client before it is used (about 30 seconds)"
-	@$(RUN) method=finetune --out results/main/finetune --overwrite
-	@echo "== 3/5  No federation: every client trains alone, for as many steps (about 30 seconds)"
+	@echo "== 1/5  No federation: 50 small sites, every one trains alone (about 30 seconds)"
 	@$(RUN) method=local --out results/main/local --overwrite
+	@echo "== 2/5  FedAvg: ten of the sites in each round (about 30 seconds)"
+	@$(RUN) method=fedavg --out results/main/fedavg --overwrite
+	@echo "== 3/5  Fine-tuning: FedAvg's model, trained for one epoch by every client before it is used (about 30 seconds)"
+	@$(RUN) method=finetune --out results/main/finetune --overwrite
 	@echo "== 4/5  SuPerFed-MM: every client has a model of its own (about 30 seconds)"
 	@$(RUN) method=superfed-mm --out results/main/superfed-mm --overwrite
 	@echo "== 5/5  All together"
-	@$(BIN)/fedapps compare results/main/{fedavg,finetune,local,superfed-mm} --out results/main/comparison
+	@$(BIN)/fedapps compare results/main/{local,fedavg,finetune,superfed-mm} --out results/main/comparison
 
 # Interrupted, the same command goes on; a finished run is not done again.
 reproduce: $(VENV)/.installed

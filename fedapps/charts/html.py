@@ -124,7 +124,9 @@ a {{ color: var(--accent); }}
   overflow-wrap: anywhere;
 }}
 .card dd.long {{ font-size: 1.15rem; }}
-.card.first dd {{ color: var(--accent); }}
+.lead {{ grid-template-columns: repeat(auto-fit, minmax(14rem, 1fr)); margin-bottom: .75rem; }}
+.lead dd {{ font-size: 2.3rem; line-height: 1.2; color: var(--accent); }}
+.card dd.note {{ font-size: .82rem; font-weight: 400; line-height: 1.35; color: var(--muted); }}
 .plots {{
   display: grid;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
@@ -172,6 +174,7 @@ pre {{ padding: .7rem .9rem; overflow-x: auto; margin: .5rem 0; }}
   main {{ padding: 1.25rem .75rem 2rem; }}
   h1, h1 small {{ font-size: 1.4rem; }}
   .cards {{ grid-template-columns: repeat(2, 1fr); }}
+  .lead {{ grid-template-columns: 1fr; }}
   figure {{ padding: .25rem; }}
 }}
 @media print {{
@@ -254,14 +257,18 @@ def panel(content: Html, style: str = "panel") -> Html:
     return Html(f'<div class="{style}">{content}</div>')
 
 
-def cards(entries: Iterable[tuple[str, str]]) -> Html:
-    """Key numbers, (label, value) each; the first is the most important one."""
+def cards(entries: Iterable[tuple[str, str, str]], style: str = "cards") -> Html:
+    """Key numbers: (label, value, note) each, the note may be ""; `style` "cards lead":
+    large ones.
+    """
     parts = [
-        f'<dl class="card{" first" if index == 0 else ""}"><dt>{text(label)}</dt>'
-        f'<dd class="{"long" if len(value) > 9 else "short"}">{text(value)}</dd></dl>'
-        for index, (label, value) in enumerate(entries)
+        f'<dl class="card"><dt>{text(label)}</dt>'
+        f'<dd class="{"long" if len(value) > 9 else "short"}">{text(value)}</dd>'
+        + (f'<dd class="note">{text(note)}</dd>' if note else "")
+        + "</dl>"
+        for label, value, note in entries
     ]
-    return panel(Html("".join(parts)), "cards")
+    return panel(Html("".join(parts)), style)
 
 
 def image(description: str, data: bytes) -> Html:

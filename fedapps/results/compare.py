@@ -85,7 +85,7 @@ class Compared:
         return out
 
     def html(self) -> Html:
-        """The table for a page; the best value of a column is bold."""
+        """The table for a page; `comparison_cells.winners` are bold."""
         best = winners(self.rows, self.columns)
 
         def cell(row: Row, column: Column) -> Html:
@@ -203,18 +203,19 @@ def _html(found: Compared) -> str:
     rows = found.rows
     tasks = list(dict.fromkeys(run.subject for r in rows for run in r.runs))
     heading = "Comparison of runs"
-    notes = [
-        "Means over clients, each on its own test set; std is over clients. The best value of a "
-        "column is bold."
-    ]
+    notes = ["Means over clients, each on its own test set; std is over clients."]
     if any(column.key.endswith("parity-gap") for column in found.columns):
         notes.append("Gap: best minus worst client.")
     if any(len(row.runs) > 1 for row in rows):
         notes.append(
             "± is the sample standard deviation over seeds; in the plot the band spans the seeds."
         )
+        notes.append(
+            "Bold: better than every other row on at least three seeds, beyond the noise between "
+            "seeds (95 %, paired by seed)."
+        )
     if not all(row.complete for row in rows):
-        notes.append("A run that did not complete shows its last evaluation and does not compete.")
+        notes.append("A run that did not complete shows its last evaluation and is never bold.")
     folders = [
         (row.label, one_line(str(run.seed)), run.state, run.path.resolve().name)
         for row in rows

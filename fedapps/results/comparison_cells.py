@@ -1,11 +1,12 @@
-"""What stands in the cells of a comparison's table, and that table for a terminal."""
+"""The cells of a comparison's table, and the table for a terminal."""
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from fedapps.formats import byte_scale, is_percent, metric_text, percent_text, three_digits
-from fedapps.results.comparison_table import Column, Row, best_value
+from fedapps.results.comparison_table import Column, Row
+from fedapps.results.seeds import stands_out
 
 
 def header(rows: list[Row], column: Column) -> str:
@@ -51,18 +52,25 @@ def cell_texts(rows: list[Row], row: Row, column: Column) -> tuple[str, str]:
 
 
 def winners(rows: list[Row], columns: list[Column]) -> set[tuple[str, str]]:
-    """(label, key) of the best values: all that look like the best one, none if all
-    look alike.
+    """Return (label, key) of the values that are better than those of every other row,
+    beyond the noise between seeds (``seeds.stands_out``).
+
+    One or two seeds therefore have no winner. A predictor that nobody trained has the
+    same value for every seed.
     """
-    found: set[tuple[str, str]] = set()
-    for column in columns:
-        best = best_value(rows, column)
-        rivals = [row for row in rows if row.complete and column.key in row.values]
-        shown = {row.label: cell_texts(rows, row, column)[0] for row in rivals}
-        if best is not None and len(set(shown.values())) > 1:
-            first = next(row.label for row in rivals if row.values[column.key][0] == best)
-            found |= {(label, column.key) for label, text in shown.items() if text == shown[first]}
-    return found
+    best: set[tuple[str, str]] = set()
+    for column in (column for column in columns if column.best is not None):
+        key = column.key
+        rivals = [row for row in rows if row.complete and key in row.values]
+        seeds = {run.seed for row in rivals for run in row.runs}
+        by_seed = {
+            row.label: {run.seed: float(run.numbers[key]) for run in row.runs}
+            or dict.fromkeys(seeds, row.values[key][0])
+            for row in rivals
+        }
+        smaller = column.best is min
+        best |= {(label, key) for label in by_seed if stands_out(label, by_seed, smaller)}
+    return best
 
 
 def terminal_table(rows: list[Row], columns: list[Column]) -> Table:

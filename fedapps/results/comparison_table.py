@@ -1,5 +1,5 @@
-"""The rows and columns of a comparison: which runs belong together, under which name,
-and which value is best.
+"""The rows and columns of a comparison: which runs belong together, and under which
+name.
 
 Runs that differ in nothing but the seed become one row, mean ± sample standard
 deviation over the seeds. A run that did not complete keeps a row of its own and takes
@@ -250,14 +250,3 @@ def columns_of(rows: list[Row]) -> list[Column]:
         ),
         *columns,
     ]
-
-
-def best_value(rows: list[Row], column: Column) -> float | None:
-    """The best value among the complete runs, None where there is no contest."""
-    values = [
-        row.values[column.key][0] for row in rows if row.complete and column.key in row.values
-    ]
-    values = [value for value in values if math.isfinite(value)]
-    if column.best is None or len(values) < 2 or min(values) == max(values):
-        return None
-    return column.best(values)

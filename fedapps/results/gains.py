@@ -10,7 +10,7 @@ seeds on the mean has bounds, which know of other seeds and of other clients.
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from algorithms.common.measures import lower_is_better
 from algorithms.common.seeds import generator
 from fedapps.errors import UserError
 from fedapps.formats import is_percent, metric_name, metric_text, one_line
-from fedapps.records.reader import RunFolder, is_number
+from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.results.comparison_table import Row
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.sections import Section
@@ -148,6 +148,40 @@ def gains_over(rows: Sequence[Row], reference: Row, named: bool) -> tuple[str, l
             "the reference: nothing can be paired"
         )
     return measure, found
+
+
+def gain_over_local(run: RunFolder) -> tuple[str, str]:
+    """Return the mean gain of a run's clients over training alone, and a note on it;
+    "?" and how to get it if no folder beside the run holds a completed run of method
+    local with the same seed, data and number of rounds.
+    """
+    measure = fair_measure([run])
+    for other in _local_runs_beside(run):
+        if pairs := _pairs(run, other, measure):
+            gains = [pair.gain for pair in pairs]
+            mean = _signed(measure, sum(gains) / len(gains))
+            better = sum(gain > 0 for gain in gains)
+            note = f"{better} of {len(gains)} clients gain ({one_line(other.path.name)})"
+            return f"{mean} points" if is_percent(measure) else mean, note
+    return "?", (
+        "Not known yet. Run method=local with the same settings, then compare both: fedapps compare"
+    )
+
+
+def _local_runs_beside(run: RunFolder) -> Iterator[RunFolder]:
+    for folder in sorted(run.path.resolve().parent.iterdir()):
+        settings = folder / "settings.toml"
+        # Looked for in the text first: a sweep has many folders beside each other.
+        if settings.is_file() and 'method = "local"' in settings.read_text(errors="replace"):
+            other = read_run(folder)
+            same = (other.method, other.seed, other.num_rounds, other.state) == (
+                "local",
+                run.seed,
+                run.num_rounds,
+                "completed",
+            )
+            if same and _same_data(run, other):
+                yield other
 
 
 def _same_data(run: RunFolder, other: RunFolder) -> bool:

@@ -1,9 +1,10 @@
 """The report of one run: `report.html`, one file that can be mailed and read anywhere.
 
-It is made from the run folder's files alone, so it exists for an interrupted run too,
-and says so.
+It is made from files alone, so an interrupted run has one too. The gain over training
+alone is read from a run of `local` in a folder beside it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fedapps.formats import (
 )
 from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.results.fair_plots import fair_measure
+from fedapps.results.gains import gain_over_local
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
 from fedapps.results.parts import RUN, charts, plots, run_sections
 
@@ -81,11 +83,10 @@ def write_report(run_dir: Path | str) -> Path:
 
 
 def report_html(run: RunFolder) -> str:
-    """The report as text.
-
-    Lines have fewer points, and tables fewer rows, if it would be too large with all.
+    """The report as text; if it would be too large, its lines have fewer points and its
+    tables fewer rows.
     """
-    # pictures that the run has made are as large as they are
+    # The images that a run made are not counted.
     free = LIMIT + sum(map(len, _synthetic(run)))
     for points in _DETAIL:
         page = html.page(report_title(run), report_body(run, points))
@@ -95,13 +96,17 @@ def report_html(run: RunFolder) -> str:
 
 
 def report_title(run: RunFolder) -> str:
-    """What the window is called."""
+    """The title of the window."""
     return f"{run.method} on {run.subject}" if run.subject else run.method
 
 
 def report_body(run: RunFolder, points: int = MOST, hope: str = "") -> list[Html]:
-    """The parts of the report, whose lines have so many points at most; `hope`: what is
-    to be expected of a run that goes on.
+    """The parts of the report.
+
+    Args:
+        run: the run.
+        points: the most points of a line.
+        hope: for a run that goes on, a sentence on when it ends.
     """
     state = f"{_MARKS[run.state]} {state_sentence(run)}"
     pictures = charts(plots(RUN), run, replace(THEME, points=points))
@@ -109,7 +114,7 @@ def report_body(run: RunFolder, points: int = MOST, hope: str = "") -> list[Html
     body = [
         html.header(run.method, run.subject, _subtitle(run), run.state, state),
         *([html.paragraph(hope, "quiet")] if hope else []),
-        html.cards(_card_entries(run)),
+        *_key_numbers(run),
     ]
     if pictures:
         body += [
@@ -128,29 +133,29 @@ def report_body(run: RunFolder, points: int = MOST, hope: str = "") -> list[Html
         *_details(run, points / MOST),
         html.heading("Repeat this run"),
         html.paragraph(
-            "In the folder of this report, which holds the settings with the seed:", "quiet"
+            "Run this in the folder of the report. settings.toml holds all settings and the seed.",
+            "quiet",
         ),
         Html("<pre>fedapps run settings.toml --out again</pre>"),
     ]
 
 
 def _thinning(run: RunFolder, points: int) -> list[Html]:
-    """What the plots leave out."""
+    """A note on points that the plots leave out."""
     rounds, clients = len(run.rounds), len(run.clients)
     many = [f"{rounds} rounds"] * (rounds > points) + [f"{clients} clients"] * (clients > points)
     if not many:
         return []
-    told = (
-        f"Of {' and '.join(many)} a line has about {points} points, in a small plot {points // 3}: "
-        "the lowest and the highest value "
-        "of each stretch, so that no peak is missing. The files rounds.jsonl and clients.csv have "
-        "all values."
+    note = (
+        f"A line shows about {points} points (a small plot {points // 3}) of the "
+        f"{' and '.join(many)}: the lowest and the highest value of each stretch, so no peak is "
+        "missing. All values are in rounds.jsonl and clients.csv."
     )
-    return [html.paragraph(told, "quiet")]
+    return [html.paragraph(note, "quiet")]
 
 
 def _synthetic(run: RunFolder) -> list[Html]:
-    """The synthetic images: those of the last round, and how they came to be."""
+    """The synthetic images of the last round, and an animation over all rounds."""
     drawn, animation = grids(run.path)[-1:], run.path / FOLDER / ANIMATION
     pictures = [
         html.image(f"Synthetic images, {path.stem.replace('-', ' ')}", path.read_bytes())
@@ -180,8 +185,8 @@ def state_sentence(run: RunFolder) -> str:
         else "there was no evaluation yet"
     )
     if run.state == "running":
-        return f"Still running, or killed, when this was written: {planned}; {numbers}."
-    return f"Interrupted after {planned}; {numbers}. “fedapps run” with --resume continues it."
+        return f"Not finished: {planned}; {numbers}. The run is still going, or it was stopped."
+    return f"Interrupted after {planned}; {numbers}. Continue it with “fedapps run --resume”."
 
 
 def _subtitle(run: RunFolder) -> str:
@@ -193,7 +198,7 @@ def _subtitle(run: RunFolder) -> str:
         parts.append(
             f"{one_line(str(sampled))} clients a round" if sampled else "all clients in every round"
         )
-    # other tasks use neither samples nor a net
+    # Other tasks have neither a partition nor a net.
     learns = any(key in run.numbers for key in LEADING_MEANS)
     if learns and "data.partition" in run.settings:
         parts.append(f"partition {one_line(str(run.settings['data.partition']))}")
@@ -202,27 +207,46 @@ def _subtitle(run: RunFolder) -> str:
     return " · ".join(parts)
 
 
-def _card_entries(run: RunFolder) -> list[tuple[str, str]]:
-    labels = dict(_CARDS)
-    if not any(key in run.numbers for key in LEADING_MEANS):
+def _key_numbers(run: RunFolder) -> list[Html]:
+    """Return the three numbers that matter as large cards (mean, worst tenth, gain over
+    training alone), and the others as small ones.
+    """
+    measure = fair_measure([run])
+    numbers, mean = run.numbers, f"{measure}-mean"
+    if mean not in numbers:
         labels = {
             key: metric_name(key) for key in sorted(run.evaluation, key=_unweighted)[:6]
-        } | labels
+        } | _CARDS
+        return [html.cards(_card_entries(numbers, labels))]
+    worst = next((k for k in (f"{measure}-worst10", f"{measure}-worst") if k in numbers), "")
+    lead = [_card_entries(numbers, {key: _CARDS[key]})[0] for key in (mean, worst) if key]
+    low, high = numbers.get(f"{mean}-low"), numbers.get(f"{mean}-high")
+    if low is not None and high is not None:
+        bounds = f"95 % interval: {metric_text(mean, low)} to {metric_text(mean, high)}"
+        lead[0] = (*lead[0][:2], bounds)
+    if run.method != "local":
+        lead.append(("gain over training alone", *gain_over_local(run)))
+    rest = {key: label for key, label in _CARDS.items() if key not in (mean, worst)}
+    return [html.cards(lead, "cards lead"), html.cards(_card_entries(numbers, rest))]
+
+
+def _card_entries(
+    numbers: Mapping[str, float], labels: Mapping[str, str]
+) -> list[tuple[str, str, str]]:
     return [
-        (label, metric_text(key, run.numbers[key]))
+        (label, metric_text(key, numbers[key]), "")
         for key, label in labels.items()
-        if key in run.numbers
+        if key in numbers
     ]
 
 
 def _unweighted(key: str) -> bool:
-    # A mean weighted by samples is the objective of most methods without accuracies: it
-    # comes first.
+    # Most tasks without accuracies minimise a mean weighted by samples: show it first.
     return not key.endswith("-weighted")
 
 
 def _details(run: RunFolder, share: float) -> list[Html]:
-    """The tables that open; `share`: of their most rows."""
+    """The tables that open on a click; `share` of their most rows are shown."""
     parts = []
     if run.unreadable_lines:
         parts.append(

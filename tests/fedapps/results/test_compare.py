@@ -5,6 +5,7 @@ cannot be compared.
 import csv
 import io
 import math
+import re
 
 import pytest
 from rich.console import Console
@@ -73,42 +74,52 @@ def test_a_folder_given_twice_counts_once(write_run):
     assert [len(row.runs) for row in rows] == [1]
 
 
-def test_incomplete_run_is_marked_alone_and_never_best(write_run):
+def seeds_of(write_run, method, values, key="accuracy-mean"):
+    return [
+        write_run(f"{method}-{seed}", method, seed, last={key: value})
+        for seed, value in enumerate(values)
+    ]
+
+
+def bold(comparison):
+    in_html = re.findall("<b>(.*?)</b>", comparison.report.read_text(encoding="utf-8"))
+    in_terminal = re.findall("\x1b\\[1m *([0-9.]+)", terminal(comparison, colour=True))
+    assert in_html == in_terminal
+    return in_html
+
+
+def test_incomplete_run_is_marked_alone_and_never_bold(write_run):
     runs = [
-        write_run("a", seed=0, last={"accuracy-mean": 0.5}),
-        write_run("b", seed=1, last={"accuracy-mean": 0.6}),
-        write_run("cut", seed=2, rounds=2, planned=4, last={"accuracy-mean": 0.99}, summary=False),
-        write_run("other", "local", last={"accuracy-mean": 0.3}),
+        *seeds_of(write_run, "fedavg", [0.5, 0.55, 0.6]),
+        write_run("cut", seed=3, rounds=2, planned=4, last={"accuracy-mean": 0.99}, summary=False),
+        *seeds_of(write_run, "local", [0.3, 0.35, 0.4]),
     ]
     comparison = compare(runs)
-    assert [len(row.runs) for row in comparison.rows] == [2, 1, 1]
-    text = terminal(comparison, colour=True)
-    assert "interrupted at 2/4" in text
-    assert "\x1b[1m55.0" in text
-    assert "\x1b[1m99.0" not in text
-    html = comparison.report.read_text(encoding="utf-8")
-    assert "<b>55.0</b>" in html
-    assert "<b>99.0</b>" not in html
+    assert [len(row.runs) for row in comparison.rows] == [3, 1, 3]
+    assert "interrupted at 2/4" in terminal(comparison)
+    assert bold(comparison) == ["55.0"]
 
 
-def test_best_is_lowest_where_less_is_better(write_run):
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_nothing_is_bold_with_fewer_than_three_seeds(write_run, seeds):
     runs = [
-        write_run(
-            "a",
-            "m1",
-            last={"accuracy-mean": 0.9, "accuracy-std": 0.2, "ece-mean": 0.05, "gini": 0.5},
-        ),
-        write_run(
-            "b",
-            "m2",
-            last={"accuracy-mean": 0.8, "accuracy-std": 0.1, "ece-mean": 0.07, "gini": 0.50001},
-        ),
+        *seeds_of(write_run, "m1", [0.9, 0.91][:seeds]),
+        *seeds_of(write_run, "m2", [0.1, 0.11][:seeds]),
     ]
-    html = compare(runs).report.read_text(encoding="utf-8")
-    for best in ("90.0", "10.0", "0.050"):
-        assert f"<b>{best}</b>" in html
-    # Gini: what looks alike has no winner.
-    assert html.count("<b>") == 3
+    assert bold(compare(runs)) == []
+
+
+def test_bold_means_beyond_the_noise_between_seeds(write_run):
+    runs = seeds_of(write_run, "m1", [0.9, 0.8, 0.7]) + seeds_of(write_run, "m2", [0.7, 0.8, 0.6])
+    assert bold(compare(runs)) == []
+    runs += seeds_of(write_run, "m3", [0.95, 0.85, 0.75])  # noisy, but ahead on every seed
+    assert bold(compare([*runs[:3], *runs[6:]])) == ["85.0"]
+
+
+def test_bold_is_the_lowest_where_less_is_better(write_run):
+    runs = seeds_of(write_run, "m1", [0.30, 0.31, 0.32], "gini")
+    runs += seeds_of(write_run, "m2", [0.10, 0.11, 0.12], "gini")
+    assert bold(compare(runs)) == ["0.110"]
 
 
 def test_only_columns_that_some_run_has(write_run):
@@ -160,7 +171,7 @@ def test_another_kind_of_task(write_run):
     ]
     comparison = compare(runs)
     assert [column.key for column in comparison.columns][:2] == ["loss-mean", "psnr-mean"]
-    assert "<b>0.250</b>" in comparison.report.read_text(encoding="utf-8")
+    assert "0.250" in comparison.report.read_text(encoding="utf-8")
 
 
 def test_foreign_names_stay_text(write_run):

@@ -31,6 +31,7 @@ class Page(HTMLParser):
     def __init__(self, html):
         super().__init__()
         self.tags, self.attributes, self.rows, self.cards, self.text = [], [], [], {}, ""
+        self.notes = {}
         self._open, self._label = [], ""
         self.feed(html)
         assert self._open == []
@@ -57,7 +58,10 @@ class Page(HTMLParser):
         if self._open and self._open[-1] == "dt":
             self._label = data
         if self._open and self._open[-1] == "dd":
-            self.cards[self._label] = data
+            if self._label in self.cards:
+                self.notes[self._label] = data
+            else:
+                self.cards[self._label] = data
 
 
 def report(path):
@@ -75,6 +79,35 @@ def pictures(path):
 def png_size(data):
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     return struct.unpack(">II", data[16:24])
+
+
+GAIN = "gain over training alone"
+
+
+def test_three_numbers_lead_the_others_follow(write_run):
+    clients = [(0, 0.75), (1, 1.0), (7, 0.5)]
+    alone = [(0, 0.5), (1, 1.0), (7, 0.75)]
+    last = {"accuracy-mean": 0.75, "accuracy-worst10": 0.5, "gini": 0.1}
+    bounds = {"accuracy-mean-low": 0.7, "accuracy-mean-high": 0.8}
+    run = write_run("run", clients=clients, last=last, extra=bounds)
+    page = report(run)
+    assert list(page.cards)[:3] == ["accuracy, mean over clients", "worst 10 % of clients", GAIN]
+    assert page.notes["accuracy, mean over clients"] == "95 % interval: 70.0 % to 80.0 %"
+    assert page.cards[GAIN] == "?"
+    assert "method=local" in page.notes[GAIN]
+
+    # Another seed, fewer rounds, other data or an unfinished run cannot be the partner.
+    write_run("other-seed", "local", 1, clients=alone)
+    write_run("shorter", "local", rounds=2, clients=alone)
+    write_run("other-data", "local", clients=alone, settings={"data": {"source": "mnist"}})
+    write_run("cut", "local", rounds=2, planned=4, clients=alone, summary=False)
+    assert report(run).cards[GAIN] == "?"
+
+    local = write_run("training-alone", "local", clients=[(0, 0.25), (1, 1.0), (7, 0.25)])
+    page = report(run)
+    assert page.cards[GAIN] == "+25.0 points"
+    assert page.notes[GAIN] == "2 of 3 clients gain (training-alone)"
+    assert GAIN not in report(local).cards
 
 
 def test_numbers_are_those_of_the_run(write_run):
@@ -185,7 +218,7 @@ def test_summary_short_of_its_rounds_is_no_success(write_run):
 
 def test_killed_run_is_not_taken_for_a_finished_one(write_run):
     path = write_run(rounds=3, planned=10, extra={"status": "running"})
-    assert "Still running, or killed, when this was written: 3 of 10 rounds" in report(path).text
+    assert "Not finished: 3 of 10 rounds" in report(path).text
 
 
 def test_early_stop_can_be_a_success(write_run):
