@@ -161,8 +161,9 @@ def gain_over_local(run: RunFolder) -> tuple[str, str]:
             gains = [pair.gain for pair in pairs]
             mean = _signed(measure, sum(gains) / len(gains))
             better = sum(gain > 0 for gain in gains)
-            note = f"{better} of {len(gains)} clients gain ({one_line(other.path.name)})"
-            return f"{mean} points" if is_percent(measure) else mean, note
+            unit = "in points; " if is_percent(measure) else ""
+            note = f"{unit}{better} of {len(gains)} clients gain ({one_line(other.path.name)})"
+            return mean, note
     return "?", (
         "Not known yet. Run method=local with the same settings, then compare both: fedapps compare"
     )

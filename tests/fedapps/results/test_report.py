@@ -105,8 +105,8 @@ def test_three_numbers_lead_the_others_follow(write_run):
 
     local = write_run("training-alone", "local", clients=[(0, 0.25), (1, 1.0), (7, 0.25)])
     page = report(run)
-    assert page.cards[GAIN] == "+25.0 points"
-    assert page.notes[GAIN] == "2 of 3 clients gain (training-alone)"
+    assert page.cards[GAIN] == "+25.0"
+    assert page.notes[GAIN] == "in points; 2 of 3 clients gain (training-alone)"
     assert GAIN not in report(local).cards
 
 
