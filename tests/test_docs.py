@@ -284,6 +284,34 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), f"{target}: no such heading"
 
 
+def broken_tables(text):
+    """The first lines of tables that a renderer shows as plain text, and rows whose
+    number of cells is not that of their header.
+    """
+    bare = re.sub(r"`[^`\n]*`", "code", FENCE.sub("", text))
+    blocks = re.findall(r"(?:^ *\|.*\n?)+", bare, re.M)
+    tables = [
+        [re.split(r"(?<!\\)\|", row.strip()) for row in block.splitlines()] for block in blocks
+    ]
+    return [
+        row
+        for head, *rows in tables
+        for row in [head, *rows]
+        if len(row) != len(head) or not rows or not re.fullmatch("[ :-]+", "".join(rows[0]))
+    ]
+
+
+def test_broken_tables_are_seen():
+    assert broken_tables("| a | b |\n| --- | --- |\n| `x|y` | 2 |\n") == []
+    assert broken_tables("| a | b |\n| --- | --- |\n\n| 1 | 2 |\n") != []
+    assert broken_tables("| a | b |\n| --- | --- |\n| 1 |\n") != []
+
+
+@pytest.mark.parametrize("page", [*PAGES, BENCHMARKS], ids=lambda page: page.name)
+def test_tables_have_a_header_and_rows_of_its_length(page):
+    assert broken_tables(page.read_text(encoding="utf-8")) == []
+
+
 def test_the_index_names_every_page_or_the_table_of_methods_does():
     index = "".join(
         (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("README.md", "methods.md")
