@@ -92,9 +92,9 @@ class AAggFFS(Reweighting):
         """Raise ``ValueError`` unless all clients take part."""
         if sampled < count:
             raise ValueError(
-                f"AAggFF-S needs every client in every round, but round {server_round} asks "
-                f"{sampled} of {count}: ask all "
-                f"(clients-per-round = 0, fraction_train = 1), or use AAggFF-D"
+                f"AAggFF-S needs every client in every round, but round {server_round} samples "
+                f"{sampled} of {count}: set clients-per-round = 0 (in Flower: fraction_train = 1), "
+                "or use AAggFF-D"
             )
 
     def decide(self, replies: Replies) -> Decision:

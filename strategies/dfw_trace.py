@@ -137,7 +137,7 @@ class DFWTrace(Constrained):
             try:
                 self._add(reply)
             except ValueError as error:
-                log(WARNING, "node %d left out: %s", reply.metadata.src_node_id, error)
+                log(WARNING, "skipped node %d: %s", reply.metadata.src_node_id, error)
         for client in self._called:
             if client not in self._answered:
                 self._lost[client] = self._lost.get(client, 0) + 1
@@ -147,7 +147,7 @@ class DFWTrace(Constrained):
         if absent := [client for client in self._ids.values() if client not in self._answered]:
             log(
                 WARNING,
-                "clients left out of this half step, after %d lost replies: %s",
+                "skipped in this half step, after %d lost replies each: clients %s",
                 PATIENCE,
                 absent[:5],
             )
@@ -169,7 +169,7 @@ class DFWTrace(Constrained):
         if [array.shape for array in arrays] != [(wanted,)] or arrays[0].dtype != np.float64:
             raise ValueError(f"its product is not one array of {wanted} float64 numbers")
         if not isinstance(inner, int | float):
-            raise ValueError("its metric inner is missing")
+            raise ValueError("its metric 'inner' is missing")
         if client in self._answered:
             return
         self._sum = arrays[0].copy() if self._sum is None else self._sum + arrays[0]

@@ -137,7 +137,8 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         """Restore what :meth:`state_dict` returned."""
         if state:
             raise ValueError(
-                f"{type(self).__name__} keeps no state, but the checkpoint holds {sorted(state)}"
+                f"the checkpoint is of another method: {type(self).__name__} keeps no state, and "
+                f"the checkpoint holds {sorted(state)}"
             )
 
     # --- the Strategy interface -------------------------------------------------------

@@ -122,8 +122,8 @@ class FedBoostOptions(Options):
         """Reject a cache with several messages per round."""
         if self.cache and self.repeats > 1:
             raise ValueError(
-                f"cache = {self.cache}, repeats = {self.repeats}: messages of one round share no "
-                "cache; set one of them off"
+                f"cache = {self.cache} needs repeats = 1, not {self.repeats}: set repeats = 1 or "
+                "cache = 0"
             )
 
 
@@ -151,15 +151,14 @@ class FedBoost(FedAvg):
         or "".
         """
         o = self.options
-        theirs = self.collecting or getattr(self.library, "from_clients", True)
-        if o.gradient == "sampled" and o.repeats == 1 and not o.cache and not theirs:
+        from_clients = self.collecting or getattr(self.library, "from_clients", True)
+        if o.gradient == "sampled" and o.repeats == 1 and not o.cache and not from_clients:
             return ""
         return (
             "FedBoost is private with gradient = 'sampled', repeats = 1, cache = 0 and predictors "
-            "made without the clients' data "
-            f"(of a folder, public-library says so), here they are {o.gradient!r}, {o.repeats}, "
-            f"{o.cache}, "
-            f"{'theirs' if theirs else 'not'}"
+            "made without the clients' data (for a folder: set public-library = true); here "
+            f"gradient = {o.gradient!r}, repeats = {o.repeats}, cache = {o.cache}, predictors made "
+            f"{'from' if from_clients else 'without'} the clients' data"
         )
 
     def zero_update(self, sent: Named) -> Named:
@@ -207,14 +206,15 @@ class FedBoost(FedAvg):
         if budget > library.q and self._make is None:
             raise ValueError(
                 f"budget = {budget}, but the library holds {library.q} predictors: choose "
-                f"1..{library.q}"
+                f"1 to {library.q}"
             )
         # the clients sent fewer predictors than expected: a failing client must not end
         # the run
         if budget > library.q:
             log(
                 WARNING,
-                "budget = %d, but the clients handed over %d predictors: all of them are sent",
+                "budget = %d, but the clients sent only %d predictors: every message holds all of "
+                "them",
                 budget,
                 library.q,
             )
@@ -226,8 +226,8 @@ class FedBoost(FedAvg):
             and self.options.sampling != "none"
         ):
             raise ValueError(
-                "budget = 1, draw = exact, centred = true: one predictor alone is compared with "
-                "none: choose a budget from 2 on"
+                "budget = 1, draw = exact, centred = true: the centred gradient compares "
+                "predictors, so it needs two: choose a budget of 2 or more"
             )
         self.library = library
         self.alpha = np.full(library.q, 1 / library.q)
@@ -376,8 +376,8 @@ class FedBoost(FedAvg):
         if not fits or not isinstance(loss, int | float):
             log(
                 WARNING,
-                "node %d left out: its gradient does not fit the predictors it was sent, or has no "
-                "loss",
+                "skipped node %d: its loss is missing, or its gradient does not match the "
+                "predictors that it received",
                 node,
             )
             return None

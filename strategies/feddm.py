@@ -129,7 +129,7 @@ class FedDM(Synthetic):
             if fault := self._fault(arrays):
                 log(
                     WARNING,
-                    "client %s left out: %s",
+                    "skipped client %s: %s",
                     self._names.get(reply.metadata.src_node_id, "?"),
                     fault,
                 )
@@ -154,7 +154,7 @@ class FedDM(Synthetic):
             or arrays[0].shape != (*arrays[1].shape, *self.shape)
             or arrays[1].dtype.kind != "i"
         ):
-            return "its reply is not images like the others' with a label each"
+            return f"its reply is not images of shape {self.shape} with one label each"
         counts = np.bincount(
             np.clip(arrays[1], -1, self.num_classes) + 1, minlength=self.num_classes + 2
         )
@@ -162,7 +162,7 @@ class FedDM(Synthetic):
             return f"its labels are not from 0 to {self.num_classes - 1}"
         most = int(counts.max())
         return (
-            f"it sent {most} images of a class, more than {self.options.images}"
+            f"it sent {most} images of one class (limit {self.options.images})"
             if most > self.options.images
             else ""
         )

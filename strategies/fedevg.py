@@ -201,7 +201,7 @@ class FedEvg(Synthetic):
                 client = self._names.get(reply.metadata.src_node_id, "?")
                 log(
                     WARNING,
-                    "client %s left out: its signals are not one gradient and one weight a sample",
+                    "skipped client %s: its reply is not one gradient and one weight per sample",
                     client,
                 )
                 continue

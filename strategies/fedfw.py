@@ -90,8 +90,8 @@ class FedFWOptions(Options):
         """Reject mini-batches with a schedule that does not average gradients."""
         if self.batch_size and self.schedule != "stochastic":
             raise ValueError(
-                f"batch-size = {self.batch_size}, schedule = {self.schedule!r}: only 'stochastic' "
-                "averages gradients: choose it, or 0"
+                f"batch-size = {self.batch_size}, schedule = {self.schedule!r}: mini-batches need "
+                "schedule = 'stochastic'; choose it, or batch-size = 0"
             )
 
 
@@ -138,7 +138,7 @@ class FedFW(Constrained):
         check_choice("variant", variant, VARIANTS)
         if not self.options.lambda_0 and not lambda_0 and not curvature > 0:
             raise ValueError(
-                "lambda_0 = 0: give a penalty above 0, or the curvature from which it follows"
+                "lambda_0 = 0: pass a penalty above 0, or the curvature to compute it from"
             )
         self.variant = variant
         self.given_lambda_0, self.curvature = self.options.lambda_0 or lambda_0, curvature
@@ -239,13 +239,13 @@ class FedFW(Constrained):
             size = self.domain.num_arrays
             if len(arrays) != size * len(now.etas):
                 raise ValueError(
-                    f"{len(arrays)} arrays, but {len(now.etas)} packed atoms have "
+                    f"its reply holds {len(arrays)} arrays, but {len(now.etas)} packed atoms need "
                     f"{size * len(now.etas)}"
                 )
             atoms = [self.domain.unpack(arrays[k : k + size]) for k in range(0, len(arrays), size)]
             return _Reply(client, atoms, None, None, fresh)
         except ValueError as error:
-            log(WARNING, "client %s left out: %s", client, error)
+            log(WARNING, "skipped client %s: %s", client, error)
             return None
 
     def _state_of(
@@ -258,7 +258,7 @@ class FedFW(Constrained):
         half = len(arrays) // 2 if plus else len(arrays)
         point = self.domain.join(arrays[:half])
         if not self.domain.contains(point, 1e-4):
-            raise ValueError("its point lies outside of the domain")
+            raise ValueError("its point lies outside the domain")
         dual = np.array(self.domain.join(arrays[half:]), now.x_bar.dtype) if plus else None
         return _Reply(client, [], np.array(point, now.x_bar.dtype), dual, fresh)
 
@@ -297,7 +297,7 @@ class FedFW(Constrained):
                 self._lost[client] = 0 if client in answered else self._lost.get(client, 0) + 1
             self.suspects |= {client for client in now.asked if client not in answered}
         elif self.members and self.variant != "naive-fw":
-            log(INFO, "other clients answered than before: all are asked for their state once")
+            log(INFO, "not the same clients answered as before: all are asked for their state once")
             self.suspects = set(now.ids.values())
 
     # --- otherwise: copies of the clients' states -------------------------------------
@@ -312,7 +312,7 @@ class FedFW(Constrained):
             if client not in now.ids.values() or self._lost.get(client, 0) >= PATIENCE
         ]
         for client in gone:
-            log(INFO, "client %s is left out of the mean until it answers", client)
+            log(INFO, "client %s does not count in the mean until it answers", client)
             del self.points[client]
             self.duals.pop(client, None)
             self.suspects.add(client)
@@ -404,7 +404,7 @@ class FedFW(Constrained):
         }
         if self.points and self.variant == "fedfw-plus" and "duals" not in state:
             raise ValueError(
-                "the checkpoint is of an older version, which kept no dual variables: start again"
+                "the checkpoint holds no dual variables: an older version wrote it; start a new run"
             )
         self.duals = (
             {client: dual.copy() for client, dual in zip(clients, state["duals"], strict=True)}

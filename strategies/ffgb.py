@@ -171,7 +171,7 @@ class FFGB(FedAvg):
         o, lipschitz = self.options, variant == "ffgb-l"
         if o.at_once and not lipschitz:
             raise ValueError(
-                f"at-once = {o.at_once}: only ffgb-l can make its rounds at once, set it to 0"
+                f"at-once = {o.at_once}: only ffgb-l can make its rounds at once; set at-once = 0"
             )
         self.mu = 1.0 if lipschitz else o.mu
         self.schedule = o.schedule if o.schedule != "auto" else "general" if lipschitz else "decay"
@@ -316,7 +316,7 @@ class FFGB(FedAvg):
         if not isinstance(holds, int) or not 0 <= holds <= self.function.version:
             log(
                 WARNING,
-                "client %s left out: it says that it holds version %s of %d",
+                "skipped client %s: it reports version %s of the function, but the latest is %d",
                 client,
                 holds,
                 self.function.version,
@@ -326,8 +326,8 @@ class FFGB(FedAvg):
         if holds < self.function.version:
             log(
                 WARNING,
-                "client %s has lost its values of the function: they are built anew with its next "
-                "message",
+                "skipped client %s: it has lost its values of the function; its next message "
+                "holds the whole function",
                 client,
             )
             return None
@@ -347,9 +347,10 @@ class FFGB(FedAvg):
         if not complete or shapes(learners) != wanted:
             log(
                 WARNING,
-                "client %s left out: its learners differ from those of the others, or are not "
-                "local-steps many",
+                "skipped client %s: its reply is not local-steps = %d learners with the same "
+                "arrays as those of the others",
                 client,
+                self.options.local_steps,
             )
             return None
         return learners

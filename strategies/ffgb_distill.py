@@ -68,8 +68,8 @@ class FFGBDistillOptions(DistillOptions):
         """Reject steps that would reverse the sign of the function."""
         if self.step * self.mu > 1:
             raise ValueError(
-                f"step = {self.step:g}, mu = {self.mu:g}: f shrinks by their product, at most 1: "
-                "lower one of them"
+                f"step = {self.step:g}, mu = {self.mu:g}: their product must be at most 1: lower "
+                "one of them"
             )
 
 

@@ -165,7 +165,7 @@ class HistogramBoosting(FedAvg):
             if fault := self.forest.fault(sums, self.loss):
                 log(
                     WARNING,
-                    "client %s left out: %s",
+                    "skipped client %s: %s",
                     self._names.get(reply.metadata.src_node_id, "?"),
                     fault,
                 )
@@ -197,8 +197,7 @@ class HistogramBoosting(FedAvg):
         if (len(forest.edges), forest.depth) != (self.num_features, self.options.depth):
             raise ValueError(
                 f"the model has {len(forest.edges)} features and trees of depth {forest.depth}, "
-                f"but here are {self.num_features} "
-                f"features, depth = {self.options.depth}: start anew, or with the settings of that "
-                "model"
+                f"but this run has {self.num_features} features and depth = {self.options.depth}: "
+                "use the same settings, or start without that model"
             )
         self.forest = forest

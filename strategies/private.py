@@ -117,8 +117,7 @@ class Private(Wrapper):
         if self.finished:
             raise ValueError(
                 f"max-epsilon = {options.max_epsilon}: one round with noise-multiplier = "
-                f"{options.noise_multiplier} spends "
-                f"{self.epsilon(1):.3g}: choose more noise, or a larger bound"
+                f"{options.noise_multiplier} spends {self.epsilon(1):.3g}: raise one of them"
             )
 
     def epsilon(self, releases: int) -> float:
@@ -233,8 +232,7 @@ def _check(strategy: Strategy) -> None:
     found = require_declaration(strategy, "noise-multiplier")
     if found.replies != "model" or found.aggregation == "single replies":
         raise ValueError(
-            f"noise-multiplier: of {type(strategy).__name__} only the average of updates could be "
-            "made private, and its model "
-            "depends on more: choose a method that averages (fedavg, fedprox, fedadam, propfair, "
-            "superfed-mm, ...) or fedboost, or 0"
+            f"noise-multiplier: {type(strategy).__name__} uses more than the average of updates, "
+            "and only the average can be private: choose a method that averages (fedavg, fedprox, "
+            "fedadam, propfair, superfed-mm, ...) or fedboost, or noise-multiplier = 0"
         )

@@ -73,7 +73,7 @@ class QFedAvg(Reweighting):
             if not self.options.lipschitz and "learning-rate" not in config:
                 raise ValueError(
                     "q-FedAvg needs the clients' learning rate: put learning-rate into "
-                    "train_config, or set lipschitz = 1 / it"
+                    "train_config, or set lipschitz = 1 / learning-rate"
                 )
             self._lipschitz = self.options.lipschitz or 1 / rate_of(config, server_round)
         return super().configure_train(server_round, arrays, config, grid)

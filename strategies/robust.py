@@ -104,8 +104,8 @@ class Robust(Wrapper):
         name = type(strategy).__name__
         if found.replies != "model":
             raise ValueError(
-                f"robust.rule = {options.rule!r}: the replies to {name} are not models to be "
-                "compared: choose 'none'"
+                f"robust.rule = {options.rule!r}: the replies to {name} are not models, and the "
+                "rule compares models: choose 'none'"
             )
         averages = found.aggregation != "single replies"
         if not averages and not (found.subset and options.rule in CHOOSING):
@@ -141,7 +141,8 @@ class Robust(Wrapper):
         if len(valid) < self.options.least:
             log(
                 WARNING,
-                "round %d keeps the model: robust.rule = %r needs %d replies, %d are valid",
+                "round %d: the model is unchanged, robust.rule = %r needs %d valid replies and "
+                "got %d",
                 server_round, self.options.rule, self.options.least, len(valid),
             )  # fmt: skip
             return None, None
@@ -157,7 +158,7 @@ class Robust(Wrapper):
         left = [
             reply.metadata.src_node_id for place, reply in enumerate(valid) if place not in chosen
         ]
-        log(INFO, "round %d: %s leaves out the nodes %s", server_round, self.options.rule, left)
+        log(INFO, "round %d: %s excludes the nodes %s", server_round, self.options.rule, left)
         return self.strategy.aggregate_train(server_round, [alike[place] for place in chosen])
 
     def _one_reply(self, replies: list[Message], arrays: ArrayRecord, key: str) -> Message:

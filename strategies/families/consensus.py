@@ -175,7 +175,7 @@ class Constrained(FedAvg):
             else:
                 log(
                     WARNING,
-                    "node %d left out: its sums have other shapes than %s",
+                    "skipped node %d: its sums are not float64 arrays of shapes %s",
                     reply.metadata.src_node_id,
                     shapes,
                 )
@@ -198,8 +198,8 @@ class Constrained(FedAvg):
         x_bar = np.array(self.domain.join(layers))
         if server_round == 1 and not self.domain.contains(x_bar, 1e-5):
             raise ValueError(
-                f"the start lies outside of the {type(self.domain).__name__}: begin with "
-                "domain.start() or a projected point"
+                f"the initial point lies outside the {type(self.domain).__name__}: start from "
+                "domain.start() or from a projected point"
             )
         return x_bar
 
@@ -230,8 +230,7 @@ class Constrained(FedAvg):
         own = within(PREPARATION, state)
         if not own:
             raise ValueError(
-                "the checkpoint is of an older version, which asked the clients nothing: start "
-                "again"
+                "the checkpoint holds no preparation: an older version wrote it; start a new run"
             )
         self._prepared_rounds = int(own.pop("rounds"))
         return self.preparation.load_state_dict(own)
@@ -284,7 +283,7 @@ class Constrained(FedAvg):
             except KeyError as missing:
                 log(
                     WARNING,
-                    "an evaluation without the task's measures: a client did not say its %s",
+                    "the task's measures are missing: a client did not report %s",
                     missing,
                 )
             else:
@@ -304,7 +303,7 @@ class Constrained(FedAvg):
             if all(isinstance(row.get(name), int | float) for row in listed)
         ]
         if "loss" not in names:
-            log(WARNING, "no gap: a client did not say its loss")
+            log(WARNING, "the duality gap is missing: a client did not report its loss")
             return {}
         means = {name: sum(float(row[name]) for row in listed) / len(listed) for name in names}
         return means | {"objective": means["loss"]}
@@ -320,7 +319,7 @@ class Constrained(FedAvg):
         except (ValueError, IndexError, TypeError) as error:
             log(
                 WARNING,
-                "no gap: the gradient of node %d does not fit: %s",
+                "the duality gap is missing: the gradient of node %d does not match the domain: %s",
                 reply.metadata.src_node_id,
                 error,
             )
@@ -332,7 +331,7 @@ def _add(total: NDArray[np.float64], packed: list[Array]) -> None:
     """Add the gradient packed in a message to ``total``."""
     if len(packed) == 1:
         if packed[0].shape != total.shape:
-            raise ValueError(f"its shape is {packed[0].shape}, that of the domain {total.shape}")
+            raise ValueError(f"its shape is {packed[0].shape}, but the domain has {total.shape}")
         total += packed[0]
     else:
         values, indices = packed
@@ -343,6 +342,7 @@ def _add(total: NDArray[np.float64], packed: list[Array]) -> None:
             or indices.min(initial=0) < 0
         ):
             raise ValueError(
-                f"values {values.shape} at indices {indices.shape} of type {indices.dtype}"
+                f"its values have shape {values.shape}, its indices shape {indices.shape} and type "
+                f"{indices.dtype}: both must be one-dimensional, and indices integers from 0"
             )
         total.reshape(-1)[indices] += values  # an index beyond the end is an IndexError

@@ -69,7 +69,8 @@ def alike_predictors(contents: Sequence[RecordDict]) -> list[dict[str, NDArray[A
     if len(rows) < len(contents):
         log(
             WARNING,
-            "%d predictors were left out: their arrays are not those of most clients",
+            "skipped %d predictors: their arrays differ from those of most clients in name, shape "
+            "or type",
             len(contents) - len(rows),
         )
     return rows

@@ -40,10 +40,10 @@ def balanced_labels(samples: int, num_classes: int) -> NDArray[np.int32]:
             samples // num_classes * num_classes,
             -(-samples // num_classes) * num_classes,
         )
-        choice = f"{below} or {above}" if below else str(above)
+        multiples = f"{below} or {above}" if below else str(above)
         raise ValueError(
-            f"samples = {samples}, but there are {num_classes} classes, each with as many samples: "
-            f"choose a multiple, {choice}"
+            f"samples = {samples} is not a multiple of the {num_classes} classes: choose "
+            f"{multiples}"
         )
     return np.repeat(np.arange(num_classes, dtype=np.int32), samples // num_classes)
 

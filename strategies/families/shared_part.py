@@ -26,7 +26,9 @@ class SharedPart(FedAvg):
     def check(self, names: Sequence[str]) -> None:
         """Raise ``ValueError`` unless some of these arrays are shared."""
         if not any(map(self.travels, names)):
-            raise ValueError(f"none of the arrays is shared: {', '.join(names)}")
+            raise ValueError(
+                f"none of the arrays is shared: share at least one of {', '.join(names)}"
+            )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -128,9 +128,9 @@ def test_aaggff_s_refuses_samples_and_names_aaggff_d():
         InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 4),
         clients_per_round=3,
     )
-    with pytest.raises(ValueError, match=r"round 1 asks 3 of 4: ask all .*, or use AAggFF-D"):
+    with pytest.raises(ValueError, match=r"round 1 samples 3 of 4: set .*, or use AAggFF-D"):
         simulate(AAggFFS(FedAvg()), None, 4, START, 2, grid=client_grid)
-    with pytest.raises(ValueError, match="round 1 asks 2 of 4"):
+    with pytest.raises(ValueError, match="round 1 samples 2 of 4"):
         simulate(AAggFFS(FedAvg(fraction_train=0.5)), client, 4, START, 2)
 
 

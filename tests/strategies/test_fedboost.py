@@ -192,7 +192,7 @@ def test_bad_options(options, message):
 
 def test_a_budget_above_the_library():
     with pytest.raises(
-        ValueError, match=r"budget = 3, but the library holds 2 predictors: choose 1..2"
+        ValueError, match=r"budget = 3, but the library holds 2 predictors: choose 1 to 2"
     ):
         FedBoost(TWO, FedBoostOptions(budget=3))
 

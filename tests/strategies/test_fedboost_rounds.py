@@ -141,7 +141,8 @@ def test_the_squared_loss_is_not_centred():
 def test_one_predictor_a_message_is_compared_with_none():
     options = {"budget": 1, "draw": "exact"}
     with pytest.raises(
-        ValueError, match=r"budget = 1, draw = exact, centred = true: .*choose a budget from 2 on"
+        ValueError,
+        match=r"budget = 1, draw = exact, centred = true: .*choose a budget of 2 or more",
     ):
         FedBoost(LIBRARY, FedBoostOptions(**options))
     FedBoost(LIBRARY, FedBoostOptions(**options, centred=False))

@@ -243,7 +243,7 @@ def test_low_is_the_end_of_the_range():
 
 def test_what_is_said_of_wrong_options():
     with pytest.raises(
-        ValueError, match=r"samples = 10, but there are 4 classes, .* choose a multiple, 8 or 12"
+        ValueError, match=r"samples = 10 is not a multiple of the 4 classes: choose 8 or 12"
     ):
         evg(samples=10)
     with pytest.raises(ValueError, match=r"low = 0.5: images have values in \[0, 1\] or \[-1, 1\]"):

@@ -329,7 +329,7 @@ def test_a_bad_atom_is_left_out_and_its_client_named(caplog):
     world = World(domain, quadratics(), Cheat)
     x_bar, _ = world.run(FedFW(domain), 12)
     assert domain.contains(x_bar)
-    assert "client 1 left out: a packed atom has the value" in caplog.text
+    assert "skipped client 1: a packed atom has the value" in caplog.text
     assert_mean(world, x_bar)
 
 
@@ -519,7 +519,7 @@ def test_a_start_outside_of_the_domain():
         (FedFW(domain), FedFWClient),
         (ProjectedFedAvg(domain), ProjectedClient),
     ):
-        with pytest.raises(ValueError, match="the start lies outside of the L1Ball"):
+        with pytest.raises(ValueError, match="the initial point lies outside the L1Ball"):
             World(domain, quadratics(), kind).run(strategy, 1, start=np.ones(6))
         with pytest.raises(ValueError, match="shape"):
             strategy.open_model(ArrayRecord([np.ones(7)]))

@@ -260,7 +260,7 @@ def test_the_run_ends_after_its_trees_and_another_model_is_refused():
     assert len(found["feature"]) == 2
     with pytest.raises(
         ValueError,
-        match="the model has 5 features and trees of depth 2, but here are 5 features, depth = 3",
+        match="the model has 5 features and trees of depth 2, but this run has 5 features and depth = 3",
     ):
         federation.run(3, {"depth": 3}, start=found)
 

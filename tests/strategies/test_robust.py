@@ -205,7 +205,7 @@ def test_an_undeclared_strategy_is_refused():
 
 def test_privacy_and_weight_rules_refuse_it():
     inner = Robust(FedAvg(), RobustOptions("median"))
-    with pytest.raises(ValueError, match="of Robust only the average"):
+    with pytest.raises(ValueError, match="Robust uses more than the average"):
         Private(inner, PrivacyOptions(1.0))
     with pytest.raises(ValueError, match="AAggFFD decides the weights"):
         AAggFFD(inner)

@@ -99,9 +99,7 @@ def test_the_same_seed_distils_the_same_and_another_seed_another():
 
 
 def test_a_product_of_step_and_mu_above_one_is_refused():
-    with pytest.raises(
-        ValueError, match=r"step = 10, mu = 0\.2: f shrinks by their product, at most 1"
-    ):
+    with pytest.raises(ValueError, match=r"step = 10, mu = 0\.2: their product must be at most 1"):
         FFGBDistillOptions(step=10.0, mu=0.2)
 
 
