@@ -227,7 +227,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         ),
         (
             ["method=fedboost", "fedboost.cache=3", "fedboost.repeats=2"],
-            "fedboost.cache = 3, repeats = 2",
+            "fedboost.cache = 3 needs repeats = 1, not 2",
         ),
         (
             ["method=aaggff-s", "clients-per-round=3", "--nodes", "6"],
