@@ -34,9 +34,9 @@ class AAggFFOptions(FairOptions):
     cdf: str = option(
         "normal", "distribution function by which losses become responses", choices=CDFS
     )
-    c1: float = option(0.0, "least response", low=0)
+    c1: float = option(0.0, "smallest response", low=0)
     c2: float = option(
-        0.0, "greatest response; 0: 1/K (aaggff-s), the share of sampled clients (aaggff-d)", low=0
+        0.0, "largest response; 0: 1/K (aaggff-s), the share of sampled clients (aaggff-d)", low=0
     )
     ridge: str = option(
         "paper",
@@ -47,16 +47,14 @@ class AAggFFOptions(FairOptions):
         100, "rounds in a row that a client may be away before its weight is forgotten", low=0
     )
     _: KW_ONLY
-    rate: float = option(
-        1.0, "how fast the weights move, as a multiple; 0: they stay at the prior", low=0
-    )
+    rate: float = option(1.0, "factor on the step of the weights; 0: they stay at the prior", low=0)
     step: str = option(
         "sampled",
-        "step of aaggff-d: for gradients of which a sample is heard, or (3.12)",
+        "step of aaggff-d: adapted to sampled clients, or the paper's (3.12)",
         choices=STEPS,
     )
     cap: float = option(
-        3.0, "the largest weight, as a multiple of the prior, from 1 on; 0: none", low=0
+        3.0, "largest weight as a multiple of the prior, at least 1; 0: no limit", low=0
     )
 
     def check(self) -> None:

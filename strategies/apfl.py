@@ -24,7 +24,7 @@ class APFLOptions(Options):
     """Options of APFL."""
 
     alpha: float = option(0.25, "weight of the client's own model in its mixture", low=0, high=1)
-    adaptive: bool = option(False, "clients learn alpha, starting there")
+    adaptive: bool = option(False, "clients learn alpha; the option alpha is its first value")
 
 
 class APFL(FedAvg):

@@ -68,7 +68,7 @@ class DFWTraceOptions(Options):
     """Options of DFW-Trace."""
 
     power_iterations: int = option(
-        1, "power iterations a step, each from the last one's vector", low=1
+        1, "power iterations per step, each starting from the previous vector", low=1
     )
     offset: int = option(
         2,

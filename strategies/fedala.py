@@ -29,7 +29,7 @@ class FedALAOptions(Options):
     """Options of FedALA."""
 
     layers: int = option(
-        1, "upper layers that are mixed; of the others the received parameters are taken", low=0
+        1, "upper layers that are mixed; the other layers take the received parameters", low=0
     )
     rate: float = option(
         1.0, "learning rate of the weights; 0: they stay at 1, which is FedAvg", low=0
@@ -42,7 +42,7 @@ class FedALAOptions(Options):
         open_low=True,
     )
     start_epochs: int = option(
-        10, "passes over these samples the first time; later there is one", low=1
+        10, "passes over these samples the first time; later one pass", low=1
     )
 
 

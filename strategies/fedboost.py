@@ -84,24 +84,23 @@ class FedBoostOptions(Options):
     )
     draw: str = option(
         "independent",
-        "each predictor is drawn for itself as in the paper, or exactly C",
+        "draw each predictor independently, as in the paper, or exactly C predictors",
         choices=["independent", "exact"],
     )
     mirror: str = option("entropy", "map of the mirror descent", choices=MIRRORS)
     gradient: str = option(
         "sampled",
-        "in the weights as sent, as Figure 1 reads, or by the chain rule with the corrected (10)",
+        "with respect to the sent weights (Figure 1), or by the chain rule with the corrected (10)",
         choices=["sampled", "unbiased"],
     )
     centred: bool = option(
         True,
-        "log loss: the gradient of what was drawn with weights that sum to 1; false: as the paper "
-        "has it",
+        "log loss: gradient with the drawn weights scaled to sum to 1; false: as in the paper",
     )
-    step: float = option(0.01, "eta, of the mirror descent", low=0, open_low=True)
+    step: float = option(0.01, "eta, step of the mirror descent", low=0, open_low=True)
     repeats: int = option(1, "messages with fresh draws before one step (Corollary 2)", low=1)
     floor: float = option(
-        1e-3, "least probability gamma of being sent", low=0, high=1, open_low=True
+        1e-3, "smallest probability gamma of being sent", low=0, high=1, open_low=True
     )
     cache: int = option(
         0,
@@ -114,8 +113,8 @@ class FedBoostOptions(Options):
     )
     public_library: bool = option(
         False,
-        "the predictors of a folder were made without the clients' data, as differential privacy "
-        "needs them",
+        "confirms that a folder's predictors were made without the clients' data, which "
+        "differential privacy requires",
     )
 
     def check(self) -> None:

@@ -43,7 +43,7 @@ from strategies.fedavg import FedAvgArguments
 class FedDMOptions(Options):
     """Options of FedDM."""
 
-    images: int = option(1, "images that a client makes of each of its classes", low=1)
+    images: int = option(1, "images that a client makes per class", low=1)
     steps: int = option(100, "a client's steps on its images in a round", low=1)
     rate: float = option(
         1.0, "learning rate of these steps, with momentum 0.5", low=0, open_low=True
@@ -51,7 +51,7 @@ class FedDMOptions(Options):
     radius: float = option(
         5.0, "rho, distance from the server's weights at which images are matched", low=0
     )
-    low: float = option(0.0, "least value of the images, 0 or -1; the greatest is 1")
+    low: float = option(0.0, "smallest value of the images, 0 or -1; the largest is 1")
 
     def check(self) -> None:
         """Check the range of the images."""

@@ -47,7 +47,7 @@ class FedDynOptions(Options):
 
     alpha: float = option(
         0.1,
-        "weight of the proximal term; the smaller, the further a round goes",
+        "weight of the proximal term; a smaller value lets a round go further",
         low=0,
         open_low=True,
     )

@@ -65,7 +65,7 @@ class FedEvgOptions(Options):
     beta_first: float = option(10.0, "the server's step along the energy in the first round", low=0)
     beta_last: float = option(0.01, "the server's step in the last round", low=0)
     schedule: str = option(
-        "cosine", "how that step goes from beta-first to beta-last; ddpm: late", choices=SCHEDULES
+        "cosine", "how the step falls from beta-first to beta-last; ddpm: late", choices=SCHEDULES
     )
     delta: float = option(0.01, "noise of the server's step", low=0)
     lambda_: float = option(0.1, "weight of the cross-entropy on synthetic samples", low=0)
@@ -79,22 +79,23 @@ class FedEvgOptions(Options):
         open_low=True,
     )
     weights: str = option(
-        "sign", "a client counts at a sample by e to the sign of -E, or e to -E", choices=WEIGHTS
+        "sign", "weight of a client at a sample: e to the sign of -E, or e to -E", choices=WEIGHTS
     )
     persistent: bool = option(
-        False, "clients keep net and Adam's moments from round to round; else they draw a new net"
+        False,
+        "clients keep net and Adam's moments between rounds; false: each round starts a new net",
     )
     net: str = option(
         "energy-cnn",
-        "net of the clients; several with commas: each the next, in turn (docs/fedevg.md)",
+        "net of the clients; several, separated by commas, are assigned in turn (docs/fedevg.md)",
     )
     patience: int = option(
         0,
-        "rounds after which a sample that hardly moves starts again from one of its class that "
-        "does; 0: never",
+        "rounds after which a sample that hardly moves restarts from a moving one of its class; "
+        "0: never",
         low=0,
     )
-    low: float = option(0.0, "least value of the images, 0 or -1; the greatest is 1")
+    low: float = option(0.0, "smallest value of the images, 0 or -1; the largest is 1")
 
     def check(self) -> None:
         """Check the range of the images."""

@@ -42,8 +42,8 @@ class FedMGDAOptions(PriorOptions):
     )
     server_learning_rate: float = option(
         1.0,
-        "eta, the length of updates, and of a step where all clients agree; 0: updates keep their "
-        "own",
+        "eta, length of every update, and of the step if all clients agree; 0: updates keep their "
+        "length",
         low=0,
     )
 

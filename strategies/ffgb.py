@@ -82,28 +82,30 @@ class FFGBOptions(Options):
     local_steps: int = option(1, "K, learners that a client adds in a round", low=1)
     schedule: str = option(
         "auto",
-        "schedule of the steps; auto: decay, for ffgb-l general",
+        "schedule of the steps; auto: general for ffgb-l, decay otherwise",
         choices=["auto", *SCHEDULES],
     )
-    mu: float = option(0.005, "weight of the regulariser (mu/2) ||f||^2; ffgb-l has 1", low=0)
+    mu: float = option(0.005, "weight of the regulariser (mu/2) ||f||^2; ffgb-l uses 1", low=0)
     eta_0: float = option(10.0, "decay: the step is eta-0 / (K t + k + 1)", low=0, open_low=True)
     eta_max: float = option(
-        0.0, "the longest step; 0: 1 for trees, else 10; 1 / mu is another bound", low=0
+        0.0, "longest step; 0: 1 for trees, 10 otherwise; never above 1 / mu", low=0
     )
-    residual: bool = option(True, "learners also fit what the one before them missed")
+    residual: bool = option(True, "each learner also fits what the previous one missed")
     loss: str = option(
-        "cross-entropy", "loss of the clients; ffgb-l has the square", choices=LOSS_NAMES
+        "cross-entropy", "loss of the clients; ffgb-l uses the square", choices=LOSS_NAMES
     )
     weights: str = option(
         "uniform",
-        "clients count alike, or by their training samples",
+        "weight of a client: 1, or its number of training samples",
         choices=["uniform", "samples"],
     )
     gradient_bound: float = option(
-        1.0, "ffgb-c: G, that of every entry of a gradient", low=0, open_low=True
+        1.0, "ffgb-c: G, bound on every entry of a gradient", low=0, open_low=True
     )
     gamma: float = option(0.5, "ffgb-c: edge of the oracle", low=0, high=1, open_low=True)
-    lipschitz: float = option(0.0, "ffgb-l: L; 0: the least that fits a client's samples", low=0)
+    lipschitz: float = option(
+        0.0, "ffgb-l: L; 0: the smallest value that fits a client's samples", low=0
+    )
     at_once: int = option(
         0,
         "ffgb-l: rounds that the server makes with the learners of one message; 0: round by round",
@@ -111,12 +113,12 @@ class FFGBOptions(Options):
     )
     learner: str = option(
         "auto",
-        "weak learner, net is model.name; auto: trees for tables, else net",
+        "weak learner; net: model.name; auto: trees for tables, net otherwise",
         choices=["auto", "net", "trees", "ridge"],
     )
     oracle: str = option(
         "auto",
-        "fit of nets; auto: l2 for ffgb, linf for ffgb-c, else lipschitz",
+        "fit of nets; auto: l2 for ffgb, linf for ffgb-c, lipschitz for ffgb-l",
         choices=["auto", "l2", "linf", "lipschitz"],
     )
     fit_steps: int = option(200, "nets: Adam's steps", low=1)
@@ -124,14 +126,16 @@ class FFGBOptions(Options):
     fit_batch: int = option(64, "nets: batch size", low=1)
     sobolev: float = option(0.1, "oracle lipschitz: weight of the gradients by the inputs", low=0)
     ridge: float = option(1.0, "learner ridge: penalty", low=0)
-    trees: int = option(1, "trees in a learner, each fitted to what the ones before it left", low=1)
+    trees: int = option(
+        1, "trees per learner, each fitted to the residual of the ones before", low=1
+    )
     depth: int = option(3, "depth of a tree", low=1, high=12)
     min_leaf: int = option(
         5,
-        "least rows of a tree's leaf, whose value is their mean: a small leaf exposes them",
+        "minimum rows per leaf; its value is their mean, so a small leaf exposes them",
         low=1,
     )
-    tree_rate: float = option(1.0, "what each tree counts", low=0, high=1, open_low=True)
+    tree_rate: float = option(1.0, "weight of each tree", low=0, high=1, open_low=True)
 
     def steps_a_round(self, samples: float) -> tuple[float, int]:
         """Return how many steps a client with so many samples takes in a round, and

@@ -41,14 +41,14 @@ class FFGBDistillOptions(DistillOptions):
 
     step: float = option(
         10.0,
-        "eta, of the function along the mean weak learner; times mu at most 1",
+        "eta, step along the mean weak learner; eta times mu is at most 1",
         low=0,
         open_low=True,
     )
     mu: float = option(0.005, "weight of the regulariser (mu/2) ||f||^2", low=0)
     oracle_epochs: int = option(
         100,
-        "epochs of a client's fit of its weak learner, with Adam, gradients cut to norm 5",
+        "epochs of a client's fit of its weak learner, with Adam, gradients clipped to norm 5",
         low=1,
     )
     oracle_batch_size: int = option(64, "batch size of a client's fit", low=1)

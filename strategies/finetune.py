@@ -24,7 +24,7 @@ class FinetuneOptions(Options):
     """Options of fine-tuning."""
 
     epochs: int = option(1, "local epochs before the model is used", low=0)
-    rate: float = option(0.0, "their learning rate; 0: that of the round", low=0)
+    rate: float = option(0.0, "learning rate of these epochs; 0: that of the round", low=0)
 
 
 class Finetune(FedAvg):

@@ -56,33 +56,31 @@ class HistogramBoostingOptions(Options):
     """Options of histogram boosting."""
 
     trees: int = option(
-        0, "the run ends after this many trees; 0: as many as its rounds allow", low=0
+        0, "the run ends after this many trees; 0: as many as the rounds allow", low=0
     )
-    depth: int = option(3, "depth of a tree, which takes as many rounds", low=1, high=12)
-    learning_rate: float = option(0.1, "what each tree counts", low=0, high=1, open_low=True)
+    depth: int = option(3, "depth of a tree; every level takes one round", low=1, high=12)
+    learning_rate: float = option(0.1, "weight of each tree", low=0, high=1, open_low=True)
     min_leaf: int = option(
         20,
-        "least rows of a leaf, of all clients together: small leaves tell of single people",
+        "minimum rows per leaf, over all clients: small leaves reveal single people",
         low=1,
     )
     l2: float = option(1.0, "lambda, added to the curvature of a leaf", low=0)
     max_step: float = option(
         4.0, "longest Newton step of a leaf, before the learning rate", low=0, open_low=True
     )
-    bins: int = option(
-        32, "bins of a feature, beside the one of missing values", low=2, high=65_536
-    )
+    bins: int = option(32, "bins of a feature, plus one for missing values", low=2, high=65_536)
     cells: int = option(
         512, "cells of a feature in which values are counted to find the bins", low=2, high=65_536
     )
     loss: str = option(
         "cross-entropy",
-        "loss of a row; of numbers to predict the squared error",
+        "loss of a row; regression uses the squared error",
         choices=LOSS_NAMES,
     )
     standardise: bool = option(
         False,
-        "bins of what each client standardised and filled by itself, not of the values as they are",
+        "bin values that each client has standardised and imputed; false: bin the raw values",
     )
 
     @property

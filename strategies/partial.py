@@ -28,9 +28,11 @@ class PartialOptions(Options):
     """Options of partial sharing by name."""
 
     share: str = option(
-        "*", 'arrays that are averaged: names separated by commas, "*" in them stands for anything'
+        "*", 'arrays that are averaged: names separated by commas, in which "*" matches anything'
     )
-    keep: str = option("", "arrays that stay with the clients all the same, likewise")
+    keep: str = option(
+        "", "arrays that stay with the clients even if share matches them; same format"
+    )
 
 
 class Partial(SharedPart):

@@ -33,7 +33,7 @@ class PerFedAvgOptions(Options):
     alpha: float = option(0.01, "rate of the steps that adapt the model; 0: FedAvg", low=0)
     hessian: str = option(
         "none",
-        "left out, or by the difference of two gradients (twice as many gradients)",
+        "leave the Hessian out, or use the difference of two gradients (twice as many gradients)",
         choices=["none", "differences"],
     )
     steps: int = option(

@@ -75,7 +75,7 @@ class PrivacyOptions(Options):
         low=0,
     )
     clipping_norm: float = option(
-        1.0, "C, to which every client's update is shortened", low=0, open_low=True
+        1.0, "C, largest norm of a client's update; longer ones are shortened", low=0, open_low=True
     )
     delta: float = option(
         1e-5,

@@ -46,11 +46,11 @@ from strategies.families.reweighting import Decision, FairOptions, Replies, Rewe
 class QFedAvgOptions(FairOptions):
     """Options of q-FedAvg."""
 
-    q: float = option(0.1, "clients count by their loss to this power; 0: the prior", low=0)
+    q: float = option(0.1, "clients are weighted by their loss to this power; 0: the prior", low=0)
     lipschitz: float = option(0.0, "L; 0: one over the learning rate of the round", low=0)
     step: str = option(
         "lipschitz",
-        "how far the mean update goes: by the estimate, or all the way",
+        "shorten the mean update by the estimate, or take all of it",
         choices=["lipschitz", "average"],
     )
 

@@ -69,13 +69,13 @@ class RobustOptions(Options):
 
     rule: str = option(
         "none",
-        "in the place of the mean of the clients' models, all of equal weight",
+        "replaces the mean of the clients' models; all have equal weight",
         choices=RULES,
     )
     num_malicious: int = option(
         1,
-        "f, clients of a round that may send anything: trimmed-mean leaves out the f least and "
-        "greatest values",
+        "f, clients of a round that may send anything; trimmed-mean drops the f smallest and "
+        "largest values",
         low=0,
     )
 

@@ -55,7 +55,7 @@ class ScaffoldOptions(Options):
 
     server_learning_rate: float = option(
         1.0,
-        "eta_g, of the clients' mean change; 1: the model becomes the mean of theirs",
+        "eta_g, step along the clients' mean change; 1: the mean of their models",
         low=0,
         open_low=True,
     )

@@ -67,12 +67,12 @@ class SuPerFedOptions(Options):
     start: float = option(0.4, "L / T, the share of the rounds before mixing starts", low=0, high=1)
     start_draws: float = option(
         0.0,
-        "mixing starts earlier, once clients were drawn so often on average; 0: not earlier",
+        "mixing starts earlier, once clients were sampled this often on average; 0: not earlier",
         low=0,
     )
     init: str = option(
         "own",
-        "where theta_l starts: from a draw of its own, or from the received model",
+        "initial theta_l: random for each client, or the received model",
         choices=["own", "global"],
     )
     step_scale: float = option(
@@ -84,14 +84,14 @@ class SuPerFedOptions(Options):
     )
     catch_up: int = option(
         0,
-        "local epochs before scoring of a client that mixing has not reached; 0: it has its first "
+        "local epochs before scoring for a client that has not mixed yet; 0: it uses its initial "
         "theta_l",
         low=0,
     )
     lambda_choice: str = option(
         "own",
-        "whose validation losses choose lambda: the client's own, these shrunk to all clients', or "
-        "all clients'",
+        "validation losses that choose lambda: the client's own, these shrunk towards all "
+        "clients', or all clients'",
         choices=CHOICES,
     )
 

@@ -50,7 +50,7 @@ class WarmStartOptions(Options):
     """Options of a warm start."""
 
     first: str = option(
-        "ffgb-distill", "method of the first rounds; it and the other one take their own tables"
+        "ffgb-distill", "method of the first rounds; both methods read their own option tables"
     )
     rounds: int = option(1, "rounds of the first method", low=1)
     then: str = option("fedavg", "method of the other rounds")

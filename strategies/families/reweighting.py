@@ -73,7 +73,7 @@ class PriorOptions(Options):
 
     prior: str = option(
         "uniform",
-        "what the weights are relative to: all clients alike, or their training samples",
+        "reference of the weights: equal for all clients, or their training samples",
         choices=["uniform", "samples"],
     )
 
@@ -83,7 +83,7 @@ class FairOptions(PriorOptions):
     """The options of weight rules without a bound of their own."""
 
     cap: float = option(
-        0.0, "the largest weight, as a multiple of the prior, from 1 on; 0: none", low=0
+        0.0, "largest weight as a multiple of the prior, at least 1; 0: no limit", low=0
     )
 
     def check(self) -> None:
