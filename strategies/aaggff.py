@@ -27,8 +27,8 @@ from strategies.families.reweighting import Decision, FairOptions, Replies, Rewe
 
 @dataclass(frozen=True)
 class AAggFFOptions(FairOptions):
-    """Options of AAggFF. Those of the paper: ``rate = 1``, ``step = "paper"``, ``cap =
-    0``, ``prior = "uniform"``.
+    """Options of AAggFF. The paper uses ``rate = 1``, ``step = "paper"``, ``cap = 0``,
+    ``prior = "uniform"``.
     """
 
     cdf: str = option(
@@ -114,8 +114,8 @@ class AAggFFD(Reweighting):
     """AAggFF-D around ``strategy``: clients are sampled; C is the share of the
     connected clients that replied in a round.
 
-    That is the probability with which a response is observed; the share that was asked
-    would bias (3.10) where replies are lost.
+    C is the probability that a response is observed. The share of sampled clients would
+    bias (3.10) when replies are lost.
     """
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
@@ -135,7 +135,7 @@ class AAggFFD(Reweighting):
         return LinearisedFTRL(count, 1.0, o.c1, o.c2 or None, step=o.step, rate=o.rate, cap=o.cap)
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
-        """Check that the responses have a range if all reply that were asked."""
+        """Check the range of the responses if all sampled clients reply."""
         self._connected, self._asked = count, sampled / count
         check_bounds(self.options.c1, self.options.c2 or self._asked)
 

@@ -7,8 +7,9 @@ Source: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020,
 Contract: FedAvg's. The client also trains a model v of its own, which it keeps and
 never sends, at the mixture ``alpha v + (1 - alpha) w`` with the model w that it trains
 for the server; it is evaluated with the mixture of v and the received model. Both
-configurations hold ``apfl-alpha``; if that of training holds ``apfl-adaptive`` = true,
-the client learns its alpha from there on, and keeps it.
+configurations hold ``apfl-alpha``. If the training configuration holds
+``apfl-adaptive`` = true, the client starts with this alpha, learns its own and keeps
+it.
 """
 
 from dataclasses import dataclass

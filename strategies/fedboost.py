@@ -9,12 +9,12 @@ them with the weights ``alpha_k / gamma_k``, collect the gradients of the client
 losses at these weights, and make one mirror descent step. The output is the running
 average of alpha.
 
-Beyond the paper, and the default: under the log loss the gradient is centred, that is
-taken of the sampled predictors with weights divided by their sum. The paper's gradient
-is negative throughout, so that a predictor gains because it was drawn.
+Beyond the paper, and the default: under the log loss the gradient is centred, that is,
+taken with the weights of the sampled predictors divided by their sum. All entries of
+the paper's gradient are negative, so a predictor gains weight merely by being drawn.
 
 Contract. A training message holds the arrays ``ids`` (h,), ``alpha`` (h,) and the
-predictors, stacked along their first axis, by the names in ``predictor-arrays`` (tables
+predictors, stacked along their first axis and named in ``predictor-arrays`` (tables
 that are mostly zero are packed by ``algorithms.ensembles.sparse_tables``); its size
 does not grow with the size q of the library. The reply holds two arrays of length h,
 the gradient with respect to the sent weights and the mean squared norms of the
@@ -131,7 +131,7 @@ class FedBoost(FedAvg):
 
     ``library``: the predictors, or a function that builds a library from arrays stacked
     along the first axis; in that case the clients train the predictors in the first
-    round. ``seed``: of the predictor sampling. ``loss``: that of the clients, "log" or
+    round. ``seed``: of the predictor sampling. ``loss``: the clients' loss, "log" or
     "squared"; only the gradient of the log loss is centred. Keyword arguments as in
     FedAvg.
     """
@@ -304,8 +304,8 @@ class FedBoost(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the gradients and make one mirror descent step; a reply whose arrays
-        do not match the draw is left out.
+        """Average the gradients and make one mirror descent step; skip replies whose
+        arrays do not match the draw.
         """
         if self.collecting:
             return self._collect([reply.content for reply in replies if not reply.has_error()])
@@ -337,12 +337,12 @@ class FedBoost(FedAvg):
         )
 
     def _normalised(self, reply: Reply) -> Reply:
-        """Return the reply with gradient and log loss of the predictors that were sent
-        at weights divided by their sum.
+        """Return the reply with its gradient and log loss for weights divided by their
+        sum.
         """
         ids, gamma = self._draws[reply.draw]
         sent = sampled_weights(self.alpha, ids, gamma)
-        if not sent.any():  # predictors of weight 0 alone: no distribution, and no log loss
+        if not sent.any():  # all weights are 0: no distribution, and no log loss
             return reply
         return replace(
             reply,
@@ -353,8 +353,8 @@ class FedBoost(FedAvg):
     def _collect(
         self, contents: Sequence[RecordDict]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Build the library from the clients' predictors; those whose shapes or types
-        differ from most are left out.
+        """Build the library from the clients' predictors; skip those whose shapes or
+        types differ from most.
         """
         rows = alike_predictors(contents)
         if not rows or self._make is None:

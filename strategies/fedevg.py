@@ -50,11 +50,10 @@ from strategies.fedavg import FedAvgArguments
 
 #: Larger values would overflow in e; clipping makes them meaningless long before.
 LARGEST_LOG = 50.0
-#: A sample lies still if its gradient is shorter than this part of the median in its
+#: A sample is still if its gradient is shorter than this fraction of the median in its
 #: class.
 STILL = 0.75
-#: Deviation of the noise by which a sample that starts again differs from the one that
-#: it starts from.
+#: Standard deviation of the noise added to the sample from which another one restarts.
 SPREAD = 0.1
 
 
@@ -230,8 +229,8 @@ class FedEvg(Synthetic):
     def _restarted(
         self, x: NDArray[np.float32], lengths: NDArray[np.float64], server_round: int
     ) -> tuple[NDArray[np.float32], float]:
-        """Return the samples after those that lay still for ``patience`` rounds in a
-        row have started again, and their share.
+        """Restart the samples that were still for ``patience`` rounds in a row; return
+        all samples and the share of restarted ones.
         """
         self._still = np.where(lengths < STILL, self._still + 1, 0)
         rng = generator(self.seed, "restart", server_round=server_round)
@@ -244,7 +243,7 @@ class FedEvg(Synthetic):
     # --- saved state ------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return for how many rounds in a row each sample has lain still."""
+        """Return for how many rounds in a row each sample has been still."""
         return {"still": self._still}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:

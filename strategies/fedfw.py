@@ -59,7 +59,7 @@ from strategies.fedavg import FedAvgArguments
 
 VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
 DUAL = "dual."
-#: A client that fails to answer so many times in a row is left out of the means.
+#: A client does not count in the means after this many lost replies in a row.
 PATIENCE = 3
 
 
@@ -118,9 +118,9 @@ class _Reply:
 class FedFW(Constrained):
     """FedFW strategy; ``variant``: fedfw, fedfw-plus or naive-fw.
 
-    ``lambda_0``: the penalty weight if it is 0 in the options; if both are, it follows
-    from the ``curvature`` of every f_i in the directions in which it is not flat
-    (:func:`~algorithms.frank_wolfe.steps.automatic_lambda_0`).
+    ``lambda_0``: the penalty weight if it is 0 in the options; if both are 0, it is
+    computed from the ``curvature`` of every f_i in the directions in which it is not
+    flat (:func:`~algorithms.frank_wolfe.steps.automatic_lambda_0`).
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class FedFW(Constrained):
             stochastic=self.options.schedule == "stochastic",
         )
         config.update(sent.to_config())
-        config.pop(FedFWExtras.key("dual_mean"), None)  # of the round before
+        config.pop(FedFWExtras.key("dual_mean"), None)  # set in the round before
         now.resync = [client for client in now.asked if client in self.suspects]
         self._sent = now
         if self.variant != "naive-fw" and (self.points or len(nodes) < len(ids)):
@@ -197,20 +197,18 @@ class FedFW(Constrained):
                 mean = to_record(names, self.domain.split(self._dual_mean(now)))
                 arrays = ArrayRecord({**arrays, **mean})
                 config.update(FedFWExtras(dual_mean=True).to_config())
-        told = [node for node in nodes if ids[node] not in self.suspects]
-        messages = self._messages(arrays, config, told, MessageType.TRAIN)
+        known = [node for node in nodes if ids[node] not in self.suspects]
+        messages = self._messages(arrays, config, known, MessageType.TRAIN)
         if now.resync:
-            asked = [node for node in nodes if ids[node] in self.suspects]
+            unknown = [node for node in nodes if ids[node] in self.suspects]
             resync = ConfigRecord({**config, **FedFWExtras(resync=True).to_config()})
-            messages += self._messages(arrays, resync, asked, MessageType.TRAIN)
+            messages += self._messages(arrays, resync, unknown, MessageType.TRAIN)
         return messages
 
     def aggregate_step(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move x_bar along the atoms; a reply that holds no atoms of the domain is left
-        out.
-        """
+        """Move x_bar along the atoms; skip replies that hold no atoms of the domain."""
         now = self._sent
         valid = [reply for reply in replies if not reply.has_error()]
         used = [opened for reply in valid if (opened := self._open(reply, now))]
@@ -251,8 +249,8 @@ class FedFW(Constrained):
     def _state_of(
         self, client: ClientId, arrays: list[NDArray[Any]], fresh: bool, now: _Round
     ) -> _Reply:
-        """Return the state in a reply to ``resync``. Raises ``ValueError`` if it is
-        none.
+        """Return the state in a reply to ``resync``. Raises ``ValueError`` if the reply
+        holds none.
         """
         plus = self.variant == "fedfw-plus"
         half = len(arrays) // 2 if plus else len(arrays)
@@ -269,8 +267,8 @@ class FedFW(Constrained):
     # --- all clients answer: their mean is enough -------------------------------------
 
     def _move(self, now: _Round, used: list[_Reply]) -> None:
-        """Move x_bar, the mean of the members' points; begin to keep copies when all
-        were asked for their state.
+        """Move x_bar, the mean of the members' points; start to keep copies once all
+        clients were asked for their state.
         """
         states = [reply for reply in used if reply.point is not None]
         if states:
@@ -281,16 +279,16 @@ class FedFW(Constrained):
             return
         self._step(now, used)
         answered = [reply.client for reply in used]
-        strangers = bool(self.members) and (
+        changed = bool(self.members) and (
             answered != self.members or any(reply.fresh for reply in used)
         )
         self.members = self.members or answered
-        if strangers:
+        if changed:
             self._missed(now, answered)
 
     def _missed(self, now: _Round, answered: list[ClientId]) -> None:
-        """Record whose state is unknown from now on: of all clients, if only the mean
-        of their points is known.
+        """Record the clients whose state is unknown from now on: all clients, if only
+        the mean of their points is known.
         """
         if self.points:
             for client in now.asked:
@@ -303,8 +301,8 @@ class FedFW(Constrained):
     # --- otherwise: copies of the clients' states -------------------------------------
 
     def _track(self, now: _Round, arrays: ArrayRecord) -> ArrayRecord:
-        """Keep a copy of every connected client's state, return x_bar as an array
-        record; a new client starts there, with y_i = 0.
+        """Keep a copy of every connected client's state and return x_bar as an array
+        record; a new client starts at x_bar, with y_i = 0.
         """
         gone = [
             client
@@ -353,12 +351,12 @@ class FedFW(Constrained):
         for reply in used:
             if reply.point is None and not reply.fresh:
                 continue
-            told = sent.copy() if reply.point is None else reply.point
+            point = sent.copy() if reply.point is None else reply.point
             if reply.client in self.points:
-                now.x_bar += (told - self.points[reply.client]) / len(self.points)
+                now.x_bar += (point - self.points[reply.client]) / len(self.points)
             else:
-                now.x_bar += (told - now.x_bar) / (len(self.points) + 1)
-            self._remember(reply.client, told, reply.dual)
+                now.x_bar += (point - now.x_bar) / (len(self.points) + 1)
+            self._remember(reply.client, point, reply.dual)
         moving = [reply for reply in used if reply.point is None]
         for reply in moving:
             if reply.client in self.duals:

@@ -138,8 +138,8 @@ class FFGBOptions(Options):
     tree_rate: float = option(1.0, "weight of each tree", low=0, high=1, open_low=True)
 
     def steps_a_round(self, samples: float) -> tuple[float, int]:
-        """Return how many steps a client with so many samples takes in a round, and
-        their batch size.
+        """Return the number of steps of a client with ``samples`` samples in a round,
+        and their batch size.
         """
         return float(self.local_steps * self.fit_steps), self.fit_batch
 
@@ -157,7 +157,7 @@ class FFGB(FedAvg):
     ensemble.
 
     The model of a run is the arrays of the function (``Additive.to_arrays``): a run
-    starts from such arrays if it is given them, else from 0.
+    starts from such arrays if it gets them, otherwise from 0.
     """
 
     capabilities = Capabilities(replies="other", aggregation="single replies")
@@ -180,7 +180,7 @@ class FFGB(FedAvg):
         self.mu = 1.0 if lipschitz else o.mu
         self.schedule = o.schedule if o.schedule != "auto" else "general" if lipschitz else "decay"
         self.loss = "square" if lipschitz else o.loss
-        # where f is 0 a step of 1 is a quarter of Newton's
+        # at f = 0 a step of 1 is a quarter of Newton's step
         self.eta_max = o.eta_max or (1.0 if o.learner == "trees" else 10.0)
         self.clip: float | None = None
         self.clip_residual: float | None = None
@@ -313,7 +313,7 @@ class FFGB(FedAvg):
 
     def _learners(self, reply: Message, others: Sequence[Learners]) -> Learners | None:
         """Return the learners of a reply and record its client's version; ``None`` if
-        there are none that fit.
+        the reply is skipped.
         """
         client = self._names[reply.metadata.src_node_id]
         holds = metrics_of(reply.content).get("holds", -1)
@@ -385,17 +385,17 @@ class FFGB(FedAvg):
         )
 
     def _open(self, arrays: ArrayRecord) -> None:
-        """Read the function from the model if it differs from ours: at the start of a
-        run, or when it is resumed.
+        """Read the function from the model if it differs from ``self.function``: at the
+        start of a run, or when it is resumed.
         """
         rounds = arrays["shrinks"].shape[0] if "shrinks" in arrays else 0
         if rounds == self.function.version:
             return
-        found: dict[str, NDArray[Any]] = (
+        values: dict[str, NDArray[Any]] = (
             {name: read(array) for name, array in arrays.items()} if rounds else {}
         )
         self._holds = self._holds if rounds else {}
-        blocks = Additive.from_arrays(found).blocks if rounds else []
+        blocks = Additive.from_arrays(values).blocks if rounds else []
         self.function, self._record = Additive(self.clip), {}
         for block in blocks:
             self._append(block)

@@ -57,8 +57,8 @@ class FFGBDistillOptions(DistillOptions):
     )
 
     def steps_a_round(self, samples: float) -> tuple[float, int]:
-        """Return how many steps a client with so many samples takes in a round, and
-        their batch size.
+        """Return the number of steps of a client with ``samples`` samples in a round,
+        and their batch size.
         """
         return self.oracle_epochs * max(
             1.0, samples / self.oracle_batch_size

@@ -1,5 +1,5 @@
-"""Fine-tuning: FedAvg, whose model each client trains for some local epochs before it
-uses it; the baseline of personalised methods.
+"""Fine-tuning: FedAvg, after which each client trains the model for some local epochs
+before it uses it; the baseline of personalised methods.
 
 Nothing else is kept or sent. Sources: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage,
 "Federated Evaluation of On-device Personalization", 2019, arXiv 1910.10252; Yu,

@@ -4,24 +4,24 @@ site with all rows would grow them.
 The first two rounds agree on bins: clients count their values in cells, finer ones the
 second time (``algorithms.boosting.bins``). From then on a round grows one level of a
 tree: clients send the sums of gradients and curvatures, and the numbers of rows, by
-leaf, feature and bin; the server adds them up and splits every leaf as the rows
-together want it (``algorithms.boosting.histogram_trees``). A tree of depth d takes d
-rounds. All sums are of whole numbers, so bins and trees are, to the bit, those of the
-pooled rows, however these are dealt out.
+leaf, feature and bin; the server adds them up and splits every leaf in the best way for
+all rows together (``algorithms.boosting.histogram_trees``). A tree of depth d takes d
+rounds. All sums are of whole numbers, so bins and trees are bit for bit those of the
+pooled rows, however the rows are divided among the clients.
 
-If only some clients answer (they are sampled, or fail), a round's step is the one that
-the pooled rows of those would take, from the forest as it is; levels of one tree may
-rest on different clients. Without a valid reply the round is repeated.
+If only some clients answer (they are sampled, or others fail), a round makes the step
+that the pooled rows of these clients would make from the current forest; the levels of
+one tree may use different clients. Without a valid reply the round is repeated.
 
 Sources: Chen, Guestrin, "XGBoost: A Scalable Tree Boosting System", KDD 2016, arXiv
 1603.02754; over several sites: Ong, Zhou, Baracaldo, Ludwig, "Adaptive Histogram-Based
 Gradient Boosted Trees for Federated Learning", 2020, arXiv 2012.06670 (where each site
-has bins of its own).
+has its own bins).
 
 Contract. A message holds the forest (``algorithms.boosting.forest.Forest``, arrays in
-the order of its ``NAMES``) and in its configuration ``loss`` and ``sums``: how many
-numbers are wanted. The reply of a training message holds one array of so many whole
-numbers (``Forest.sums``), of which only the total over the clients is used, and
+the order of its ``NAMES``) and in its configuration ``loss`` and ``sums``, the length
+of the reply. The reply to a training message holds one array of ``sums`` whole numbers
+(``Forest.sums``), of which only the total over the clients is used, and
 ``num-examples``.
 """
 
@@ -85,7 +85,7 @@ class HistogramBoostingOptions(Options):
 
     @property
     def growth(self) -> Growth:
-        """What concerns the growth of one tree."""
+        """The options of the growth of one tree."""
         return Growth(self.min_leaf, self.l2, self.learning_rate, self.max_step)
 
 
@@ -93,8 +93,8 @@ class HistogramBoosting(FedAvg):
     """Histogram boosting of rows with ``num_features`` numbers; keyword arguments as in
     FedAvg. ``forest``: the current function.
 
-    ``numbers``: clients have standardised numbers to predict, in place of labels; the
-    loss is then the squared error.
+    ``numbers``: clients predict standardised numbers instead of labels; the loss is
+    then the squared error.
 
     The model of a run is the arrays of the forest (``Forest.to_arrays``): a run starts
     from such arrays if it is given them.
@@ -124,7 +124,7 @@ class HistogramBoosting(FedAvg):
     def train_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
-        """Return the loss, and how many numbers are wanted."""
+        """Return the loss, and the length of the reply."""
         return HistogramSent(self.loss, self.forest.length()).to_config()
 
     def evaluate_options(
@@ -151,8 +151,8 @@ class HistogramBoosting(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add up the sums of the replies and take the step; a reply that cannot be a
-        sum over rows is left out.
+        """Add up the sums of the replies and take the step; skip replies that cannot be
+        sums over rows.
         """
         o = self.options
         total, used = np.zeros(self.forest.length(), np.int64), []
@@ -182,14 +182,14 @@ class HistogramBoosting(FedAvg):
 
     def _open(self, arrays: ArrayRecord) -> None:
         """Take the forest from the arrays of the run: at its start, or when it is
-        resumed. Raises ``ValueError`` for another one.
+        resumed. Raises ``ValueError`` if it does not match the settings.
         """
-        found: dict[str, NDArray[Any]] = {
+        values: dict[str, NDArray[Any]] = {
             name: read(array) for name, array in arrays.items() if "stage" in arrays
         }
         forest = (
-            Forest.from_arrays(found)
-            if found
+            Forest.from_arrays(values)
+            if values
             else Forest.new(self.num_features, self.options.depth)
         )
         if (len(forest.edges), forest.depth) != (self.num_features, self.options.depth):

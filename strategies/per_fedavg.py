@@ -53,7 +53,7 @@ class PerFedAvg(FedAvg):
     def train_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
-        """Send the rate of adaptation and what is done about the Hessian."""
+        """Send the rate of adaptation and how the Hessian is treated."""
         return PerFedAvgTraining.of(self.options).to_config()
 
     def evaluate_options(

@@ -26,7 +26,7 @@ integer arrays, and account only for their own FedAvg.
 
 Contract: that of the wrapped strategy: FedAvg or one that averages like it; or
 FedBoost, whose update is the gradient with respect to alpha; or FedEvg, whose update is
-``e_i grad E_i`` at all samples: its noisy mean replaces the quotient with the mean of
+``e_i grad E_i`` at all samples: its noisy mean is not divided by the mean of
 e_i. Counters are not changed. Sample counts are not used: all clients have equal
 weight.
 """
@@ -100,8 +100,8 @@ class Private(Wrapper):
         """Replies are those of the wrapped strategy; weights set by another wrapper
         would have no effect.
         """
-        found = declared(self.strategy)
-        return Capabilities(found.replies if found else "other", "single replies")
+        wrapped = declared(self.strategy)
+        return Capabilities(wrapped.replies if wrapped else "other", "single replies")
 
     def __init__(
         self, strategy: Strategy, options: PrivacyOptions, rng: np.random.Generator | None = None
@@ -229,8 +229,8 @@ def _check(strategy: Strategy) -> None:
         if fault := strategy.privacy_fault():
             raise ValueError(f"noise-multiplier: {fault}")
         return
-    found = require_declaration(strategy, "noise-multiplier")
-    if found.replies != "model" or found.aggregation == "single replies":
+    wrapped = require_declaration(strategy, "noise-multiplier")
+    if wrapped.replies != "model" or wrapped.aggregation == "single replies":
         raise ValueError(
             f"noise-multiplier: {type(strategy).__name__} uses more than the average of updates, "
             "and only the average can be private: choose a method that averages (fedavg, fedprox, "

@@ -6,8 +6,8 @@ With S the clients of the round, N the number of all clients and K the steps of 
 client:
 
     client i in S:
-        y_i <- y_i - eta (g_i(y_i) - c_i + c), K times from x c_i+ = c_i - c + (x - y_i)
-        / (K eta)
+        y_i <- y_i - eta (g_i(y_i) - c_i + c), K times from x
+        c_i+ = c_i - c + (x - y_i) / (K eta)
     server:  x <- x + eta_g mean_S(y_i - x),    c <- c + (|S| / N) mean_S(c_i+ - c_i)
 
 Counters and running statistics of normalisation layers are averaged.

@@ -104,7 +104,7 @@ class Centering:
         """The next question, or "" when all are answered."""
         return STAGES[self._done] if self._done < len(STAGES) else ""
 
-    def told(self) -> list[Float64]:
+    def question(self) -> list[Float64]:
         """Return what clients need for the next answer."""
         mean = np.array([self._mean])
         if self.stage == "rows":

@@ -51,8 +51,8 @@ class SharedPart(FedAvg):
         return None if average is None else ArrayRecord({**self._model, **average}), metrics
 
     def shared(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the shared part. Raises ``ValueError`` if there is none, or what else
-        :meth:`check` refuses.
+        """Return the shared part. Raises ``ValueError`` if :meth:`check` rejects the
+        arrays.
         """
         self.check(list(arrays))
         return ArrayRecord({name: array for name, array in arrays.items() if self.travels(name)})
