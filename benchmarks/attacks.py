@@ -4,8 +4,8 @@ and attacks with the accuracy of the model.
     python benchmarks/attacks.py [--partition iid] [--seeds 3] [--rounds 15]
     [--attackers 2] [--attacks none ...]
 
-Digits, ten clients that all take part, an MLP, one local epoch a round. Attackers
-answer evaluations truthfully and training with
+Digits, ten clients that all take part, an MLP, one local epoch per round. Attackers
+answer evaluations truthfully, and training messages with
 
     sign flip        x - (y - x), the negative of their honest update y - x
     scaled           x + 50 (y - x)
@@ -13,9 +13,8 @@ answer evaluations truthfully and training with
     inflated weight  a model of fives, and num-examples = 1e15
 
 The accuracy is that of the last model, mean over all clients' test samples, in per
-cent: mean over seeds (which deal the data, too) with the sample standard deviation. A
-run that ends without a model for its last round counts as what its last evaluation
-says.
+cent: mean over seeds (which also partition the data) with the sample standard
+deviation. If a run has no model for its last round, its last evaluation counts.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""What a command costs at the prompt: CPU seconds (user and system) and peak memory of
-a fresh process.
+"""Cost of single commands: CPU seconds (user and system) and peak memory of a fresh
+process.
 
     python benchmarks/command_time.py [--repeats N]
 
-Help, lists, refusals, a run of two rounds and the report alone, of a run of 40 rounds
-with 20 clients that is made once beforehand; beside them what Python and torch cost
-that do nothing. Medians; a row of a command that this version does not have is empty.
-Every process is the interpreter that runs this file, whose own memory, some 20 MB, is
-the least that is told.
+Measures help, lists, rejected commands, a run of two rounds, and the report of a run of
+40 rounds with 20 clients that is made beforehand. Importing Python and torch alone is
+shown for comparison. Values are medians; rows of commands that this version does not
+have are empty. Every process uses the interpreter that runs this file; its own memory,
+about 20 MB, is the smallest value that can be measured.
 """
 
 import argparse

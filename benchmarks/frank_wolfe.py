@@ -1,5 +1,5 @@
-"""What Frank-Wolfe saves: an oracle next to a projection, and what federation adds: a
-round next to a central step.
+"""Time that Frank-Wolfe saves (an oracle compared with a projection) and that
+federation adds (a round compared with a central step).
 
     python benchmarks/frank_wolfe.py [--largest N] [--only NAME] [--rounds N]
 
@@ -321,10 +321,14 @@ def main() -> None:
         "--only",
         default="",
         metavar="NAME",
-        help="of the first table: domains whose name begins like this",
+        help="first table: only domains whose name starts with NAME",
     )
     parser.add_argument(
-        "--rounds", type=int, default=1000, metavar="N", help="of the second table (default 1000)"
+        "--rounds",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="rounds of the second table (default 1000)",
     )
     arguments = parser.parse_args()
     table = Table(title="one oracle call next to one projection")

@@ -1,15 +1,15 @@
-"""What a round costs, by method, next to FedAvg's: CPU time, bytes in both directions,
-state that a client keeps.
+"""Cost of a round of every method, compared with FedAvg: CPU time, bytes in both
+directions, and the state that a client keeps.
 
     python benchmarks/method_cost.py [--methods NAME ...] [--data FOLDER] [--rounds N]
     [--repeats N] [--out DIR]
 
 Methods whose clients train the task's network, on one job: TwoNN, scikit-learn's digits
 (or 6,000 images of FOLDER, MNIST as ``datasets.load_dataset`` reads it) dealt to 20
-clients, five of them a round, five local epochs, batches of 10, no evaluation. Every
-method runs through the inline engine, as often as --repeats says, and FedAvg before
-every third one. Time is that of the processor, the median over rounds, so other
-programs on the machine matter little. SuPerFed mixes from the first round on.
+clients, five per round, five local epochs, batches of 10, no evaluation. Every method
+runs --repeats times through the inline engine, with FedAvg before every third one. Time
+is the median CPU time of a round, so other programs on the machine matter little.
+SuPerFed mixes from the first round on.
 """
 
 import argparse
@@ -57,7 +57,7 @@ JOB: dict[str, Any] = {
 
 
 class Clock:
-    """A callback that notes the CPU time at the end of every round."""
+    """A callback that records the CPU time at the end of every round."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -157,7 +157,7 @@ def main() -> int:
         try:
             for _ in range(a.repeats):
                 for place, name in enumerate(methods):
-                    # FedAvg again and again: the machine changes
+                    # repeat FedAvg, because the speed of the machine changes
                     for one in (name,) if place % 3 else ("fedavg", name):
                         costs[one].append(
                             run(one, a.data, a.rounds, (a.out or Path(scratch)) / one)

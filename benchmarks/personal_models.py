@@ -1,4 +1,4 @@
-"""Two figures of the SuPerFed paper from the models that a sweep kept.
+"""Two figures of the SuPerFed paper, drawn from the models that a sweep saved.
 
     fedapps sweep experiments/superfed/figure-2.5.toml --scale small --out
     results/lambda python benchmarks/personal_models.py lambda results/lambda fedapps
@@ -187,7 +187,7 @@ def main() -> int:
     found = [Done(path.parent) for path in sorted(a.sweep.glob("cells/*/model.safetensors"))]
     done = {NAMES[run.settings.method]: run for run in found}
     if not done:
-        print(f"{a.sweep}: holds no runs that kept their models", file=sys.stderr)
+        print(f"{a.sweep} holds no runs with saved models", file=sys.stderr)
         return 2
     figure, table, numbers = (lambda_study if a.study == "lambda" else landscape_study)(done)
     (a.sweep / f"{a.study}.png").write_bytes(drawing.png(figure))

@@ -1,5 +1,5 @@
-"""What no federated run gives: trees on all rows in one place or of each client alone,
-and a classifier on real images.
+"""References without federation: trees on all rows in one place or on each client's
+rows, and a classifier on real images.
 
     python benchmarks/references.py trees RESULTS
     python benchmarks/references.py images [--data FOLDER]

@@ -1,23 +1,23 @@
-"""How large: seconds to round 1, seconds a round and peak memory by the number of
-registered clients, and what the server adds.
+"""Seconds to round 1, seconds per round and peak memory by the number of registered
+clients, and the server's share of the cost.
 
     python benchmarks/scale.py [--clients 1000 10000 100000 1000000] [--sampled 100
     1000] [--engines inline ray] [--rounds 5] python benchmarks/scale.py --server
     1500000 [--sampled 1000]
 
-Logistic regression (ten numbers, two classes) on twenty samples of each client, which
-it draws from its own number: one pass of SGD is 0.1 ms, so that what is left is the
-framework. AAggFF-D, which keeps numbers for every client, around FedAvg. Each line is a
-fresh process. "To round 1" is from the start of the engine to the end of the first
-round, "all scored" an evaluation of every client, where there are up to ``--score`` of
-them. Memory is the largest resident set of the process with the server, and of a
-worker. "Flower alone" is the same client behind Flower's own messages and records,
-made, answered and read one after the other, with no grid, checks, weights or averages:
-what is left to a framework on Flower at best.
+Logistic regression (ten numbers, two classes) on twenty samples per client, generated
+from the client's number. One pass of SGD takes 0.1 ms, so the rest is the cost of the
+framework. The method is AAggFF-D around FedAvg, which keeps numbers for every client.
+Each line is a fresh process. "To round 1" is from the start of the engine to the end of
+the first round; "all scored" is an evaluation of every client, if there are at most
+``--score``. Memory is the largest resident set of the server's process, and of a
+worker. "Flower alone" is the same client with Flower's own messages and records, made,
+answered and read one after the other, without grid, checks, weights or averages: the
+lowest cost that a framework on Flower can reach.
 
-``--server``: what a round costs the server beside the clients' messages (CPU time
-outside of the grid), and what it keeps for a client, by the first rounds and once every
-client has been heard.
+``--server``: the server's cost of a round without the clients' messages (CPU time
+outside the grid), and the bytes it keeps per client, in the first rounds and once every
+client has replied.
 """
 
 import argparse
@@ -295,7 +295,7 @@ def server(clients: int, sampled: int, rounds: int) -> dict[str, float]:
 
     def note(now: Round) -> None:
         marks.append((time.process_time(), grid.spent))
-        if now.number == rounds:  # from here on as if every client had been heard
+        if now.number == rounds:  # from here on as if every client had replied
             assert strategy.rule is not None
             strategy.rule.scores += 1e-6 * np.random.default_rng(0).normal(size=clients)
 
@@ -355,7 +355,12 @@ def main() -> None:
         "--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000], metavar="N"
     )
     parser.add_argument(
-        "--sampled", type=int, nargs="+", default=[100, 1_000], metavar="N", help="clients a round"
+        "--sampled",
+        type=int,
+        nargs="+",
+        default=[100, 1_000],
+        metavar="N",
+        help="clients per round",
     )
     parser.add_argument(
         "--engines",
@@ -364,16 +369,16 @@ def main() -> None:
         choices=["inline", "ray", "ray-node-per-client"],
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2, help="of Ray")
+    parser.add_argument("--workers", type=int, default=2, help="workers of Ray")
     parser.add_argument(
-        "--score", type=int, default=10_000, help="most clients that are all evaluated"
+        "--score", type=int, default=10_000, help="evaluate all clients up to this number"
     )
     parser.add_argument(
         "--server",
         type=int,
         default=0,
         metavar="N",
-        help="only the server's share, with so many clients",
+        help="measure only the server, with this many clients",
     )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -398,7 +403,7 @@ def main() -> None:
             found = fresh("server", str(args.server), str(sampled), str(args.rounds), "0", "0", "0")
             cells = [f"{found[key]:.1f}" for key in ("first", "early", "late", "peak", "state")]
             table.add_row(f"{args.server:,}", f"{sampled:,}", *cells)
-        console.print("CPU time of the server beside the clients' messages", table)
+        console.print("CPU time of the server without the clients' messages", table)
         return
     columns = [
         "engine",

@@ -1,15 +1,15 @@
-"""What a client process costs a small device, by method: peak memory, seconds, bytes a
-round.
+"""Cost of a client process on a small device, by method: peak memory, seconds and bytes
+per round.
 
     python benchmarks/small_devices.py [METHOD or METHOD:TASK or METHOD:key=value,...
     ...]
 
 Runs each method for two rounds in this process, on the default data of its task, and
-notes what client 0 was sent in the second round. Then a new process, as a SuperNode
-starts one for every message, answers that message: Flower's program, the app, the
-client, its training. Peak memory is resident memory, as Linux counts it; start is the
-time (wall clock and CPU) until the app can be asked, answer the rest. Bytes are those
-of a round's training message and its reply. Prints a Markdown table.
+records the message to client 0 in the second round. Then a new process answers that
+message, like the process that a SuperNode starts for every message: Flower's program,
+the app, the client, its training. Peak memory is resident memory, as Linux counts it;
+start is the time (wall clock and CPU) until the app is ready, answer is the rest. Bytes
+are those of a round's training message and its reply. Prints a Markdown table.
 """
 
 import json
@@ -124,7 +124,7 @@ def measure(job: str, folder: Path) -> dict[str, Any]:
     grid = Recorder(app, settings.num_clients, settings.flat())
     prepare_folder(settings, overwrite=True)
     execute(settings, grid, [])
-    assert grid.last is not None, f"{job}: client 0 was sent nothing"
+    assert grid.last is not None, f"{job}: client 0 received no message"
     for name, content in zip(("message", "context"), grid.last[:2], strict=True):
         (folder / name).write_bytes(content)
     done = subprocess.run(

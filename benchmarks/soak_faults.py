@@ -1,5 +1,5 @@
-"""Faults of ``soak.py``: of clients, which travel with the app to the sites, and of
-nodes, disk and process of the inline engine.
+"""Faults of ``soak.py``: faults of clients, which are sent to the sites with the app,
+and faults of nodes, disk and process of the inline engine.
 """
 
 import os

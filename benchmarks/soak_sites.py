@@ -1,4 +1,4 @@
-"""The faults of ``soak.py`` that befall the processes of a deployment."""
+"""The faults of ``soak.py`` that hit the processes of a deployment."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ FULL_SECONDS, DOUBLE_SECONDS = 12, 40
 
 
 class Attacker:
-    """What is done to the processes of a deployment, beside the run."""
+    """Attacks the processes of a deployment while the run goes on."""
 
     def __init__(self, deployment: "Deployment", folder: Path) -> None:
         from fedapps.deployment.local import Site
@@ -74,7 +74,7 @@ class Attacker:
                 os.kill(one, signal.SIGCONT)
 
     def settle(self) -> None:
-        """Wait until all that were hurt are back."""
+        """Wait until all attacked processes are back."""
         self.after(10**9)
         for thread in self.threads:
             thread.join()
@@ -116,7 +116,7 @@ class Attacker:
 
 
 def said_twice(folder: Path) -> int:
-    """Return how often the log tells of a duplicate."""
+    """Return how often the log reports a duplicate."""
     return (
         (folder / "run.log")
         .read_text(errors="replace")

@@ -1,5 +1,5 @@
-"""What a user of tables would take otherwise: boosting of all rows in one place, and
-Flower's federated XGBoost, on the same rows.
+"""Alternatives for tables, on the same rows: boosting of all rows in one place, and
+Flower's federated XGBoost.
 
     python benchmarks/tables.py generate FOLDER [--rows 100000] [--sites 50] python
     benchmarks/tables.py rivals --data DATA [--only heart berka generated] [--seeds 2 4
@@ -14,7 +14,7 @@ and megabytes of all messages, mean and standard deviation over seeds, of scikit
 histogram boosting on all training rows and, if `xgboost` can be imported, of Flower's
 ``FedXgbBagging`` and ``FedXgbCyclic``, as in experiments/ffgb/tables.toml: DATA has the
 folders that it names. XGBoost is no dependency of this project: without it these rows
-are skipped, with a word.
+are skipped, and a line says so.
 """
 
 import argparse

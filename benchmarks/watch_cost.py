@@ -1,10 +1,9 @@
-"""What it costs to watch a run: CPU seconds of the same run alone and with its page
-open.
+"""Cost of watching a run: CPU seconds of the same run alone and with its page open.
 
     python benchmarks/watch_cost.py [key=value ...]
 
-The page is asked as a browser does, every two seconds, whether there are news, and for
-them. CPU seconds are those of all processes.
+The page is polled every two seconds, as a browser does. CPU seconds are those of all
+processes.
 """
 
 import argparse
