@@ -138,7 +138,7 @@ def main() -> None:
         for attack in chosen.attacks
         for seed in range(chosen.seeds)
     ]
-    found: dict[tuple[str, str], list[float]] = {}
+    accuracies: dict[tuple[str, str], list[float]] = {}
     for method, attack, seed in track(jobs, console=Console(stderr=True)):
         given = {
             **JOB,
@@ -149,12 +149,12 @@ def main() -> None:
         }
         given |= {"robust.num-malicious": chosen.attackers} if "robust.rule" in given else {}
         with tempfile.TemporaryDirectory() as folder:
-            found.setdefault((method, attack), []).append(
+            accuracies.setdefault((method, attack), []).append(
                 accuracy({**given, "out": folder}, attack, chosen.attackers)
             )
     print(f"| method | {' | '.join(chosen.attacks)} |\n| --- |{' --- |' * len(chosen.attacks)}")
     for method in METHODS:
-        cells = [_cell(found[method, attack]) for attack in chosen.attacks]
+        cells = [_cell(accuracies[method, attack]) for attack in chosen.attacks]
         print(f"| {method} | {' | '.join(cells)} |")
 
 

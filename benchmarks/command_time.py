@@ -72,14 +72,14 @@ def row(name: str, arguments: Sequence[str], repeats: int) -> list[str]:
     """Return a row of the table; it is empty if the command fails, unless being refused
     is what is measured.
     """
-    found = [cost(arguments) for _ in range(repeats)]
+    costs = [cost(arguments) for _ in range(repeats)]
     is_refusal = name.startswith("fedapps run") and "inline" not in name
-    if any((status != 0) != is_refusal for status, _, _ in found):
+    if any((status != 0) != is_refusal for status, _, _ in costs):
         return [name, "-", "-"]
     return [
         name,
-        f"{statistics.median(cpu for _, cpu, _ in found):.2f}",
-        f"{statistics.median(peak for *_, peak in found):.0f}",
+        f"{statistics.median(cpu for _, cpu, _ in costs):.2f}",
+        f"{statistics.median(peak for *_, peak in costs):.0f}",
     ]
 
 

@@ -47,7 +47,7 @@ def residual(hessian: Array, linear: Array, p: Array) -> float:
 def by_slsqp(hessian: Array, linear: Array) -> Array:
     """Solve the program by sequential least squares."""
     n = len(linear)
-    found = minimize(
+    solution = minimize(
         lambda p: 0.5 * p @ hessian @ p - linear @ p,
         np.full(n, 1 / n),
         jac=lambda p: hessian @ p - linear,
@@ -56,7 +56,7 @@ def by_slsqp(hessian: Array, linear: Array) -> Array:
         method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 1000},
     )
-    return np.asarray(found.x)
+    return np.asarray(solution.x)
 
 
 def by_cvxpy(hessian: Array, linear: Array) -> Array:

@@ -178,19 +178,19 @@ def main() -> None:
             key = KEEPS[name]
             for forget in (0, 100) if key and pattern != "never" else (100,):
                 own = {**config, **({key: forget} if key else {})}
-                found = [
+                runs = [
                     (*run({**own, "seed": seed}, rounds, who, away), who)
                     for seed, who in enumerate(worst)
                 ]
-                kept[forget] = [tested[who] for _, _, tested, who in found]
+                kept[forget] = [tested[who] for _, _, tested, who in runs]
                 weights = ["", ""]
                 if key:
                     weights = [
-                        spread([row[first][who] for row, _, _, who in found]),
+                        spread([row[first][who] for row, _, _, who in runs]),
                         spread(
                             [
                                 float(np.mean([last[who] for last in row[-10:]]))
-                                for row, _, _, who in found
+                                for row, _, _, who in runs
                             ]
                         ),
                     ]
@@ -204,8 +204,8 @@ def main() -> None:
                     *weights,
                     spread(kept[forget]),
                     by_seed,
-                    spread([min(tested.values()) for _, _, tested, _ in found]),
-                    spread([float(np.mean(list(tested.values()))) for _, _, tested, _ in found]),
+                    spread([min(tested.values()) for _, _, tested, _ in runs]),
+                    spread([float(np.mean(list(tested.values()))) for _, _, tested, _ in runs]),
                 )
     Console(width=150).print(table)
 

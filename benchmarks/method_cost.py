@@ -180,10 +180,10 @@ def main() -> int:
     ):
         table.add_column(heading)
     fedavg = costs["fedavg"][0]
-    for name, found in costs.items():
-        ms = median(cost["ms"] for cost in found)
+    for name, runs in costs.items():
+        ms = median(cost["ms"] for cost in runs)
         ratio = median(relative[name]) if name in relative else 1.0
-        one = found[0]
+        one = runs[0]
         words = [f"{ms:.1f}", f"{ratio:.2f}"]
         for way in ("up", "down"):
             words += [f"{one[way] / 1000:.1f}", f"{one[way] / fedavg[way]:.2f}"]

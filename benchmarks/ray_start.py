@@ -67,8 +67,8 @@ def watch(command: list[str]) -> tuple[dict[str, Process], float]:
                 marked = MARK in Path(f"/proc/{process}/environ").read_bytes()
                 if marked or process == str(running.pid):
                     name, cpu = look(process)
-                    found = seen.setdefault(process, Process(now, name))
-                    found.name, found.died, found.cpu = name, now, cpu
+                    process_seen = seen.setdefault(process, Process(now, name))
+                    process_seen.name, process_seen.died, process_seen.cpu = name, now, cpu
             except OSError:
                 continue
         time.sleep(0.1)

@@ -102,7 +102,9 @@ client_app = answer_for_many(
 server_app = ServerApp()
 
 
-def carry_out(grid: Grid, sampled: int, rounds: int, score: bool, began: float) -> dict[str, float]:
+def run_and_measure(
+    grid: Grid, sampled: int, rounds: int, score: bool, began: float
+) -> dict[str, float]:
     """Run the rounds; return seconds and bytes."""
     ends, trained, spent, workers = [], [], [], [0.0]
     cpu = {os.getpid(): 0.0}  # seconds by process
@@ -151,14 +153,14 @@ def main_of_server(grid: Grid, context: Context) -> None:
     poll_every(grid, 0.01)
     if config["shared"]:
         grid = shared(grid, clients)
-    found = carry_out(
+    costs = run_and_measure(
         grid,
         sampled,
         int(str(config["rounds"])),
         bool(config["score"]),
         float(str(config["began"])),
     )
-    Path(str(config["out"])).write_text(json.dumps(found), encoding="utf-8")
+    Path(str(config["out"])).write_text(json.dumps(costs), encoding="utf-8")
 
 
 PROJECT = """[project]
@@ -226,7 +228,9 @@ def by_ray(
 def inline(clients: int, sampled: int, rounds: int, score: bool) -> dict[str, float]:
     """Run in this process."""
     began = time.time()
-    return carry_out(InlineGrid(client_app, clients, numbered=True), sampled, rounds, score, began)
+    return run_and_measure(
+        InlineGrid(client_app, clients, numbered=True), sampled, rounds, score, began
+    )
 
 
 def alone(sampled: int, rounds: int) -> float:
@@ -400,8 +404,8 @@ def main() -> None:
             "saved, bytes a client",
         )
         for sampled in args.sampled:
-            found = fresh("server", str(args.server), str(sampled), str(args.rounds), "0", "0", "0")
-            cells = [f"{found[key]:.1f}" for key in ("first", "early", "late", "peak", "state")]
+            costs = fresh("server", str(args.server), str(sampled), str(args.rounds), "0", "0", "0")
+            cells = [f"{costs[key]:.1f}" for key in ("first", "early", "late", "peak", "state")]
             table.add_row(f"{args.server:,}", f"{sampled:,}", *cells)
         console.print("CPU time of the server without the clients' messages", table)
         return
@@ -430,18 +434,18 @@ def main() -> None:
             for sampled in args.sampled:
                 score = clients <= args.score
                 rest = (args.rounds, int(score), args.workers, int(engine == "ray"))
-                found = fresh(engine.partition("-")[0], str(clients), str(sampled), *map(str, rest))
-                each = [f"{1e3 * found[key] / sampled:.2f}" for key in ("round", "cpu")]
-                scored = f"{found['score']:.1f}" if score else ""
+                costs = fresh(engine.partition("-")[0], str(clients), str(sampled), *map(str, rest))
+                each = [f"{1e3 * costs[key] / sampled:.2f}" for key in ("round", "cpu")]
+                scored = f"{costs['score']:.1f}" if score else ""
                 memory = [
-                    f"{found['server'] / MEGA:.0f}",
-                    "" if engine == "inline" else f"{found['worker'] / MEGA:.0f}",
+                    f"{costs['server'] / MEGA:.0f}",
+                    "" if engine == "inline" else f"{costs['worker'] / MEGA:.0f}",
                 ]
-                begun = [f"{found['first']:.1f}", f"{found['round']:.3f}"]
+                begun = [f"{costs['first']:.1f}", f"{costs['round']:.3f}"]
                 table.add_row(
                     engine, f"{clients:,}", f"{sampled:,}", *begun, *each, scored, *memory
                 )
-                console.print(f"{engine} {clients:,} {sampled:,}: {found}")
+                console.print(f"{engine} {clients:,} {sampled:,}: {costs}")
     console.print(table)
 
 

@@ -131,8 +131,8 @@ def measure(job: str, folder: Path) -> dict[str, Any]:
         [sys.executable, "-c", CHILD, str(folder / "message"), str(folder / "context")],
         cwd=ROOT, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found | {"down": grid.last[2]}
+    cost: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return cost | {"down": grid.last[2]}
 
 
 def main(jobs: list[str]) -> None:

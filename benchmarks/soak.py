@@ -213,12 +213,12 @@ class Soak:
     def judge(self) -> None:
         """Count what was right and wrong in the record of the rounds."""
         rows = read_rounds(self.out)
-        found, last = Counter(row["round"] for row in rows), "none"
+        times_recorded, last = Counter(row["round"] for row in rows), "none"
         for number in range(1, self.rounds + 1):
             kind, _ = self.fault(number)
             self.counts[kind or "none"]["times"] += 1
             self.counts[kind or "none"]["false successes"] += (
-                found[number] != 1 and self.ended == "completed"
+                times_recorded[number] != 1 and self.ended == "completed"
             )
         for row in rows:
             kind, victim = self.fault(row["round"])
@@ -282,9 +282,11 @@ class Soak:
             **settings.train.to_config(),
         }
         for row in rows:
-            told = ConfigRecord(config | {"server-round": row["round"], "num-rounds": self.rounds})
+            training_config = ConfigRecord(
+                config | {"server-round": row["round"], "num-rounds": self.rounds}
+            )
             content = RecordDict(
-                {"arrays": to_record(list(model), list(model.values())), "config": told}
+                {"arrays": to_record(list(model), list(model.values())), "config": training_config}
             )
             messages = [Message(content, 1000 + i, MessageType.TRAIN) for i in row["clients"]]
             if self.engine == "inline":

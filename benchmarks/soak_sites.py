@@ -109,9 +109,11 @@ class Attacker:
             time.sleep(FULL_SECONDS if limit == 0 else 0)
 
     def _server(self) -> list[int]:
-        found = marked(self.deployment.superlink.mark)
+        processes = marked(self.deployment.superlink.mark)
         return [
-            one for one in found if b"flwr-serverapp" in Path(f"/proc/{one}/cmdline").read_bytes()
+            one
+            for one in processes
+            if b"flwr-serverapp" in Path(f"/proc/{one}/cmdline").read_bytes()
         ]
 
 

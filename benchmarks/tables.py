@@ -181,11 +181,11 @@ def rivals(data: Path, names: list[str], seeds: list[int]) -> None:
     table = Table("", "", "seeds", "AUROC", "MB", box=box.MARKDOWN)
     console = Console(width=110)
     for name in names:
-        found: dict[str, list[tuple[float, float]]] = {}
+        results: dict[str, list[tuple[float, float]]] = {}
         for seed in seeds:
             parts, clients = parts_of(data, name, seed), SITES[name]
             for rate in (0.1, 0.3):
-                found.setdefault(f"rows in one place, rate {rate}", []).append(
+                results.setdefault(f"rows in one place, rate {rate}", []).append(
                     (pooled(parts, seed, rate), 0.0)
                 )
                 if xgboost:
@@ -198,10 +198,10 @@ def rivals(data: Path, names: list[str], seeds: list[int]) -> None:
                             f"{rate}{'' if cyclic else ' / clients'}"
                         )
                         rounds = 1 if cyclic and name == "generated" else ROUNDS[name]
-                        found.setdefault(label, []).append(
+                        results.setdefault(label, []).append(
                             federated_xgboost(parts, rounds, cyclic, own)
                         )
-        for label, runs in found.items():
+        for label, runs in results.items():
             scores, megabytes = np.array(runs).T
             spread = f" ± {scores.std(ddof=1):.1f}" if len(runs) > 1 else ""
             table.add_row(

@@ -136,11 +136,11 @@ def accuracies(source: str, shards: bool, rate: float, seed: int, rounds: int) -
             task.model_fn, data, client, model=task.work_model(), objective=task.objective
         )
 
-    found: list[float] = []
+    curve: list[float] = []
 
     def look(now: Round) -> bool:
-        found.append(task.accuracy(now.arrays))
-        return found[-1] >= TARGET
+        curve.append(task.accuracy(now.arrays))
+        return curve[-1] >= TARGET
 
     grid = ClientGrid(
         InlineGrid(to_client_app(client_fn), CLIENTS),
@@ -160,7 +160,7 @@ def accuracies(source: str, shards: bool, rate: float, seed: int, rounds: int) -
         evaluate_every=rounds,
         callbacks=[look],
     )
-    return found
+    return curve
 
 
 def main() -> None:
@@ -208,14 +208,14 @@ def main() -> None:
         for rate in arguments.rates or RATES[partition]:
             for seed in arguments.seeds:
                 began = time.monotonic()
-                found = accuracies(
+                curve = accuracies(
                     arguments.data,
                     partition == "shards",
                     rate,
                     seed,
                     arguments.rounds or ROUNDS[partition],
                 )
-                reached = str(len(found)) if found[-1] >= TARGET else f"more than {len(found)}"
+                reached = str(len(curve)) if curve[-1] >= TARGET else f"more than {len(curve)}"
                 seconds = f"{time.monotonic() - began:.0f}"
                 table.add_row(
                     partition,
@@ -223,11 +223,11 @@ def main() -> None:
                     str(seed),
                     reached,
                     PRINTED[partition],
-                    f"{100 * found[-1]:.2f}",
+                    f"{100 * curve[-1]:.2f}",
                     seconds,
                 )
                 lines += [
-                    (partition, rate, seed, number, value) for number, value in enumerate(found, 1)
+                    (partition, rate, seed, number, value) for number, value in enumerate(curve, 1)
                 ]
                 print(
                     f"{partition}, rate {rate:g}, seed {seed}: {reached} rounds",

@@ -50,12 +50,12 @@ def cpu_of_run(settings: list[str], watched: bool) -> tuple[float, float, int]:
             stamp = ""
             while run.poll() is None:
                 time.sleep(2 if watched else 0.5)
-                found = re.search(r"http://\S+", log.read_text())
-                if not found:
+                address = re.search(r"http://\S+", log.read_text())
+                if not address:
                     continue
                 try:
                     with urllib.request.urlopen(
-                        f"{found[0]}news?after={stamp}", timeout=20
+                        f"{address[0]}news?after={stamp}", timeout=20
                     ) as answer:
                         news = json.load(answer)["stamp"]
                 except (urllib.error.URLError, ConnectionError):

@@ -76,13 +76,13 @@ def main() -> None:
         for multiple in (1.5, 2.0, 3.0):
             row = []
             for how in HOW.values():
-                found = [
+                runs = [
                     played(np.where(worst, multiple, 1.0), cdf, args, seed, how)
                     for seed in range(args.seeds)
                 ]
                 row += [
-                    spread([float(p[worst].mean()) for p in found]),
-                    f"{np.mean([p.max() for p in found]):.1f}",
+                    spread([float(p[worst].mean()) for p in runs]),
+                    f"{np.mean([p.max() for p in runs]):.1f}",
                 ]
             table.add_row(cdf, f"{multiple:g} times", *row)
     console.print(table)

@@ -64,7 +64,7 @@ class Browser:
             os.close(end)
         self._out, self._in = os.fdopen(ours_out, "wb", 0), os.fdopen(ours_in, "rb", 0)
         self._count, self._rest, self._session = 0, b"", None
-        self.told = []  # what the page said by itself: errors, requests
+        self.events = []  # what the page said by itself: errors, requests
         target = self.do("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -107,7 +107,7 @@ class Browser:
             if answer.get("id") == self._count:
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
-            self.told.append(answer)
+            self.events.append(answer)
 
     def _read(self):
         while b"\0" not in self._rest:
@@ -122,16 +122,16 @@ class Browser:
         if isinstance(address, Path):
             address = address.resolve().as_uri()
         self.do("Page.navigate", url=address)
-        while not any(one.get("method") == "Page.loadEventFired" for one in self.told):
-            self.told.append(self._read())
+        while not any(one.get("method") == "Page.loadEventFired" for one in self.events):
+            self.events.append(self._read())
 
     def ask(self, expression):
         """Return the value of an expression of JavaScript; a promise is waited for."""
-        found = self.do(
+        answer = self.do(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def wait(self, expression, seconds=30):
         """Wait until an expression is true."""
@@ -139,9 +139,9 @@ class Browser:
             const look = () => {{ const v = ({expression});
                 if (v || Date.now() > until) yes(Boolean(v)); else setTimeout(look, 50); }};
             look(); }})"""
-        found = self.ask(loop)
-        assert found, f"never came true: {expression}"
-        return found
+        value = self.ask(loop)
+        assert value, f"never came true: {expression}"
+        return value
 
     def point(self, x, y, kind="mouseMoved"):
         """Move the pointer, or press and release it with ``kind`` "click"."""
@@ -166,18 +166,18 @@ class Browser:
         """What went wrong in the page: exceptions, refused scripts, messages of
         errors.
         """
-        found = [
+        entries = [
             one["params"]
-            for one in self.told
+            for one in self.events
             if one.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")
         ]
-        return [one for one in found if one.get("entry", {}).get("level", "error") == "error"]
+        return [one for one in entries if one.get("entry", {}).get("level", "error") == "error"]
 
     @property
     def asked(self):
         """The addresses that the page asked for."""
         return [
             one["params"]["request"]["url"]
-            for one in self.told
+            for one in self.events
             if one.get("method") == "Network.requestWillBeSent"
         ]

@@ -135,13 +135,13 @@ def computed(func, args, kwargs):
             moved(args[0], CUDA),
             *args[1:],
         )  # topk's gradient: PyTorch 2.6 makes its zeros where its own code sees the tensors
-    found = []
+    tensors = []
     tree_map_only(
-        torch.Tensor, found.append, [*args[:1], kwargs] if func in INDEXED else [args, kwargs]
+        torch.Tensor, tensors.append, [*args[:1], kwargs] if func in INDEXED else [args, kwargs]
     )
-    there = any(isinstance(tensor, OnCuda) for tensor in found)
+    there = any(isinstance(tensor, OnCuda) for tensor in tensors)
     if there and func not in BETWEEN:
-        for tensor in found:
+        for tensor in tensors:
             if not isinstance(tensor, OnCuda) and tensor.dim():
                 raise RuntimeError(
                     f"{func}: expected all tensors to be on the same device, but found cuda:0 and "

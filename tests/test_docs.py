@@ -91,8 +91,8 @@ def prose(page):
 
 def blocks(page, *languages):
     """Return the code blocks of a page that are in one of the languages."""
-    found = FENCE.findall(page.read_text(encoding="utf-8"))
-    return [dedent(code) for _, language, code in found if language in languages]
+    blocks_found = FENCE.findall(page.read_text(encoding="utf-8"))
+    return [dedent(code) for _, language, code in blocks_found if language in languages]
 
 
 def anchors(page):
@@ -267,9 +267,9 @@ def named_settings(page):
 
 def test_what_the_tests_below_look_at_is_found():
     assert sum(len(links(page)) for page in PAGES) > 200
-    found = [value for page in PAGES for _, value in named_settings(page)]
-    assert len(found) > 200
-    assert sum(map(bool, found)) > 120
+    values = [value for page in PAGES for _, value in named_settings(page)]
+    assert len(values) > 200
+    assert sum(map(bool, values)) > 120
 
 
 @pytest.mark.parametrize("page", named([*PAGES, BENCHMARKS]))
@@ -578,8 +578,8 @@ def test_the_table_of_a_page_is_what_comes_out(page, job, method, tmp_path):
     ]
     assert main(run) == 0
     summary = json.loads((tmp_path / "out/summary.json").read_text(encoding="utf-8"))
-    found = [
+    measured = [
         100 * summary[f"accuracy-{key}"] for key in ("mean", "std", "worst10", "best10", "worst")
     ]
     (row,) = re.findall(rf"^{method} +([\d. ]+)$", blocks(ROOT / page, "text")[0], re.M)
-    assert [float(cell) for cell in row.split()[:5]] == pytest.approx(found, abs=3)
+    assert [float(cell) for cell in row.split()[:5]] == pytest.approx(measured, abs=3)

@@ -34,10 +34,10 @@ def violations(package: str, source: str) -> list[str]:
     """Return one line for every import in ``source`` that a module of ``package`` must
     not make, wherever it stands.
     """
-    found = []
+    lines = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.level:
-            found.append(f"line {node.lineno}: relative import: write 'from {package}...'")
+            lines.append(f"line {node.lineno}: relative import: write 'from {package}...'")
             continue
         if isinstance(node, ast.ImportFrom):
             modules = [node.module or ""]
@@ -54,8 +54,8 @@ def violations(package: str, source: str) -> list[str]:
         for module in modules:
             top = module.partition(".")[0]
             if (top in ALLOWED and top not in ALLOWED[package]) or top in FOREIGN[package]:
-                found.append(f"line {node.lineno}: {package} must not import {module}")
-    return found
+                lines.append(f"line {node.lineno}: {package} must not import {module}")
+    return lines
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
@@ -118,7 +118,7 @@ def borrowed(source: str) -> list[str]:
     """Return one line for every import of a test module in ``source``: what tests share
     lives in modules that hold no tests.
     """
-    found = []
+    lines = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             modules = [f"{node.module or ''}.{alias.name}" for alias in node.names]
@@ -138,8 +138,8 @@ def borrowed(source: str) -> list[str]:
                 or (isinstance(node, ast.ImportFrom) and node.level)
             )
             if ours and any(part.startswith("test_") for part in parts):
-                found.append(f"line {node.lineno}: {module}")
-    return found
+                lines.append(f"line {node.lineno}: {module}")
+    return lines
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -28,7 +28,7 @@ LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "she
 
 def dangers(source):
     """Return one line for every way in which ``source`` could run what it reads."""
-    found = []
+    lines = []
     for node in ast.walk(ast.parse(source)):
         modules = []
         if isinstance(node, ast.Import):
@@ -43,35 +43,35 @@ def dangers(source):
             if name in ("eval", "exec", "compile", "__import__") or name.endswith(
                 ("read_pickle", "to_pickle", "yaml.load")
             ):
-                found.append(f"line {node.lineno}: {name}")
+                lines.append(f"line {node.lineno}: {name}")
             if name.endswith(("np.load", "numpy.load")) and options.get("allow_pickle") != "False":
-                found.append(f"line {node.lineno}: {name} without allow_pickle=False")
+                lines.append(f"line {node.lineno}: {name} without allow_pickle=False")
             if name == "torch.load" and options.get("weights_only") != "True":
-                found.append(f"line {node.lineno}: {name} without weights_only=True")
+                lines.append(f"line {node.lineno}: {name} without weights_only=True")
             if name.endswith("get_state_dict") and options.get("weights_only") != "True":
-                found.append(f"line {node.lineno}: {name} without weights_only=True")
+                lines.append(f"line {node.lineno}: {name} without weights_only=True")
             if (
                 options.get("trust_remote_code", "False") != "False"
                 or options.get("allow_pickle", "False") != "False"
             ):
-                found.append(f"line {node.lineno}: {name} trusts what it reads")
+                lines.append(f"line {node.lineno}: {name} trusts what it reads")
             if name == "load_state_dict_from_url" or name.endswith("hub.load"):
-                found.append(f"line {node.lineno}: {name} unpickles what it fetches")
-        found += [
+                lines.append(f"line {node.lineno}: {name} unpickles what it fetches")
+        lines += [
             f"line {node.lineno}: {module}"
             for module in modules
             if module.partition(".")[0] in LOADERS
         ]
-    return found
+    return lines
 
 
 def test_nothing_unpickles_or_evaluates():
-    found = {
+    dangerous = {
         str(path): lines
         for path in FILES
         if (lines := dangers((ROOT / path).read_text(encoding="utf-8")))
     }
-    assert found == {}
+    assert dangerous == {}
     assert len(FILES) > 80
 
 

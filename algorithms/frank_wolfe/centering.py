@@ -50,8 +50,8 @@ def answer(
     """Return a client's sums for a stage, of the shapes that :meth:`Centering.shapes`
     says. Raises ``ValueError`` for another stage.
 
-    ``told``: :meth:`Centering.told`. ``limits``: predictions other than 0 are clipped
-    to this range.
+    ``told``: from :meth:`Centering.question`. ``limits``: predictions other than 0 are
+    clipped to this range.
     """
     check_choice("stage", stage, STAGES)
     rows, columns, values = train

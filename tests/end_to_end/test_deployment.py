@@ -60,15 +60,15 @@ def deployment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sites") / "deployment"
     done = fedapps("deploy", "up", "--nodes", "3", "--dir", folder)
     assert done.returncode == 0, done.stderr
-    found = Deployment.open(folder)
+    opened = Deployment.open(folder)
     assert f"fedapps deploy flwr --dir {folder} run . own" in done.stdout
     assert (
         "which only you can enter" if not obstacle() else "open to every process of this machine"
     ) in done.stdout
-    yield found
+    yield opened
     done = fedapps("deploy", "down", "--dir", folder)
     assert done.returncode == 0, done.stderr
-    assert marked(found.mark) == []
+    assert marked(opened.mark) == []
     assert not folder.exists()
 
 
@@ -129,10 +129,10 @@ def test_status_logs_and_what_is_private(deployment):
     done = fedapps("deploy", "status", "--dir", deployment.folder)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("online") == 3
-    told = fedapps(
+    lines = fedapps(
         "deploy", "logs", "--log-format", "json", "--dir", deployment.folder
     ).stdout.splitlines()
-    assert {json.loads(line)["site"] for line in told} == {"superlink"}
+    assert {json.loads(line)["site"] for line in lines} == {"superlink"}
     assert (
         "SuperNode ID"
         in fedapps("deploy", "logs", "site-1", "--dir", deployment.folder, "--lines", "500").stdout

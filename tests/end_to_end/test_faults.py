@@ -111,13 +111,13 @@ def test_a_method_of_ones_own_travels_to_the_sites_which_say_what_they_lack(
     (example / "own_method.py").write_text("import scales\n" + code)
     done = fedapps(*job, *engine, "--out", tmp_path / "lacking", cwd=example, path=[lent])
     said = "there is no module 'scales', which own_method imports: install it here"
-    told = [
+    reasons = [
         f"{failure['client']}: {failure['reason']}"
         for row in rounds_of(tmp_path / "lacking")
         for failure in row["failures"]
     ]
-    assert told, done.stdout + done.stderr
-    assert all(text.startswith("2: ") and said in text for text in told), told
+    assert reasons, done.stdout + done.stderr
+    assert all(text.startswith("2: ") and said in text for text in reasons), reasons
     assert said in deployment.sites["rome"].words()
 
 
@@ -139,7 +139,7 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
     )
     hung = []
     try:
-        wait_for(lambda found: len(found) >= 1, process, out, 90)
+        wait_for(lambda rows: len(rows) >= 1, process, out, 90)
         before = versions(paris)
         paris.kill()
         kept = versions(paris)  # what it had learnt is still there
@@ -153,7 +153,7 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
         for one in hung:
             os.kill(one, signal.SIGSTOP)
         wait_for(
-            lambda found: any(row["clients"] == [0] and len(row["failures"]) == 2 for row in found),
+            lambda rows: any(row["clients"] == [0] and len(row["failures"]) == 2 for row in rows),
             process,
             out,
             3 * WAIT,
@@ -166,7 +166,7 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
         back.start()
         bad = next(row["round"] for row in rounds_of(out) if row["failures"])
         wait_for(
-            lambda found: [0, 1, 2] in [row["clients"] for row in found if row["round"] > bad],
+            lambda rows: [0, 1, 2] in [row["clients"] for row in rows if row["round"] > bad],
             process,
             out,
             180,
@@ -181,12 +181,12 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    found = rounds_of(out)
-    failures = {(f["client"], row["round"]): f["reason"] for row in found for f in row["failures"]}
+    rows = rounds_of(out)
+    failures = {(f["client"], row["round"]): f["reason"] for row in rows for f in row["failures"]}
     assert {client for client, _ in failures} == {SITES["paris"], SITES["rome"]}
     assert failures[SITES["rome"], bad] == f"no answer within {WAIT} s"
     assert summary_of(out)["failures"] == len(failures)
-    again = max(row["round"] for row in found if SITES["paris"] in row["clients"])
+    again = max(row["round"] for row in rows if SITES["paris"] in row["clients"])
     assert again > bad
     # what it has learnt since; without a checkpoint an older version is of no use
     assert set(versions(paris)) == {again}
@@ -200,9 +200,7 @@ def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path, 
     engine = ["--engine", "deployment", "--deployment", deployment.folder]
     out = tmp_path / "sites"
     process = command(*job, *engine, "--out", out)
-    wait_for(
-        lambda found: len(found) >= 1 and (out / "checkpoint" / "1").exists(), process, out, 120
-    )
+    wait_for(lambda rows: len(rows) >= 1 and (out / "checkpoint" / "1").exists(), process, out, 120)
     deployment.superlink.kill()  # and the ServerApp, which it had started
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 1, said

@@ -131,14 +131,14 @@ def descendants(root):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if fields[0] != "Z":
                     parents[int(entry.name)], starts[int(entry.name)] = int(fields[1]), fields[19]
-    found = set()
+    processes = set()
     for process in parents:
         above = process
         while above in parents and above != root:
             above = parents[above]
         if above == root and process != root:
-            found.add((process, starts[process]))
-    return found, set(starts.items())
+            processes.add((process, starts[process]))
+    return processes, set(starts.items())
 
 
 def command_of(process):

@@ -160,9 +160,9 @@ def test_the_penalty_ends_at_the_curvature_over_n():
 def test_dfw_trace_is_far_below_the_biases_and_near_central_frank_wolfe():
     many, _ = run(*build("dfw-trace"), 84, n=20, evaluate_every=0)
     central, _ = run(*build("fedfw", lambda_0=1.0, offset=2), 60, n=1, evaluate_every=0)
-    found = many.evaluate_metrics_clientapp[84]
-    assert found["test-rmse"] < found["test-rmse-of-biases"] - 0.01
-    assert found["test-rmse"] < central.evaluate_metrics_clientapp[60]["test-rmse"] + 0.01
+    measures = many.evaluate_metrics_clientapp[84]
+    assert measures["test-rmse"] < measures["test-rmse-of-biases"] - 0.01
+    assert measures["test-rmse"] < central.evaluate_metrics_clientapp[60]["test-rmse"] + 0.01
 
 
 @pytest.mark.parametrize(

@@ -132,11 +132,11 @@ def by_hand(domain, parts, products, iterations=1):
 
 @pytest.mark.parametrize("domain", [BALL, CONE], ids=["nuclear ball", "spectrahedron"])
 def test_the_messages_carry_the_algorithm(domain):
-    found, strategy, _, _ = run(domain, problems(domain), 31)
+    result_x, strategy, _, _ = run(domain, problems(domain), 31)
     x, steps, gap = by_hand(domain, problems(domain), 31)
     assert strategy.steps_taken == steps == (15 if domain is BALL else 31)
     assert strategy.gap == pytest.approx(gap)
-    np.testing.assert_allclose(found, x, atol=1e-12)
+    np.testing.assert_allclose(result_x, x, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_messages_carry_the_algorithm(domain):
 def test_with_many_power_iterations_it_is_frank_wolfe_on_the_mean(domain):
     parts = problems(domain)
     halves = 2 if isinstance(domain, NuclearBall) else 1
-    found, steps, found_gap = by_hand(domain, parts, 6 * 500 * halves, 500)
+    result_x, steps, result_gap = by_hand(domain, parts, 6 * 500 * halves, 500)
     x = domain.start()
     for t in range(1, 7):
         gradient = np.mean([part.gradient(x) for part in parts], axis=0)
@@ -156,8 +156,8 @@ def test_with_many_power_iterations_it_is_frank_wolfe_on_the_mean(domain):
     # one of them to another eigenvector than the last, of which the first was an exact
     # one
     assert steps == 6
-    np.testing.assert_allclose(found, x, atol=1e-6)
-    assert found_gap == pytest.approx(gap, rel=1e-6)
+    np.testing.assert_allclose(result_x, x, atol=1e-6)
+    assert result_gap == pytest.approx(gap, rel=1e-6)
 
 
 def test_only_sums_of_the_replies_are_used():

@@ -192,8 +192,8 @@ def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_o
     assert values == {0: 0.25, 1: 1.0, 2: 0.25}  # clipped to the range of images
     for now, parameters in sent:
         wanted = named(5 if now == 1 else 101).values()
-        for found, array in zip(parameters, wanted, strict=True):
-            np.testing.assert_array_equal(found, array)
+        for received, array in zip(parameters, wanted, strict=True):
+            np.testing.assert_array_equal(received, array)
     assert [(now, sorted(y.tolist())) for now, _, y in judge.seen] == [
         (1, [0, 1, 2]),
         (2, [0, 1, 2]),
@@ -247,8 +247,8 @@ def test_a_first_round_without_images_leaves_the_random_weights(caplog):
     judge = Judge()
     result = run(feddm(judge), [Late(*images(0, 2))], rounds=3)
     wanted = [named(5), named(5), named(102)]
-    for found, arrays in zip(sent, wanted, strict=True):
-        np.testing.assert_array_equal(found[0], next(iter(arrays.values())))
+    for received, arrays in zip(sent, wanted, strict=True):
+        np.testing.assert_array_equal(received[0], next(iter(arrays.values())))
     assert [now for now, *_ in judge.seen] == [2, 3]
     assert arrays_of(result)["y"].tolist() == [0, 2]
 

@@ -68,13 +68,13 @@ def sampled_grid(client_fn, count, sampled):
 
 @pytest.mark.parametrize("sampled", [1, 2, 5])
 def test_the_fixed_point_is_the_joint_optimum_whoever_takes_part(sampled):
-    found, _ = final(FedDyn, 600, sampled)
-    np.testing.assert_allclose(found, OPTIMUM, atol=1e-6)
+    result, _ = final(FedDyn, 600, sampled)
+    np.testing.assert_allclose(result, OPTIMUM, atol=1e-6)
 
 
 def test_without_h_it_stalls_under_partial_participation():
-    found, _ = final(WithoutH, 600, 2)
-    assert np.abs(found - OPTIMUM).max() > 0.1
+    result, _ = final(WithoutH, 600, 2)
+    assert np.abs(result - OPTIMUM).max() > 0.1
 
 
 def test_h_is_the_mean_of_all_clients_g_also_of_those_that_did_not_take_part():

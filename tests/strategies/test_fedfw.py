@@ -66,10 +66,10 @@ def test_the_messages_carry_algorithms_1_and_2():
                 s[i, j] = -1.5 * np.sign(g[j])
             xs = (1 - eta) * xs + eta * s
             x_bar = (1 - eta) * x_bar + eta * s.mean(0)
-        found, _ = World(domain, problems).run(
+        result, _ = World(domain, problems).run(
             FedFW(domain, FedFWOptions(lambda_0=0.7), variant), 59
         )
-        np.testing.assert_allclose(found, x_bar, atol=1e-12)
+        np.testing.assert_allclose(result, x_bar, atol=1e-12)
 
 
 # --- x_bar is the mean of the clients' points -----------------------------------------

@@ -57,9 +57,9 @@ def test_kept_values_equal_the_whole_ensemble_after_20_rounds_with_dropouts(vari
         version, values = federation.kept(number)
         assert version > 10
         of_then = Additive(function.clip, function.blocks[:version])
-        for part, found in zip((data.train, data.test), values, strict=True):
+        for part, kept in zip((data.train, data.test), values, strict=True):
             np.testing.assert_allclose(
-                found, values_at(of_then, part.x, 3, oracle.predict), rtol=1e-5, atol=1e-5
+                kept, values_at(of_then, part.x, 3, oracle.predict), rtol=1e-5, atol=1e-5
             )
         if number in scores:  # after the last round
             last = values_at(function, data.test.x, 3, oracle.predict)
@@ -143,8 +143,8 @@ def test_the_run_equals_the_recursion_written_out():
     federation = Federation(datas, oracle, 2)
     result = federation.run(FFGB(options), 5, evaluate_every=0)
     everywhere = torch.arange(4.0)[:, None]
-    found = values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict)
-    torch.testing.assert_close(found, recursion(datas, 0.6, 5))
+    values = values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict)
+    torch.testing.assert_close(values, recursion(datas, 0.6, 5))
 
 
 def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
@@ -155,8 +155,8 @@ def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
     g = torch.zeros(6, 3)
     for step in range(24):
         g = g - 4.0 / (step + 2) * (g.softmax(1) - coded(data.train.y, 3) + 0.05 * g)
-    found = values_at(Additive.from_arrays(arrays_of(result)), data.train.x, 3, Table(6).predict)
-    np.testing.assert_allclose(found, g, rtol=1e-5, atol=1e-6)
+    values = values_at(Additive.from_arrays(arrays_of(result)), data.train.x, 3, Table(6).predict)
+    np.testing.assert_allclose(values, g, rtol=1e-5, atol=1e-6)
 
 
 # --- the theorems, on toys ------------------------------------------------------------
