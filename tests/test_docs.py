@@ -220,7 +220,7 @@ def test_scripts_exist_and_know_their_options(line):
 
 
 @pytest.mark.parametrize("page", named(PAGES))
-def test_shell_blocks_call_what_is_looked_at_or_cannot_be(page):
+def test_shell_blocks_call_only_known_programs(page):
     for block in blocks(page, "sh"):
         lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
         called = {line.split()[0] for line in lines if line and not line.startswith("#")}
@@ -265,7 +265,7 @@ def named_settings(page):
     )
 
 
-def test_what_the_tests_below_look_at_is_found():
+def test_the_pages_contain_settings_to_check():
     assert sum(len(links(page)) for page in PAGES) > 200
     values = [value for page in PAGES for _, value in named_settings(page)]
     assert len(values) > 200
@@ -330,7 +330,7 @@ def test_settings_named_in_the_text_exist_with_their_defaults(page):
         assert value == toml_value(known[key]), key
 
 
-def test_methods_say_their_options_in_generated_tables():
+def test_pages_of_methods_have_generated_option_tables():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "settings.md")
     marked = {
         word for words in re.findall(r"<!-- settings: (.*?) -->", text) for word in words.split()
@@ -563,7 +563,7 @@ def test_the_page_on_privacy_says_of_every_method_whether_it_can_be_private():
     ("page", "job"),
     [("README.md", "default.toml"), ("docs/reading-a-report.md", "two-classes.toml")],
 )
-def test_the_table_of_a_page_is_what_comes_out(page, job, method, tmp_path):
+def test_the_table_of_a_page_matches_a_run(page, job, method, tmp_path):
     """To three points: versions of PyTorch differ in the last bits, which a round of
     training makes into digits.
     """

@@ -63,7 +63,7 @@ def test_imports_point_downwards(path):
     assert violations(path.parts[0], (ROOT / path).read_text(encoding="utf-8")) == []
 
 
-def test_every_package_is_looked_at():
+def test_every_package_is_checked():
     assert {path.parts[0] for path in FILES} == set(ALLOWED)
     assert {
         path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"
@@ -86,7 +86,7 @@ def test_every_package_is_looked_at():
         ("clients", "from .data import Split"),
     ],
 )
-def test_a_wrong_import_is_found(package, source):
+def test_a_wrong_import_is_detected(package, source):
     assert len(violations(package, source)) == 1
 
 

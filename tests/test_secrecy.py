@@ -90,7 +90,7 @@ def test_nothing_unpickles_or_evaluates():
         "pd.read_pickle(path)",
     ],
 )
-def test_what_would_is_found(source):
+def test_dangerous_calls_are_detected(source):
     assert len(dangers(source)) >= 1
 
 
@@ -239,7 +239,7 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
     assert "no training data on this site" in said
 
 
-def test_a_value_that_cannot_be_read_is_not_told(tmp_path, capfd):
+def test_an_unreadable_value_is_not_printed(tmp_path, capfd):
     """A name in a column of numbers: the message says which column, not what is in
     it.
     """

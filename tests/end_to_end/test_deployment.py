@@ -125,7 +125,7 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
         assert_same(one, other, f"round {one['round']}", not_compared)
 
 
-def test_status_logs_and_what_is_private(deployment):
+def test_status_logs_and_file_permissions(deployment):
     done = fedapps("deploy", "status", "--dir", deployment.folder)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("online") == 3
@@ -149,7 +149,7 @@ def test_status_logs_and_what_is_private(deployment):
 
 
 @pytest.mark.skipif(bool(obstacle()), reason=f"no wall: {obstacle()}")
-def test_a_script_with_the_port_number_gets_nowhere(deployment):
+def test_a_script_that_knows_only_the_port_is_refused(deployment):
     """Nor does Flower's own command with the connection's certificate; the SuperNodes'
     ports are closed, too.
     """
@@ -171,7 +171,7 @@ def test_a_script_with_the_port_number_gets_nowhere(deployment):
     assert fedapps("deploy", "flwr", "--dir", deployment.folder, "list", "own").returncode == 0
 
 
-def test_who_is_refused_and_what_is_said(deployment, tmp_path):
+def test_refused_sites_and_their_messages(deployment, tmp_path):
     stranger = Site(deployment, "stranger", {"partition-id": 9}, free_port())
     make_site_key(stranger.folder / "key")
     shutil.copy(deployment.certificates / "ca.pem", stranger.folder)
@@ -191,7 +191,7 @@ def test_who_is_refused_and_what_is_said(deployment, tmp_path):
     assert marked(stranger.mark) == []
 
 
-def test_sites_with_data_of_their_own(tmp_path):
+def test_sites_with_their_own_data(tmp_path):
     """Three tables; one names a category that the settings do not know: said by name,
     here and there. Mended, it takes part. Then each of the two wards of a site is a
     client of its own, whose state stays in the SuperNode: a message a site.

@@ -221,7 +221,7 @@ def test_the_workers_give_the_numbers_of_the_inline_engine(name, simulated):
     assert shared == (name != "a node per client")
 
 
-def test_a_client_that_hangs_costs_its_reply_and_not_the_run(simulated):
+def test_a_hanging_client_loses_its_reply_but_the_run_continues(simulated):
     """It keeps its worker; the other worker goes on, also for that client."""
     text = "\n".join(simulated[1])
     assert "RESULT [3.0, 3.0]" in text

@@ -88,7 +88,7 @@ def versions(site):
     }
 
 
-def test_a_method_of_ones_own_travels_to_the_sites_which_say_what_they_lack(
+def test_an_own_method_is_sent_to_the_sites_which_report_missing_packages(
     deployment, lent, tmp_path
 ):
     """The file of `examples/own-method` goes with the app. A package that it imports
@@ -192,7 +192,7 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
     assert set(versions(paris)) == {again}
 
 
-def test_the_superlink_is_killed_and_the_run_gone_on_with(deployment, tmp_path, monkeypatch):
+def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monkeypatch):
     """After its first checkpoint; the numbers are those of a run that nothing
     befell.
     """

@@ -218,9 +218,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
 
 
 @pytest.mark.ray
-def test_a_superlink_that_was_launched_runs_an_app_that_raises_which_fails_with_its_reason(
-    app, tmp_path
-):
+def test_an_app_that_raises_fails_with_its_reason(app, tmp_path):
     with flower.launched(None, walled=False) as link:
         home = link.base / "home"
         outcome = flower.run_simulation(
@@ -307,7 +305,7 @@ def test_an_unknown_setting_is_rejected_with_the_reason(app, tmp_path):
     assert outcome.details.startswith("Key 'nested.rat' is not present")
 
 
-def test_a_superlink_that_dies_is_a_failure_with_its_last_words(app, tmp_path, monkeypatch):
+def test_a_superlink_that_dies_is_a_failure_with_its_last_log_lines(app, tmp_path, monkeypatch):
     broken = tmp_path / "flower-superlink"
     broken.write_text("#!/bin/sh\necho 'OSError: the disk is full' >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -351,7 +349,7 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
         ),
     ],
 )
-def test_resources_that_are_not_there(app, tmp_path, monkeypatch, options, environment, message):
+def test_missing_resources_are_an_error(app, tmp_path, monkeypatch, options, environment, message):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(

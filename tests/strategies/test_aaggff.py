@@ -80,7 +80,7 @@ def test_with_lost_replies_c_is_the_share_that_answered():
     assert strategy.rule.high == pytest.approx(4 / 6)
 
 
-def test_the_defaults_are_the_step_that_moves_something_below_a_cap_of_three():
+def test_the_default_step_changes_the_weights_within_a_cap_of_three():
     """What the rule's exam with 689 clients is about
     (tests/algorithms/fairness/test_prior_and_cap.py).
     """
@@ -135,7 +135,7 @@ def test_aaggff_s_refuses_samples_and_names_aaggff_d():
 
 
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD])
-def test_a_client_that_fails_costs_its_round_only(kind):
+def test_a_failing_client_affects_only_its_own_reply(kind):
     class Fails(LossyClient):
         def fit(self, parameters, config):
             if config["server-round"] == 2:

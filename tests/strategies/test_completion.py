@@ -62,7 +62,7 @@ def build(name, **options):
 
 
 @pytest.mark.parametrize("name", ["fedfw", "fedfw-plus", "projected", "dfw-trace"])
-def test_the_constants_follow_the_point_and_say_what_the_clients_score(name):
+def test_the_constants_follow_the_point_and_determine_the_clients_scores(name):
     """The test error that clients report is that of ``rows + columns + scale x`` of the
     final model, clipped.
     """
@@ -80,7 +80,7 @@ def test_the_constants_follow_the_point_and_say_what_the_clients_score(name):
     assert [now.trained.bytes_up > 0 for now in world.rounds] == [True] * 9
 
 
-def test_what_is_not_centred_still_has_baselines_beside_it():
+def test_without_centring_the_baselines_are_reported_too():
     strategy, kind = build("fedfw", center="none", lambda_0=0.1)
     result, _ = run(strategy, kind, 6)
     assert list(arrays_of(result)) == ["x0"]
@@ -104,7 +104,7 @@ def test_a_client_that_does_not_answer_is_missing_from_the_sums_only():
     np.testing.assert_array_equal(arrays_of(away)["columns"], arrays_of(plain)["columns"])
 
 
-def test_sums_of_another_shape_cost_their_client_alone(caplog):
+def test_sums_of_another_shape_skip_only_their_client(caplog):
     class Odd(DFWTraceClient):
         def fit(self, parameters, config):
             arrays, n, metrics = super().fit(parameters, config)
@@ -118,7 +118,7 @@ def test_sums_of_another_shape_cost_their_client_alone(caplog):
 
 @pytest.mark.parametrize("name", ["fedfw-plus", "dfw-trace"])
 @pytest.mark.parametrize("cut", [2, 4, 7])
-def test_an_interrupted_run_goes_on_to_the_same_numbers(name, cut):
+def test_a_resumed_run_ends_with_the_same_numbers(name, cut):
     def built():
         # the automatic one knows the number of rounds
         return build(name, **({} if name == "dfw-trace" else {"lambda_0": 0.1}))

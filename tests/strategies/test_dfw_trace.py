@@ -81,7 +81,7 @@ def run(domain, parts, rounds, strategy=None, kind=DFWTraceClient, **options):
     "setting",
     [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS],
 )
-def test_the_solution_is_reached_whoever_answers(domain, setting):
+def test_the_solution_is_reached_with_any_participation(domain, setting):
     parts, options = problems(domain), dict(SETTINGS[setting])
     rounds = 400 * {"all": 1, "one sampled": 6}.get(setting, 3) // (1 if domain is BALL else 2)
     x, strategy, _, _ = run(domain, parts, rounds, **options)
@@ -92,7 +92,7 @@ def test_the_solution_is_reached_whoever_answers(domain, setting):
 
 
 @pytest.mark.parametrize("setting", ["half sampled", "one sampled", "lost", "half sampled, lost"])
-def test_who_answers_when_changes_the_number_of_rounds_and_nothing_else(setting):
+def test_the_order_of_answers_changes_only_the_number_of_rounds(setting):
     parts = problems(BALL)
     plain, reference, _, _ = run(BALL, parts, 40)
     strategy = DFWTrace(BALL)
@@ -197,7 +197,7 @@ def test_a_client_sends_a_vector_and_never_a_gradient():
 
 
 @pytest.mark.slow
-def test_a_client_that_is_gone_for_good_is_left_out(caplog):
+def test_a_client_that_never_answers_is_skipped(caplog):
     parts = problems(BALL, 4)
     x, strategy, _, _ = run(BALL, parts, 1200, fail=lambda client, t: client == 0)
     best = value(parts[1:], solution(BALL, parts[1:]))
@@ -206,7 +206,7 @@ def test_a_client_that_is_gone_for_good_is_left_out(caplog):
     assert strategy.steps_taken == 1200 // 4
 
 
-def test_a_reply_that_is_no_product_costs_its_client_alone(caplog):
+def test_a_reply_that_is_no_product_skips_only_its_client(caplog):
     class Odd(DFWTraceClient):
         def step(self, x_bar, config):
             arrays, metrics = super().step(x_bar, config)

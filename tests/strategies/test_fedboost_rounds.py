@@ -79,7 +79,7 @@ class Log(Frequencies):
 @pytest.mark.parametrize("gradient", ["sampled", "unbiased"])
 @pytest.mark.parametrize("sampling", ["weighted", "uniform"])
 @pytest.mark.parametrize("mirror", ["entropy", "euclidean"])
-def test_the_weights_of_equal_predictors_stay_where_they_are(gradient, sampling, mirror):
+def test_the_weights_of_equal_predictors_do_not_change(gradient, sampling, mirror):
     options = {
         "budget": 3,
         "gradient": gradient,
@@ -98,7 +98,7 @@ def test_the_weights_of_equal_predictors_stay_where_they_are(gradient, sampling,
         np.testing.assert_allclose(strategy.alpha, 1 / 6, atol=1e-9)
 
 
-def test_as_the_paper_prints_it_whatever_is_drawn_gains():
+def test_with_the_papers_gradient_every_drawn_predictor_gains_weight():
     strategy = FedBoost(SAME, FedBoostOptions(budget=3, step=0.5, centred=False))
     sent = play(strategy, CLIENTS[:1])
     drawn = np.isin(np.arange(6), sent[0][2])
@@ -138,7 +138,7 @@ def test_the_squared_loss_is_not_centred():
     np.testing.assert_array_equal(*ends)
 
 
-def test_one_predictor_a_message_is_compared_with_none():
+def test_centring_is_refused_with_one_predictor_per_message():
     options = {"budget": 1, "draw": "exact"}
     with pytest.raises(
         ValueError,

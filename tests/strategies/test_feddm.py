@@ -266,7 +266,7 @@ class Fails(Says):
         return super().fit(parameters, config)
 
 
-def test_images_of_those_who_reply_replace_the_set_and_a_silent_round_leaves_it():
+def test_images_of_replying_clients_replace_the_set_and_a_round_without_replies_keeps_it():
     """Client 1 is lost in round 1, everybody in round 2."""
     clients = [
         Fails((2,), *images(0, value=0.1)),
@@ -284,7 +284,7 @@ def test_images_of_those_who_reply_replace_the_set_and_a_silent_round_leaves_it(
         )
 
 
-def test_of_sampled_clients_the_set_has_the_images_of_the_last_sample():
+def test_with_sampling_the_set_holds_the_images_of_the_last_sample():
     asked = []
 
     class Watched(Says):
@@ -338,7 +338,7 @@ def test_of_sampled_clients_the_set_has_the_images_of_the_last_sample():
         (images(0)[:1], "its reply is not images of shape"),
     ],
 )
-def test_a_reply_that_cannot_be_right_is_left_out_and_named(arrays, fault, caplog):
+def test_an_impossible_reply_is_skipped_and_its_client_named(arrays, fault, caplog):
     with caplog.at_level(logging.WARNING, logger="flwr"):
         result = run(feddm(), [Says(*images(0, 1, 2)), Says(*arrays)])
     assert arrays_of(result)["y"].tolist() == [0, 1, 2]
@@ -347,7 +347,7 @@ def test_a_reply_that_cannot_be_right_is_left_out_and_named(arrays, fault, caplo
     )
 
 
-def test_its_images_are_those_of_their_class():
+def test_the_images_look_like_their_class():
     clients = [
         FedDMClient(model_fn, data(i, classes), i)
         for i, classes in enumerate([[0, 1], [1, 2], [2]])

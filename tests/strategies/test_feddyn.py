@@ -67,7 +67,7 @@ def sampled_grid(client_fn, count, sampled):
 
 
 @pytest.mark.parametrize("sampled", [1, 2, 5])
-def test_the_fixed_point_is_the_joint_optimum_whoever_takes_part(sampled):
+def test_the_fixed_point_is_the_joint_optimum_for_any_participation(sampled):
     result, _ = final(FedDyn, 600, sampled)
     np.testing.assert_allclose(result, OPTIMUM, atol=1e-6)
 
@@ -77,7 +77,7 @@ def test_without_h_it_stalls_under_partial_participation():
     assert np.abs(result - OPTIMUM).max() > 0.1
 
 
-def test_h_is_the_mean_of_all_clients_g_also_of_those_that_did_not_take_part():
+def test_h_is_the_mean_of_g_over_all_clients_including_absent_ones():
     memory = {}
     _, strategy = final(FedDyn, 7, 2, memory)
     np.testing.assert_allclose(strategy.h, sum(memory.values()) / M, atol=1e-12)

@@ -111,7 +111,7 @@ def test_after_a_failed_client_x_bar_is_the_mean_again(late, sampled):
 
 
 @pytest.mark.slow
-def test_a_client_that_fails_for_good_leaves_the_others_to_themselves():
+def test_without_a_failed_client_the_others_solve_their_own_problem():
     """Clients 1.. solve their own problem; points are asked for once."""
     domain, problems = L1Ball((6,), 2.0), quadratics(6, 4, rows=8)
     broken = World(domain, problems, fail=lambda client, t: client == 0 and t > 2)
@@ -180,7 +180,7 @@ QUICK = [("fedfw-plus", 1, "half sampled"), ("fedfw-plus", 1, "lost after the st
         for case in ((variant, *rest) for variant, cases in CASES.items() for rest in cases)
     ],
 )
-def test_the_solution_is_reached_whoever_answers(variant, local_steps, setting):
+def test_the_solution_is_reached_with_any_participation(variant, local_steps, setting):
     """Any sum of the dual terms but 0 moves it: by 1.17, 2.45 and 0.07 in three of
     these settings, before that was mended.
     """
@@ -216,7 +216,7 @@ def test_while_all_answer_no_dual_variable_travels():
     np.testing.assert_allclose(sum(worlds[0].duals), 0, atol=1e-12)
 
 
-def test_a_state_that_is_none_costs_its_client_alone():
+def test_an_invalid_state_skips_only_its_client():
     """Asked for its state, a client replies with a point outside of the box, or with
     half of what is asked for.
     """
@@ -317,7 +317,7 @@ def test_iterates_stay_in_the_domain_for_a_thousand_rounds():
     assert all(domain.contains(x) for x in world.points)
 
 
-def test_a_bad_atom_is_left_out_and_its_client_named(caplog):
+def test_a_bad_atom_is_skipped_and_its_client_named(caplog):
     domain = L1Ball((6,), 1.0)
 
     class Cheat(FedFWClient):
@@ -379,7 +379,7 @@ def test_projected_fedavg_reaches_the_constrained_optimum():
     np.testing.assert_allclose(x_bar, targets.mean(0) / np.linalg.norm(targets.mean(0)), atol=3e-3)
 
 
-def test_the_server_projects_what_came_from_outside():
+def test_the_server_projects_points_outside_the_domain():
     class Outside(ProjectedClient):
         def step(self, x_bar, config):
             return [np.full(6, 3.0)], {}
@@ -513,7 +513,7 @@ def test_bad_options(options, message):
         FedFWOptions(**options)
 
 
-def test_a_start_outside_of_the_domain():
+def test_a_start_outside_the_domain_is_refused():
     domain = L1Ball((6,), 1.0)
     for strategy, kind in (
         (FedFW(domain), FedFWClient),

@@ -259,7 +259,7 @@ def test_ffgb_l_in_one_round_equals_many_rounds(oracle):
     assert [len(f) for f in functions] == [54, 9]
 
 
-def test_ffgb_l_keeps_away_from_where_it_would_jump():
+def test_ffgb_l_respects_the_slope_between_points():
     """Square loss, labels on a line: f reaches u, whose slope is L, between the points
     of both clients.
     """
@@ -281,7 +281,7 @@ def test_ffgb_l_keeps_away_from_where_it_would_jump():
 # --- faults ---------------------------------------------------------------------------
 
 
-def test_a_learner_that_diverged_is_left_out_with_its_clients_name(caplog):
+def test_a_diverged_learner_is_skipped_and_its_client_named(caplog):
     class Breaks(RidgeOracle):
         def fit(self, x, target, rng):
             if len(x) == 30:  # client 1
@@ -299,7 +299,7 @@ def test_a_learner_that_diverged_is_left_out_with_its_clients_name(caplog):
 
 
 @pytest.mark.parametrize("fault", ["count", "shape", "version", "names"])
-def test_a_reply_that_does_not_fit_is_left_out(fault):
+def test_a_reply_that_does_not_fit_is_skipped(fault):
     class Odd(Federation):
         def client(self, number, context=None):
             inner = super().client(number)
@@ -328,7 +328,7 @@ def test_a_reply_that_does_not_fit_is_left_out(fault):
     assert [len(block) for block in strategy.function.blocks] == [2, 2, 2]
 
 
-def test_labels_that_the_outputs_cannot_tell_apart():
+def test_labels_beyond_the_outputs_are_an_error():
     with pytest.raises(
         ValueError,
         match=r"labels 0\.\.2 of type torch\.int64, but the function tells 2 classes apart",

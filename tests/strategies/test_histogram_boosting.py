@@ -185,7 +185,7 @@ def test_a_round_of_sampled_clients_takes_the_step_of_their_pooled_rows():
     same(arrays, replayed(federation.datas, 10, federation.used, {"min_leaf": 10}))
 
 
-def test_clients_that_fail_are_left_out_and_a_round_without_replies_is_repeated():
+def test_failing_clients_are_skipped_and_a_round_without_replies_is_repeated():
     x, y = rows(600)
 
     def breaks(number, server_round, reply):
@@ -226,7 +226,7 @@ def test_a_reply_that_is_no_sum_over_rows_does_not_count(which):
     same(federation.run(6), replayed(federation.datas, 6, [[0, 2]] * 6))
 
 
-def test_a_resumed_run_and_clients_that_forgot_come_to_the_same_trees():
+def test_a_resumed_run_and_clients_without_state_give_the_same_trees():
     x, y = rows(400)
     datas = dealt(x, y, np.random.default_rng(2).integers(0, 3, len(y)))
     whole = Federation(datas).run(11)
@@ -285,7 +285,7 @@ def test_evaluation_scores_the_finished_trees():
         )
 
 
-def test_values_beyond_all_bounds_are_taken():
+def test_huge_values_are_accepted():
     x, y = rows(300)
     x[5, 0], x[6, 0] = np.inf, -np.inf
     arrays = Federation(dealt(x, y, np.zeros(len(y), int))).run(6)

@@ -43,7 +43,7 @@ def test_the_message_says_which_half_of_the_client_answers():
     np.testing.assert_allclose(arrays_of(result)["w"], START["w"] + 2 * 1 + 3 * 10)
 
 
-def test_a_client_of_two_halves_needs_to_be_told():
+def test_a_client_of_two_halves_needs_the_name_of_the_half():
     with pytest.raises(ValueError, match=r"warm-start-half = None .* must be WarmStart"):
         halves(0, None).fit([START["w"]], {})
 
