@@ -251,7 +251,7 @@ def alone(sampled: int, rounds: int) -> float:
         }
         return Message(RecordDict(content), reply_to=message)
 
-    InlineGrid(app, 1)  # without an identity nobody may make messages
+    InlineGrid(app, 1)  # messages can only be created with an identity
     sent = {
         "arrays": ArrayRecord([np.zeros(FEATURES, np.float32)]),
         "config": ConfigRecord({"server-round": 1}),

@@ -310,7 +310,7 @@ class Soak:
         return model
 
     def table(self) -> str:
-        """Return the counts as a table in Markdown, and what is said of the run as a
+        """Return the counts as a table in Markdown, and the lines about the run as a
         whole.
         """
         total = sum(self.counts.values(), Counter())

@@ -1,5 +1,5 @@
-"""A real browser for tests: Chromium from the distribution, without a window, told what
-to do through a pipe.
+"""A real browser for tests: Chromium from the distribution, without a window,
+controlled through a pipe.
 """
 
 import base64
@@ -31,8 +31,8 @@ _FLAGS = (
 
 
 def needs_browser(test):
-    """Mark a test that opens a page, so that these can run by themselves; it is skipped
-    where there is no Chromium.
+    """Mark a test that opens a page, so that such tests can run separately; it is
+    skipped without Chromium.
     """
     why = "needs Chromium, from the distribution (apt install chromium)"
     test = pytest.mark.skipif(CHROMIUM is None, reason=why)(test)
@@ -40,8 +40,8 @@ def needs_browser(test):
 
 
 class Browser:
-    """One page in a Chromium of its own. ``dark``: the colour scheme that it prefers;
-    ``scripts``: whether they run.
+    """One page in its own Chromium. ``dark``: the preferred colour scheme; ``scripts``:
+    whether scripts run.
     """
 
     def __init__(self, width=1100, height=900, dark=False, scripts=True):
@@ -64,7 +64,7 @@ class Browser:
             os.close(end)
         self._out, self._in = os.fdopen(ours_out, "wb", 0), os.fdopen(ours_in, "rb", 0)
         self._count, self._rest, self._session = 0, b"", None
-        self.events = []  # what the page said by itself: errors, requests
+        self.events = []  # events of the page: errors, requests
         target = self.do("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -118,7 +118,7 @@ class Browser:
         return json.loads(one)
 
     def open(self, address):
-        """Go to a page and wait until it is there."""
+        """Go to a page and wait until it has loaded."""
         if isinstance(address, Path):
             address = address.resolve().as_uri()
         self.do("Page.navigate", url=address)
@@ -126,7 +126,7 @@ class Browser:
             self.events.append(self._read())
 
     def ask(self, expression):
-        """Return the value of an expression of JavaScript; a promise is waited for."""
+        """Return the value of a JavaScript expression; wait if it is a promise."""
         answer = self.do(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -163,9 +163,7 @@ class Browser:
 
     @property
     def complaints(self):
-        """What went wrong in the page: exceptions, refused scripts, messages of
-        errors.
-        """
+        """The errors of the page: exceptions, refused scripts, error messages."""
         entries = [
             one["params"]
             for one in self.events

@@ -1,5 +1,5 @@
-"""The documentation says what is so: links lead somewhere, commands parse, options and
-defaults exist, example code runs.
+"""The documentation is true: links work, commands parse, options and defaults exist,
+example code runs.
 """
 
 import functools
@@ -44,17 +44,17 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "own-project"
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
-# names mistakes among its commands, which are not looked at
+# contains wrong commands on purpose, which are not checked
 BENCHMARKS = ROOT / "benchmarks" / "README.md"
 STRATEGY_PAGE = ROOT / "docs" / "strategy-in-your-project.md"
-# What this page shows how to add, tests/fedapps/test_add_a_method.py tests.
+# The method that this page adds is tested by tests/fedapps/test_add_a_method.py.
 METHOD_PAGE = ROOT / "docs" / "add-a-method.md"
 PROPOSED = re.findall(r'^ +"([\w-]+)": Method\(', METHOD_PAGE.read_text(encoding="utf-8"), re.M)
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
-# What the shell blocks call: what is looked at here, and what cannot be without a
-# network, rights or a cluster.
-LOOKED_AT = {"fedapps", ".venv/bin/fedapps", "flwr", "make", "python", ".venv/bin/python"}
-LEFT_ALONE = {
+# Programs that the shell blocks call: those checked here, and those that cannot be
+# checked without a network, rights or a cluster.
+CHECKED = {"fedapps", ".venv/bin/fedapps", "flwr", "make", "python", ".venv/bin/python"}
+NOT_CHECKED = {
     *(
         "cd",
         "export",
@@ -224,7 +224,7 @@ def test_shell_blocks_call_only_known_programs(page):
     for block in blocks(page, "sh"):
         lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
         called = {line.split()[0] for line in lines if line and not line.startswith("#")}
-        assert called <= LOOKED_AT | LEFT_ALONE
+        assert called <= CHECKED | NOT_CHECKED
 
 
 @pytest.mark.parametrize(
@@ -564,7 +564,7 @@ def test_the_page_on_privacy_says_of_every_method_whether_it_can_be_private():
     [("README.md", "default.toml"), ("docs/reading-a-report.md", "two-classes.toml")],
 )
 def test_the_table_of_a_page_matches_a_run(page, job, method, tmp_path):
-    """To three points: versions of PyTorch differ in the last bits, which a round of
+    """Up to three points: versions of PyTorch differ in the last bits, which a round of
     training makes into digits.
     """
     run = [

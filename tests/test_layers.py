@@ -15,8 +15,8 @@ ALLOWED = {
     "fedapps": {"fedapps", "strategies", "clients", "algorithms"},
     "tools": {"tools", "fedapps", "strategies", "clients", "algorithms"},
 }
-# What a layer must not know: algorithms no framework, the two halves of a method no
-# data sets.
+# Packages that a layer must not import: algorithms no framework, the two halves of a
+# method no data sets.
 DATA_SETS = {"datasets", "flwr_datasets", "huggingface_hub", "sklearn", "torchvision"}
 FOREIGN = {
     "algorithms": {"flwr", "ray"} | DATA_SETS,
@@ -31,8 +31,8 @@ FILES = [
 
 
 def violations(package: str, source: str) -> list[str]:
-    """Return one line for every import in ``source`` that a module of ``package`` must
-    not make, wherever it stands.
+    """Return one line for every import in ``source``, at any place, that a module of
+    ``package`` must not make.
     """
     lines = []
     for node in ast.walk(ast.parse(source)):
@@ -115,8 +115,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def borrowed(source: str) -> list[str]:
-    """Return one line for every import of a test module in ``source``: what tests share
-    lives in modules that hold no tests.
+    """Return one line for every import of a test module in ``source``: shared code
+    belongs in modules without tests.
     """
     lines = []
     for node in ast.walk(ast.parse(source)):

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Extras that a user installs; what tests and linters need is passed on to nobody.
+# Extras that a user installs; what tests and linters need is not distributed.
 FOR_USERS = ("torch", "solvers", "app", "dp", "text", "vision", "tensorboard", "mlflow", "wandb")
 # Packages under the LGPL, which may be linked to, each with the reason for it.
 LESSER: dict[str, str] = {}

@@ -1,5 +1,5 @@
-"""What stands around the code agrees with it: workflows call targets that exist, on the
-Pythons that are allowed; versions are one.
+"""Files around the code agree with it: workflows call existing targets on the supported
+Pythons, and there is one version.
 """
 
 import re

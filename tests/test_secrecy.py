@@ -1,4 +1,4 @@
-"""Nothing that another party or a disk wrote is executed, nobody else can read a run,
+"""Data from another party or a disk is never executed, other users cannot read a run,
 and no log holds a sample.
 """
 
@@ -27,7 +27,7 @@ LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "she
 
 
 def dangers(source):
-    """Return one line for every way in which ``source`` could run what it reads."""
+    """Return one line for every place where ``source`` could execute what it reads."""
     lines = []
     for node in ast.walk(ast.parse(source)):
         modules = []
@@ -95,12 +95,12 @@ def test_dangerous_calls_are_detected(source):
 
 
 class Unpickled(BaseException):
-    """Not an Exception: nobody on the way may catch it."""
+    """Not an Exception, so that no handler catches it."""
 
 
 @pytest.fixture
 def no_pickle(monkeypatch):
-    """Let everything that unpickles raise."""
+    """Make every function that unpickles raise."""
 
     def refuse(*_, **__):
         raise Unpickled
@@ -141,8 +141,8 @@ def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(
 
 
 def test_a_results_folder_is_its_owners(tmp_path, monkeypatch):
-    """Nobody else may enter it, so nothing in it can be read, whatever the files'
-    modes; a folder that was there is left alone.
+    """Other users cannot enter the folder, so they can read nothing in it, whatever the
+    modes of the files. The mode of an existing folder does not change.
     """
     monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     old = os.umask(0o022)
@@ -164,7 +164,7 @@ def test_a_results_folder_is_its_owners(tmp_path, monkeypatch):
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
     stores = list((tmp_path / "shared" / "clients").iterdir())
     assert stores
-    # of personal models every folder is closed
+    # every folder of personal models is closed
     assert {store.stat().st_mode & 0o777 for store in stores} == {0o700}
 
 
@@ -204,7 +204,7 @@ def everything(folder, captured):
 
 @pytest.mark.slow
 def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
-    """Also where clients fail in the middle of their data: what they say goes to the
+    """Even if clients fail while they use their data: their error messages go to the
     server.
     """
     from clients import FedAvgClient
@@ -240,9 +240,7 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
 
 
 def test_an_unreadable_value_is_not_printed(tmp_path, capfd):
-    """A name in a column of numbers: the message says which column, not what is in
-    it.
-    """
+    """A name in a column of numbers: the message names the column, not the value."""
     table(tmp_path / "data", spoil="Zaphod Beeblebrox")
     job = [
         "run",

@@ -86,8 +86,8 @@ def test_the_example_ends_as_the_page_says(variant, word, module, capsys):
 
 
 def recipes():
-    """Return (method, strategy, class) of every row of the page's table; of two classes
-    or strategies in a row, the first.
+    """Return (method, strategy, class) of every row of the page's table; if a row has
+    two classes or strategies, the first.
     """
     rows = re.findall(r"^\| ([\w ,-]+?) \| `(\w+\(.*?\))`.*? \| `(\w+Loop)`(.*?) \|$", PAGE, re.M)
     return [pytest.param(*row[1:], id=row[0]) for row in rows]
@@ -101,7 +101,7 @@ def test_the_recipes_are_found():
 
 @pytest.mark.parametrize(("strategy", "loop", "remark"), recipes())
 def test_every_recipe_runs(strategy, loop, remark, module, capsys):
-    """By the page: the names of one of the two variants are exchanged, nothing else."""
+    """As on the page: only the names in one of the two variants are replaced."""
     variant, old = (
         ("scaffold", "ScaffoldLoop") if "as it was" in remark else ("superfed", "SuPerFedLoop")
     )

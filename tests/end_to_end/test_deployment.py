@@ -48,13 +48,13 @@ pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
 
 def not_compared(key):
-    """Leave out what hangs on time and on the length of a path."""
+    """Skip values that depend on time or on the length of a path."""
     return key == "seconds" or "bytes" in key
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
-    """Three sites that share the settings' data; when they have gone nothing of them is
+    """Three sites that share the settings' data; after the test no process of them is
     left.
     """
     folder = tmp_path_factory.mktemp("sites") / "deployment"
@@ -150,7 +150,7 @@ def test_status_logs_and_file_permissions(deployment):
 
 @pytest.mark.skipif(bool(obstacle()), reason=f"no wall: {obstacle()}")
 def test_a_script_that_knows_only_the_port_is_refused(deployment):
-    """Nor does Flower's own command with the connection's certificate; the SuperNodes'
+    """So is Flower's own command with the connection's certificate; the SuperNodes'
     ports are closed, too.
     """
     facts = json.loads((deployment.folder / "deployment.json").read_text())

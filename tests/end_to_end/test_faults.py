@@ -91,8 +91,8 @@ def versions(site):
 def test_an_own_method_is_sent_to_the_sites_which_report_missing_packages(
     deployment, lent, tmp_path
 ):
-    """The file of `examples/own-method` goes with the app. A package that it imports
-    does not: the server has it and two sites, the third says its name.
+    """The file of `examples/own-method` is sent with the app, but a package that it
+    imports is not: the server and two sites have it, the third reports its name.
     """
     example = shutil.copytree(ROOT / "examples" / "own-method", tmp_path / "example")
     job = ["run", "run.toml", "num-clients=3", "num-rounds=2", "checkpoint-every=0"]
@@ -122,7 +122,7 @@ def test_an_own_method_is_sent_to_the_sites_which_report_missing_packages(
 
 
 def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_path):
-    """In round 2 `paris` is killed and `rome` stops answering: both are left out and
+    """In round 2 `paris` is killed and `rome` stops answering: both are skipped and
     named, later both take part again.
     """
     out, paris, rome = tmp_path / "r", deployment.sites["paris"], deployment.sites["rome"]
@@ -193,8 +193,8 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
 
 
 def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monkeypatch):
-    """After its first checkpoint; the numbers are those of a run that nothing
-    befell.
+    """It is killed after the first checkpoint; the numbers equal those of a run without
+    faults.
     """
     job = ["method=superfed-mm", "superfed.start=0.0", "num-rounds=2", "checkpoint-every=1", *SMALL]
     engine = ["--engine", "deployment", "--deployment", deployment.folder]

@@ -149,14 +149,14 @@ def command_of(process):
 
 
 def reached(port):
-    """Return whether a process that knows nothing but the port gets through."""
+    """Return whether a process that knows only the port can connect."""
     with socket.socket() as stranger:
         return stranger.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.ray
 def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
-    """One run, many questions, in surroundings made to mislead it."""
+    """One run, many checks, in an environment made to mislead it."""
     decoy = tmp_path / "decoy"  # the current directory holds a package with the app's name
     (decoy / "tinyapp").mkdir(parents=True)
     (decoy / "tinyapp" / "__init__.py").write_text("raise ImportError('the decoy was imported')")
@@ -192,7 +192,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     assert any(line.startswith("finished round 1") for line in lines)
     assert not any("\x1b" in line for line in lines)
     assert set(polls) == {threading.main_thread()}
-    # who knows the port of a run behind a wall does not get through
+    # a process that knows only the port of a protected run cannot connect
     assert any(strangers) == bool(obstacle())
     rounds = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rounds) == 2

@@ -26,8 +26,8 @@ def work(tmp_path_factory):
 
 
 def judged(work, change=lambda rows: rows):
-    """Return the sums of what is counted, and the difference, where the record is
-    changed.
+    """Return the sums of the counts, and the difference, after a change of the
+    record.
     """
     path = work / "run" / "rounds.jsonl"
     before = path.read_text()

@@ -58,7 +58,7 @@ def test_aaggff_s_uses_the_decision_on_the_rounds_own_losses(cdf):
 
 
 def test_with_lost_replies_c_is_the_share_that_answered():
-    """(3.10) divides by the probability with which a response is observed, or its mean
+    """(3.10) divides by the probability that a response is observed; otherwise its mean
     would not be the response.
     """
 
@@ -81,8 +81,8 @@ def test_with_lost_replies_c_is_the_share_that_answered():
 
 
 def test_the_default_step_changes_the_weights_within_a_cap_of_three():
-    """What the rule's exam with 689 clients is about
-    (tests/algorithms/fairness/test_prior_and_cap.py).
+    """The test of the rule with 689 clients is in
+    tests/algorithms/fairness/test_prior_and_cap.py.
     """
     rule = AAggFFD(FedAvg()).new_rule(689)
     assert (rule.step, rule.multiple, rule.cap) == ("sampled", 1.0, 3.0)

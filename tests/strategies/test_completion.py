@@ -1,5 +1,5 @@
-"""Matrix completion through real messages: centring before the first step, whoever
-answers, and results against biases.
+"""Matrix completion through real messages: centring before the first step with any
+participation, and results compared with biases.
 """
 
 import numpy as np
@@ -98,7 +98,7 @@ def test_all_clients_are_asked_although_rounds_are_sampled(name):
 def test_a_client_that_does_not_answer_is_missing_from_the_sums_only():
     plain, _ = run(*build("dfw-trace"), 12)
     some, _ = run(*build("dfw-trace"), 12, fail=lambda client, t: t == 2 and client == 1)
-    # nobody answered: the question is asked again
+    # no client answered: the question is asked again
     away, _ = run(*build("dfw-trace"), 12, fail=lambda client, t: t == 2)
     assert 0 < np.abs(arrays_of(some)["columns"] - arrays_of(plain)["columns"]).max() < 0.5
     np.testing.assert_array_equal(arrays_of(away)["columns"], arrays_of(plain)["columns"])

@@ -1,5 +1,5 @@
-"""DFW-Trace through real messages: the optimum known from a projection, whoever
-answers; only sums are used; state, faults, traffic.
+"""DFW-Trace through real messages: the optimum, known from a projection, with any
+participation; only sums are used; state, faults, traffic.
 """
 
 import numpy as np
@@ -116,8 +116,8 @@ def test_the_order_of_answers_changes_only_the_number_of_rounds(setting):
 
 
 def by_hand(domain, parts, products, iterations=1):
-    """Return x, the number of steps and the last gap after so many products with the
-    mean gradient, without messages.
+    """Return x, the number of steps and the last gap after a number of products with
+    the mean gradient, without messages.
     """
     power, x, steps, gap = PowerIteration(domain, iterations), domain.start(), 0, 0.0
     for _ in range(products):
@@ -161,8 +161,8 @@ def test_with_many_power_iterations_it_is_frank_wolfe_on_the_mean(domain):
 
 
 def test_only_sums_of_the_replies_are_used():
-    """Clients that mask their products and scalars, so that only the sums are what they
-    were, give the same run.
+    """Clients that mask their products and scalars without changing the sums give the
+    same run.
     """
     masks = {size: np.random.default_rng(size).normal(size=(6, size)) for size in (7, 5)}
 

@@ -1,5 +1,5 @@
 """AFL, q-FedAvg, TERM, FedMGDA+ and PropFair: closed forms by hand, reductions to
-FedAvg, and what they are for.
+FedAvg, and fairness.
 """
 
 import numpy as np

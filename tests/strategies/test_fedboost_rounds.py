@@ -1,5 +1,5 @@
-"""Single rounds of FedBoost and AFLBoost by hand, and what a draw alone must not
-change.
+"""Single rounds of FedBoost and AFLBoost by hand, and that a draw alone changes no
+weight.
 """
 
 import numpy as np
@@ -108,8 +108,8 @@ def test_with_the_papers_gradient_every_drawn_predictor_gains_weight():
 
 @pytest.mark.parametrize("gradient", ["sampled", "unbiased"])
 def test_the_one_good_predictor_is_found_among_bad_ones(gradient):
-    """One of six fits the clients, five are sure of what never occurs. The paper's form
-    ends on a bad one with some seeds.
+    """One of six fits the clients; five predict outcomes that never occur. The paper's
+    gradient ends on a bad one with some seeds.
     """
     truth = np.array([0.55, 0.25, 0.15, 0.05])
     wrong = np.tile([0.02, 0.02, 0.06, 0.9], (5, 1))
@@ -124,7 +124,7 @@ def test_the_one_good_predictor_is_found_among_bad_ones(gradient):
 
 
 def test_the_squared_loss_is_not_centred():
-    """Its corrected gradient has the full one as its mean as it is."""
+    """The mean of its corrected gradient is the full gradient already."""
     clients = [Squared(c.frequencies, c.num_examples) for c in CLIENTS]
     ends = []
     for centred in (True, False):

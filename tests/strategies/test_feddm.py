@@ -1,5 +1,5 @@
-"""FedDM: its loss by hand, what a client makes and of what, what the server pools and
-refuses, and that images are of their class.
+"""FedDM: its loss by hand, the images of a client, what the server pools and refuses,
+and that images look like their class.
 """
 
 import logging
@@ -41,9 +41,7 @@ def named(seed):
 
 
 class Judge:
-    """Returns other weights in every call, and remembers what it was asked to train
-    on.
-    """
+    """Returns new weights in every call, and records the samples of each call."""
 
     def __init__(self):
         self.seen = []
@@ -146,7 +144,7 @@ def test_images_outside_the_range_are_refused_by_the_client():
 
 
 class Says(NumPyClient):
-    """Replies with the arrays that it is given."""
+    """Replies with the given arrays."""
 
     def __init__(self, *arrays):
         self.arrays = list(arrays)
@@ -201,8 +199,8 @@ def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_o
 
 
 def test_a_set_that_was_evaluated_is_not_trained_on_again():
-    """Evaluated after every round, and sent in the next: one training a round, not
-    two.
+    """It is evaluated after every round and sent in the next: one training per round,
+    not two.
     """
     sent = []
 
@@ -232,9 +230,7 @@ def test_a_set_that_was_evaluated_is_not_trained_on_again():
 
 
 def test_a_first_round_without_images_leaves_the_random_weights(caplog):
-    """A classifier trained on the noise of the start would have learnt what it is not
-    to know.
-    """
+    """A classifier trained on the initial noise would have learnt from noise."""
     sent = []
 
     class Late(Says):
@@ -254,7 +250,7 @@ def test_a_first_round_without_images_leaves_the_random_weights(caplog):
 
 
 class Fails(Says):
-    """Does not answer in the rounds that it is given."""
+    """Does not answer in the given rounds."""
 
     def __init__(self, rounds, *arrays):
         super().__init__(*arrays)
@@ -267,7 +263,7 @@ class Fails(Says):
 
 
 def test_images_of_replying_clients_replace_the_set_and_a_round_without_replies_keeps_it():
-    """Client 1 is lost in round 1, everybody in round 2."""
+    """Client 1 is lost in round 1, all clients in round 2."""
     clients = [
         Fails((2,), *images(0, value=0.1)),
         Fails((1, 2), *images(1, value=0.2)),

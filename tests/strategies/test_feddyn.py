@@ -1,5 +1,5 @@
-"""FedDyn on heterogeneous quadratics, whose joint optimum is known, with few clients a
-round; and its client's steps.
+"""FedDyn on heterogeneous quadratics, whose joint optimum is known, with few clients
+per round; and its client's steps.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ class Quadratic(NumPyClient):
 
 
 class WithoutH(FedDyn):
-    """What the program of Shen et al. does."""
+    """The program of Shen et al., which omits h."""
 
     def aggregate_train(self, server_round, replies):
         self.h = None

@@ -1,4 +1,4 @@
-"""What travels in FedEvg, its step by hand, who is left out, and the two baselines that
+"""FedEvg's messages, its step by hand, skipped clients, and the two baselines that
 average generative nets.
 """
 
@@ -70,7 +70,7 @@ def evg_client(i, context=None):
 
 
 class Signals(NumPyClient):
-    """Answers with signals that are known by hand."""
+    """Replies with known signals."""
 
     def __init__(self, log, slope, n=1):
         self.answer, self.n = (log, slope), n
@@ -92,8 +92,8 @@ def run(strategy, client_fn=evg_client, clients=3, rounds=2, **options):
 
 
 def test_no_parameter_of_a_clients_net_ever_travels():
-    """Every message of a run is looked at: what goes down and up, and that none of it
-    is a part of any client's net.
+    """Checks every message of a run in both directions: none contains a part of a
+    client's net.
     """
     kept, seen = [], []
 
@@ -317,7 +317,7 @@ def test_a_persistent_net_continues_from_the_previous_round():
 
 
 def test_with_privacy_the_noisy_mean_replaces_the_quotient():
-    """The mean of clipped e_i grad E_i, over all clients asked; epsilon is told."""
+    """The mean of clipped e_i grad E_i over sampled clients; epsilon is reported."""
 
     class NoNoise:
         def normal(self, mean, std, shape):
@@ -401,9 +401,7 @@ def test_the_divergence_is_torchs():
 
 
 def test_a_generated_image_must_be_classified_with_its_own_label(monkeypatch):
-    """The label with which a generated image is classified is the one that it was
-    generated with.
-    """
+    """The target of a generated image is the label that it was generated with."""
     net = build_generator(ACGAN, SHAPE, CLASSES, 4, 0)
     made, classified = [], []
 

@@ -181,8 +181,8 @@ QUICK = [("fedfw-plus", 1, "half sampled"), ("fedfw-plus", 1, "lost after the st
     ],
 )
 def test_the_solution_is_reached_with_any_participation(variant, local_steps, setting):
-    """Any sum of the dual terms but 0 moves it: by 1.17, 2.45 and 0.07 in three of
-    these settings, before that was mended.
+    """A sum of the dual terms other than 0 moves it; an earlier version was off by
+    1.17, 2.45 and 0.07 in three of these settings.
     """
     options = dict(SETTINGS[setting])
     problems = [
@@ -217,8 +217,8 @@ def test_while_all_answer_no_dual_variable_travels():
 
 
 def test_an_invalid_state_skips_only_its_client():
-    """Asked for its state, a client replies with a point outside of the box, or with
-    half of what is asked for.
+    """A client that is asked for its state replies with a point outside the box, or
+    with only half of the arrays.
     """
 
     class Liar(FedFWClient):

@@ -1,5 +1,5 @@
-"""FFGB as a federation: what clients keep, what travels, the theorems on toys whose
-optimum is known, and its faults.
+"""FFGB as a federation: the state of clients, messages, the theorems on small problems
+with a known optimum, and faults.
 """
 
 import numpy as np
@@ -107,7 +107,9 @@ def test_a_rounds_work_does_not_grow_with_the_rounds():
 
     federation = Federation([blobs(seed=k) for k in range(3)], Counting(), 3)
     federation.run(FFGB(FFGBOptions(local_steps=2)), 50, evaluate_every=0, callbacks=[note])
-    assert len(set(work[1:-1])) == 1  # round 1 has nothing to catch up with, the last one is scored
+    assert (
+        len(set(work[1:-1])) == 1
+    )  # round 1 has no earlier learners to add, the last one is scored
     assert max(sent[1:]) - min(sent[1:]) < 64  # digits of round numbers
     values = federation.kept(0)[1]
     assert [v.dtype for v in values] == [np.float32] * 2
@@ -165,8 +167,8 @@ def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
 def distance(
     overlap, schedule="homogeneous", rounds=30, gamma=1.0, local_steps=1, residual=True, seed=0
 ):
-    """||f - f*||^2 over alpha of two clients with 12 points each, ``overlap`` of them
-    shared; learners are wrong elsewhere.
+    """Return ||f - f*||^2 over alpha of two clients with 12 points each, ``overlap`` of
+    them shared; learners are wrong elsewhere.
     """
     mu, own, rng = 0.5, 12, np.random.default_rng(seed)
     at = [np.arange(own), np.arange(own) + own - overlap]

@@ -1,5 +1,5 @@
-"""Histogram boosting as a federation: the trees are those of the pooled rows, whoever
-holds, answers, fails or lies.
+"""Histogram boosting as a federation: the trees equal those of the pooled rows for any
+partition, participation, failure or lie.
 """
 
 import numpy as np
@@ -233,7 +233,7 @@ def test_a_resumed_run_and_clients_without_state_give_the_same_trees():
     first = Federation(datas)
     half = first.run(7)  # in the middle of a tree
     assert half["stage"][0] == 3
-    same(Federation(datas).run(11, start=half, first_round=8), whole)  # nobody has kept anything
+    same(Federation(datas).run(11, start=half, first_round=8), whole)  # no client has kept anything
     first.states[1].clear()
     same(first.run(11, start=half, first_round=8), whole)
     other = Federation(datas)  # which kept the values of other trees

@@ -43,7 +43,7 @@ SHIFTS = [0.1, 2.0, -3.0]
 
 
 class NoNoise:
-    """In place of the generator, so that what is left can be known by hand."""
+    """Replaces the generator, so that the result is known by hand."""
 
     def normal(self, mean, std, shape):
         self.std = std
@@ -75,8 +75,8 @@ def test_the_mean_of_clipped_updates_has_equal_weights(c):
 
 
 def test_a_failed_client_counts_as_an_update_of_zero():
-    """The denominator is how many were asked: else a client could scale the others'
-    updates by not answering.
+    """The denominator is the number of sampled clients; otherwise a client could scale
+    the others' updates by not answering.
     """
 
     class Fails(EchoClient):
@@ -208,7 +208,7 @@ class Library:
 
 
 class Gradient(EchoClient):
-    """Answers FedBoost with a gradient of its own."""
+    """Replies to FedBoost with a given gradient."""
 
     def fit(self, parameters, config):
         h = len(parameters[0])

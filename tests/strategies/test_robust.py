@@ -1,5 +1,5 @@
-"""Robust aggregation as a wrapper: what is passed on, what is refused, and what
-attackers achieve against it.
+"""Robust aggregation as a wrapper: what it passes on, what it refuses, and the effect
+of attackers.
 """
 
 import numpy as np
@@ -88,8 +88,8 @@ def test_without_attackers_the_method_is_unchanged(rule, make):
 
 
 def test_the_wrapped_strategy_steps_from_the_robust_mean():
-    """FedAdam's step depends on the signs alone in round 1: against one attacker it
-    goes the way of the others.
+    """FedAdam's step depends only on the signs in round 1: with one attacker it follows
+    the others.
     """
     attacked = [1.0, 1.0, 1.0, 1.0, -1e6]
     assert run("none", FedAdam(), attacked)["w"].max() < 0
@@ -253,8 +253,8 @@ TARGET = np.array([3.0, -1.0])
 
 
 class Quadratic(EchoClient):
-    """One gradient step of half way towards a target near the common one; attackers do
-    worse.
+    """One gradient step half of the way to a target near the common one; attackers send
+    something else.
     """
 
     def __init__(self, i, attack):

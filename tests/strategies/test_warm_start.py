@@ -31,7 +31,7 @@ def simulate_flowers(strategy, client, arrays):
 
 
 class Named(EchoClient):
-    """Tells by its shift which half it is."""
+    """Its shift shows which half it is."""
 
 
 def halves(i, _):
@@ -49,7 +49,7 @@ def test_a_client_of_two_halves_needs_the_name_of_the_half():
 
 
 def test_each_half_has_its_own_rules_for_replies():
-    """Local's replies hold no arrays; in FedAvg's rounds such a reply is left out."""
+    """Local's replies hold no arrays; in FedAvg's rounds such a reply is skipped."""
 
     class Silent(NumPyClient):
         def fit(self, parameters, config):

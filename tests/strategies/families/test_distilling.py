@@ -72,7 +72,7 @@ def test_fedavg_distill_of_linear_nets_is_uniform_fedavg(start):
 
 
 def test_the_fit_starts_from_the_configured_model():
-    """With a rate of nearly 0 the student stays what it was."""
+    """With a rate of nearly 0 the student does not change."""
     for start, want in (("server", START["bias"]), ("average", START["bias"] + np.float32(0.75))):
         options = FedAvgDistillOptions(start=start, distill_epochs=1, distill_learning_rate=1e-12)
         result = simulate(

@@ -1,5 +1,5 @@
-"""The wrapper: what it hands on, what it refuses, whom the weights belong to, and what
-faults cost.
+"""The wrapper: what it passes on and refuses, which clients the weights belong to, and
+the effect of faults.
 """
 
 import logging
@@ -49,8 +49,8 @@ def tilted(strategy):
 
 
 class Recording(FedAvg):
-    """A stranger's subclass that hands on to ``super``, keeps what it was given, and
-    says so.
+    """A third-party subclass that calls ``super``, records its arguments and declares
+    its capabilities.
     """
 
     capabilities = FedAvg.capabilities
@@ -62,7 +62,7 @@ class Recording(FedAvg):
 
 
 class FromScratch(flower.FedAvg):
-    """A stranger's own average, declared."""
+    """A third-party average with declared capabilities."""
 
     capabilities = Capabilities("model", "weighted average")
 
@@ -76,14 +76,14 @@ class FromScratch(flower.FedAvg):
 
 
 class HandsOn(flower.FedAvg):
-    """A stranger's subclass that says nothing of what it does."""
+    """A third-party subclass without declared capabilities."""
 
     def aggregate_train(self, server_round, replies):
         return super().aggregate_train(server_round, replies)
 
 
 class OwnMedian(flower.FedAvg):
-    """A stranger's own median: weights change nothing."""
+    """A third-party median: weights change nothing."""
 
     capabilities = Capabilities("model", "single replies")
 
@@ -250,7 +250,7 @@ def test_a_strategy_that_refuses_clients_without_examples_gets_none():
 
 
 class Shuffled(InlineGrid):
-    """Replies in another order every time; the nodes in ``away`` are not connected."""
+    """Returns replies in a new order every time; ``away``: disconnected nodes."""
 
     away = frozenset()
 
@@ -368,14 +368,14 @@ def test_a_client_that_comes_back_has_its_old_weight(kind, rounds_away):
         for weights in seen[19 : 19 + rounds_away]
     )
     before, after = seen[18], seen[19 + rounds_away]
-    assert before[2] > 2 * before[0]  # there is something to lose
+    assert before[2] > 2 * before[0]  # its weight is above the uniform one
     assert after[2] > 0.9 * before[2]
     assert seen[-1][2] >= after[2] - 1e-9
 
 
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD, lambda base: AFL(base, AFLOptions(0.01))])
 def test_a_client_that_is_away_in_every_second_round_still_gains_weight(kind):
-    """The worst-served of six; what it is not there for counts neither for nor against
+    """The worst-served of six: rounds in which it is away count neither for nor against
     it.
     """
     app = to_client_app(
