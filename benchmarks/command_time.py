@@ -28,8 +28,8 @@ LONG_RUN = ("method=fedavg", "num-rounds=40", "num-clients=20", "evaluate-every=
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """Return the arguments of Python by what a row is called; runs write below
-    ``folder``, which holds the long run.
+    """Return Python's arguments by the name of the row; runs write below ``folder``,
+    which holds the long run.
     """
     lines = (
         "--help",
@@ -69,8 +69,8 @@ def cost(arguments: Sequence[str]) -> tuple[int, float, float]:
 
 
 def row(name: str, arguments: Sequence[str], repeats: int) -> list[str]:
-    """Return a row of the table; it is empty if the command fails, unless being refused
-    is what is measured.
+    """Return a row of the table; it is empty if the command fails, unless the row
+    measures a rejected command.
     """
     costs = [cost(arguments) for _ in range(repeats)]
     is_refusal = name.startswith("fedapps run") and "inline" not in name

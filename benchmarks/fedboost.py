@@ -58,7 +58,7 @@ def write_library(folder: Path, q: int) -> None:
 
 
 def peak() -> float:
-    """Return the most memory this process has had, in MB."""
+    """Return the peak memory of this process, in MB."""
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
 
@@ -111,7 +111,7 @@ def measure(folder: Path, budget: int, rounds: int, clients: int) -> dict[str, f
 
 
 def main() -> None:
-    """Measure every size in a process of its own, and print."""
+    """Measure every size in its own process, and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[10, 100, 1000, 10_000], metavar="Q"

@@ -67,7 +67,7 @@ def seconds_of(
 
 
 def numbers(module: torch.nn.Module) -> int:
-    """Return how many numbers travel where a module travels."""
+    """Return the number of values that a message with the module holds."""
     return sum(tensor.numel() for tensor in module.state_dict().values())
 
 

@@ -91,8 +91,8 @@ def envelope(client: int, sent: Message) -> Message:
 def try_one(
     rules: Rules, kind: str, number: int, seed: int, sent: Message, reasons: Counter[str]
 ) -> None:
-    """Mutate one of the replies, check it, compare all and average them. Of one that is
-    left out nothing gets any further.
+    """Mutate one of the replies, check it, compare all and average them. A skipped
+    reply is not used any further.
     """
     rng = np.random.default_rng([seed, number])
     victim = int(rng.integers(CLIENTS))

@@ -63,7 +63,7 @@ class Clock:
         self.times: list[float] = []
 
     def __call__(self, now: Any) -> None:
-        """Note it."""
+        """Record it."""
         self.times.append(time.process_time())
 
 
@@ -112,8 +112,8 @@ def run(method: str, data: str, rounds: int, folder: Path) -> dict[str, float]:
 
 
 def state_bytes(folder: Path) -> float:
-    """Return the bytes of the newest version of everything that a client keeps, the
-    largest client's.
+    """Return the bytes of the newest version of a client's whole state, for the client
+    with the largest state.
     """
     largest = 0
     for client in folder.iterdir() if folder.is_dir() else []:

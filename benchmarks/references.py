@@ -45,8 +45,8 @@ SAMPLES = 100
 
 
 def in_one_place(config: Config, only: int | None = None) -> np.ndarray:
-    """Return AUROC (rounds, clients) on each client's test rows of FFGB with one client
-    that holds all training rows, or one's own.
+    """Return AUROC (rounds, clients) on each client's test rows, of FFGB with a single
+    client that holds all training rows, or those of client ``only``.
 
     Everything else is as in the run of ``config``: the rows of the parts, how each
     client scaled its own, oracle, steps and seed.

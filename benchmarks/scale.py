@@ -234,8 +234,8 @@ def inline(clients: int, sampled: int, rounds: int, score: bool) -> dict[str, fl
 
 
 def alone(sampled: int, rounds: int) -> float:
-    """Return CPU seconds a round of Flower's messages and of the clients' work, without
-    anything of ours.
+    """Return CPU seconds per round of Flower's messages and of the clients' work,
+    without our code.
     """
     app = ClientApp()
 
@@ -275,14 +275,14 @@ def alone(sampled: int, rounds: int) -> float:
 
 
 class Aside(InlineGrid):
-    """An inline grid that knows how much CPU time the clients took."""
+    """An inline grid that measures the CPU time of the clients."""
 
     spent = 0.0
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Run the clients and note the time."""
+        """Run the clients and record the time."""
         began = time.process_time()
         replies = super().send_and_receive(list(messages), timeout=timeout)
         self.spent += time.process_time() - began
@@ -290,8 +290,8 @@ class Aside(InlineGrid):
 
 
 def server(clients: int, sampled: int, rounds: int) -> dict[str, float]:
-    """Return CPU milliseconds a round beside the clients' messages, and bytes kept for
-    a client.
+    """Return CPU milliseconds per round without the clients' messages, and bytes kept
+    per client.
     """
     before = peak()
     grid, marks = Aside(client_app, clients, numbered=True), [(time.process_time(), 0.0)]
@@ -341,7 +341,7 @@ def fresh(*arguments: str) -> dict[str, float]:
 
 
 def one(kind: str, *numbers: str) -> dict[str, float]:
-    """Carry out one line."""
+    """Run the measurement of one line."""
     clients, sampled, rounds, score, workers, together = (int(number) for number in numbers)
     if kind == "server":
         return server(clients, sampled, rounds)

@@ -89,7 +89,7 @@ class Recorder(InlineGrid):
     last: tuple[bytes, bytes, int] | None = None
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Note the message of client 0, then answer all."""
+        """Record the message to client 0, then answer all."""
         listed = list(messages)
         for message in listed:
             if message.metadata.dst_node_id == 1000 and message.metadata.message_type == "train":
@@ -103,9 +103,7 @@ class Recorder(InlineGrid):
 
 
 def measure(job: str, folder: Path) -> dict[str, Any]:
-    """Run two rounds of a job and return what its client costs in a process of its
-    own.
-    """
+    """Run two rounds of a job and return the cost of its client in its own process."""
     method, *more = job.split(":")
     given: dict[str, Any] = {
         "method": method,

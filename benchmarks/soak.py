@@ -115,7 +115,7 @@ class Soak:
     # --- running ----------------------------------------------------------------------
 
     def start(self, *engine: str) -> Any:
-        """Start the command, or go on with what is in the folder."""
+        """Start the command, or resume the run in the folder."""
         job = [
             *JOB,
             f"num-rounds={self.rounds}",
@@ -168,7 +168,7 @@ class Soak:
         return bool(self.ended)
 
     def inline(self) -> None:
-        """Run in processes of this one."""
+        """Run in child processes."""
 
         os.environ["SOAK_WORK"] = str(self.work)
         while True:

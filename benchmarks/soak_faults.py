@@ -135,7 +135,7 @@ class FaultyGrid(InlineGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Answer, but for the fault of the round."""
+        """Answer the messages, with the fault of the round."""
         messages = list(messages)
         number, seed = round_of(messages[0])
         if not number:

@@ -44,7 +44,7 @@ class Attacker:
         self.hit = 0  # the round in which the SuperLink was killed last
 
     def act(self, number: int, kind: str, victim: int, process: int) -> None:
-        """Do what the fault of round ``number``, which has just begun, needs."""
+        """Cause the fault of round ``number``, which has just begun."""
         site = self.sites[victim]
         self.away.setdefault(victim, set()).update(
             {number + 1, number + 2} if kind in ("client", "late", "node") else ()
@@ -66,7 +66,7 @@ class Attacker:
             self.deployment.superlink.kill()
 
     def after(self, number: int) -> None:
-        """Let go on what hung in rounds up to ``number``."""
+        """Continue the processes that hung in rounds up to ``number``."""
         for one in [
             one for hung in list(self.hung) if hung <= number for one in self.hung.pop(hung)
         ]:
@@ -89,7 +89,10 @@ class Attacker:
             try:
                 site.start()
                 break
-            except (RunFailed, UserError):  # as long as the SuperLink takes the old one for alive
+            except (
+                RunFailed,
+                UserError,
+            ):  # as long as the SuperLink believes that the old one is alive
                 site.kill()
                 time.sleep(3)
         self.away[victim].update(range(number + 1, len(read_rounds(self.folder)) + 4))

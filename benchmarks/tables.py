@@ -86,7 +86,7 @@ def generated(rows: int, sites: int) -> dict[str, NDArray[Any]]:
 
 
 def parts_of(data: Path, name: str, seed: int) -> list[ArrayData]:
-    """Return the clients' rows as histogram boosting has them."""
+    """Return the clients' rows in the form that histogram boosting uses."""
     config: dict[str, Any] = {
         "method": "histogram-boosting",
         "tabular.source": str(data / name),
