@@ -23,7 +23,7 @@ NO_LIMIT = resource.RLIM_INFINITY
 
 def fault(seed: int, number: int, clients: int) -> tuple[str, int]:
     """Return kind and client of the fault in a round, ("", -1) in odd ones; every kind
-    once in so many faults, in an order drawn.
+    occurs once per cycle, in a random order.
     """
     if number % 2 or not number:
         return "", -1

@@ -4,7 +4,7 @@ fixed or learned by the client.
 Source: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, arXiv
 2003.13461, Algorithm 1.
 
-Contract: FedAvg's. The client also trains a model v of its own, which it keeps and
+Contract: FedAvg's. The client also trains its own model v, which it keeps and
 never sends, at the mixture ``alpha v + (1 - alpha) w`` with the model w that it trains
 for the server; it is evaluated with the mixture of v and the received model. Both
 configurations hold ``apfl-alpha``. If the training configuration holds

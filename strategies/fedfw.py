@@ -8,7 +8,7 @@ fails (``naive-fw``); corrections in ``docs/fedfw.md``.
 Contract. Down: x_bar and, in the configuration, ``etas``, ``lambdas``, ``rhos`` (one of
 each per local step), ``lambda-0``, ``num-clients`` n, ``variant``, ``batch-size`` and
 ``stochastic``. Up: the packed atoms of the local steps, one after the other, and the
-metrics ``num-examples`` and ``fresh`` = 1 if the client had no point of its own and
+metrics ``num-examples`` and ``fresh`` = 1 if the client had no point yet and
 started at this x_bar. If the configuration holds ``resync``, the reply holds x_i after
 the steps instead of the atoms, and for FedFW+ y_i after it. If it holds ``dual-mean``,
 the arrays ``dual.NAME`` after those of x_bar are the mean of the clients' dual
@@ -97,7 +97,7 @@ class FedFWOptions(Options):
 
 @dataclass
 class _Round:
-    """What was sent in a round, as aggregate_train needs it."""
+    """The parts of a round's messages that aggregate_train needs."""
 
     x_bar: Array = field(default_factory=lambda: np.zeros(0))
     etas: Sequence[float] = ()

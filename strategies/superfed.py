@@ -5,14 +5,14 @@ Sources: Hahn, Jeong, Lee, "Connecting Low-Loss Subspace for Personalized Federa
 Learning", KDD 2022, arXiv 2109.07628; Hahn, "Algorithms for Collaborative Machine
 Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050,
 Chapter II, Algorithms 2.3 and 2.4, equations (2.3)-(2.6). The server averages the
-federated models theta_f as FedAvg does and tells the clients when mixing starts: after
-the first L = start * num_rounds rounds, or as soon as clients have been sampled
+federated models theta_f as FedAvg does and informs the clients when mixing starts:
+after the first L = start * num_rounds rounds, or as soon as clients have been sampled
 ``start_draws`` times on average. Mixing "model" is SuPerFed-MM (one lambda per
 mini-batch), "layer" is SuPerFed-LM (one per layer and mini-batch). The proximal term is
 squared; see ``clients/superfed.py``.
 
 Contract: FedAvg's. The client trains the received theta_f, which it returns, and a
-theta_l of its own, which it keeps and never sends, at random mixtures of the two; the
+personal theta_l, which it keeps and never sends, at random mixtures of the two; the
 training configuration holds ``proximal-mu``, ``superfed-nu``, ``superfed-init``,
 ``superfed-step-scale`` and ``superfed-mixing`` ("model", "layer", or "none" before
 mixing starts). The evaluation configuration holds the same, ``superfed-catch-up``,

@@ -1,6 +1,4 @@
-"""All that is installed with this project may be installed by whoever may install it:
-nothing under the GPL or AGPL.
-"""
+"""No package that is installed with this project is under the GPL or AGPL."""
 
 import re
 import tomllib

@@ -259,7 +259,7 @@ def test_plain_flwr_run(tmp_path, short_folder):
     assert summary["status"] == "completed", done.stdout[-3000:]
     assert summary["rounds-completed"] == 2
     assert (folder / "report.html").exists()
-    assert str(folder) in done.stdout  # the user is told where the results are
+    assert str(folder) in done.stdout  # the output names the results folder
     labels = f'{{method="fedavg",run="{folder.name}",task="digits"}}'
     assert f"fedapps_rounds_planned{labels} 2.0" in pages[-1]
     assert f"fedapps_rounds_total{labels} " in pages[-1]

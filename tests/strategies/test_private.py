@@ -274,7 +274,7 @@ NOT_PRIVATE = {
         {"data.synthetic": "set"},
         "makes from the clients' data the synthetic set",
     ),
-    "features found in all rows": (
+    "features read from all rows": (
         {"task": "tabular", "tabular.categorical": "a", "tabular.source": "x"},
         "tabular.categorical",
     ),
