@@ -19,8 +19,9 @@ the dual terms must sum to 0. While all clients reply in every round, ``(1 - eta
 + eta mean(s_i)`` is the mean and sum_i y_i stays 0. Otherwise (clients are sampled, a
 reply was lost, a client joined) the server keeps copies of every client's x_i and y_i,
 which it updates as the clients do: x_bar is the mean over all of them, and the mean of
-the y_i is sent. A client whose reply was lost is asked for its state the next time, and
-left out of the means after ``PATIENCE`` lost replies in a row, until it answers again.
+the y_i is sent. A client whose reply was lost is asked for its state the next time.
+After ``PATIENCE`` lost replies in a row it does not count in the means until it answers
+again.
 Derivation: ``docs/fedfw.md``.
 """
 

@@ -254,8 +254,8 @@ def links(page):
 
 
 def named_settings(page):
-    """Return (key, value) of the settings in a page's text; the value is of those in a
-    table of options, else empty.
+    """Return (key, value) of the settings in a page's text; the value is empty outside
+    tables of options.
     """
     tables = "|".join({key.split(".")[0] for key in default_config() if "." in key})
     return re.findall(
@@ -564,8 +564,8 @@ def test_the_page_on_privacy_says_of_every_method_whether_it_can_be_private():
     [("README.md", "default.toml"), ("docs/reading-a-report.md", "two-classes.toml")],
 )
 def test_the_table_of_a_page_matches_a_run(page, job, method, tmp_path):
-    """Up to three points: versions of PyTorch differ in the last bits, which a round of
-    training makes into digits.
+    """Up to three points: versions of PyTorch differ in the last bits, and training
+    enlarges these differences.
     """
     run = [
         "run",

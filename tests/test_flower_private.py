@@ -1,5 +1,5 @@
-"""Private names of Flower are used in one module: nowhere else in the packages, tools,
-examples and pages.
+"""Private names of Flower are used in one module only, not elsewhere in the packages,
+tools, examples and pages.
 """
 
 import ast

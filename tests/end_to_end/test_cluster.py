@@ -1,5 +1,5 @@
 """A Ray cluster of two nodes with one CPU each, on this machine: a run and a sweep use
-both, and what could not work is refused.
+both, and settings that cannot work are refused.
 """
 
 import argparse

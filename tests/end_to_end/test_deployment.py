@@ -1,5 +1,5 @@
-"""A deployment on this machine, real processes: the numbers of the inline engine,
-refusals with their reason, sites' own data.
+"""A deployment on this machine with real processes: the numbers equal those of the
+inline engine, refusals give a reason, sites can have their own data.
 """
 
 import json
@@ -78,8 +78,8 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
     job = [*JOBS[method], *SMALL]
     run_inline(tmp_path / "inline", *job)
     port = free_port()
-    # as a Flower user would: `flwr run . own`, as it is printed; counters are at the
-    # SuperLink
+    # as a Flower user does: the printed command `flwr run . own`; the counters are at
+    # the SuperLink
     if method == "fedavg":
         settings = tomllib.loads((tmp_path / "inline" / "settings.toml").read_text())
         settings = {key: value for key, value in settings.items() if key != "versions"} | {

@@ -1,5 +1,5 @@
-"""The whole way under Ray: the same numbers as in-process, plain `flwr run`, a client
-that hangs.
+"""Complete runs under Ray: the same numbers as in one process, plain `flwr run`, a
+client that hangs.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""What breaks in a deployment, with real processes: a site lacks a package, sites and
-the SuperLink are killed or hang, and runs go on or are gone on with.
+"""Faults of a deployment with real processes: a site lacks a package, sites and the
+SuperLink are killed or hang, and runs continue or are resumed.
 """
 
 import os
@@ -161,7 +161,7 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
         for one in hung:
             os.kill(one, signal.SIGCONT)
         hung = []
-        # refused until the SuperLink has missed the old one for a minute
+        # refused until the old one has been silent for a minute
         back = threading.Thread(target=paris.start)
         back.start()
         bad = next(row["round"] for row in rounds_of(out) if row["failures"])
@@ -188,7 +188,7 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
     assert summary_of(out)["failures"] == len(failures)
     again = max(row["round"] for row in rows if SITES["paris"] in row["clients"])
     assert again > bad
-    # what it has learnt since; without a checkpoint an older version is of no use
+    # its newest version; without a checkpoint an older version is useless
     assert set(versions(paris)) == {again}
 
 

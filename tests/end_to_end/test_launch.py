@@ -1,5 +1,5 @@
-"""The launcher: a small Flower app is run, fails, is refused, interrupted; nothing is
-ever left behind.
+"""The launcher: a small Flower app runs, fails, is refused or interrupted; no process
+or file is left behind.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ def descendants(root):
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                # from field 3, the state, on
+                # the fields from 3 on, the state
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if fields[0] != "Z":
                     parents[int(entry.name)], starts[int(entry.name)] = int(fields[1]), fields[19]

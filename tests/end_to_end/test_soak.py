@@ -1,5 +1,5 @@
-"""``benchmarks/soak.py``, short: a run under every kind of fault is what it should be,
-and a record that is not is noticed.
+"""A short run of ``benchmarks/soak.py``: it is correct under every kind of fault, and a
+wrong record is detected.
 """
 
 import json
