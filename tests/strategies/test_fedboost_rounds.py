@@ -224,7 +224,7 @@ def test_three_rounds_by_hand(kind, loss, asked):
 
 def test_the_best_single_predictor_is_chosen_by_the_training_losses_of_all_clients():
     """Predictor 1 is best by the weighted losses (0.3), though 2 has the best accuracy;
-    lists of another length are left out.
+    lists of another length are ignored.
     """
     few = {
         "num-examples": 10,
