@@ -50,8 +50,8 @@ def answer(
     """Return a client's sums for a stage, of the shapes that :meth:`Centering.shapes`
     says. Raises ``ValueError`` for another stage.
 
-    ``told``: :meth:`Centering.told`. ``limits``: predictions other than 0 are clipped
-    to this range.
+    ``told``: from :meth:`Centering.question`. ``limits``: predictions other than 0 are
+    clipped to this range.
     """
     check_choice("stage", stage, STAGES)
     rows, columns, values = train
@@ -104,7 +104,7 @@ class Centering:
         """The next question, or "" when all are answered."""
         return STAGES[self._done] if self._done < len(STAGES) else ""
 
-    def told(self) -> list[Float64]:
+    def question(self) -> list[Float64]:
         """Return what clients need for the next answer."""
         mean = np.array([self._mean])
         if self.stage == "rows":

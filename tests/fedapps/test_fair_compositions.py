@@ -224,7 +224,7 @@ def test_propfair_composes_with_privacy_and_weight_rules_do_not():
     for rule in NEUTRAL:
         with pytest.raises(
             UserError,
-            match=r"noise-multiplier: of \w+ only the average of updates could be made private",
+            match=r"noise-multiplier: \w+ uses more than the average of updates",
         ):
             build_strategy(settings_of(rule, **{"dp.noise-multiplier": 1.0}), task)
 

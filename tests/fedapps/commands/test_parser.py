@@ -218,7 +218,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         (["fedavg"], "'fedavg': write key=value"),
         (
             ["method=fedboost", "fedboost.budget=101"],
-            "fedboost.budget = 101, but the library holds 100 predictors: choose 1..100",
+            "fedboost.budget = 101, but the library holds 100 predictors: choose 1 to 100",
         ),
         (["method=fedboost", "fedboost.library=/no/such/folder"], "/no/such/folder"),
         (
@@ -227,7 +227,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         ),
         (
             ["method=fedboost", "fedboost.cache=3", "fedboost.repeats=2"],
-            "fedboost.cache = 3, repeats = 2",
+            "fedboost.cache = 3 needs repeats = 1, not 2",
         ),
         (
             ["method=aaggff-s", "clients-per-round=3", "--nodes", "6"],
@@ -248,7 +248,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         (["method=local", "max-update-norm=2.0"], "max-update-norm = 2.0"),
         (
             ["method=afl", "dp.noise-multiplier=1.0"],
-            "dp.noise-multiplier: of AFL only the average of updates could be made private",
+            "dp.noise-multiplier: AFL uses more than the average of updates",
         ),
         (
             ["dp.noise-multiplier=1.0", "dp.max-epsilon=1.0"],
@@ -269,7 +269,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         ),
         (
             ["method=fedper", "model.name=logistic"],
-            "model.name = 'logistic': the body is shared, which is 0 of 2 arrays",
+            "model.name = 'logistic': the body, which is shared, has 0 of the model's 2 arrays",
         ),
         (
             ["method=fedrep", "model.head=output"],
@@ -277,7 +277,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         ),
         (
             ["method=fedper", "model.head=body,classifier"],
-            "0 of 4 arrays where the head is body., classifier.: choose a model with",
+            "0 of the model's 4 arrays (head: body., classifier.): choose a model with",
         ),
         (
             ["method=pfedme", "pfedme.lambda=200"],
@@ -285,7 +285,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         ),
         (
             ["method=scaffold", "dp.noise-multiplier=1.0"],
-            "dp.noise-multiplier: of Scaffold only the average of updates",
+            "dp.noise-multiplier: Scaffold uses more than the average of updates",
         ),
     ],
 )
