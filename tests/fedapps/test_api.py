@@ -102,12 +102,11 @@ def test_mistakes_are_those_of_the_command(tmp_path, done):
         ({"data": {"alpha": -1.0}}, "data.alpha = -1"),
         (
             {"method": ["fedavg"]},
-            r"method = \['fedavg'\]: a run has one value of each setting: fedapps.sweep takes "
-            r"lists",
+            r"method = \['fedavg'\]: a run takes one value per setting\. For lists use fedapps\.sweep",
         ),
         (
             {"model": {"name": torch.nn.Linear}},
-            "model.name: is code, .* name it as text, 'torch.nn.modules.linear:Linear'",
+            "model.name: other processes .* Give its name as text: 'torch.nn.modules.linear:Linear'",
         ),
         ({"engine": "spark"}, "engine = 'spark': choose one of inline, ray, deployment"),
         ({"out": done.folder}, "is not empty"),

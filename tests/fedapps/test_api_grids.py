@@ -172,7 +172,7 @@ def test_it_goes_on_where_it_stopped_and_tells_what_failed(in_process, tmp_path)
     }
     in_process.broken["seed-1"] = "it died"
     with pytest.raises(
-        RunFailed, match="1 of 3 runs, the first seed-1: it died; the same call goes on"
+        RunFailed, match=r"1 of 3 runs failed, the first is seed-1: it died\. Repeat the call"
     ):
         fedapps.sweep(**grid)
     assert rows_of(tmp_path / "out" / "table.csv")[0]["seeds"] == "2"

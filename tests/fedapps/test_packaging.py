@@ -369,7 +369,6 @@ def test_the_command_says_what_the_library_alone_lacks(tmp_path):
     )
     assert done.returncode == 2
     wanted = (
-        r"fedapps: \w+ is not installed: the command needs more than the library, pip install "
-        r"'fedapps\[app\]'\n"
+        r"fedapps: this command needs \w+, which is not installed: pip install 'fedapps\[app\]'\n"
     )
     assert re.fullmatch(wanted, done.stderr), done.stderr

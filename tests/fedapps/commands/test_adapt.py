@@ -117,7 +117,7 @@ def test_a_rate_at_which_every_epoch_is_worse_leaves_the_model_as_it_was(model, 
         )
         == 0
     )
-    assert "kept:   the model as it was" in capsys.readouterr().out
+    assert "kept:   the original model" in capsys.readouterr().out
     before, after = load_file(model), load_file(out)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -126,20 +126,20 @@ def test_the_epoch_with_the_least_validation_loss_is_kept_not_the_last(model, tm
     """A few samples of another distribution: the loss on validation samples falls and
     rises again.
     """
-    from fedapps.commands.adapt import adapted
+    from fedapps.commands.adapt import adapt
 
     arrays, _, settings = read_model(model)
     data = site(tmp_path / "few", [3, 8, 9], slice(0, 40))
     losses = {}
     for epochs in (1, 2, 4, 8, 16, 32):
-        found = adapted(arrays, settings, data, epochs, "m")
+        found = adapt(arrays, settings, data, epochs, "m")
         losses[epochs] = found.epoch
     assert all(
         losses[b] >= losses[a] for a, b in zip(losses, list(losses)[1:], strict=False)
     )  # the same path, looked at for longer
     assert all(kept <= epochs for epochs, kept in losses.items())
-    longer = adapted(arrays, settings, data, losses[32], "m")
-    whole = adapted(arrays, settings, data, 32, "m")
+    longer = adapt(arrays, settings, data, losses[32], "m")
+    whole = adapt(arrays, settings, data, 32, "m")
     assert all(torch.equal(longer.arrays[name], whole.arrays[name]) for name in arrays)
 
 
@@ -148,7 +148,7 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
     another epoch.
     """
     from clients import FedAvgClient
-    from fedapps.commands.adapt import SITE, adapted
+    from fedapps.commands.adapt import SITE, adapt
     from fedapps.tasks.registry import make_task
 
     arrays, _, settings = read_model(model)
@@ -162,7 +162,7 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
     wrong = rng.random(len(label)) < 0.3  # so that it can be learnt for too long
     label[wrong] = rng.permutation(label[wrong])
     np.savez(folder / "train.npz", image=image, label=label)
-    found = adapted(arrays, settings, folder, epochs, "m")
+    found = adapt(arrays, settings, folder, epochs, "m")
     task = make_task(settings.task, settings.problem, settings.context, str(folder.absolute()))
     data = task.client_data(SITE, 1)
     client = FedAvgClient(
@@ -223,10 +223,10 @@ def test_nothing_is_overwritten_unasked(model, tmp_path, capsys):
     assert load_file(out)
 
 
-def test_what_does_not_fit_is_said_in_one_line(model, tmp_path, capsys):
+def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
     data = site(tmp_path / "mine", [1, 2])
     assert "there is no such file" in says(capsys, tmp_path / "no.safetensors", "--data", data)
-    assert "there is no such folder" in says(capsys, model, "--data", tmp_path / "nowhere")
+    assert "no such folder" in says(capsys, model, "--data", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "empty" in says(capsys, model, "--data", tmp_path / "empty")
     small = site(tmp_path / "small", [1, 2], size=6)

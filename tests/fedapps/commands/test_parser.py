@@ -485,7 +485,7 @@ def test_ctrl_c_leaves_a_folder_that_can_be_resumed(tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "go on with: fedapps run --resume" in error
+    assert "continue with: fedapps run --resume" in error
     assert "Traceback" not in error
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
