@@ -138,7 +138,7 @@ def test_a_run_that_has_gone_quiet_may_be_dead(write_run):
     assert seconds_left(run) == 3.5
     assert not is_quiet(run, now + 30)
     assert is_quiet(run, now + 120)
-    assert "may have been killed" in news(path, now + 120)["body"]
+    assert "may have been stopped" in news(path, now + 120)["body"]
 
 
 def test_a_sweep_lists_its_runs_and_one_that_failed_is_seen(write_run, served, tmp_path):
@@ -178,7 +178,7 @@ def test_a_sweep_shows_the_curve_of_each_run(write_run, tmp_path):
     folder = sweep_of(write_run, tmp_path, completed=2, running=1)
     (folder / "sweep.json").write_text(json.dumps({"runs": 5}))
     body = news(folder, time.time())["body"]
-    assert '<div class="state running">1 running, 2 completed, 2 to come</div>' in body
+    assert '<div class="state running">1 running, 2 completed, 2 waiting</div>' in body
     figures = re.findall(
         r'<figure class="chart" data-name="(.*?)".*?<script type="application/json">(.*?)</script>',
         body,

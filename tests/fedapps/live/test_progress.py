@@ -162,8 +162,8 @@ def test_failures_are_told_with_client_and_reason_but_not_without_end(run, plain
         for number in range(1, 8):
             run.add(number, failures=[{"client": 12, "reason": "[red]x\n\x1b[2Jy"}])
             progress.poll(run.path)
-    told = [line for line in lines() if "left out" in line]
-    assert told == [f"round {n}: reply of client 12 left out: [red]x [2Jy" for n in (1, 2, 3)]
+    skipped = [line for line in lines() if "skipped" in line]
+    assert skipped == [f"Round {n}: skipped client 12: [red]x [2Jy" for n in (1, 2, 3)]
     assert lines()[-1].endswith("7 failures")
 
 

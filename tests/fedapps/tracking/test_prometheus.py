@@ -113,7 +113,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        wanted = rf"^metrics-port = {port}: 127.0.0.1 cannot be listened on there: "
+        wanted = rf"^metrics-port = {port}: cannot listen on 127\.0\.0\.1 \("
         with (
             pytest.raises(UserError, match=wanted) as caught,
             served(Counts(tmp_path, {}, 1), port),
