@@ -41,4 +41,4 @@ def test_a_folder_without_a_run_is_told(tmp_path, capsys):
     assert main(["figures", str(tmp_path)]) == 2
     assert "holds no run: it has no settings.toml\n" in capsys.readouterr().err
     assert main(["figures", str(tmp_path / "sweep")]) == 2
-    assert "those of a sweep are" in capsys.readouterr().err
+    assert "the runs of this sweep are" in capsys.readouterr().err

@@ -185,7 +185,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
     (tmp_path / "r" / "notes.txt").unlink()
     assert run(*QUICK, "--out", tmp_path / "r") == 0
     assert "is not empty" in says()
-    assert "num-rounds = 4, now it is 9: resume with the same settings" in says(
+    assert "num-rounds = 4, but now num-rounds = 9. Resume with the same settings" in says(
         "--resume", "num-rounds=9"
     )
     (tmp_path / "r" / "notes.txt").write_text("mine")
@@ -349,8 +349,9 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch)
     monkeypatch.setattr(checkpoint, "save_file", full)
     assert run("--resume", "--out", tmp_path / "r") == 0
     assert run(*QUICK, "--out", tmp_path / "r2") == 0
-    assert "no checkpoint after round 2: [Errno 28] No space left on device. The run goes on." in (
-        (tmp_path / "r2" / "run.log").read_text()
+    assert (
+        "no checkpoint after round 2: [Errno 28] No space left on device. The run continues."
+        in ((tmp_path / "r2" / "run.log").read_text())
     )
     # the old one is there still
     assert [path.name for path in (tmp_path / "r" / "checkpoint").iterdir()] == ["2"]
@@ -388,7 +389,7 @@ def test_a_real_full_disk(tmp_path):
         timeout=200,
     )
     log = (tmp_path / "r" / "run.log").read_text()
-    assert log.count("The run goes on.") == 2, done.stderr + log
+    assert log.count("The run continues") == 2, done.stderr + log
     assert len(rounds(tmp_path / "r")) == 4
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

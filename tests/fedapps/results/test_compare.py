@@ -173,7 +173,7 @@ def test_foreign_names_stay_text(write_run):
 def test_errors(write_run, tmp_path):
     good = write_run("good")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"empty is no run folder"):
+    with pytest.raises(UserError, match=r"empty holds no run"):
         compare([good, tmp_path / "empty"])
     with pytest.raises(UserError, match=r"no folder given"):
         compare([])

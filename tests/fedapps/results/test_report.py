@@ -244,9 +244,9 @@ def test_not_finite_numbers_are_shown_as_such(write_run):
 
 
 def test_no_run_folder(tmp_path):
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="holds no run"):
         write_report(tmp_path)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         write_report(tmp_path / "none")
 
 
