@@ -215,7 +215,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         (["device=cuda"], "device = 'cuda', but no GPU is visible here"),
         (["--nodes", "2000"], "2000"),
         (["--gpus-per-client", "0.5"], "--gpus-per-client is for --engine ray"),
-        (["fedavg"], "'fedavg': write key=value"),
+        (["fedavg"], "'fedavg': write a setting as key=value"),
         (
             ["method=fedboost", "fedboost.budget=101"],
             "fedboost.budget = 101, but the library holds 100 predictors: choose 1..100",

@@ -102,7 +102,7 @@ def test_from_three_seeds_on_the_mean_has_bounds_of_seeds_and_clients(write_run)
     )
     section = gains(comparison)
     assert section.rows[0][1] == "+25.0\n±25.0\n+0.0 to +50.0"
-    assert "other clients" in section.note
+    assert "bootstrap interval over seeds" in section.note
 
 
 def test_any_run_can_be_the_reference(write_run, capsys):
@@ -139,7 +139,7 @@ def test_other_data_are_not_paired(write_run):
     )
     assert gains(compare([other, late, local])) is None
     with pytest.raises(
-        UserError, match=r"no run has the seed, the data and the clients of .*l, the reference"
+        UserError, match=r"no run has the same seed, data and clients as .*l, so gains cannot"
     ):
         compare([other, late], reference=local)
     noisy = write_run(
