@@ -148,7 +148,7 @@ def other_measures(run: RunFolder, theme: Theme) -> Figure | None:
         panel.x.size = panel.y.size = 8
         panel.x.most, panel.x.whole, panel.y.most = 5, True, 4
         if is_percent(key):
-            panel.y.tell, panel.y.percent = _percents_with_unit, True
+            panel.y.format, panel.y.percent = _percents_with_unit, True
     for panel in axes[max(0, len(series) - columns) : len(series)]:
         panel.x.label, panel.x.label_size = "round", 8.5
     return figure

@@ -70,9 +70,9 @@ def test_texts_of_ticks():
 
 def test_long_texts_of_ticks_have_room():
     axis = Axis()
-    _, narrow = axis.marks(0, 700_000, 120, lies=True)
+    _, narrow = axis.marks(0, 700_000, 120, horizontal=True)
     assert sum(text_width(text, axis.size) for text in narrow) < 120
-    assert len(axis.marks(0, 7, 240, lies=True)[0]) == 8
+    assert len(axis.marks(0, 7, 240, horizontal=True)[0]) == 8
 
 
 def test_limits():

@@ -177,7 +177,7 @@ def test_names_are_checked_before_anything_starts(monkeypatch):
     with pytest.raises(
         UserError,
         match=r"^track = 'mlfow': did you mean 'mlflow'\? choose from tensorboard, mlflow, "
-        r"wandb, with commas",
+        r"wandb, separated by commas",
     ):
         read_settings({"track": "mlfow"})
     assert read_settings({"track": "wandb, mlflow"}).track == "wandb, mlflow"
