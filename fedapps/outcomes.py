@@ -69,7 +69,8 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json: status, rounds, mean and spread of every metric.
+        """The content of summary.json: status, rounds, mean and spread of every
+        metric.
         """
         return dict(self.read.summary)
 

@@ -134,7 +134,8 @@ def write(arrays: "dict[str, Tensor]", metadata: dict[str, str], out: Path) -> N
 
 
 def with_options(settings: Settings, arguments: argparse.Namespace) -> Settings:
-    """Return the settings with the options of the command line. Raises ``UserError``.
+    """Return the settings with the options of the command line. Raises
+    ``UserError``.
     """
     if arguments.epochs < 1:
         raise UserError(f"--epochs {arguments.epochs}: must be at least 1")

@@ -143,7 +143,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 
 def minutes_text(plans: Sequence[Plan]) -> str:
-    """Return how long sweeps take according to their files; "" if no file gives a time.
+    """Return how long sweeps take according to their files; "" if no file gives
+    a time.
     """
     known = [plan.grid.options.minutes for plan in plans if plan.grid.options.minutes]
     if not known:

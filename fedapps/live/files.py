@@ -48,7 +48,8 @@ def patience(run: RunFolder) -> float:
 
 
 def last_written(folder: Path) -> float:
-    """Return the time of a run's last change (seconds, Unix), or now if there is none.
+    """Return the time of a run's last change (seconds, Unix), or now if there
+    is none.
     """
     times = [path.stat().st_mtime for name in FILES if (path := folder / name).is_file()]
     return max(times, default=time.time())

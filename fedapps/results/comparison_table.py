@@ -102,7 +102,8 @@ class Row:
 
     @property
     def remark(self) -> str:
-        """A remark on the numbers: how many seeds, or where an incomplete run stopped.
+        """A remark on the numbers: how many seeds, or where an incomplete run
+        stopped.
         """
         if not self.complete:
             run = self.runs[0]

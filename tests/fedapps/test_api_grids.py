@@ -1,5 +1,5 @@
 """Sweeps, comparisons and plots from Python: what the commands write and print, as
-objects that a notebook shows.
+objects for notebooks.
 """
 
 import csv
@@ -64,8 +64,8 @@ rows = ["step"]
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Runs go one after the other in this process, which counts them; those that are
-    named in the dictionary fail with its text.
+    """Runs are executed one after the other in this process and counted. Runs named in
+    the dictionary fail with its text.
     """
     broken, begun = {}, []
 
@@ -84,7 +84,7 @@ def in_process(monkeypatch):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two seeds of two methods, the second alone."""
+    """Two methods, the first with two seeds, the second with one."""
     folder = tmp_path_factory.mktemp("runs")
     return {
         (method, seed): fedapps.run(
@@ -101,7 +101,7 @@ def rows_of(path):
 
 
 def same(frame, path):
-    """Whether a DataFrame says what stands in a CSV file."""
+    """Whether a DataFrame equals a CSV file."""
     rows = rows_of(path)
     assert list(frame.columns) == list(rows[0])
     for (_, ours), theirs in zip(frame.iterrows(), rows, strict=True):
@@ -162,7 +162,7 @@ def test_a_sweep_of_settings_is_that_of_the_file(in_process, tmp_path, capsys):
     assert list(by_settings.plot()) == re.findall(r'<figure class="chart" data-name="(.*?)"', page)
 
 
-def test_it_goes_on_where_it_stopped_and_tells_what_failed(in_process, tmp_path):
+def test_a_repeated_sweep_continues_and_failures_are_reported(in_process, tmp_path):
     grid = {
         **LASSO,
         "method": "fedfw",
@@ -198,10 +198,8 @@ def test_mistakes_of_a_sweep(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_script_may_sweep_as_it_stands(tmp_path):
-    """Without `if __name__ == "__main__"`, which processes that import the script again
-    would need.
-    """
+def test_a_script_without_a_main_guard_may_sweep(tmp_path):
+    """Processes that import the script again would need `if __name__ == "__main__"`."""
     lines = [
         "import fedapps",
         "print('begun')",
@@ -313,8 +311,8 @@ def test_the_partition_is_what_the_command_shows(capsys):
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """A notebook's kernel as far as it is asked; the list of what its cell has shown,
-    the last in each place.
+    """The parts of a notebook's kernel that are used; yields the list of what its cell
+    shows, the latest content of each place.
     """
     places = []
 
@@ -341,7 +339,7 @@ def kernel(monkeypatch):
     return places
 
 
-def test_in_a_notebook_one_line_is_brought_up_to_date(kernel, tmp_path, capsys):
+def test_in_a_notebook_one_line_is_updated(kernel, tmp_path, capsys):
     assert in_notebook()
     clock = iter(np.arange(0, 100, 0.5))
     with Progress(3, "fedavg on <b>", clock=lambda: float(next(clock))) as progress:
@@ -359,7 +357,7 @@ def test_in_a_notebook_one_line_is_brought_up_to_date(kernel, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_so_it_is_of_a_sweep(kernel, tmp_path, capsys):
+def test_in_a_notebook_a_sweep_updates_one_line(kernel, tmp_path, capsys):
     runs = [PlannedRun({"num-rounds": 4}, tmp_path / name) for name in ("a", "b")]
     with SweepProgress(runs, runs) as progress:
         progress.show_end(Ended(runs[0], {"rounds-completed": 4, "seconds": 1.0}))
@@ -369,7 +367,7 @@ def test_so_it_is_of_a_sweep(kernel, tmp_path, capsys):
     assert "b: failed: it died" in capsys.readouterr().out
 
 
-def test_elsewhere_there_is_no_kernel(monkeypatch):
+def test_outside_of_a_notebook_there_is_no_kernel(monkeypatch):
     assert not in_notebook()
     with Progress(1, "x", Console(file=StringIO())) as progress:
         assert progress._cell is None

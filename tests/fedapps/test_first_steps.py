@@ -1,5 +1,5 @@
-"""The mistakes of somebody with a csv file and a net in a file: each is one line that
-says how to mend it.
+"""Typical mistakes with a csv file and a net in a file: each gives a one-line error
+that says how to fix it.
 """
 
 import csv
@@ -57,7 +57,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def said(capsys, *words, status=2):
-    """What `fedapps data` says of the file, in a line."""
+    """Return the output of `fedapps data` for the file."""
     assert main(["data", *OWN, *words]) == status
     return capsys.readouterr()
 
@@ -85,8 +85,10 @@ def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(folder, capsys, m
     assert "there is no such file" in said(capsys, "data.source=sub/folder/visits.parquet").err
 
 
-def test_columns_of_text_are_left_out_and_said_to_be(folder, capsys):
-    """A decimal comma makes text of numbers: whoever is not told loses the column."""
+def test_columns_of_text_are_skipped_and_named(folder, capsys):
+    """A decimal comma turns numbers into text. Without a message, users would lose the
+    column unnoticed.
+    """
     write(
         folder / "visits.csv",
         [{**row, "glucose": str(row["glucose"]).replace(".", ",")} for row in rows()],
@@ -109,7 +111,7 @@ def test_columns_of_text_are_left_out_and_said_to_be(folder, capsys):
         ({"glucose": ""}, "1 of 90 samples hold NaN, infinity or no value (first: column"),
     ],
 )
-def test_what_a_file_lacks_is_named(folder, capsys, change, line):
+def test_missing_columns_of_a_file_are_named(folder, capsys, change, line):
     write(folder / "visits.csv", [row | change if n == 7 else row for n, row in enumerate(rows())])
     assert line in said(capsys, "data.source=visits.csv").err
 
@@ -126,7 +128,7 @@ def test_what_a_file_lacks_is_named(folder, capsys, change, line):
         (b"", "has no rows"),
     ],
 )
-def test_files_that_are_no_csv_of_ours(folder, capsys, content, line):
+def test_unsuitable_csv_files_are_refused(folder, capsys, content, line):
     (folder / "visits.csv").write_bytes(content)
     assert line in said(capsys, "data.source=visits.csv").err
 
@@ -161,9 +163,9 @@ def test_settings_by_other_names(folder, capsys, word, line):
     assert line in capsys.readouterr().err
 
 
-def test_of_few_sites_all_take_part(folder, capsys):
-    """A round has five clients by default; three hospitals are all of them, in a sweep
-    that is started again, too.
+def test_all_of_few_sites_take_part(folder, capsys):
+    """A round has five clients by default. With three hospitals all of them take part,
+    also in a sweep that is repeated.
     """
     words = [
         *OWN,

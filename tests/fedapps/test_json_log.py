@@ -1,5 +1,5 @@
-"""Logs as JSON lines: what runs, sweeps and sites log can be read line by line, with
-run, round and client.
+"""Logs as JSON lines: the lines of runs, sweeps and sites can be parsed, with run,
+round and client.
 """
 
 import json
@@ -59,7 +59,7 @@ def test_a_run_prints_and_logs_json_lines_only(tmp_path, capsys):
     assert all("time" in line and line["time"].endswith("Z") for line in [*printed, *log])
 
 
-def test_what_is_left_out_has_its_client_and_round(tmp_path, capsys):
+def test_skipped_replies_are_logged_with_client_and_round(tmp_path, capsys):
     assert (
         main(
             [
@@ -118,7 +118,7 @@ def test_lines_of_a_log():
     assert (fourth["level"], fourth["message"]) == ("INFO", "Traceback (most recent call last):")
 
 
-def test_a_line_keeps_the_time_that_it_begins_with_and_those_below_it_in_a_file_have_it_too():
+def test_a_line_keeps_its_time_and_following_lines_without_one_inherit_it():
     texts = [
         "INFO :      Starting",
         "2026-01-02T03:04:05.678Z INFO [uvicorn.access] GET 200",
@@ -139,7 +139,7 @@ def test_a_line_keeps_the_time_that_it_begins_with_and_those_below_it_in_a_file_
     ] * 3
 
 
-def test_what_modules_warn_of_is_a_json_line_too():
+def test_warnings_of_modules_are_json_lines():
     record = logging.LogRecord(
         "fedapps.data", logging.WARNING, "", 0, "%d samples are left", (3,), None
     )
@@ -151,7 +151,7 @@ def test_what_modules_warn_of_is_a_json_line_too():
 
 
 @pytest.mark.slow
-def test_a_sweep_tells_each_run(tmp_path, capfd):
+def test_a_sweep_logs_each_run(tmp_path, capfd):
     (tmp_path / "grid.toml").write_text(
         "num-rounds = 1\nnum-clients = 4\nclients-per-round = 2\ntrain.local-epochs = 1\ndevice = "
         '"cpu"\nseed = [0, 1]\n'

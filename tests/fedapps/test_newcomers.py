@@ -1,5 +1,5 @@
-"""`num-new-clients`: clients that never take part, and what each method gives them, as
-they are and after epochs of their own.
+"""`num-new-clients`: clients that never take part, and the model that each method gives
+them, before and after local epochs.
 """
 
 import csv
@@ -54,7 +54,7 @@ TORCH = [
 
 
 class Part(InlineGrid):
-    """A grid of which only some clients are there; it has to ask who they are."""
+    """A grid with only some of the clients; it must ask for their ids."""
 
     def __init__(self, left_out, *arguments):
         super().__init__(app, *arguments)
@@ -78,7 +78,7 @@ def newcomers(found):
 
 
 def of_training(found):
-    """What a run tells of those who take part."""
+    """Return the parts of a run's record that concern the clients in training."""
     rows = [
         {k: v for k, v in row.items() if k not in ("seconds", "new-clients")}
         for row in found.rounds
@@ -95,9 +95,9 @@ def of_training(found):
 @pytest.mark.parametrize(
     "method", ["fedavg", "scaffold", "feddyn", "aaggff-d", "local", "superfed-mm", "fedrod"]
 )
-def test_training_is_that_of_the_others_alone(method, tmp_path):
-    """Sampling, sums, counts and weights to the last bit: the new clients might as well
-    not exist.
+def test_new_clients_do_not_affect_training(method, tmp_path):
+    """Sampling, sums, counts and weights are equal to the last bit, as if the new
+    clients did not exist.
     """
     together = run(tmp_path / "together", method=method)
     new = newcomers(together)
@@ -126,9 +126,7 @@ def client_for(settings, number):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_scores_are_of_the_servers_model_and_of_it_trained_further_on_the_clients_test_samples(
-    method, tmp_path
-):
+def test_new_clients_score_the_servers_model_before_and_after_training(method, tmp_path):
     found = run(tmp_path / "r", method=method, fedprox__mu=0.5)
     settings = read_settings({**with_defaults({**JOB, "method": method, "fedprox.mu": 0.5}).flat()})
     arrays = load_file(tmp_path / "r" / "model.safetensors")
@@ -168,9 +166,9 @@ def test_training_alone_starts_at_the_initial_model(tmp_path):
         assert row["new-accuracy-3"] == client.score(client.data.test)["accuracy"]
 
 
-def test_what_adapts_before_use_does_that_for_so_many_epochs(tmp_path):
-    """Fine-tuning's new clients get what its members get, with that number of epochs,
-    and never both.
+def test_methods_that_adapt_before_use_do_so_for_the_given_epochs(tmp_path):
+    """Fine-tuning's new clients are adapted as its members are, for the given number of
+    epochs, and never twice.
     """
     plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
     fine = new_rows(run(tmp_path / "fine", method="finetune", finetune__epochs=3))
@@ -200,8 +198,10 @@ def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
         assert moved == [name.startswith(client.head()) for name in client.model.state_dict()]
 
 
-def test_dittos_personal_model_is_trained_so_many_epochs_near_the_servers(tmp_path):
-    """With a large mu the personal model is the server's; with 0 it is fine-tuned."""
+def test_dittos_personal_model_is_trained_for_the_given_epochs_near_the_servers(tmp_path):
+    """With a large mu the personal model equals the server's; with mu = 0 it is
+    fine-tuned.
+    """
     free = new_rows(run(tmp_path / "free", method="ditto", ditto__mu=0.0, ditto__epochs=7))
     plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
     assert free == plain
@@ -209,7 +209,7 @@ def test_dittos_personal_model_is_trained_so_many_epochs_near_the_servers(tmp_pa
 
 @pytest.mark.parametrize("method", TORCH)
 def test_every_method_of_a_net_scores_them_and_keeps_nothing(method, tmp_path):
-    """Adapting before one evaluation leaves no trace in the next, nor on the disk."""
+    """Adapting before one evaluation affects neither the next one nor the files."""
     every = {"num_rounds": 2, "client_store": "disk", "new_epochs": 2, "clients_per_round": 0}
     often = run(tmp_path / "often", method=method, evaluate_every=1, **every)
     once = run(tmp_path / "once", method=method, evaluate_every=0, **every)
@@ -229,8 +229,8 @@ def test_every_method_of_a_net_scores_them_and_keeps_nothing(method, tmp_path):
 
 
 def test_a_failing_newcomer_costs_only_itself(tmp_path):
-    """One fails in its own training, then both: the run goes on, and its numbers are
-    the same.
+    """First one fails in its own training, then both. The run continues with the same
+    numbers.
     """
     whole = run(tmp_path / "whole")
     first, second = newcomers(whole)
@@ -255,9 +255,9 @@ def test_a_failing_newcomer_costs_only_itself(tmp_path):
     np.testing.assert_equal(of_training(both)[1], of_training(whole)[1])
 
 
-def test_a_resumed_run_keeps_them_out(tmp_path):
-    """Who is new stands in the record, not in who happens to be connected when the run
-    goes on.
+def test_a_resumed_run_keeps_new_clients_out_of_training(tmp_path):
+    """The record lists the new clients. It does not matter which clients are connected
+    at the resume.
     """
     job = {"checkpoint_every": 2, "method": "superfed-mm"}
     whole = run(tmp_path / "whole", **job)
@@ -290,7 +290,7 @@ def test_a_resumed_run_keeps_them_out(tmp_path):
         ({"new-epochs": 0}, "new-epochs = 0"),
     ],
 )
-def test_what_does_not_fit_is_refused(given, said):
+def test_settings_that_exclude_new_clients_are_refused(given, said):
     with pytest.raises(UserError, match=said):
         assemble(
             with_defaults(
@@ -299,7 +299,7 @@ def test_what_does_not_fit_is_refused(given, said):
         )
 
 
-def test_they_are_shown_and_marked(tmp_path):
+def test_new_clients_are_shown_and_marked(tmp_path):
     found = run(tmp_path / "r")
     section = newcomers_section(found)
     assert [row[0] for row in section.rows] == ["not at all", "1 epoch", "3 epochs"]

@@ -1,7 +1,7 @@
-"""One client of every method sends strange replies, hundreds of them: each is left out
-or harmless, and no run ends by one.
+"""One client of every method sends hundreds of strange replies: each is skipped or
+harmless, and none ends the run.
 
-What the strategies are handed has passed the client grid, as in a run. The replies of
+Replies pass the client grid before the strategies get them, as in a run. The replies of
 two real rounds are mutated (``tests/strange.py``), one client's at a time, and
 aggregated by a copy of the strategy.
 """
@@ -55,7 +55,7 @@ TRIALS = 25
 
 
 class Canned:
-    """A grid that gives the same answers whatever is asked."""
+    """A grid that always gives the same answers."""
 
     def __init__(self, replies):
         self.replies = replies
@@ -66,7 +66,7 @@ class Canned:
 
 class Strange(ClientGrid):
     """A client grid that tries mutated replies on copies of ``strategy`` before it
-    hands over the true ones.
+    returns the true ones.
     """
 
     strategy = None
@@ -107,7 +107,7 @@ class Strange(ClientGrid):
 
 
 def through(client_grid, messages, replies):
-    """Return what the client grid lets through of these replies."""
+    """Return the replies that pass the client grid."""
     real, client_grid.grid = client_grid.grid, Canned(replies)
     try:
         return ClientGrid.send_and_receive(client_grid, messages)

@@ -1,5 +1,5 @@
-"""Charts in a page: the values that they tell are those of the run, few points draw
-what many do, and a browser shows both.
+"""Charts in a page: their values are those of the run, few points draw the same line as
+many, and a browser shows both.
 """
 
 import json
@@ -44,7 +44,7 @@ def drawn(label="a</script><b>"):
     return figure
 
 
-def test_a_chart_tells_mean_and_range_in_units_of_its_axes():
+def test_a_chart_has_mean_and_range_in_units_of_its_axes():
     page = chart("x", "what", drawn())
     (data,) = told(page).values()
     (panel,) = data["panels"]
@@ -58,9 +58,9 @@ def test_a_chart_tells_mean_and_range_in_units_of_its_axes():
     assert panel["y"]["unit"] == " %"
 
 
-def test_the_frame_of_a_chart_is_where_its_data_lie():
-    """What stands at the lower left end of the axes is drawn in the corner of the
-    frame, in both drawings.
+def test_the_frame_of_a_chart_contains_its_data():
+    """The point at the lower left end of the axes is drawn in the corner of the frame,
+    in both drawings.
     """
     figure, axes = one_panel("")
     axes.line([0, 10], [0, 2], THEME.series[0])
@@ -107,7 +107,7 @@ def test_a_long_line_keeps_its_ends_and_every_peak():
     assert np.array_equal(reading.y, values[reading.x.astype(int)])  # what is told was measured
 
 
-def test_on_a_phone_panels_stand_below_each_other_and_keep_their_texts():
+def test_on_a_phone_panels_are_in_one_column_and_keep_their_texts():
     figure, axes = panels(1, 3, (14.4, 4.3))
     for axis in axes[:2]:
         axis.line([1, 2], [1, 2], THEME.series[0])
@@ -133,7 +133,7 @@ def test_a_large_report_stays_small(write_run):
 
 
 @pytest.mark.parametrize("every", [1, 10])
-def test_a_report_of_noise_of_a_thousand_clients_keeps_its_limit_and_says_what_is_left_out(
+def test_a_report_of_a_thousand_noisy_clients_stays_within_its_limit_and_names_what_is_omitted(
     tmp_path, every
 ):
     rng, path = np.random.default_rng(0), tmp_path / "run"

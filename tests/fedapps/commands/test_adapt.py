@@ -1,5 +1,5 @@
-"""`fedapps adapt`: a site goes on with an exported model on a folder of its own,
-without the run and its data.
+"""`fedapps adapt`: a site trains an exported model on its own folder, without the run
+and its data.
 """
 
 import json
@@ -20,8 +20,8 @@ DIGITS = load_digits()
 
 
 def site(folder, classes, share=slice(0, None), size=8, name="train.npz"):
-    """Write a folder of digits of some classes, as a site would have it; pixels from 0
-    to 1, as in the federation.
+    """Write a folder of digits of some classes, as a site would; pixels are from 0 to
+    1, as in the federation.
     """
     rows = np.flatnonzero(np.isin(DIGITS.target, classes))[share]
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def model(tmp_path_factory):
 
 
 def says(capsys, *arguments):
-    """Return the one line of an error."""
+    """Run the command with bad input and return its one-line error."""
     assert main(["adapt", *map(str, arguments)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1, error
@@ -61,7 +61,7 @@ def net_of(path):
     return net.eval()
 
 
-def test_a_site_with_two_classes_gains_and_the_file_is_the_model_told(model, tmp_path, capsys):
+def test_a_site_with_two_classes_gains_and_the_file_holds_the_scored_model(model, tmp_path, capsys):
     data, out = site(tmp_path / "mine", [3, 8]), tmp_path / "mine.safetensors"
     assert main(["adapt", str(model), "--data", str(data), "--out", str(out), "--epochs", "4"]) == 0
     told = capsys.readouterr().out
@@ -98,7 +98,7 @@ def test_a_site_with_two_classes_gains_and_the_file_is_the_model_told(model, tmp
     )
 
 
-def test_a_rate_at_which_every_epoch_is_worse_leaves_the_model_as_it_was(model, tmp_path, capsys):
+def test_if_every_epoch_is_worse_the_original_model_is_kept(model, tmp_path, capsys):
     data, out = site(tmp_path / "all", range(10)), tmp_path / "wild.safetensors"
     assert (
         main(
@@ -123,8 +123,8 @@ def test_a_rate_at_which_every_epoch_is_worse_leaves_the_model_as_it_was(model, 
 
 
 def test_the_epoch_with_the_least_validation_loss_is_kept_not_the_last(model, tmp_path):
-    """A few samples of another distribution: the loss on validation samples falls and
-    rises again.
+    """With a few samples of another distribution, the loss on validation samples falls
+    and rises again.
     """
     from fedapps.commands.adapt import adapt
 
@@ -144,8 +144,8 @@ def test_the_epoch_with_the_least_validation_loss_is_kept_not_the_last(model, tm
 
 
 def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tmp_path):
-    """The path is trained here by hand; each of the three kinds of samples would choose
-    another epoch.
+    """The test trains the same model by hand. Training, validation and test samples
+    would each choose a different epoch.
     """
     from clients import FedAvgClient
     from fedapps.commands.adapt import SITE, adapt
@@ -199,7 +199,7 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
     assert task.objective.score(net, data.test) == found.after
 
 
-def test_nothing_is_overwritten_unasked(model, tmp_path, capsys):
+def test_existing_files_are_overwritten_only_with_overwrite(model, tmp_path, capsys):
     data, out = site(tmp_path / "mine", [1, 2]), tmp_path / "mine.safetensors"
     out.write_text("precious")
     assert "add --overwrite" in says(capsys, model, "--data", data, "--out", out)
@@ -308,8 +308,8 @@ def test_a_clients_own_model_can_be_adapted(method, tmp_path):
 
 
 def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
-    """The global model of sites with tables of their own, of which only the description
-    is here.
+    """The sites had their own tables; only the description of their columns is
+    available here.
     """
     from fedapps.runs.assembly import build_task
     from fedapps.runs.model_files import described

@@ -1,4 +1,6 @@
-"""`fedapps data`: the table, the notes and the picture say what the task deals."""
+"""`fedapps data`: the table, the notes and the picture show the partition of
+the task.
+"""
 
 import numpy as np
 from PIL import Image
@@ -89,7 +91,7 @@ def test_a_table_is_shown_by_the_names_of_its_clients(capsys):
     )
 
 
-def test_what_cannot_be_shown_is_one_line(capsys):
+def test_data_that_cannot_be_shown_give_a_one_line_error(capsys):
     assert main(["data", "task=text", "num-clients=4"]) == 2
     assert (
         capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""`fedapps export`: what it writes, loaded into a net of plain PyTorch, has the
-accuracy that the run reported, for every method.
+"""`fedapps export`: for every method, the exported model in a plain PyTorch net has the
+accuracy that the run reported.
 """
 
 import csv
@@ -50,11 +50,11 @@ def accuracy(net, data):
 
 
 @pytest.mark.parametrize("choice", ["shared", "shrunk"])
-def test_superfeds_lambda_is_that_of_the_run_also_where_all_clients_curves_chose_it(
+def test_superfeds_exported_lambda_is_that_of_the_run_even_if_pooled_curves_chose_it(
     choice, tmp_path
 ):
-    """The second evaluation has the first one's pooled curve, the export has not;
-    clients that mixing did not reach train first.
+    """The run's second evaluation used the pooled curve of the first, which the export
+    does not have. Clients that mixing did not reach train first.
     """
     folder = tmp_path / "r"
     more = [f"superfed.lambda-choice={choice}", "superfed.catch-up=1", "superfed.init=global"]
@@ -72,8 +72,8 @@ def test_superfeds_lambda_is_that_of_the_run_also_where_all_clients_curves_chose
 
 @pytest.mark.parametrize("method", ["fedavg", *PERSONAL])
 def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, capsys):
-    """Clients that took part, and that did not; SuperFed has mixed, FedRoD has two
-    heads, fine-tuning trains before use.
+    """Covers clients that took part and clients that did not. SuperFed has mixed,
+    FedRoD has two heads, fine-tuning trains before use.
     """
     folder = tmp_path / "r"
     assert run(folder, f"method={method}") == 0
@@ -118,7 +118,7 @@ def test_the_program_computes_the_same(tmp_path):
         torch.testing.assert_close(torch.export.load(program).module()(x), client.model.eval()(x))
 
 
-def test_what_was_not_kept_or_is_of_another_run_is_refused(tmp_path, capsys):
+def test_models_that_were_not_saved_or_are_of_another_run_are_refused(tmp_path, capsys):
     def says(folder, client=1):
         assert main(["export", str(folder), "--client", str(client)]) == 2
         error = capsys.readouterr().err

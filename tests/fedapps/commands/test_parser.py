@@ -1,5 +1,5 @@
-"""The command as a user meets it: inline runs from command line to results folder,
-resuming, and their mistakes.
+"""The command as users run it: inline runs from command line to results folder,
+resuming, and errors.
 """
 
 import csv
@@ -36,7 +36,7 @@ def run(*arguments):
 
 
 def rounds(folder):
-    """Return the rounds without what may differ between two equal runs."""
+    """Return the rounds without the fields that may differ between two equal runs."""
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
@@ -116,8 +116,8 @@ def test_same_seed_same_numbers_other_seed_others(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch):
-    """The run dies in the middle of round 6, two rounds after its last checkpoint, with
-    client state newer than that.
+    """The run dies in the middle of round 6, two rounds after its last checkpoint. The
+    state of its clients is then newer than the checkpoint.
     """
     from fedapps.runs import execution as run_module
 
@@ -339,7 +339,7 @@ def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch):
+def test_a_full_disk_prevents_the_checkpoint_but_not_the_run(tmp_path, monkeypatch):
     from fedapps.records import checkpoint
 
     def full(*_):
@@ -361,8 +361,8 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_a_real_full_disk(tmp_path):
-    """No file may grow beyond 15 kB, as if the disk were full: the rounds are done,
-    then model and report cannot be written.
+    """No file may grow beyond 15 kB, as on a full disk. The rounds run, then model and
+    report cannot be written.
     """
     limit = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000)); "
@@ -397,8 +397,8 @@ def test_a_real_full_disk(tmp_path):
 
 
 def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypatch):
-    """Five of six clients fail from round 3 on: exit status 1 after two such rounds;
-    with less asked it goes on from there.
+    """Five of six clients fail from round 3 on. After two such rounds the run ends with
+    exit status 1; with a lower `min-replies` it continues from there.
     """
     from clients import FedAvgClient
 

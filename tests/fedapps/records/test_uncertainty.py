@@ -1,5 +1,5 @@
-"""The table of the worst clients: from clients.csv alone, and nothing where the number
-of test samples is not known.
+"""The table of the worst clients comes from clients.csv alone, and needs the number of
+test samples.
 """
 
 import json
@@ -28,7 +28,7 @@ def with_samples(path, rows):
 TWELVE = [(k, 0.5 if k == 3 else 0.9, 100, 0.1 * k) for k in range(12)]
 
 
-def test_a_client_that_stands_apart_does_so_in_the_table(write_run):
+def test_the_table_of_worst_clients_has_intervals_and_the_gap_by_chance(write_run):
     run = with_samples(write_run(), TWELVE)
     section = worst_section(rows_of([read_run(run)]))
     assert section.header == (
@@ -114,7 +114,7 @@ def test_the_summary_of_a_run_has_the_intervals_of_its_clients(tmp_path):
 
 
 def test_text_has_no_intervals(tmp_path):
-    """Its accuracy is one of characters, which depend on each other."""
+    """The accuracy on text is a mean over characters, which depend on each other."""
     settings = read_settings(
         {
             "task": "text",

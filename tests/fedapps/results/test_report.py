@@ -1,5 +1,5 @@
-"""The report and the plots of one run: right numbers, nothing foreign in them, and
-useful for broken runs too.
+"""The report and the plots of one run: right numbers, no foreign markup, and useful for
+broken runs as well.
 """
 
 import base64
@@ -179,11 +179,11 @@ def test_failed_run_gives_the_reason(write_run):
     assert "Failed after 3 of 10 rounds: all 5 clients failed in round 4" in report(path).text
 
 
-def test_summary_short_of_its_rounds_is_no_success(write_run):
+def test_a_summary_with_too_few_rounds_is_a_failure(write_run):
     assert read_run(write_run(rounds=3, planned=10)).state == "failed"
 
 
-def test_killed_run_is_not_taken_for_a_finished_one(write_run):
+def test_a_killed_run_is_not_reported_as_finished(write_run):
     path = write_run(rounds=3, planned=10, extra={"status": "running"})
     assert "Still running, or killed, when this was written: 3 of 10 rounds" in report(path).text
 
@@ -195,7 +195,7 @@ def test_early_stop_can_be_a_success(write_run):
     )
 
 
-def test_repeated_round_counts_once_and_the_later_record_holds(write_run):
+def test_a_repeated_round_counts_once_with_its_later_record(write_run):
     path = write_run(summary=False)
     text = (path / "rounds.jsonl").read_text().rpartition("\n")[0]
     again = {
@@ -214,7 +214,7 @@ def test_repeated_round_counts_once_and_the_later_record_holds(write_run):
     assert "1 unreadable line" in report(path).text
 
 
-def test_other_tasks_and_methods_show_what_there_is(write_run):
+def test_other_tasks_and_methods_show_their_measures(write_run):
     path = write_run(last={"psnr-mean": 21.5, "coverage": 0.5}, clients=[])
     (path / "clients.csv").write_text("client,psnr\nsite a,20\nsite b,\n")
     page = report(path)

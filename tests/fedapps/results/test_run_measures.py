@@ -1,4 +1,4 @@
-"""What can be asked of a run, on a folder whose rounds are known."""
+"""Measures of a run, on a folder whose rounds are known."""
 
 import json
 import math
@@ -11,8 +11,8 @@ from fedapps.results.run_measures import curve_of, read_measure, value_of
 
 @pytest.fixture
 def run(tmp_path):
-    """Four rounds, accuracy after rounds 1, 2 and 4; two clients, which send two models
-    and receive three a round together.
+    """Four rounds with evaluations after rounds 1, 2 and 4. Two clients together send
+    two models and receive three in each round.
     """
     rows = []
     for number, accuracy in ((1, 0.5), (2, 0.9), (3, None), (4, 0.8)):
@@ -72,7 +72,7 @@ def test_sums_are_sums_so_far(run):
     ["", "best(", "best(a", "a)", "median(a)", "rounds-to(a)", "best(a,3)", "a@x", "sum(a)", "max(a)", "clients.loss", "a@3-model",
      "best(a)@3", "rounds-to(a,b)"],
 )  # fmt: skip
-def test_mistakes_are_told(text):
+def test_invalid_measures_are_errors(text):
     with pytest.raises(ValueError, match=r"write NAME, NAME@ROUND"):
         read_measure(text)
 

@@ -1,5 +1,5 @@
-"""Models sent: counted by the method or one a message, summed, drawn against accuracy
-where a round is not one model each way.
+"""Models sent: counted by the method or one per message, summed, and drawn against
+accuracy if a round is not one model each way.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""The page for Prometheus: what is scraped is what the run has recorded, while it goes
-on; nobody else's port is taken.
+"""The page for Prometheus shows what the run has recorded, during the run, and a port
+in use is an error.
 """
 
 import json
@@ -32,8 +32,8 @@ SAMPLE = re.compile(r'^(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} (\S+)$')
 
 
 def scraped(port, path="/metrics"):
-    """Return what a scraper makes of the page: by name and labels other than those of
-    the run, and the names' types.
+    """Return what a scraper reads from the page: the values by name and labels, without
+    the run's own labels, and the types of the names.
     """
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as page:
         assert page.headers["Content-Type"].startswith("text/plain; version=")
@@ -50,7 +50,7 @@ def scraped(port, path="/metrics"):
     return values, kinds
 
 
-def test_what_is_scraped_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
+def test_the_page_is_scraped_during_a_run(tmp_path, monkeypatch, capsys):
     port, folder, seen = free_port(), tmp_path / "first", []
     monkeypatch.setattr(launching, "show", lambda *_: seen.append(scraped(port)[0]))
     assert main([*JOB, "num-rounds=3", "--metrics-port", str(port), "--out", str(folder)]) == 0
@@ -86,7 +86,7 @@ def record(number, failures=0, **more):
     return json.dumps(row | more) + "\n"
 
 
-def test_counters_of_a_file_that_grows_and_starts_anew(tmp_path):
+def test_counters_follow_a_file_that_grows_and_is_replaced(tmp_path):
     counts = Counts(tmp_path, {"run": "first", "method": "fedavg", "task": "digits"}, 9)
     with served(counts, 0) as port:
         values, kinds = scraped(port)

@@ -1,5 +1,5 @@
-"""Trackers: what each is told of a run, read back with its own library; a failing one
-ends no run; none is imported unasked.
+"""Trackers: the records of each, read back with its own library; a failing one does not
+end the run; none is imported unless named.
 """
 
 import importlib.util
@@ -60,7 +60,7 @@ def has(package):
 
 
 class Told:
-    """A tracker that writes down what it is told, and fails where it is asked to."""
+    """A tracker that stores what it receives, and fails on request."""
 
     fails, last = "", None
 
@@ -92,7 +92,7 @@ def told(monkeypatch):
     return Told
 
 
-def test_what_a_tracker_is_told(told, tmp_path):
+def test_a_tracker_receives_rounds_and_the_end(told, tmp_path):
     rows = run(tmp_path / "run", "track=wandb", rounds=4)
     tracker = told.last
     assert [number for number, *_ in tracker.rounds] == [1, 2, 3, 4]
@@ -113,7 +113,7 @@ def test_what_a_tracker_is_told(told, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["start", "round", "end"])
-def test_a_tracker_that_fails_ends_no_run(told, tmp_path, monkeypatch, where):
+def test_a_failing_tracker_does_not_end_the_run(told, tmp_path, monkeypatch, where):
     monkeypatch.setattr(told, "fails", where)
     rows = run(tmp_path / "run", "track=wandb")
     assert len(rows) == 3
@@ -130,7 +130,7 @@ def test_a_tracker_that_fails_ends_no_run(told, tmp_path, monkeypatch, where):
     )
 
 
-def test_a_failed_run_is_told(told, tmp_path):
+def test_trackers_receive_a_failed_run(told, tmp_path):
     assert (
         main(
             [
@@ -191,7 +191,7 @@ def test_names_are_checked_before_anything_starts(monkeypatch):
 
 
 @pytest.mark.slow
-def test_nothing_is_imported_unasked(tmp_path):
+def test_trackers_are_imported_only_if_named(tmp_path):
     program = (
         "import sys; from fedapps.commands.parser import main; "
         f"main({[*JOB, 'num-rounds=1', '--out', str(tmp_path / 'run')]!r}); "
@@ -287,8 +287,8 @@ def test_mlflow(tmp_path, monkeypatch):
 
 
 def kept_records(content):
-    """Yield the records of a file of Weights & Biases: a log of LevelDB's form, in
-    blocks of 32 KiB, after a head of 7 bytes.
+    """Yield the records of a Weights & Biases file: LevelDB's log format, in blocks of
+    32 KiB, after a header of 7 bytes.
     """
     place, record = 7, b""
     while place + 7 <= len(content):
