@@ -226,14 +226,14 @@ def test_a_comparison_is_that_of_the_command(runs, tmp_path, capsys):
         for run in runs.values()
         for path in run.folder.parent.rglob("*")
     }
-    found = fedapps.compare(*runs.values())
+    comparison = fedapps.compare(*runs.values())
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert found.folder is None
-    same(found.table, tmp_path / "command" / "comparison.csv")
-    same(found.gains, tmp_path / "command" / "gains.csv")
-    assert found.table["gain-mean"][0] == pytest.approx(np.mean(found.gains["gain"]))
-    assert f"{100 * found.table['gain-mean'][0]:+.1f}" in printed
-    shown = found._repr_html_()
+    assert comparison.folder is None
+    same(comparison.table, tmp_path / "command" / "comparison.csv")
+    same(comparison.gains, tmp_path / "command" / "gains.csv")
+    assert comparison.table["gain-mean"][0] == pytest.approx(np.mean(comparison.gains["gain"]))
+    assert f"{100 * comparison.table['gain-mean'][0]:+.1f}" in printed
+    shown = comparison._repr_html_()
     assert "Gain over local" in shown
     assert "2 seeds" in shown
     assert capsys.readouterr().out == ""
@@ -241,15 +241,17 @@ def test_a_comparison_is_that_of_the_command(runs, tmp_path, capsys):
 
 def test_it_takes_runs_folders_and_lists_and_writes_if_asked(runs, tmp_path):
     fedper, local = (runs[method, 0] for method in ("fedper", "local"))
-    found = fedapps.compare([fedper, str(local.folder)], reference=fedper, out=tmp_path / "page")
-    assert found.folder == tmp_path / "page"
-    assert sorted(path.name for path in found.folder.iterdir()) == [
+    comparison = fedapps.compare(
+        [fedper, str(local.folder)], reference=fedper, out=tmp_path / "page"
+    )
+    assert comparison.folder == tmp_path / "page"
+    assert sorted(path.name for path in comparison.folder.iterdir()) == [
         "comparison.csv", "gains.csv", "report.html",
     ]  # fmt: skip
-    assert set(found.gains["label"]) == {"local"}
+    assert set(comparison.gains["label"]) == {"local"}
     assert main(["figures", str(fedper.folder), str(local.folder), "--format", "png"]) == 0
     assert (
-        found.plot()["comparison"].save(tmp_path / "same.png").read_bytes()
+        comparison.plot()["comparison"].save(tmp_path / "same.png").read_bytes()
         == (fedper.folder.parent / "figures" / "comparison.png").read_bytes()
     )
     with pytest.raises(UserError, match="no folder given"):
@@ -298,15 +300,15 @@ def test_a_run_is_shown_in_short(runs, tmp_path):
 
 def test_the_partition_is_what_the_command_shows(capsys):
     given = {"data": {"partition": "dirichlet", "alpha": 0.3, "min_samples": 5}, "num_clients": 4}
-    found = fedapps.partition(**given)
+    dealt = fedapps.partition(**given)
     deal, _, notes = deal_for(with_defaults(api.flat(given)))
-    table = found.table
+    table = dealt.table
     np.testing.assert_array_equal(table[[f"class {k}" for k in range(10)]].to_numpy(), deal.trained)
     np.testing.assert_array_equal(table[["train", "validation", "test"]].to_numpy(), deal.sizes)
-    assert found.notes == notes
-    assert found.plot()._repr_svg_().startswith("<svg")
-    assert found._repr_html_().count("<tr>") == 5
-    assert repr(found) == "<fedapps.Partition of digits: 4 clients, 10 classes>"
+    assert dealt.notes == notes
+    assert dealt.plot()._repr_svg_().startswith("<svg")
+    assert dealt._repr_html_().count("<tr>") == 5
+    assert repr(dealt) == "<fedapps.Partition of digits: 4 clients, 10 classes>"
 
 
 @pytest.fixture

@@ -71,8 +71,8 @@ def averages(base):
     if method.wrap is None and not isinstance(method.client, TorchClient):
         return False
     settings = settings_of(base)
-    found = declared(build_strategy(settings, build_task(settings)))
-    return found is not None and found.aggregation == "weighted average"
+    contract = declared(build_strategy(settings, build_task(settings)))
+    return contract is not None and contract.aggregation == "weighted average"
 
 
 def some_slow(names, quick):

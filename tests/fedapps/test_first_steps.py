@@ -39,11 +39,11 @@ def rows():
     ]
 
 
-def write(path, found):
+def write(path, rows):
     with path.open("w", newline="") as file:
-        out = csv.DictWriter(file, list(found[0]))
+        out = csv.DictWriter(file, list(rows[0]))
         out.writeheader()
-        out.writerows(found)
+        out.writerows(rows)
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def test_columns_of_text_are_skipped_and_named(folder, capsys):
         folder / "visits.csv",
         [{**row, "glucose": str(row["glucose"]).replace(".", ",")} for row in rows()],
     )
-    told = said(capsys, "data.source=visits.csv", status=0).out
-    assert "note: data.features: glucose holds text and is left out; learned from: age" in told
+    printed = said(capsys, "data.source=visits.csv", status=0).out
+    assert "note: data.features: glucose holds text and is left out; learned from: age" in printed
     assert (
         "left out" not in said(capsys, "data.source=visits.csv", "data.features=age", status=0).out
     )

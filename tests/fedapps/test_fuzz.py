@@ -52,23 +52,23 @@ def formats():
         Block(0.5, np.ones(2), {"w": rng.normal(size=(2, 3))}),
         Block(1.0, np.ones(1), {"w": rng.normal(size=(1, 3))}),
     ]
-    found = {
+    by_name = {
         f"{type(d).__name__} {i}": (d.lmo(rng.normal(size=d.shape)).pack(), d.unpack)
         for i, d in enumerate(ALL)
     }
-    found["tables"] = (
+    by_name["tables"] = (
         list(packed.values()),
         lambda a: sparse_tables.unpack(dict(zip(sparse_tables.FIELDS, a, strict=True))),
     )
-    found["columns"] = (
+    by_name["columns"] = (
         list(packed.values()),
         lambda a: sparse_tables.columns(
             dict(zip(sparse_tables.FIELDS, a, strict=True)), np.arange(3)
         ),
     )
-    found["blocks"] = (pack_blocks(blocks)[0], lambda a: unpack_blocks(a, ["w"]))
-    found["ids"] = ([pack_ids([3, "site-a", 12])], lambda a: [unpack_ids(one) for one in a])
-    return found
+    by_name["blocks"] = (pack_blocks(blocks)[0], lambda a: unpack_blocks(a, ["w"]))
+    by_name["ids"] = ([pack_ids([3, "site-a", 12])], lambda a: [unpack_ids(one) for one in a])
+    return by_name
 
 
 FORMATS = formats()
@@ -228,12 +228,12 @@ def test_files_of_a_run(name, tmp_path):
     (tmp_path / "clients.csv").write_text("client,accuracy\n0,0.5\n")
     recorder.finish("completed")
     for _ in damaged(tmp_path / name, 200):
-        found = read_run(tmp_path)
-        assert found.state in STATES
-        assert found.method
-        assert all(isinstance(value, int | float) for value in found.numbers.values())
-        assert len(found.failures) <= 1
-        assert all(isinstance(value, int | float) for value in found.column("accuracy"))
+        run = read_run(tmp_path)
+        assert run.state in STATES
+        assert run.method
+        assert all(isinstance(value, int | float) for value in run.numbers.values())
+        assert len(run.failures) <= 1
+        assert all(isinstance(value, int | float) for value in run.column("accuracy"))
         with contextlib.suppress(OURS):
             read_rounds(tmp_path)
     shutil.rmtree(tmp_path)

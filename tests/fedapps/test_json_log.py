@@ -78,12 +78,12 @@ def test_skipped_replies_are_logged_with_client_and_round(tmp_path, capsys):
     assert {(line["round"], line["client"], line["level"]) for line in failures} == {
         (number, client, "WARNING") for number in (1, 2) for client in range(4)
     }
-    told = [
+    lines = [
         line
         for line in read((tmp_path / "run" / "run.log").read_text())
         if " left out: " in line["message"]
     ]
-    assert [(line["round"], line["client"]) for line in told] == [
+    assert [(line["round"], line["client"]) for line in lines] == [
         (number, str(client)) for number in (1, 2) for client in range(4)
     ]
     (end,) = read(err)
@@ -144,8 +144,8 @@ def test_warnings_of_modules_are_json_lines():
         "fedapps.data", logging.WARNING, "", 0, "%d samples are left", (3,), None
     )
     json_log.choose("json")
-    told = json.loads(logging.lastResort.format(record))
-    assert (told["level"], told["message"]) == ("WARNING", "3 samples are left")
+    line = json.loads(logging.lastResort.format(record))
+    assert (line["level"], line["message"]) == ("WARNING", "3 samples are left")
     json_log.choose("text")
     assert logging.lastResort.format(record) == "3 samples are left"
 

@@ -73,15 +73,15 @@ def run(folder, grid=None, callbacks=(), client_app=app, **given):
     return read_run(folder)
 
 
-def newcomers(found):
-    return [int(row["client"]) for row in found.clients if row.get("new")]
+def newcomers(result):
+    return [int(row["client"]) for row in result.clients if row.get("new")]
 
 
-def of_training(found):
+def of_training(result):
     """Return the parts of a run's record that concern the clients in training."""
     rows = [
         {k: v for k, v in row.items() if k not in ("seconds", "new-clients")}
-        for row in found.rounds
+        for row in result.rounds
     ]
     for row in rows:
         for phase in ("up", "down"):
@@ -89,7 +89,7 @@ def of_training(found):
         row["evaluate"] = {
             k: v for k, v in row.get("evaluate", {}).items() if not k.startswith("new-")
         }
-    return rows, load_file(found.path / "model.safetensors"), found.weights
+    return rows, load_file(result.path / "model.safetensors"), result.weights
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def client_for(settings, number):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 def test_new_clients_score_the_servers_model_before_and_after_training(method, tmp_path):
-    found = run(tmp_path / "r", method=method, fedprox__mu=0.5)
+    result = run(tmp_path / "r", method=method, fedprox__mu=0.5)
     settings = read_settings({**with_defaults({**JOB, "method": method, "fedprox.mu": 0.5}).flat()})
     arrays = load_file(tmp_path / "r" / "model.safetensors")
     config = {"seed": 3, "server-round": 4, "proximal-mu": 0.5, **settings.train.to_config()}
-    for row in found.clients[-2:]:
+    for row in result.clients[-2:]:
         client = client_for(settings, int(row["client"]))
         server = [arrays[name] for name in client.model.state_dict()]
         for epochs, suffix in ((0, ""), (1, "-1"), (3, "-3")):
@@ -144,18 +144,18 @@ def test_new_clients_score_the_servers_model_before_and_after_training(method, t
             assert "accuracy" not in row
 
 
-def new_rows(found):
+def new_rows(result):
     return {
         int(row["client"]): {k: v for k, v in row.items() if k.startswith("new-")}
-        for row in found.clients
+        for row in result.clients
         if row.get("new")
     }
 
 
 def test_training_alone_starts_at_the_initial_model(tmp_path):
-    found = new_rows(run(tmp_path / "r", method="local"))
+    result = new_rows(run(tmp_path / "r", method="local"))
     settings = read_settings(with_defaults({**JOB, "method": "local"}).flat())
-    for number, row in found.items():
+    for number, row in result.items():
         client = client_for(settings, number)
         fresh = client.fresh_arrays("model", {"seed": 3}, own=False)
         set_arrays(client.model, fresh)
@@ -179,10 +179,10 @@ def test_methods_that_adapt_before_use_do_so_for_the_given_epochs(tmp_path):
 
 
 def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
-    found = new_rows(run(tmp_path / "r", method="fedrep"))
+    result = new_rows(run(tmp_path / "r", method="fedrep"))
     settings = read_settings(with_defaults({**JOB, "method": "fedrep"}).flat())
     arrays = load_file(tmp_path / "r" / "model.safetensors")
-    for number, row in found.items():
+    for number, row in result.items():
         client = client_for(settings, number)
         # of the head it has the initial values
         set_arrays(client.model, [arrays[name] for name in client.model.state_dict()])
@@ -267,11 +267,11 @@ def test_a_resumed_run_keeps_new_clients_out_of_training(tmp_path):
     assert_same(of_training(resumed)[0], of_training(whole)[0])
     assert new_rows(resumed) == new_rows(whole)
     record = tmp_path / "other" / "rounds.jsonl"
-    told, *rows = record.read_text().splitlines()
-    assert json.loads(told)["new-clients"] == newcomers(whole)
+    first, *rows = record.read_text().splitlines()
+    assert json.loads(first)["new-clients"] == newcomers(whole)
     other = sorted(set(range(CLIENTS)) - set(newcomers(whole)))[:2]
     record.write_text(
-        "\n".join([json.dumps({**json.loads(told), "new-clients": other}), *rows, ""])
+        "\n".join([json.dumps({**json.loads(first), "new-clients": other}), *rows, ""])
     )
     assert newcomers(run(tmp_path / "other", **job, resume=True)) == other
 
@@ -300,14 +300,14 @@ def test_settings_that_exclude_new_clients_are_refused(given, said):
 
 
 def test_new_clients_are_shown_and_marked(tmp_path):
-    found = run(tmp_path / "r")
-    section = newcomers_section(found)
+    result = run(tmp_path / "r")
+    section = newcomers_section(result)
     assert [row[0] for row in section.rows] == ["not at all", "1 epoch", "3 epochs"]
     assert section.note.startswith("2 clients that never took part")
-    shown = " ".join(str(column.header) for column in summary_table([found.path]).columns)
+    shown = " ".join(str(column.header) for column in summary_table([result.path]).columns)
     assert "new" in shown
     assert "3 epochs" in shown
-    with (found.path / "clients.csv").open() as file:
+    with (result.path / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["new"] for row in rows] == [""] * 4 + ["1"] * 2
     assert newcomers_section(run(Path(tmp_path / "none"), num_new_clients=0)) is None

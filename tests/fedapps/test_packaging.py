@@ -240,7 +240,7 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "empty" / "out" / "summary.json").exists()
-    found = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -253,7 +253,7 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
         text=True,
         timeout=100,
     )
-    assert found.returncode == 0, found.stderr
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / "empty" / "app" / "fedapps" / "LICENSE").exists()
 
 

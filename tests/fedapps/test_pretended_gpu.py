@@ -73,8 +73,8 @@ def test_a_run_on_the_pretended_device_equals_the_run_on_the_cpu(method, tmp_pat
     wanted = run(method, "cpu", tmp_path / "cpu")
     monkeypatch.setattr(base, "device_of", lambda name: CUDA)
     with pretended_cuda(monkeypatch):
-        found = run(method, "cuda", tmp_path / "cuda")
-    for one, other in zip(wanted, found, strict=True):
+        on_device = run(method, "cuda", tmp_path / "cuda")
+    for one, other in zip(wanted, on_device, strict=True):
         same(one, other)
 
 
@@ -84,9 +84,9 @@ def test_nothing_is_compiled_on_the_pretended_device(tmp_path, monkeypatch):
     wanted = run("fedavg", "cpu", tmp_path / "cpu", **{"train.compile": "off"})
     monkeypatch.setattr(base, "device_of", lambda name: CUDA)
     with pretended_cuda(monkeypatch):
-        found = run("fedavg", "cuda", tmp_path / "cuda", **{"train.compile": "on"})
+        on_device = run("fedavg", "cuda", tmp_path / "cuda", **{"train.compile": "on"})
     assert compiler.told == {"only steps on the CPU are compiled"}
-    for one, other in zip(wanted, found, strict=True):
+    for one, other in zip(wanted, on_device, strict=True):
         same(one, other)
 
 

@@ -28,10 +28,10 @@ SMALL = [
 )
 @pytest.mark.parametrize("job", SMALL)
 def test_a_client_without_a_net_trains_without_importing_pytorch(job, tmp_path):
-    found = measure(job, tmp_path)
-    assert HEAVY & set(found["modules"]) == set()
-    assert found["peak"] < 150  # MB; with PyTorch 600
-    assert found["up"] > 0
+    measured = measure(job, tmp_path)
+    assert HEAVY & set(measured["modules"]) == set()
+    assert measured["peak"] < 150  # MB; with PyTorch 600
+    assert measured["up"] > 0
 
 
 def test_a_client_with_a_net_is_seen_to_import_pytorch(tmp_path):

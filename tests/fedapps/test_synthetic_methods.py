@@ -73,5 +73,5 @@ def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path, monkeyp
         )
         == 0
     )
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert found["accuracy-mean"] > 0.5
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["accuracy-mean"] > 0.5

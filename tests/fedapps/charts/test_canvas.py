@@ -218,11 +218,11 @@ def test_a_path_goes_through_its_points_however_long_it_is():
     steps = np.random.default_rng(0).choice([-1.37, 0.0, 0.005, 0.5, 2.0], size=(5000, 2))
     points = np.cumsum(steps, axis=0) + np.array([0.333, -20])
     written = re.findall(r"([Mlhv]?)(-?[\d.]+(?:e-?\d+)?)", canvas._path(points))
-    found, command, numbers = [], "", []
+    corners, command, numbers = [], "", []
     for letter, number in written:
         command, numbers = letter or command, [*numbers, float(number)]
         if len(numbers) == (1 if command in "hv" else 2):
             step = {"h": (numbers[0], 0), "v": (0, numbers[0])}.get(command) or numbers
-            found.append(np.array(step) + (found[-1] if found else 0))
+            corners.append(np.array(step) + (corners[-1] if corners else 0))
             numbers = []
-    np.testing.assert_allclose(found, points, atol=0.006)
+    np.testing.assert_allclose(corners, points, atol=0.006)

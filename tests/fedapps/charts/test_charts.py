@@ -18,15 +18,15 @@ from fedapps.results.report import LIMIT, write_report
 from tests.browser import Browser, needs_browser
 
 
-def told(page):
+def chart_values(page):
     """The values of each chart of a page, by its name."""
-    found = re.findall(
+    matches = re.findall(
         r'<figure class="chart" data-name="([^"]*)".*?<script '
         r'type="application/json">(.*?)</script>',
         page,
         re.DOTALL,
     )
-    return {name: json.loads(data) for name, data in found}
+    return {name: json.loads(data) for name, data in matches}
 
 
 def drawn(label="a</script><b>"):
@@ -46,7 +46,7 @@ def drawn(label="a</script><b>"):
 
 def test_a_chart_has_mean_and_range_in_units_of_its_axes():
     page = chart("x", "what", drawn())
-    (data,) = told(page).values()
+    (data,) = chart_values(page).values()
     (panel,) = data["panels"]
     band, line = panel["rows"]
     assert [panel["xs"][row["x"]] for row in (band, line)] == [[1, 2], [1, 2]]
@@ -67,7 +67,7 @@ def test_the_frame_of_a_chart_contains_its_data():
     axes.x.low, axes.x.high, axes.y.low, axes.y.high = 0.0, 10.0, 0.0, 2.0
     page = chart("x", "", figure)
     for style in ("wide", "narrow"):
-        ((left, top, width, height),) = told(page)["x"]["frames"][style]
+        ((left, top, width, height),) = chart_values(page)["x"]["frames"][style]
         (svg,) = re.findall(rf'<svg class="{style}".*?</svg>', page)
         ((x0, y0, right, down),) = re.findall(
             r'stroke-width="2" [^>]*d="M([\d.]+) ([\d.]+)l([\d.]+) ?(-?[\d.]+)"', svg
@@ -104,7 +104,9 @@ def test_a_long_line_keeps_its_ends_and_every_peak():
     panel = Panel()
     panel.line(np.arange(50_000), values, THEME.ink)
     (reading,) = panel.readings
-    assert np.array_equal(reading.y, values[reading.x.astype(int)])  # what is told was measured
+    assert np.array_equal(
+        reading.y, values[reading.x.astype(int)]
+    )  # what is chart_values was measured
 
 
 def test_on_a_phone_panels_are_in_one_column_and_keep_their_texts():
@@ -179,7 +181,7 @@ def test_a_report_of_a_thousand_noisy_clients_stays_within_its_limit_and_names_w
     )
     assert points < 280
     assert f"the first {round(400 * points / 280)} are shown, all are in clients.csv" in text
-    line = told(text)["train-loss"]["panels"][0]["rows"][0]["y"]
+    line = chart_values(text)["train-loss"]["panels"][0]["rows"][0]["y"]
     values = [
         json.loads(line)["train"]["loss"]
         for line in (path / "rounds.jsonl").read_text().splitlines()

@@ -64,9 +64,9 @@ def net_of(path):
 def test_a_site_with_two_classes_gains_and_the_file_holds_the_scored_model(model, tmp_path, capsys):
     data, out = site(tmp_path / "mine", [3, 8]), tmp_path / "mine.safetensors"
     assert main(["adapt", str(model), "--data", str(data), "--out", str(out), "--epochs", "4"]) == 0
-    told = capsys.readouterr().out
-    assert "before: loss" in told
-    assert "kept:   epoch" in told
+    printed = capsys.readouterr().out
+    assert "before: loss" in printed
+    assert "kept:   epoch" in printed
     with safe_open(out, "pt") as file:
         facts = file.metadata()
     assert facts["method"] == "fedavg"
@@ -80,7 +80,7 @@ def test_a_site_with_two_classes_gains_and_the_file_holds_the_scored_model(model
             float(torch.nn.functional.cross_entropy(net_of(path)(x), y)) for path in (model, out)
         ]
     assert losses[1] < 0.7 * losses[0]
-    assert f"accuracy {100 * float(facts['accuracy']):.1f} %" in told
+    assert f"accuracy {100 * float(facts['accuracy']):.1f} %" in printed
     assert (
         main(
             [
@@ -132,8 +132,8 @@ def test_the_epoch_with_the_least_validation_loss_is_kept_not_the_last(model, tm
     data = site(tmp_path / "few", [3, 8, 9], slice(0, 40))
     losses = {}
     for epochs in (1, 2, 4, 8, 16, 32):
-        found = adapt(arrays, settings, data, epochs, "m")
-        losses[epochs] = found.epoch
+        adapted = adapt(arrays, settings, data, epochs, "m")
+        losses[epochs] = adapted.epoch
     assert all(
         losses[b] >= losses[a] for a, b in zip(losses, list(losses)[1:], strict=False)
     )  # the same path, looked at for longer
@@ -162,7 +162,7 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
     wrong = rng.random(len(label)) < 0.3  # so that it can be learnt for too long
     label[wrong] = rng.permutation(label[wrong])
     np.savez(folder / "train.npz", image=image, label=label)
-    found = adapt(arrays, settings, folder, epochs, "m")
+    adapted = adapt(arrays, settings, folder, epochs, "m")
     task = make_task(settings.task, settings.problem, settings.context, str(folder.absolute()))
     data = task.client_data(SITE, 1)
     client = FedAvgClient(
@@ -191,12 +191,12 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
         if path[epoch]["validation"]["loss"] < path[0]["validation"]["loss"]
     ]
     assert better[0] < best["validation"] < better[-1]
-    assert found.epoch == best["validation"]
-    assert found.before == path[0]["test"]
-    assert found.after == path[found.epoch]["test"]
+    assert adapted.epoch == best["validation"]
+    assert adapted.before == path[0]["test"]
+    assert adapted.after == path[adapted.epoch]["test"]
     net = task.work_model()
-    net.load_state_dict(found.arrays)
-    assert task.objective.score(net, data.test) == found.after
+    net.load_state_dict(adapted.arrays)
+    assert task.objective.score(net, data.test) == adapted.after
 
 
 def test_existing_files_are_overwritten_only_with_overwrite(model, tmp_path, capsys):
@@ -249,7 +249,7 @@ def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
 def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsys):
     data, arrays = site(tmp_path / "mine", [1, 2]), load_file(model)
     with safe_open(model, "pt") as file:
-        told = file.metadata()
+        metadata = file.metadata()
 
     def made(metadata, tensors=arrays):
         save_file(tensors, tmp_path / "m.safetensors", metadata)
@@ -268,21 +268,21 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
     assert "cannot be read" in made(
         {
             SETTINGS: json.dumps(
-                {**json.loads(told[SETTINGS]), "model.name": "nonsense", "seed": "x"}
+                {**json.loads(metadata[SETTINGS]), "model.name": "nonsense", "seed": "x"}
             )
         }
     )
     assert "which runs only if you name it: --net os:system" in made(
-        {SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "model.name": "os:system"})}
+        {SETTINGS: json.dumps({**json.loads(metadata[SETTINGS]), "model.name": "os:system"})}
     )
     name = next(iter(arrays))
-    assert f"array {name!r}" in made(told, {**arrays, name: torch.zeros(3)})
-    assert "array 'other'" in made(told, {**arrays, "other": torch.zeros(3)})
+    assert f"array {name!r}" in made(metadata, {**arrays, name: torch.zeros(3)})
+    assert "array 'other'" in made(metadata, {**arrays, "other": torch.zeros(3)})
     assert not (tmp_path / "out.safetensors").exists()
     save_file(
         arrays,
         tmp_path / "m.safetensors",
-        {SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "out": "/x", "dp.delta": 1})},
+        {SETTINGS: json.dumps({**json.loads(metadata[SETTINGS]), "out": "/x", "dp.delta": 1})},
     )
     assert read_model(tmp_path / "m.safetensors")[2].out == ""
 

@@ -44,11 +44,11 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
         "device": "cpu",
     }
     _, task, _ = assemble(read_settings(config))
-    found = deal_of(task, 5)
+    deal = deal_of(task, 5)
     for client in range(5):
         data = task.client_data(client, 5)
         for part, counts in zip(
-            (data.train, data.validation, data.test), found.counts[client], strict=True
+            (data.train, data.validation, data.test), deal.counts[client], strict=True
         ):
             assert np.bincount(part.y.numpy(), minlength=10).tolist() == counts.tolist()
     path = tmp_path / "deal.png"
@@ -68,8 +68,8 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
     out = capsys.readouterr().out
     assert out.startswith("digits: 5 clients (pathological), 10 classes\n")
     row = next(line for line in out.splitlines() if line.startswith("3 ")).split()
-    assert row[1:5] == [*map(str, found.sizes[3]), "3"]
-    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == found.counts[3, :2].sum(
+    assert row[1:5] == [*map(str, deal.sizes[3]), "3"]
+    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == deal.counts[3, :2].sum(
         0
     ).tolist()
     with Image.open(path) as image:

@@ -126,10 +126,10 @@ def test_the_page_of_a_run_in_each_state(write_run, state):
         planned=10,
         extra={"status": state, "error": "no memory" if state == "failed" else ""},
     )
-    told = news(run, time.time())
-    assert f'<div class="state {state}">' in told["body"]
-    assert told["title"].startswith(f"{state}: ")
-    assert ("About" in told["body"]) == (state == "running")
+    page = news(run, time.time())
+    assert f'<div class="state {state}">' in page["body"]
+    assert page["title"].startswith(f"{state}: ")
+    assert ("About" in page["body"]) == (state == "running")
 
 
 def test_a_run_without_news_may_have_been_stopped(write_run):

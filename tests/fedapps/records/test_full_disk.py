@@ -50,7 +50,7 @@ def go(folder, *callbacks, **given):
     return execute(settings, InlineGrid(app, 3, settings.flat()), callbacks)
 
 
-def told(folder):
+def recorded(folder):
     return [
         {key: value for key, value in row.items() if key != "seconds"}
         for row in read_rounds(folder)
@@ -76,8 +76,8 @@ def test_rounds_that_could_not_be_recorded_are_recorded_when_there_is_room(room,
 
         assert go(tmp_path / "run", fill, **given)["status"] == "completed"
     go(tmp_path / "clean", **given)
-    assert told(tmp_path / "run") == told(tmp_path / "clean")
-    assert len(told(tmp_path / "run")) == 12
+    assert recorded(tmp_path / "run") == recorded(tmp_path / "clean")
+    assert len(recorded(tmp_path / "run")) == 12
     for name in ("clients.csv", "weights.csv", "model.safetensors", "settings.toml"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "clean" / name).read_bytes()
     assert not list((tmp_path / "run").glob("*.partial"))

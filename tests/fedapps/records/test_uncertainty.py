@@ -42,15 +42,15 @@ def test_the_table_of_worst_clients_has_intervals_and_the_gap_by_chance(write_ru
         "loss, worst",
     )
     (row,) = section.rows
-    found = of_clients(read_run(run).clients, 0)
+    statistics = of_clients(read_run(run).clients, 0)
     assert row[0] == "fedavg"
     # a tenth of twelve are two
     assert [cell.split("\n")[0] for cell in row[1:4]] == ["70.0", "50.0", "40.0"]
     assert (
         row[2].split("\n")[1]
-        == f"{100 * found['worst'].low:.1f}\N{EN DASH}{100 * found['worst'].high:.1f}"
+        == f"{100 * statistics['worst'].low:.1f}\N{EN DASH}{100 * statistics['worst'].high:.1f}"
     )
-    assert found["worst"].low < 0.5 < found["worst"].high
+    assert statistics["worst"].low < 0.5 < statistics["worst"].high
     assert row[5:] == ("0.001", "1.050", "1.100")
     assert 5 < float(row[4]) < 15
     page = write_report(run).read_text(encoding="utf-8")

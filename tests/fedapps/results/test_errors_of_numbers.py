@@ -39,16 +39,16 @@ def replies(seed=0, sizes=(4, 30, 9)):
 def test_pooled_errors_are_those_of_all_samples_and_the_worst_client_is_the_one_with_the_largest_error():
     parts, metrics = replies()
     y, f = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
-    found = summarise(metrics) | pooled_errors(metrics)
-    assert found["rmse-pooled"] == pytest.approx(np.sqrt(np.mean((f - y) ** 2)))
-    assert found["r2-pooled"] == pytest.approx(
+    summary = summarise(metrics) | pooled_errors(metrics)
+    assert summary["rmse-pooled"] == pytest.approx(np.sqrt(np.mean((f - y) ** 2)))
+    assert summary["r2-pooled"] == pytest.approx(
         1 - ((f - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
     )
     own = [np.sqrt(np.mean((f - y) ** 2)) for y, f in parts]
-    assert found["rmse-worst"] == pytest.approx(max(own))
-    assert found["rmse-mean"] == pytest.approx(np.mean(own))
-    assert "gini" not in found
-    assert "error-sums-mean" not in found
+    assert summary["rmse-worst"] == pytest.approx(max(own))
+    assert summary["rmse-mean"] == pytest.approx(np.mean(own))
+    assert "gini" not in summary
+    assert "error-sums-mean" not in summary
 
 
 @pytest.mark.parametrize(

@@ -243,12 +243,12 @@ def test_bars_are_sorted_and_are_means_over_seeds(write_run):
     def runs(name, method, values, seed):
         return read_run(write_run(name, method, seed, clients=list(enumerate(values))))
 
-    found = [
+    members = [
         runs("a0", "a", (0.5, 0.9, 0.1), 0),
         runs("a1", "a", (0.3, 0.2, 0.8), 1),
         runs("b", "b", (0.6, 0.4, 0.5), 0),
     ]
-    figure = fair_plots.client_bars({"a": found[:2], "b": found[2:]}, THEME)
+    figure = fair_plots.client_bars({"a": members[:2], "b": members[2:]}, THEME)
     np.testing.assert_allclose(bars(figure, 0), [0.15, 0.4, 0.85])
     np.testing.assert_allclose(bars(figure, 1)[:3], [0.4, 0.5, 0.6])
     texts = drawn(figure)
@@ -258,7 +258,7 @@ def test_bars_are_sorted_and_are_means_over_seeds(write_run):
 
 
 def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
-    found = [
+    runs = [
         read_run(
             write_run(
                 f"r{i}", f"$m{i}", clients=[(k, k / (100 + i)) for k in range(60 + i)], seed=i
@@ -266,7 +266,7 @@ def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
         )
         for i in range(10)
     ]
-    groups = {"$m0": found[:2], **{f"$m{i}": found[i : i + 1] for i in range(2, 10)}}
+    groups = {"$m0": runs[:2], **{f"$m{i}": runs[i : i + 1] for i in range(2, 10)}}
     figure = fair_plots.client_bars(groups, THEME)
     texts = drawn(figure)
     assert "$m8" in texts
@@ -283,14 +283,14 @@ def test_comparison_writes_the_bars_and_columns_of_fairness(write_run):
     }
     first = write_run("a", "m1", last=numbers)
     second = write_run("b", "m2", last=numbers | {"parity-gap": 0.5})
-    found = compare([first, second])
-    assert list(found.figures()) == ["comparison", "clients"]
-    html = found.report.read_text()
+    comparison = compare([first, second])
+    assert list(comparison.figures()) == ["comparison", "clients"]
+    html = comparison.report.read_text()
     assert "<b>50.0</b>" in html
     assert html.count("<figure class=") == 2
-    headers = [column.header for column in found.columns[:5]]
+    headers = [column.header for column in comparison.columns[:5]]
     assert headers == ["mean", "worst 10 %", "worst", "gap", "gini"]
-    assert list(compare([first], out=found.out).figures()) == ["comparison"]
+    assert list(compare([first], out=comparison.out).figures()) == ["comparison"]
 
 
 def test_auroc_is_compared_where_all_have_it(write_run):

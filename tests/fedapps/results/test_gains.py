@@ -12,8 +12,8 @@ from fedapps.results.compare import compare
 
 
 def gains(comparison):
-    found = [section for section in comparison.sections if section.title.startswith("Gain over")]
-    return found[0] if found else None
+    matches = [section for section in comparison.sections if section.title.startswith("Gain over")]
+    return matches[0] if matches else None
 
 
 def csv_rows(path):

@@ -68,10 +68,10 @@ def test_report_live_page_and_notebook_show_the_same(full):
 
 def test_a_comparison_shows_its_parts(full, write_run):
     other = write_run("other", "local", rounds=4, clients=[(0, 0.25), (1, 0.5)])
-    found = compare([full, other])
-    page = found.report.read_text()
-    assert names(page) == [plot.name for plot in plots(COMPARISON)] == list(found.figures())
-    assert [section.title for section in found.sections] == headings(page)[:2]
+    comparison = compare([full, other])
+    page = comparison.report.read_text()
+    assert names(page) == [plot.name for plot in plots(COMPARISON)] == list(comparison.figures())
+    assert [section.title for section in comparison.sections] == headings(page)[:2]
 
 
 def test_every_plot_has_a_description():

@@ -23,9 +23,9 @@ def values(runs):
 
 def test_one_row_for_all_runs_of_the_same_data():
     numbers = {"test-rmse": 0.9, "test-rmse-of-mean": 1.1, "test-rmse-of-biases": 0.95}
-    found = values([run("fedfw", **numbers), run("dfw-trace", **(numbers | {"test-rmse": 0.8}))])
-    assert list(found) == ["fedfw", "dfw-trace", "mean (not trained)", "biases (not trained)"]
-    assert found["biases (not trained)"] == {"test-rmse": 0.95}
+    by_row = values([run("fedfw", **numbers), run("dfw-trace", **(numbers | {"test-rmse": 0.8}))])
+    assert list(by_row) == ["fedfw", "dfw-trace", "mean (not trained)", "biases (not trained)"]
+    assert by_row["biases (not trained)"] == {"test-rmse": 0.95}
 
 
 def test_runs_of_other_data_have_no_row_in_common():

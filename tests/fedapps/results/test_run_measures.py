@@ -59,8 +59,8 @@ def run(tmp_path):
     ],
 )
 def test_values(run, text, value):
-    found = value_of(run, read_measure(text))
-    assert found == (None if value is None else pytest.approx(value))
+    value_found = value_of(run, read_measure(text))
+    assert value_found == (None if value is None else pytest.approx(value))
 
 
 def test_sums_are_sums_so_far(run):
@@ -78,11 +78,11 @@ def test_invalid_measures_are_errors(text):
 
 
 def test_headings():
-    told = [
+    texts = [
         read_measure(text).name
         for text in ("accuracy-mean@5", "rounds-to(accuracy-mean,0.85)", "max(clients.train-loss)")
     ]
-    assert told == [
+    assert texts == [
         "accuracy, mean after round 5",
         "rounds to accuracy, mean 0.85",
         "train loss, largest of a client",

@@ -44,9 +44,11 @@ def scraped(port, path="/metrics"):
         if not line.startswith("#"):
             name, labels, value = SAMPLE.match(line).groups()
             assert name in kinds
-            told = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)
-            assert set(told) >= RUN
-            values[name, *(word for label, word in told if (label, word) not in RUN)] = float(value)
+            pairs = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)
+            assert set(pairs) >= RUN
+            values[name, *(word for label, word in pairs if (label, word) not in RUN)] = float(
+                value
+            )
     return values, kinds
 
 
