@@ -98,7 +98,7 @@ def _clients_shown(table: Floats) -> tuple[NDArray[np.intp], str]:
     order = np.lexsort((-mean, -asked))[:_MAX_CLIENTS]
     return np.sort(
         order
-    ), "with the largest weights" if asked.min() == asked.max() else "that were asked most often"
+    ), "with the largest weights" if asked.min() == asked.max() else "that were sampled most often"
 
 
 def _fewer_columns(rounds: Sequence[int], table: Floats, most: int) -> tuple[Floats, Floats]:

@@ -119,8 +119,8 @@ def gains_over(rows: Sequence[Row], reference: Row, named: bool) -> tuple[str, l
     """Return the measure, and the clients' gains over ``reference`` for every other
     row.
 
-    Rows that share no seed or no data with the reference are skipped. If none is left
-    and the reference was ``named``, raise ``UserError``.
+    Rows without a run that has the seed and the data of a reference run are skipped. If
+    no row is left and the reference was ``named``, raise ``UserError``.
     """
     measure = fair_measure([run for row in rows for run in row.runs])
     rows_with_gains = []

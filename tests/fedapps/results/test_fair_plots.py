@@ -195,7 +195,7 @@ def test_with_many_clients_the_most_often_sampled_are_shown_and_the_label_says_s
     rows += [(51, k, 0.01) for k in range(100, 200)]
     texts = drawn(fair_plots.weights_figure(read_run(with_weights(write_run(), rows)), THEME))
     total = len({client for _, client, _ in rows})
-    assert f"the 40 of {total} clients that were asked most often" in texts
+    assert f"the 40 of {total} clients that were sampled most often" in texts
     assert {"900", "4"} <= set(texts)
     assert "100" not in texts
 
