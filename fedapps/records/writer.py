@@ -99,8 +99,8 @@ class Recorder:
         """Open the folder. ``done``: number of rounds in the checkpoint to resume from;
         records of later rounds are dropped.
 
-        Raises ``OSError`` if the folder cannot be written. Its content is then unchanged
-        or dropped.
+        Raises ``OSError`` if the folder cannot be written. Its content is then
+        unchanged or dropped.
 
         ``config``: the run's settings, with dotted keys.
         ``strategy``: its ``last_weights`` are recorded if it decides weights.
