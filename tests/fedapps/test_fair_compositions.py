@@ -54,7 +54,7 @@ ACTIVE = {
     "fedmgda": {},
     "propfair": {"propfair.m": 4.0},
 }
-#: Whose clients train by gradients of a loss: what PropFair takes.
+#: Methods whose clients train by gradients of a loss, which PropFair needs.
 LOSSES = [
     name
     for name, method in METHODS.items()

@@ -161,7 +161,7 @@ def test_training_alone_starts_at_the_initial_model(tmp_path):
         set_arrays(client.model, fresh)
         assert row["new-accuracy"] == client.score(client.data.test)["accuracy"]
         config = {"seed": 3, "server-round": 1, **settings.train.to_config(), "local-epochs": 3}
-        rate = settings.train.rate(4)  # the first epoch's order is that of the client's first visit
+        rate = settings.train.rate(4)  # the first epoch has the order of the client's first visit
         client.train({**config, "learning-rate": rate})
         assert row["new-accuracy-3"] == client.score(client.data.test)["accuracy"]
 
@@ -184,7 +184,7 @@ def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
     arrays = load_file(tmp_path / "r" / "model.safetensors")
     for number, row in result.items():
         client = client_for(settings, number)
-        # of the head it has the initial values
+        # its head has the initial values
         set_arrays(client.model, [arrays[name] for name in client.model.state_dict()])
         before = get_arrays(client.model)
         with client.only({"share": "body"}, shared=False):

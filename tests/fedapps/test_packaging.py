@@ -290,14 +290,14 @@ def test_the_hubs_own_checks_pass(tmp_path, what):
     newer = config | {
         "tool": {"flwr": {"app": config["tool"]["flwr"]["app"] | {"fab-format-version": 2}}}
     }
-    # if this fails, there is a newer format: use it
+    # if this fails, use the newer format
     with pytest.raises(ValueError, match="Unsupported"):
         fab_format_version.normalize_and_validate_fab_format(newer)
 
 
 @pytest.mark.slow
 def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
-    checkout = copied(tmp_path)  # a few strangers are put in the place of what stayed behind
+    checkout = copied(tmp_path)  # replace the files that were not copied with other ones
     strangers = [
         "results/run/settings.toml",
         "notes.md",

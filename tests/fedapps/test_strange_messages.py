@@ -93,7 +93,7 @@ class Strange(ClientGrid):
     def try_out(self, messages, mutants):
         shadow = copy.copy(self)
         valid = through(shadow, messages, mutants)
-        library = getattr(self.strategy, "library", None)  # large, and never changed
+        library = getattr(self.strategy, "library", None)  # large, and never modified
         twin = copy.deepcopy(self.strategy, {id(library): library})
         config = next(iter(messages[0].content.config_records.values()))
         self.used += len(valid) == len(mutants)
@@ -136,8 +136,8 @@ def test_no_reply_of_one_client_ends_a_run(case):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # an overflow is a number that should not have got so far
-        # four of them ask what has to be known before the first step
+        # four of them request data before the first step
         rounds = 8 if method == "dfw-trace" else 2
         run_rounds(client_grid.strategy, client_grid, arrays, rounds, 60, config, config)
     assert client_grid.tried >= 3 * client_grid.trials
-    assert client_grid.used < client_grid.tried  # the mutations do bite
+    assert client_grid.used < client_grid.tried  # the mutations have an effect

@@ -53,5 +53,5 @@ def test_a_personalised_method_goes_on_from_the_common_model(then, tmp_path):
         f"warm-start.then={then}",
     )
     assert halves[2]["global-loss-mean"] < late[0]["global-loss-mean"]
-    # a model of one's own is at least as good as the common one
+    # a personal model is at least as good as the common one
     assert halves[2]["accuracy-mean"] >= halves[1]["accuracy-mean"]

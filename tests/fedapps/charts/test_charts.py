@@ -53,7 +53,7 @@ def test_a_chart_has_mean_and_range_in_units_of_its_axes():
     assert (band["l"], band["h"], line["y"]) == ([0.5, 0.25], [0.75, 0.25], [0.625, 0.25])
     assert band["s"] == line["s"] == 0
     assert band["n"] == line["n"] == "a</script><b>"
-    assert page.count("</script>") == 1  # what others name ends nothing
+    assert page.count("</script>") == 1  # names of clients cannot end the script element
     assert panel["y"]["percent"] is True
     assert panel["y"]["unit"] == " %"
 
@@ -98,7 +98,7 @@ def test_a_long_line_keeps_its_ends_and_every_peak():
     kept = extremes(values)
     assert len(kept) <= MOST + 2
     assert {0, 12_345, 40_001, 49_999} <= set(kept.tolist())
-    assert np.isnan(values[kept]).any()  # the gap stays one
+    assert np.isnan(values[kept]).any()  # the gap is kept
     assert (np.diff(kept) > 0).all()
     assert extremes(values[:MOST]).tolist() == list(range(MOST))
     panel = Panel()

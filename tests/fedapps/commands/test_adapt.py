@@ -136,7 +136,7 @@ def test_the_epoch_with_the_least_validation_loss_is_kept_not_the_last(model, tm
         losses[epochs] = adapted.epoch
     assert all(
         losses[b] >= losses[a] for a, b in zip(losses, list(losses)[1:], strict=False)
-    )  # the same path, looked at for longer
+    )  # the same training, for more epochs
     assert all(kept <= epochs for epochs, kept in losses.items())
     longer = adapt(arrays, settings, data, losses[32], "m")
     whole = adapt(arrays, settings, data, 32, "m")
@@ -159,7 +159,7 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
     with np.load(folder / "train.npz") as file:
         image, label = file["image"], file["label"]
     rng = np.random.default_rng(0)
-    wrong = rng.random(len(label)) < 0.3  # so that it can be learnt for too long
+    wrong = rng.random(len(label)) < 0.3  # wrong labels, so that long training overfits
     label[wrong] = rng.permutation(label[wrong])
     np.savez(folder / "train.npz", image=image, label=label)
     adapted = adapt(arrays, settings, folder, epochs, "m")

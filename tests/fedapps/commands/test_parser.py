@@ -44,9 +44,9 @@ def rounds(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_with_nothing_but_its_name(method, tmp_path, capsys):
-    # whose jobs are two rounds of a hundred
+    # their jobs run two of a hundred rounds
     shorter = ["train.local-epochs=2"] if method in ("fedcgan", "fedcvae") else []
-    # but for the length
+    # except for the length
     assert run(f"method={method}", "num-rounds=5", *shorter, "--out", tmp_path / "r") == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["status"] == "completed"
@@ -149,7 +149,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
         assert run(*settings, "--out", tmp_path / "broken") == 130
     assert len(rounds(tmp_path / "broken")) == 5
     assert json.loads((tmp_path / "broken" / "summary.json").read_text())["status"] == "interrupted"
-    # the settings are those of the folder
+    # the folder's settings are used
     assert run("--resume", "--out", tmp_path / "broken") == 0
     assert rounds(tmp_path / "broken") == rounds(tmp_path / "whole")
     whole, broken = (
@@ -334,7 +334,7 @@ def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
     assert "no training data on this site" in error
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["status"] == "failed"
-    assert summary["failures"] == 6  # two clients in each of three rounds, then patience ends
+    assert summary["failures"] == 6  # two clients in each of three rounds, then the run ends
     assert "no training data on this site" in (tmp_path / "r" / "report.html").read_text()
 
 
@@ -353,9 +353,9 @@ def test_a_full_disk_prevents_the_checkpoint_but_not_the_run(tmp_path, monkeypat
         "no checkpoint after round 2: [Errno 28] No space left on device. The run continues."
         in ((tmp_path / "r2" / "run.log").read_text())
     )
-    # the old one is there still
+    # the old one still exists
     assert [path.name for path in (tmp_path / "r" / "checkpoint").iterdir()] == ["2"]
-    # and no part of a new one, which would fill the disk
+    # and no partial new one, which would fill the disk
     assert list((tmp_path / "r2" / "checkpoint").iterdir()) == []
 
 

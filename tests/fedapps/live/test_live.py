@@ -29,7 +29,7 @@ TOKEN = "t" * 43
     [
         (f"/{TOKEN}/", "127.0.0.1:80", ""),
         (f"/{TOKEN}/news?after=1", "localhost:80", "news"),
-        # asked for, but no such page: see below
+        # requested, but there is no such page: see below
         (f"/{TOKEN}/../../etc/passwd", "127.0.0.1:80", "../../etc/passwd"),
         ("/", "127.0.0.1:80", None),
         ("/news", "127.0.0.1:80", None),
@@ -89,7 +89,7 @@ def test_large_pages_are_updated_less_often():
     assert is_due(known, "b", 111.0)
     assert not is_due(known, "a", 111.0)
     assert is_due(known, "b", 101.0, hurry=True)  # the end of the run
-    assert is_due(known, "a", 161.0)  # a run that has gone quiet
+    assert is_due(known, "a", 161.0)  # a run without news
 
 
 def test_news_of_a_growing_folder(write_run, served, monkeypatch):
@@ -187,9 +187,9 @@ def test_a_sweep_shows_the_curve_of_each_run(write_run, tmp_path):
     for _, data in figures:
         rows = json.loads(data)["panels"][0]["rows"]
         assert [row["n"] for row in rows] == ["run-01", "run-02", "run-03"]
-        assert len(rows[0]["y"]) > len(rows[2]["y"])  # of the run that goes on there is less
+        assert len(rows[0]["y"]) > len(rows[2]["y"])  # the unfinished run has fewer rounds
     rows = re.findall(r'<tr><td><a href="(.*?)/">', body)
-    assert rows == ["run-03", "run-01", "run-02"]  # what goes on comes first
+    assert rows == ["run-03", "run-01", "run-02"]  # unfinished runs come first
 
 
 def test_unfinished_runs_of_a_large_sweep_have_distinct_and_constant_colours(write_run, tmp_path):

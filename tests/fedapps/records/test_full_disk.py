@@ -130,7 +130,7 @@ def test_resuming_on_a_full_disk_keeps_the_existing_files(tmp_path, capsys):
             for key, value in read_toml(tmp_path / "settings.toml").items()
             if "versions" not in key
         }
-        # as if it had become full a moment later
+        # as if the disk had become full a moment later
         with pytest.raises(OSError, match="File too large"):
             go(tmp_path, resume=True, **stored)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
@@ -148,7 +148,7 @@ def test_a_run_that_cannot_write_its_model_has_not_completed(tmp_path):
 
         with pytest.raises(OSError, match="File too large"):
             go(tmp_path, fill, method="fedavg", evaluate_every=0, checkpoint_every=1)
-    assert not (tmp_path / "model.safetensors").exists()  # rather than a part of it
+    assert not (tmp_path / "model.safetensors").exists()  # instead of a part of it
     assert (
         go(tmp_path, resume=True, method="fedavg", evaluate_every=0, checkpoint_every=1)["status"]
         == "completed"
@@ -191,5 +191,5 @@ def test_a_log_without_room_says_nothing_on_the_terminal(tmp_path, capsys, monke
     assert "Traceback" not in said
     assert "No space" not in said
     for handler in logging.getLogger("flwr").handlers:
-        with contextlib.suppress(OSError):  # it still has lines
+        with contextlib.suppress(OSError):  # the log still has lines
             handler.close()

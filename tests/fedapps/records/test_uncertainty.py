@@ -44,7 +44,7 @@ def test_the_table_of_worst_clients_has_intervals_and_the_gap_by_chance(write_ru
     (row,) = section.rows
     statistics = of_clients(read_run(run).clients, 0)
     assert row[0] == "fedavg"
-    # a tenth of twelve are two
+    # a tenth of twelve clients is rounded up to two
     assert [cell.split("\n")[0] for cell in row[1:4]] == ["70.0", "50.0", "40.0"]
     assert (
         row[2].split("\n")[1]
@@ -80,7 +80,7 @@ def test_the_same_run_gives_the_same_intervals_and_seeds_their_means(write_run):
         [(0, 0.5, 0, 1.0), (1, 0.5, 10, 1.0)],
         [(0, 0.5, 1e300, 1.0), (1, 0.5, 10, 1.0)],
         [(0, 0.5, "nan", 1.0), (1, "inf", 10, 1.0)],
-        [(0, 0.5, 10, 1.0)],  # there is no worst client of one
+        [(0, 0.5, 10, 1.0)],  # one client has no worst client
         [],
     ],
 )

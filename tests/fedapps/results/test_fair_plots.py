@@ -97,7 +97,7 @@ def test_no_weights_no_file(tmp_path, strategy, answered):
 def test_a_resume_drops_weights_of_rounds_after_the_checkpoint(tmp_path):
     record(tmp_path, Decides({0: 0.5, 1: 0.5}), range(1, 8))
     with (tmp_path / "weights.csv").open("a") as file:
-        file.write("8,0")  # killed while writing
+        file.write("8,0")  # the run was killed while writing
     record(tmp_path, Decides({0: 0.25, 1: 0.75}), [5], done=4)
     assert [row[0] for row in lines(tmp_path)[1:]] == [
         "1",

@@ -108,7 +108,7 @@ def test_with_three_seeds_the_mean_has_bounds_over_seeds_and_clients(write_run):
 def test_any_run_can_be_the_reference(write_run, capsys):
     runs = [write_run("f", clients=TOGETHER), write_run("l", "local", clients=ALONE)]
     other = write_run("p", "fedprox", clients=TOGETHER)
-    section = gains(compare(runs, reference=other))  # which joins the comparison
+    section = gains(compare(runs, reference=other))  # the reference is added to the comparison
     assert section.title == "Gain over fedprox"
     assert [row[:2] for row in section.rows] == [("fedavg", "+0.0"), ("local", "-9.4")]
     assert main(["compare", str(runs[0]), "--reference", str(runs[1]), "--worst", "0.25"]) == 0

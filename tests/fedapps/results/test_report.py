@@ -116,7 +116,7 @@ def test_foreign_text_stays_text(write_run):
     )
     page = report(path)
     assert not {"i", "b", "u", "s"} & set(page.tags)
-    # the page's own, and the values of each chart
+    # the page's script, and the values of each chart
     assert page.tags.count("script") == 1 + page.tags.count("figure")
     assert page.tags.count("svg") == 2 * page.tags.count("figure")
     assert not [name for name, _ in page.attributes if name.startswith("on")]
@@ -142,7 +142,7 @@ def test_self_contained(write_run):
     )
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == rules["connect-src"] == "'none'"
-    assert rules["script-src"] == f"'sha256-{digest}'"  # this script and no other
+    assert rules["script-src"] == f"'sha256-{digest}'"  # only this script
     drawn = pictures(path / "report.html")
     assert len(drawn) == 2 * len(run_figures(read_run(path)))
     for picture in drawn:

@@ -43,7 +43,7 @@ def run(tmp_path):
         ("accuracy-mean@3", 0.9),  # round 3 was not evaluated
         ("accuracy-mean@99", 0.8),
         ("accuracy-mean@0", None),
-        ("accuracy-mean@5-models", 0.9),  # 2.5 models a client and round
+        ("accuracy-mean@5-models", 0.9),  # 2.5 models per client and round
         ("accuracy-mean@4-models", 0.5),
         ("best(accuracy-mean)", 0.9),
         ("rounds-to(accuracy-mean,0.6)", 2),

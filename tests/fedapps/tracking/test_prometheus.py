@@ -72,7 +72,7 @@ def test_the_page_is_scraped_during_a_run(tmp_path, monkeypatch, capsys):
             )
     assert ("fedapps_measure", "accuracy-mean") not in seen[0]
     assert seen[2]["fedapps_measure", "accuracy-mean"] == rows[2]["evaluate"]["accuracy-mean"]
-    with pytest.raises(urllib.error.URLError):  # with the run the page is gone
+    with pytest.raises(urllib.error.URLError):  # the page ends with the run
         scraped(port)
 
 
