@@ -82,7 +82,7 @@ def test_ten_thousand_mutations_of_bytes():
     rng = np.random.default_rng(1)
     names, valid, refused = list(FORMATS), 0, 0
     for i in range(10_000):
-        if i == 8000:  # the following formats are slower
+        if i == 8000:  # traces the rest only, since tracing is slow
             tracemalloc.start()
         packed, unpack = FORMATS[names[i % len(names)]]
         wires = [Wire(array) for array in packed]

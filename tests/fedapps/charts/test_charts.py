@@ -104,9 +104,7 @@ def test_a_long_line_keeps_its_ends_and_every_peak():
     panel = Panel()
     panel.line(np.arange(50_000), values, THEME.ink)
     (reading,) = panel.readings
-    assert np.array_equal(
-        reading.y, values[reading.x.astype(int)]
-    )  # what is chart_values was measured
+    assert np.array_equal(reading.y, values[reading.x.astype(int)])
 
 
 def test_on_a_phone_panels_are_in_one_column_and_keep_their_texts():
