@@ -56,7 +56,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def said(capsys, *words, status=2):
+def output_of(capsys, *words, status=2):
     """Return the output of `fedapps data` for the file."""
     assert main(["data", *OWN, *words]) == status
     return capsys.readouterr()
@@ -65,11 +65,11 @@ def said(capsys, *words, status=2):
 def test_a_column_that_names_the_client_makes_clients(folder, capsys):
     assert (
         ": 3 clients (natural by hospital), 2 classes"
-        in said(capsys, "data.source=visits.csv", status=0).out
+        in output_of(capsys, "data.source=visits.csv", status=0).out
     )
     assert (
         "5 clients (iid), 2 classes"
-        in said(
+        in output_of(
             capsys, "data.source=visits.csv", "data.partition=iid", "num-clients=5", status=0
         ).out
     )
@@ -77,12 +77,12 @@ def test_a_column_that_names_the_client_makes_clients(folder, capsys):
 
 def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(folder, capsys, monkeypatch):
     monkeypatch.setattr("fedapps.data.sources._ask_hub", pytest.fail)
-    said_of_it = said(capsys, "data.source=visit.csv").err
+    error = output_of(capsys, "data.source=visit.csv").err
     assert (
         f"data.source = '{folder / 'visit.csv'}': there is no such file: did you mean 'visits.csv'?"
-        in said_of_it
+        in error
     )
-    assert "there is no such file" in said(capsys, "data.source=sub/folder/visits.parquet").err
+    assert "there is no such file" in output_of(capsys, "data.source=sub/folder/visits.parquet").err
 
 
 def test_columns_of_text_are_skipped_and_named(folder, capsys):
@@ -93,10 +93,11 @@ def test_columns_of_text_are_skipped_and_named(folder, capsys):
         folder / "visits.csv",
         [{**row, "glucose": str(row["glucose"]).replace(".", ",")} for row in rows()],
     )
-    printed = said(capsys, "data.source=visits.csv", status=0).out
+    printed = output_of(capsys, "data.source=visits.csv", status=0).out
     assert "note: data.features: glucose holds text and is left out; learned from: age" in printed
     assert (
-        "left out" not in said(capsys, "data.source=visits.csv", "data.features=age", status=0).out
+        "left out"
+        not in output_of(capsys, "data.source=visits.csv", "data.features=age", status=0).out
     )
 
 
@@ -113,7 +114,7 @@ def test_columns_of_text_are_skipped_and_named(folder, capsys):
 )
 def test_missing_columns_of_a_file_are_named(folder, capsys, change, line):
     write(folder / "visits.csv", [row | change if n == 7 else row for n, row in enumerate(rows())])
-    assert line in said(capsys, "data.source=visits.csv").err
+    assert line in output_of(capsys, "data.source=visits.csv").err
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_missing_columns_of_a_file_are_named(folder, capsys, change, line):
 )
 def test_unsuitable_csv_files_are_refused(folder, capsys, content, line):
     (folder / "visits.csv").write_bytes(content)
-    assert line in said(capsys, "data.source=visits.csv").err
+    assert line in output_of(capsys, "data.source=visits.csv").err
 
 
 def test_a_label_that_is_not_named(folder, capsys):

@@ -47,7 +47,7 @@ def model(tmp_path_factory):
     return folder / "global.safetensors"
 
 
-def says(capsys, *arguments):
+def error_of(capsys, *arguments):
     """Run the command with bad input and return its one-line error."""
     assert main(["adapt", *map(str, arguments)]) == 2
     error = capsys.readouterr().err
@@ -202,7 +202,7 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
 def test_existing_files_are_overwritten_only_with_overwrite(model, tmp_path, capsys):
     data, out = site(tmp_path / "mine", [1, 2]), tmp_path / "mine.safetensors"
     out.write_text("precious")
-    assert "add --overwrite" in says(capsys, model, "--data", data, "--out", out)
+    assert "add --overwrite" in error_of(capsys, model, "--data", data, "--out", out)
     assert out.read_text() == "precious"
     assert (
         main(
@@ -225,12 +225,12 @@ def test_existing_files_are_overwritten_only_with_overwrite(model, tmp_path, cap
 
 def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
     data = site(tmp_path / "mine", [1, 2])
-    assert "there is no such file" in says(capsys, tmp_path / "no.safetensors", "--data", data)
-    assert "no such folder" in says(capsys, model, "--data", tmp_path / "nowhere")
+    assert "there is no such file" in error_of(capsys, tmp_path / "no.safetensors", "--data", data)
+    assert "no such folder" in error_of(capsys, model, "--data", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "empty" in says(capsys, model, "--data", tmp_path / "empty")
+    assert "empty" in error_of(capsys, model, "--data", tmp_path / "empty")
     small = site(tmp_path / "small", [1, 2], size=6)
-    assert "images are 1,6,6, but sites.shape = '1,8,8'" in says(capsys, model, "--data", small)
+    assert "images are 1,6,6, but sites.shape = '1,8,8'" in error_of(capsys, model, "--data", small)
     other = tmp_path / "other"
     other.mkdir()
     np.savez(
@@ -238,12 +238,16 @@ def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
         image=np.zeros((20, 1, 8, 8), np.float32),
         label=np.array(["cat", "dog"] * 10),
     )
-    assert "label 'cat' is none of" in says(capsys, model, "--data", other)
-    assert "--epochs 0: must be at least 1" in says(capsys, model, "--data", data, "--epochs", "0")
-    assert "--rate" in says(capsys, model, "--data", data, "--rate", "-1")
-    assert "--validation 0.9" in says(capsys, model, "--data", data, "--validation", "0.9")
+    assert "label 'cat' is none of" in error_of(capsys, model, "--data", other)
+    assert "--epochs 0: must be at least 1" in error_of(
+        capsys, model, "--data", data, "--epochs", "0"
+    )
+    assert "--rate" in error_of(capsys, model, "--data", data, "--rate", "-1")
+    assert "--validation 0.9" in error_of(capsys, model, "--data", data, "--validation", "0.9")
     (tmp_path / "text.safetensors").write_text("no tensors")
-    assert "is no safetensors file" in says(capsys, tmp_path / "text.safetensors", "--data", data)
+    assert "is no safetensors file" in error_of(
+        capsys, tmp_path / "text.safetensors", "--data", data
+    )
 
 
 def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsys):
@@ -253,7 +257,7 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
 
     def made(metadata, tensors=arrays):
         save_file(tensors, tmp_path / "m.safetensors", metadata)
-        return says(
+        return error_of(
             capsys,
             tmp_path / "m.safetensors",
             "--data",

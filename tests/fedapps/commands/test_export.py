@@ -80,17 +80,17 @@ def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, c
     settings = settings_in(folder)
     task = build_task(settings)
     wrong = []
-    for client, said in reported(folder).items():
+    for client, reported_accuracy in reported(folder).items():
         out = tmp_path / f"{client}.safetensors"
         assert main(["export", str(folder), "--client", str(client), "--out", str(out)]) == 0
         net = task.model_fn(1)
         net.load_state_dict(load_file(out))
-        if abs(accuracy(net.eval(), task.client_data(client, 6).test) - said) > 1e-6:
+        if abs(accuracy(net.eval(), task.client_data(client, 6).test) - reported_accuracy) > 1e-6:
             wrong.append(client)
         with safe_open(out, "pt") as file:
             known = file.metadata()
         assert (known["method"], int(known["client"]), int(known["round"])) == (method, client, 3)
-        assert float(known["accuracy"]) == pytest.approx(said)
+        assert float(known["accuracy"]) == pytest.approx(reported_accuracy)
         assert ("lambda" in known) == method.startswith("superfed")
         assert ("apfl-alpha" in known) == (method == "apfl")
     assert wrong == []
@@ -103,8 +103,8 @@ def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, c
 )
 def test_a_method_around_another_one_is_exported_like_it(wrapped, tmp_path):
     assert run(tmp_path / "r", *wrapped) == 0
-    for client, said in reported(tmp_path / "r").items():
-        assert exported(tmp_path / "r", client)[1]["accuracy"] == pytest.approx(said)
+    for client, reported_accuracy in reported(tmp_path / "r").items():
+        assert exported(tmp_path / "r", client)[1]["accuracy"] == pytest.approx(reported_accuracy)
 
 
 def test_the_program_computes_the_same(tmp_path):
@@ -119,18 +119,20 @@ def test_the_program_computes_the_same(tmp_path):
 
 
 def test_models_that_were_not_saved_or_are_of_another_run_are_refused(tmp_path, capsys):
-    def says(folder, client=1):
+    def error_of(folder, client=1):
         assert main(["export", str(folder), "--client", str(client)]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         return error
 
-    assert "holds no finished run" in says(tmp_path)
+    assert "holds no finished run" in error_of(tmp_path)
     assert run(tmp_path / "a", "method=local", "client-store=message", "checkpoint-every=0") == 0
     capsys.readouterr()
-    assert "its personal model was not saved" in says(tmp_path / "a")
-    assert "has no scores of this client: choose one of 0, 1, 2, 3, 4" in says(tmp_path / "a", 77)
+    assert "its personal model was not saved" in error_of(tmp_path / "a")
+    assert "has no scores of this client: choose one of 0, 1, 2, 3, 4" in error_of(
+        tmp_path / "a", 77
+    )
     assert run(tmp_path / "b", "method=fedboost", "num-rounds=1") == 0
     capsys.readouterr()
-    assert "method = 'fedboost'" in says(tmp_path / "b")
+    assert "method = 'fedboost'" in error_of(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "summary.json").read_text())["status"] == "completed"

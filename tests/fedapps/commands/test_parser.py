@@ -171,21 +171,21 @@ def test_the_settings_of_a_folder_repeat_its_run(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_mistakes_about_the_folder(tmp_path, capsys):
-    def says(*arguments):
+    def error_of(*arguments):
         assert run(*QUICK, "--out", tmp_path / "r", *arguments) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert "Traceback" not in error
         return error
 
-    assert "holds no run to resume" in says("--resume")
+    assert "holds no run to resume" in error_of("--resume")
     (tmp_path / "r" / "notes.txt").write_text("mine")
-    assert "is not empty (notes.txt): add --overwrite or --resume" in says()
-    assert "is not the folder of a run, so nothing in it is overwritten" in says("--overwrite")
+    assert "is not empty (notes.txt): add --overwrite or --resume" in error_of()
+    assert "is not the folder of a run, so nothing in it is overwritten" in error_of("--overwrite")
     (tmp_path / "r" / "notes.txt").unlink()
     assert run(*QUICK, "--out", tmp_path / "r") == 0
-    assert "is not empty" in says()
-    assert "num-rounds = 4, but now num-rounds = 9. Resume with the same settings" in says(
+    assert "is not empty" in error_of()
+    assert "num-rounds = 4, but now num-rounds = 9. Resume with the same settings" in error_of(
         "--resume", "num-rounds=9"
     )
     (tmp_path / "r" / "notes.txt").write_text("mine")
@@ -193,7 +193,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
     assert (tmp_path / "r" / "notes.txt").read_text() == "mine"
     checkpoint = next((tmp_path / "r" / "checkpoint").glob("*/model.safetensors"))
     checkpoint.write_bytes(b"torn")
-    assert "the checkpoint cannot be read" in says("--resume", "seed=3")
+    assert "the checkpoint cannot be read" in error_of("--resume", "seed=3")
 
 
 @pytest.mark.parametrize(
