@@ -34,7 +34,7 @@ def test_pyproject_lists_every_setting_with_its_default_and_no_other():
     assert sorted(listed) == sorted(known)
     different = {key: (listed[key], known[key]) for key in known if listed[key] != known[key]}
     assert different == {}
-    # 1 equals 1.0 and true, but Flower hands on the type that stands in the file.
+    # 1 equals 1.0 and true, but Flower hands on the type in the file.
     assert {key: type(listed[key]) for key in known} == {
         key: type(value) for key, value in known.items()
     }
