@@ -63,7 +63,7 @@ def deployment(tmp_path_factory):
     opened = Deployment.open(folder)
     assert f"fedapps deploy flwr --dir {folder} run . own" in done.stdout
     assert (
-        "which only you can enter" if not obstacle() else "open to every process of this machine"
+        "which only you can enter" if not obstacle() else "open to every process on this machine"
     ) in done.stdout
     yield opened
     done = fedapps("deploy", "down", "--dir", folder)
@@ -138,7 +138,7 @@ def test_status_logs_and_file_permissions(deployment):
         in fedapps("deploy", "logs", "site-1", "--dir", deployment.folder, "--lines", "500").stdout
     )
     assert (
-        "no site 'x': there are site-0"
+        "no site 'x': choose one of site-0"
         in fedapps("deploy", "logs", "x", "--dir", deployment.folder).stderr
     )
     assert stat.S_IMODE(deployment.folder.stat().st_mode) == 0o700

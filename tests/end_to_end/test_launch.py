@@ -266,7 +266,7 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(tmp_path
         process.kill()
         process.wait()
     assert process.returncode == 130, said
-    assert "go on with: fedapps run --resume" in said
+    assert "continue with: fedapps run --resume" in said
     assert marked(mark) == []
     assert started & descendants(process.pid)[1] == set()
     assert not Path(base).exists()

@@ -1,4 +1,6 @@
-"""`fedapps data`: the table, the notes and the picture say what the task deals."""
+"""`fedapps data`: the table, the notes and the picture show the partition of
+the task.
+"""
 
 import numpy as np
 from PIL import Image
@@ -42,11 +44,11 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
         "device": "cpu",
     }
     _, task, _ = assemble(read_settings(config))
-    found = deal_of(task, 5)
+    deal = deal_of(task, 5)
     for client in range(5):
         data = task.client_data(client, 5)
         for part, counts in zip(
-            (data.train, data.validation, data.test), found.counts[client], strict=True
+            (data.train, data.validation, data.test), deal.counts[client], strict=True
         ):
             assert np.bincount(part.y.numpy(), minlength=10).tolist() == counts.tolist()
     path = tmp_path / "deal.png"
@@ -66,8 +68,8 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
     out = capsys.readouterr().out
     assert out.startswith("digits: 5 clients (pathological), 10 classes\n")
     row = next(line for line in out.splitlines() if line.startswith("3 ")).split()
-    assert row[1:5] == [*map(str, found.sizes[3]), "3"]
-    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == found.counts[3, :2].sum(
+    assert row[1:5] == [*map(str, deal.sizes[3]), "3"]
+    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == deal.counts[3, :2].sum(
         0
     ).tolist()
     with Image.open(path) as image:
@@ -89,7 +91,7 @@ def test_a_table_is_shown_by_the_names_of_its_clients(capsys):
     )
 
 
-def test_what_cannot_be_shown_is_one_line(capsys):
+def test_data_that_cannot_be_shown_give_a_one_line_error(capsys):
     assert main(["data", "task=text", "num-clients=4"]) == 2
     assert (
         capsys.readouterr().err

@@ -269,6 +269,6 @@ def test_check_tells_the_end_of_a_server_elsewhere(tmp_path, clock, served, caps
     port = served(speaks_tls(tmp_path))
     assert main(["deploy", "check", f"127.0.0.1:{port}", "--ca", str(tmp_path / "ca.pem")]) == 0
     said = capsys.readouterr()
-    assert "can be reached, and its certificate is good" in said.out
+    assert "can be reached, and its certificate is valid" in said.out
     assert f"warning: the certificate of 127.0.0.1:{port} ends on" in said.err
     assert said.err.count("\n") == 1

@@ -139,7 +139,7 @@ def test_the_settings_command_explains_it(folder, capsys):
     assert main(["settings", "my_code:TASK"]) == 0
     assert "mine.size: whole number" in capsys.readouterr().out
     assert main(["settings", "my_code:BARE"]) == 2
-    assert "has no options of its own" in capsys.readouterr().err
+    assert "has no options, so there is nothing to explain" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

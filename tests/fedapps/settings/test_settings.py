@@ -125,7 +125,7 @@ def test_assignments(text, want):
 
 @pytest.mark.parametrize("text", ["fedavg", "=3", " = 4"])
 def test_what_is_no_assignment(text):
-    with pytest.raises(UserError, match="write key=value"):
+    with pytest.raises(UserError, match="write a setting as key=value"):
         parse_assignment(text)
 
 

@@ -241,12 +241,12 @@ def test_one_seed_makes_nothing_bold(results_of):
         ("measures = ['best(']", "sweep.'best(': write NAME, NAME@ROUND"),
         ("against = 3", "sweep.against = 3: must name a row"),
         ("printed = 'x'", "sweep.printed = 'x': must be tables"),
-        ("plot = 3", "sweep.plot = 3: must be tables with a kind"),
-        ("[[sweep.plot]]\nkind = 'bar'", "sweep.kind = 'bar': choose of rounds, bytes"),
-        ("[[sweep.plot]]\nkind = 'rounds'\nlogs = 'x'", "sweep.plot.logs: unknown, choose of kind"),
-        ("[[sweep.plot]]\nkind = 'parameter'", "x names the axis of a plot of kind parameter"),
+        ("plot = 3", "sweep.plot = 3: write each plot as a table [[sweep.plot]] with a kind"),
+        ("[[sweep.plot]]\nkind = 'bar'", "sweep.kind = 'bar': choose one of rounds, bytes"),
+        ("[[sweep.plot]]\nkind = 'rounds'\nlogs = 'x'", "sweep.plot.logs: unknown key, choose one of kind"),
+        ("[[sweep.plot]]\nkind = 'parameter'", "a plot of kind parameter must name its axis in x"),
         ("[[sweep.plot]]\nkind = 'rounds'\n[[sweep.plot]]\nkind = 'rounds'", "sweep.plot: two of one kind need a name each"),
-        ("[[sweep.plot]]\nkind = 'rounds'\nslope = 1.0", 'needs log = "xy"'),
+        ("[[sweep.plot]]\nkind = 'rounds'\nslope = 1.0", 'add log = "xy"'),
     ],
 )  # fmt: skip
 def test_mistakes_in_the_table_sweep(text, message, tmp_path):

@@ -671,7 +671,7 @@ def test_two_processes_and_an_interrupt(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error.splitlines()[-1] == "interrupted; the same command goes on where it stopped"
+    assert error.splitlines()[-1] == "interrupted; repeat the command to continue"
     assert "Traceback" not in error
     states = [json.loads(found.read_text())["status"] for found in out.glob("cells/*/summary.json")]
     assert states == ["interrupted"] * 2
