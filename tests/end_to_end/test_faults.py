@@ -110,14 +110,14 @@ def test_a_method_of_ones_own_travels_to_the_sites_which_say_what_they_lack(
     code = (example / "own_method.py").read_text()
     (example / "own_method.py").write_text("import scales\n" + code)
     done = fedapps(*job, *engine, "--out", tmp_path / "lacking", cwd=example, path=[lent])
-    said = "there is no module 'scales', which own_method imports: install it here"
-    told = [
+    reason = "no module 'scales': own_method imports it: install it"
+    failures = [
         f"{failure['client']}: {failure['reason']}"
         for row in rounds_of(tmp_path / "lacking")
         for failure in row["failures"]
     ]
-    assert told, done.stdout + done.stderr
-    assert all(text.startswith("2: ") and said in text for text in told), told
+    assert failures, done.stdout + done.stderr
+    assert all(text.startswith("2: ") and reason in text for text in failures), failures
     assert said in deployment.sites["rome"].words()
 
 

@@ -225,7 +225,7 @@ def test_nothing_is_overwritten_unasked(model, tmp_path, capsys):
 
 def test_what_does_not_fit_is_said_in_one_line(model, tmp_path, capsys):
     data = site(tmp_path / "mine", [1, 2])
-    assert "there is no such file" in says(capsys, tmp_path / "no.safetensors", "--data", data)
+    assert "no such file" in says(capsys, tmp_path / "no.safetensors", "--data", data)
     assert "there is no such folder" in says(capsys, model, "--data", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "empty" in says(capsys, model, "--data", tmp_path / "empty")
@@ -243,7 +243,9 @@ def test_what_does_not_fit_is_said_in_one_line(model, tmp_path, capsys):
     assert "--rate" in says(capsys, model, "--data", data, "--rate", "-1")
     assert "--validation 0.9" in says(capsys, model, "--data", data, "--validation", "0.9")
     (tmp_path / "text.safetensors").write_text("no tensors")
-    assert "is no safetensors file" in says(capsys, tmp_path / "text.safetensors", "--data", data)
+    assert "is not a safetensors file" in says(
+        capsys, tmp_path / "text.safetensors", "--data", data
+    )
 
 
 def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsys):
@@ -262,17 +264,17 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
             tmp_path / "out.safetensors",
         )
 
-    assert "does not say which net it is of" in made({"method": "fedavg"})
-    assert "cannot be read" in made({SETTINGS: "{"})
-    assert "does not describe the samples" in made({SETTINGS: "[1]"})
-    assert "cannot be read" in made(
+    assert "does not name its net" in made({"method": "fedavg"})
+    assert "cannot read the description of its net" in made({SETTINGS: "{"})
+    assert "does not describe its input samples" in made({SETTINGS: "[1]"})
+    assert "cannot read the description of its net" in made(
         {
             SETTINGS: json.dumps(
                 {**json.loads(told[SETTINGS]), "model.name": "nonsense", "seed": "x"}
             )
         }
     )
-    assert "which runs only if you name it: --net os:system" in made(
+    assert "if you trust it, run it with --net os:system" in made(
         {SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "model.name": "os:system"})}
     )
     name = next(iter(arrays))

@@ -181,7 +181,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
     assert "holds no run to resume" in says("--resume")
     (tmp_path / "r" / "notes.txt").write_text("mine")
     assert "is not empty (notes.txt): add --overwrite or --resume" in says()
-    assert "is not the folder of a run, so nothing in it is overwritten" in says("--overwrite")
+    assert "is not the folder of a run, so --overwrite deletes nothing in it" in says("--overwrite")
     (tmp_path / "r" / "notes.txt").unlink()
     assert run(*QUICK, "--out", tmp_path / "r") == 0
     assert "is not empty" in says()
@@ -243,7 +243,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         (["on-large-update=cut"], "on-large-update = 'cut': choose one of reject, clip"),
         (
             ["method=fedfw", "max-update-norm=2.0"],
-            "fedapps: max-update-norm = 2.0: the clients of this method send no updates",
+            "fedapps: max-update-norm = 2.0: the clients of this method send nothing that has a norm",
         ),
         (["method=local", "max-update-norm=2.0"], "max-update-norm = 2.0"),
         (

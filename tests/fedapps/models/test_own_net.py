@@ -132,20 +132,20 @@ def test_a_net_of_torchvision_by_its_name_there():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("my_nets:", "name a module and what to take of it, as in 'my_code:NAME'"),
-        ("my_nets.py:Small", "name the module, not its file: 'my_nets:Small'"),
-        ("./zoo/nets.py:Small", "name the module, not its file: 'zoo.nets:Small'"),
-        ("my-nets:Small", "name a module and what to take of it"),
+        ("my_nets:", "name a module and an object in it, as in 'my_code:NAME'"),
+        ("my_nets.py:Small", "name the module, not its file: write 'my_nets:Small'"),
+        ("./zoo/nets.py:Small", "name the module, not its file: write 'zoo.nets:Small'"),
+        ("my-nets:Small", "name a module and an object in it"),
         (
             "other_nets:Small",
-            "there is no module 'other_nets', not in the current folder, .*, and not installed",
+            "no module 'other_nets': it is neither in the current folder, .*, nor installed",
         ),
-        ("my_nets.deep:Small", "there is no module 'my_nets.deep'"),
+        ("my_nets.deep:Small", "no module 'my_nets.deep'"),
         (
             "spoilt:Small",
-            "there is no module 'nowhere_to_be_found', which spoilt imports: install it here",
+            "no module 'nowhere_to_be_found': spoilt imports it: install it",
         ),
-        ("wrong_syntax:Small", "wrong_syntax cannot be imported: SyntaxError: invalid syntax"),
+        ("wrong_syntax:Small", "cannot import wrong_syntax: SyntaxError: invalid syntax"),
         ("my_nets:Smal", "did you mean 'Small'\\? my_nets .* has no 'Smal'"),
         ("my_nets:number", "is a int, no function or class"),
         (
