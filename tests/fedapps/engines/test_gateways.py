@@ -163,7 +163,7 @@ def test_a_strange_list_of_clients_is_refused(names):
             reply_to=message,
         )
 
-    with pytest.raises(ValueError, match="a site does not say which clients it has"):
+    with pytest.raises(ValueError, match="a site did not send its list of clients"):
         list(GatewayGrid(InlineGrid(client_app, 2)).get_node_ids())
 
 
