@@ -209,7 +209,7 @@ def test_a_method_takes_it_with_its_head(folder):
     assert task.work_model().head == ("last.",)
     with pytest.raises(
         UserError,
-        match=r"model.head = '': 'my_nets:by_seed' declares no head: name it, one of 1, 2",
+        match=r"model.head = '': 'my_nets:by_seed' declares no head: set it to one of 1, 2",
     ):
         assemble(settings(("method", "fedper"), ("model.name", "my_nets:by_seed")))
     _, task, _ = assemble(
