@@ -150,7 +150,7 @@ def test_the_settings_command_explains_it(folder, capsys):
         ({"method": "my_code:number"}, "method = 'my_code:number': is of type int, not a fedapps.methods.Method: write METHOD " "= " "Method"),
         ({"method": "my_code:FedAvg"}, "method = 'my_code:FedAvg': is the class FedAvg, not a fedapps.methods.Method"),
         ({"method": "my_code:HALF"}, "method = 'my_code:HALF': has no client"),
-        ({"method": "my_code:LOSING"}, "method = 'my_code:LOSING': has a loss for another method's clients, but does " "not " "wrap one"),
+        ({"method": "my_code:LOSING"}, "method = 'my_code:LOSING': has a loss for another method's clients, but wraps no method"),
         ({"method": "my_code:TAKEN"}, "method = 'my_code:TAKEN': its table name 'superfed' is taken by this project: choose another"),
         ({"method": "my_code:NO_TABLE"}, "method = 'my_code:NO_TABLE': options = 'Own': table = '': name its table"),
         ({"method": "my_code:LISTED"}, "method = 'my_code:LISTED': options = 'Listed': 'rates' has no default"),

@@ -147,16 +147,15 @@ def test_a_net_of_torchvision_by_its_name_there():
         ),
         ("wrong_syntax:Small", "cannot import wrong_syntax: SyntaxError: invalid syntax"),
         ("my_nets:Smal", "did you mean 'Small'\\? my_nets .* has no 'Smal'"),
-        ("my_nets:number", "is a int, no function or class"),
+        ("my_nets:number", "is of type int: name a function or class"),
         (
             "my_nets:deep",
-            "asks for 'depth'; it is given input_shape, num_classes, seed: give the others a "
-            "default",
+            "its parameter 'depth' needs a default: only input_shape, num_classes, seed are given",
         ),
-        ("my_nets:text", "returned a str, no torch.nn.Module"),
+        ("my_nets:text", "returns a str: it must return a torch.nn.Module"),
         (
             "my_nets:wrong",
-            "of two samples its output is shape \\(2, 11\\), but there must be 10 logits for each",
+            "for two samples its output is shape \\(2, 11\\): it must be 10 logits for each sample",
         ),
         (
             "my_nets:wide",
@@ -250,11 +249,14 @@ def changed(**changes):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: changed(**{"last.bias": None}), "has no array 'last.bias', which the model has"),
-        (lambda: changed(extra=torch.zeros(2)), "has an array 'extra', which the model has not"),
+        (lambda: changed(**{"last.bias": None}), "has no array 'last.bias', which the model needs"),
+        (
+            lambda: changed(extra=torch.zeros(2)),
+            "has an array 'extra', which the model does not have",
+        ),
         (
             lambda: changed(**{"last.bias": torch.zeros(3)}),
-            r"array 'last.bias' has shape \(3,\), the model's is \(10,\)",
+            r"array 'last.bias' has shape \(3,\), but the model's array has \(10,\)",
         ),
         (
             lambda: changed(**{"last.bias": torch.full((10,), torch.nan)}),
@@ -272,5 +274,5 @@ def test_what_is_no_file_of_weights_is_refused(folder):
     with pytest.raises(UserError, match="there is no such file"):
         assemble(settings(("model.weights", "none.safetensors")))
     Path("start.safetensors").write_text("text")
-    with pytest.raises(UserError, match="is no safetensors file"):
+    with pytest.raises(UserError, match="is not a safetensors file"):
         assemble(settings(("model.weights", "start.safetensors")))
