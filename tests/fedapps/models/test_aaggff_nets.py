@@ -129,7 +129,7 @@ def test_weights_that_cannot_be_had(monkeypatch):
     with pytest.raises(
         UserError,
         match=r"^model.pretrained = true: cannot load the weights \(no route to host\): connect "
-        r"network, put ht",
+        r"to a network, copy ht",
     ):
         build_model("efficientnet-b0", (3, 32, 32), 4, 0, pretrained=True)
 

@@ -1,5 +1,5 @@
-"""A net of the user's own by ``module:name``: how it is found, called, checked, seeded,
-and carried to where clients run.
+"""The user's own net as ``module:name``: looked up, called, checked and seeded; its
+weights and its files in the app.
 """
 
 import re
@@ -37,7 +37,7 @@ class Small(nn.Module):
 
 def by_seed(num_classes, *, seed, width=4):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, num_classes))
-    net.told = seed
+    net.seed = seed
     return net
 
 def by_kwargs(**kwargs):
@@ -116,13 +116,13 @@ def test_the_net_of_the_page_is_one(folder):
 
 
 def test_it_gets_what_it_asks_for_and_no_more(folder):
-    assert net("my_nets:by_seed", seed=7).told == 7
+    assert net("my_nets:by_seed", seed=7).seed == 7
     assert isinstance(net("my_nets:by_kwargs"), nn.Module)
 
 
 def test_a_net_of_torchvision_by_its_name_there():
-    found = net("torchvision:squeezenet1_1", (3, 64, 64))
-    assert found(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
+    built = net("torchvision:squeezenet1_1", (3, 64, 64))
+    assert built(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
     with pytest.raises(UserError, match=r"does not take samples of shape \(1, 64, 64\)"):
         net("torchvision:squeezenet1_1", (1, 64, 64))
     with pytest.raises(UserError, match=r"cannot be built: ValueError: Unknown model"):
@@ -203,8 +203,8 @@ def settings(*pairs):
 
 
 def test_a_method_takes_it_with_its_head(folder):
-    found, task, _ = assemble(settings(("method", "fedper")))
-    assert found.flat()["model.name"] == "my_nets:Small"
+    filled, task, _ = assemble(settings(("method", "fedper")))
+    assert filled.flat()["model.name"] == "my_nets:Small"
     assert task.work_model().head == ("last.",)
     with pytest.raises(
         UserError,

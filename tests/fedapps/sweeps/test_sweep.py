@@ -120,11 +120,11 @@ def test_cases_set_several_settings_and_can_be_selected(plan_of):
     """
     configs = {point.name: point.run.config for point in plan_of(text).points}
     assert list(configs) == ["plain", "two-classes"]
-    told = {
+    settings = {
         name: (c["data.partition"], c["num-clients"], c["superfed.nu"])
         for name, c in configs.items()
     }
-    assert told == {"plain": ("iid", 7, 3.0), "two-classes": ("pathological", 0, 1.0)}
+    assert settings == {"plain": ("iid", 7, 3.0), "two-classes": ("pathological", 0, 1.0)}
     assert names(plan_of(text, scale="one")) == ["two-classes"]
     assert names(plan_of(text, 'axis.kind=["plain"]')) == ["plain"]
     assert plan_of(text, scale="other").points[0].run.config["num-rounds"] == 9
@@ -143,11 +143,11 @@ def test_rules_change_the_settings_of_some_runs(plan_of):
         num-clients = 9
         set.superfed.start = 0.125
     """
-    told = {
+    settings = {
         point.name: (point.run.config["superfed.nu"], point.run.config["superfed.start"])
         for point in plan_of(text).points
     }
-    assert told == {
+    assert settings == {
         "superfed-mm_num-clients-5": (1.5, 0.4),
         "superfed-mm_num-clients-9": (1.5, 0.125),
         "superfed-lm_num-clients-5": (2.0, 0.4),
@@ -183,10 +183,10 @@ def test_folder_names_are_valid_on_every_file_system(plan_of):
     text = "[axis.x]\n" + "".join(
         f'"{case}" = {{ num-rounds = {3 + index} }}\n' for index, case in enumerate(cases)
     )
-    found = names(plan_of(text))
-    assert len({name.lower() for name in found}) == 4
-    assert all(re.fullmatch(r"[\w][\w.+=-]*", name) for name in found)
-    assert names(plan_of(text)) == found
+    folders = names(plan_of(text))
+    assert len({name.lower() for name in folders}) == 4
+    assert all(re.fullmatch(r"[\w][\w.+=-]*", name) for name in folders)
+    assert names(plan_of(text)) == folders
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ class Trusting(FedAvg):
 
 
 class Drifting(FedAvgClient):
-    """Decays the weights whatever it is told."""
+    """Decays the weights whatever the configuration."""
 
     def fit(self, parameters, config):
         arrays, n, metrics = super().fit(parameters, config)
