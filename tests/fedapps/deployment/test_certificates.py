@@ -116,7 +116,7 @@ def test_a_sites_key_is_one_that_flower_takes_and_secret(tmp_path):
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     assert stat.S_IMODE((tmp_path / "new" / "hospital.a").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         make_site_key(tmp_path / "new" / "hospital.a")
 
 

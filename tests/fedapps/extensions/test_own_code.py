@@ -153,7 +153,7 @@ def test_the_settings_command_explains_it(folder, capsys):
         ({"method": "my_code:LOSING"}, "method = 'my_code:LOSING': has a loss for another method's clients, but wraps no method"),
         ({"method": "my_code:TAKEN"}, "method = 'my_code:TAKEN': its table name 'superfed' is taken by this project: choose another"),
         ({"method": "my_code:NO_TABLE"}, "method = 'my_code:NO_TABLE': options = 'Own': table = '': name its table"),
-        ({"method": "my_code:LISTED"}, "method = 'my_code:LISTED': options = 'Listed': 'rates' has no default"),
+        ({"method": "my_code:LISTED"}, "method = 'my_code:LISTED': options = 'Listed': 'rates' needs a default"),
         ({"method": "my_code:PLAIN"}, "method = 'my_code:PLAIN': options = 'Plain': must be a @dataclass"),
         ({"method": "my_code:DICT"}, "method = 'my_code:DICT': options = {}: must be a @dataclass"),
         ({"task": "my_code:number"}, "task = 'my_code:number': is a int, no class of a task and no " "fedapps.tasks.registry.TaskKind"),

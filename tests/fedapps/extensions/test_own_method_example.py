@@ -68,7 +68,7 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder, monkeypatch
 def test_a_resume_with_another_option_is_refused(folder, capsys):
     assert run("num-rounds=1", "checkpoint-every=1", "--out", "r") == 0
     assert main(["run", "--engine", "inline", "--resume", "--out", "r", "exp.epsilon=0.5"]) == 2
-    assert "holds a run with exp.epsilon = 0.001, not 0.5" in capsys.readouterr().err
+    assert "was run with exp.epsilon = 0.001, now it is 0.5" in capsys.readouterr().err
 
 
 def test_it_is_swept_beside_ours(folder, capsys):
