@@ -137,7 +137,7 @@ class Sweep:
     @property
     def runs(self) -> dict[str, Run]:
         """The finished runs, by name."""
-        return {name: Run(run.path) for name, run in self._results.found.items()}
+        return {name: Run(run.path) for name, run in self._results.runs_by_name.items()}
 
     def plot(self, *, dark: bool = False) -> Plots:
         """Return the plots of the report, by name."""

@@ -156,7 +156,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _up(arguments: argparse.Namespace) -> int:
     from fedapps.deployment.local import FACTS, Deployment
     from fedapps.engines.processes import signals_ignored
-    from fedapps.engines.wall import choice
+    from fedapps.engines.wall import decide_wall
 
     folder = arguments.dir.expanduser().absolute()
     again = (folder / FACTS).exists()
@@ -176,7 +176,7 @@ def _up(arguments: argparse.Namespace) -> int:
         deployment = Deployment.open(folder)
     else:
         sites = sites_of(arguments)
-        walled, warning = choice(refused="--no-wall" if arguments.no_wall else "")
+        walled, warning = decide_wall(refused="--no-wall" if arguments.no_wall else "")
         if warning:
             print(f"fedapps: {warning}", file=sys.stderr)
         deployment = Deployment.create(

@@ -100,8 +100,7 @@ def test_the_cluster_needs_resources_and_shared_folders(cluster, tmp_path):
     assert checked_cluster(cluster, [tmp_path]) == Cluster(machines=2, cpus=2, gpus=0)
     with pytest.raises(
         UserError,
-        match=r"of the cluster does not see /nowhere: choose a folder that all of its machines "
-        r"share",
+        match=r"of the cluster has no /nowhere: choose a folder that all machines share",
     ):
         checked_cluster(cluster, [Path("/nowhere")])
 
@@ -111,8 +110,8 @@ def test_other_versions_are_refused_by_name():
     assert lacks("b (10.0.0.2)", mine, mine, []) == ""
     said = lacks("b (10.0.0.2)", mine, {"python": "3.11", "torch": "2.6.0"}, [])
     assert (
-        said == "b (10.0.0.2) of the cluster has torch 2.6.0, this machine 2.14.1: install the "
-        "same versions"
+        said == "b (10.0.0.2) of the cluster has torch 2.6.0, this machine has 2.14.1: install "
+        "the same version"
     )
 
 

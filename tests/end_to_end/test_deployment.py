@@ -17,7 +17,7 @@ from fedapps.deployment.certificates import make_certificates, make_site_key
 from fedapps.deployment.local import Deployment, Site
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import free_port, marked, program
-from fedapps.engines.wall import connect, obstacle
+from fedapps.engines.wall import connect, no_wall_reason
 from fedapps.errors import RunFailed, UserError
 from tests.helpers import (
     assert_same,
@@ -63,7 +63,9 @@ def deployment(tmp_path_factory):
     opened = Deployment.open(folder)
     assert f"fedapps deploy flwr --dir {folder} run . own" in done.stdout
     assert (
-        "which only you can enter" if not obstacle() else "open to every process on this machine"
+        "which only you can enter"
+        if not no_wall_reason()
+        else "open to every process on this machine"
     ) in done.stdout
     yield opened
     done = fedapps("deploy", "down", "--dir", folder)
@@ -148,9 +150,9 @@ def test_status_logs_and_file_permissions(deployment):
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-@pytest.mark.skipif(bool(obstacle()), reason=f"no wall: {obstacle()}")
-def test_a_script_that_knows_only_the_port_is_refused(deployment):
-    """So is Flower's own command with the connection's certificate; the SuperNodes'
+@pytest.mark.skipif(bool(no_wall_reason()), reason=f"no wall: {no_wall_reason()}")
+def test_a_script_with_the_port_number_gets_nowhere(deployment):
+    """Nor does Flower's own command with the connection's certificate; the SuperNodes'
     ports are closed, too.
     """
     facts = json.loads((deployment.folder / "deployment.json").read_text())
@@ -177,16 +179,16 @@ def test_refused_sites_and_their_messages(deployment, tmp_path):
     shutil.copy(deployment.certificates / "ca.pem", stranger.folder)
     with pytest.raises(
         RunFailed,
-        match=r"'stranger' was not let in: .*its key is not registered: flwr supernode register",
+        match=r"refused site 'stranger': .*register its key with `flwr supernode register",
     ):
         stranger.start()
     stranger.end()
     make_certificates(tmp_path / "other", ["127.0.0.1"])
     shutil.copy(tmp_path / "other" / "ca.pem", stranger.folder)
-    with pytest.raises(UserError, match=r"certificate was not accepted .*wrong CA\?"):
+    with pytest.raises(UserError, match=r"certificate was not accepted .*check that"):
         stranger.start()
     stranger.authority = None
-    with pytest.raises(UserError, match=r"TLS is spoken there, not plain HTTP"):
+    with pytest.raises(UserError, match=r"the server uses TLS"):
         stranger.start()
     assert marked(stranger.mark) == []
 

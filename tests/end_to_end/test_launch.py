@@ -19,7 +19,7 @@ import pytest
 from fedapps.commands import parser as cli
 from fedapps.engines import flower, superlink
 from fedapps.engines.processes import free_port, marked
-from fedapps.engines.wall import obstacle
+from fedapps.engines.wall import no_wall_reason
 from fedapps.errors import UserError
 from fedapps.runs import launch as launching
 from tests.helpers import ROOT, rounds_of, summary_of
@@ -180,7 +180,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
             ),
         ),
         port=port,
-        walled=not obstacle(),
+        walled=not no_wall_reason(),
         env={
             "EXTRA": "given",
             "HTTP_PROXY": "http://127.0.0.1:9",
@@ -192,8 +192,8 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     assert any(line.startswith("finished round 1") for line in lines)
     assert not any("\x1b" in line for line in lines)
     assert set(polls) == {threading.main_thread()}
-    # a process that knows only the port of a protected run cannot connect
-    assert any(strangers) == bool(obstacle())
+    # who knows the port of a run behind a wall does not get through
+    assert any(strangers) == bool(no_wall_reason())
     rounds = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rounds) == 2
     server = rounds[-1]
@@ -317,7 +317,7 @@ def test_a_superlink_that_dies_is_a_failure_with_its_last_log_lines(app, tmp_pat
         app, {}, flower.Resources(3), flower.Following(tmp_path / "log")
     )
     assert outcome.status == "failed"
-    assert outcome.details == "Flower's SuperLink has ended: OSError: the disk is full"
+    assert outcome.details == "Flower's SuperLink has ended unexpectedly: OSError: the disk is full"
     assert "the disk is full" in (tmp_path / "log").read_text()
 
 
@@ -409,7 +409,7 @@ def test_a_taken_port(app, tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        with pytest.raises(UserError, match=r"^port = \d+, but it cannot be used"):
+        with pytest.raises(UserError, match=r"^port = \d+: it cannot be used"):
             flower.run_simulation(
                 app,
                 {},

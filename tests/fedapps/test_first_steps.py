@@ -152,8 +152,8 @@ def test_a_label_that_is_not_named(folder, capsys):
         ("epochs=3", "did you mean 'train.local-epochs'?"),
         ("train.epochs=3", "did you mean 'train.local-epochs'?"),
         ("model=my_net:Net", "unknown setting 'model': it is a table, as model.name"),
-        ("model.name=my_net", "a net of your own is my_net:NAME"),
-        ("model.name=my_nett:Net", "there is no module 'my_nett'"),
+        ("model.name=my_net", "or name your own net as my_net:NAME"),
+        ("model.name=my_nett:Net", "no module 'my_nett'"),
     ],
 )
 def test_settings_by_other_names(folder, capsys, word, line):

@@ -264,15 +264,15 @@ NOT_PRIVATE = {
     ),
     "a vocabulary of the clients' words": (
         {"task": "words", "data.partition": "iid"},
-        "makes from the clients' data the vocabulary",
+        "computes from the clients' data: the vocabulary",
     ),
     "class weights from all labels": (
         {"data.class-weights": True},
-        "makes from the clients' data the class weights",
+        "computes from the clients' data: the class weights",
     ),
     "a set made by an earlier run": (
         {"data.synthetic": "set"},
-        "makes from the clients' data the synthetic set",
+        "computes from the clients' data: the synthetic set",
     ),
     "features read from all rows": (
         {"task": "tabular", "tabular.categorical": "a", "tabular.source": "x"},
@@ -289,7 +289,7 @@ NOT_PRIVATE = {
             "fedboost.library": "FOLDER",
             "fedboost.public-library": True,
         },
-        "makes from the clients' data the vocabulary and the library",
+        "computes from the clients' data: the vocabulary and the library",
     ),
 }
 PRIVATE = [
@@ -336,7 +336,7 @@ def test_a_task_without_a_declaration_is_refused():
     class Silent:
         name = "silent"
 
-    with pytest.raises(UserError, match="what it does not tell"):
+    with pytest.raises(UserError, match="values that it does not declare"):
         with_privacy(FedAvg(), read_settings({"dp.noise-multiplier": 1.0}), Silent())
 
 

@@ -225,7 +225,7 @@ def test_existing_files_are_overwritten_only_with_overwrite(model, tmp_path, cap
 
 def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
     data = site(tmp_path / "mine", [1, 2])
-    assert "there is no such file" in error_of(capsys, tmp_path / "no.safetensors", "--data", data)
+    assert "no such file" in error_of(capsys, tmp_path / "no.safetensors", "--data", data)
     assert "no such folder" in error_of(capsys, model, "--data", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "empty" in error_of(capsys, model, "--data", tmp_path / "empty")
@@ -245,7 +245,7 @@ def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
     assert "--rate" in error_of(capsys, model, "--data", data, "--rate", "-1")
     assert "--validation 0.9" in error_of(capsys, model, "--data", data, "--validation", "0.9")
     (tmp_path / "text.safetensors").write_text("no tensors")
-    assert "is no safetensors file" in error_of(
+    assert "is not a safetensors file" in error_of(
         capsys, tmp_path / "text.safetensors", "--data", data
     )
 
@@ -266,17 +266,17 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
             tmp_path / "out.safetensors",
         )
 
-    assert "does not say which net it is of" in made({"method": "fedavg"})
-    assert "cannot be read" in made({SETTINGS: "{"})
-    assert "does not describe the samples" in made({SETTINGS: "[1]"})
-    assert "cannot be read" in made(
+    assert "does not name its net" in made({"method": "fedavg"})
+    assert "cannot read the description of its net" in made({SETTINGS: "{"})
+    assert "does not describe its input samples" in made({SETTINGS: "[1]"})
+    assert "cannot read the description of its net" in made(
         {
             SETTINGS: json.dumps(
                 {**json.loads(metadata[SETTINGS]), "model.name": "nonsense", "seed": "x"}
             )
         }
     )
-    assert "which runs only if you name it: --net os:system" in made(
+    assert "if you trust it, run it with --net os:system" in made(
         {SETTINGS: json.dumps({**json.loads(metadata[SETTINGS]), "model.name": "os:system"})}
     )
     name = next(iter(arrays))

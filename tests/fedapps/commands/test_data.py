@@ -21,16 +21,16 @@ def test_warnings_name_the_clients_they_are_about():
     assert warnings_of(deal([[5, 5], [6, 4]], [[3, 2], [2, 2]])) == []
     lonely = warnings_of(deal([[5, 5], [0, 9]], [[3, 2], [0, 4]]))
     assert lonely == [
-        "1 of 2 clients (b) train on one class only: any model that always says it is right there"
+        "1 of 2 clients (b) have one class only: a model that always predicts it is right"
     ]
     (few,) = warnings_of(deal([[5, 5], [6, 4]], [[1, 1], [2, 2]]))
-    assert few.startswith("1 of 2 clients (a) are scored on fewer than 3 samples")
+    assert few.startswith("1 of 2 clients (a) have fewer than 3 test samples")
     (unseen,) = warnings_of(deal([[5, 5, 0], [3, 3, 3]], [[3, 2, 1], [2, 2, 1]]))
-    assert unseen == "1 of 2 clients (a) are scored on classes that they do not train on"
+    assert unseen == "1 of 2 clients (a) have test samples of classes that they do not train on"
     assert warnings_of(deal([[50, 51], [5, 5]], [[3, 2], [2, 2]])) == [
-        "the largest client has 101 samples to train on, the smallest 10"
+        "the largest client has 101 training samples, the smallest 10"
     ]
-    assert warnings_of(deal([[5, 5, 0]] * 2, [[3, 2, 0]] * 2)) == ["nobody trains on class z"]
+    assert warnings_of(deal([[5, 5, 0]] * 2, [[3, 2, 0]] * 2)) == ["no client trains on class z"]
     assert warnings_of(deal([[0, 5], [2, 5]], [[2, 3], [2, 3]], [[5, 0], [0, 0]])) == [], (
         "validation samples are known, too"
     )

@@ -181,7 +181,9 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
     assert "holds no run to resume" in error_of("--resume")
     (tmp_path / "r" / "notes.txt").write_text("mine")
     assert "is not empty (notes.txt): add --overwrite or --resume" in error_of()
-    assert "is not the folder of a run, so nothing in it is overwritten" in error_of("--overwrite")
+    assert "is not the folder of a run, so --overwrite deletes nothing in it" in error_of(
+        "--overwrite"
+    )
     (tmp_path / "r" / "notes.txt").unlink()
     assert run(*QUICK, "--out", tmp_path / "r") == 0
     assert "is not empty" in error_of()
@@ -243,7 +245,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         (["on-large-update=cut"], "on-large-update = 'cut': choose one of reject, clip"),
         (
             ["method=fedfw", "max-update-norm=2.0"],
-            "fedapps: max-update-norm = 2.0: the clients of this method send no updates",
+            "fedapps: max-update-norm = 2.0: the clients of this method send nothing that has a norm",
         ),
         (["method=local", "max-update-norm=2.0"], "max-update-norm = 2.0"),
         (

@@ -124,7 +124,7 @@ def test_resuming_on_a_full_disk_keeps_the_existing_files(tmp_path, capsys):
     with full(0):
         assert run("--resume", "--engine", "inline") == 2
         said = capsys.readouterr().err
-        assert said == f"fedapps: --out {tmp_path}: cannot be written: File too large\n"
+        assert said == f"fedapps: --out {tmp_path}: cannot write to it: File too large\n"
         stored = {
             key: value
             for key, value in read_toml(tmp_path / "settings.toml").items()
