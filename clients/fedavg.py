@@ -323,7 +323,7 @@ class FedAvgClient(NumPyClient):
             return None
         if [a.shape for a in kept] != [tuple(t.shape) for t in like]:
             raise ValueError(
-                f"client {self.client_id} keeps a {what} of another architecture: use another "
+                f"client {self.client_id} has stored a {what} of another architecture: use another "
                 "results folder"
             )
         return [torch.tensor(a, device=t.device) for a, t in zip(kept, like, strict=True)]

@@ -110,7 +110,7 @@ class FedFWClient(ConstrainedClient):
             return None
         if kept[0].shape != self.domain.shape:
             raise ValueError(
-                f"client {self.client_id} keeps a point of shape {kept[0].shape}: use another "
+                f"client {self.client_id} has stored a point of shape {kept[0].shape}: use another "
                 "results folder"
             )
         x, *rest = kept

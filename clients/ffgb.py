@@ -51,7 +51,7 @@ class LostValues(RuntimeError):
     def __init__(self, base: int) -> None:
         super().__init__(
             f"the values of version {base} of the function were lost: the next message of this "
-            "kind brings all of it"
+            "kind brings the whole function"
         )
 
 
@@ -201,7 +201,8 @@ class FFGBClient(NumPyClient):
             (len(part), self.outputs) for part in parts
         ]:
             raise ValueError(
-                f"client {self.client_id} keeps values of other samples: use another results folder"
+                f"client {self.client_id} has stored values of other samples: use another results "
+                "folder"
             )
         if arrays and sent.base <= held <= sent.version:
             return held, [like(array, self.data.train.x) for array in arrays]

@@ -94,8 +94,8 @@ class PartialClient(FedAvgClient):
             raise ValueError(
                 f"client {self.client_id}: {len(received)} arrays received and {len(own)} kept, "
                 f"but the model shares {sum(shared)} of "
-                f"{len(shared)}, or has other shapes: of another architecture? Use another results "
-                "folder"
+                f"{len(shared)}, or has other shapes: if the architecture changed, use "
+                "another results folder"
             )
         parts = {True: iter(received), False: iter(own)}
         set_arrays(self.model, [next(parts[travels]) for travels in shared])

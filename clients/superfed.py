@@ -98,13 +98,13 @@ class SuPerFedClient(FedProxClient):
             if estimates and value:  # at 0 it is the received model
                 estimate_statistics(self.model, self.data.train.x)
             if shared is None:
-                found = [self.score(split) for split in splits]
+                scores_now = [self.score(split) for split in splits]
             else:  # outputs are scored as those of a net that changes nothing
-                found = [
+                scores_now = [
                     self.objective.score(same, Split(outputs, split.y, split.groups))
                     for outputs, split in zip(shared.outputs(value), splits, strict=True)
                 ]
-            for of_split, now in zip(scored, found, strict=True):
+            for of_split, now in zip(scored, scores_now, strict=True):
                 of_split.append(now)
         validated, tested, *halved = scored
         best = self.choice(validated, config)

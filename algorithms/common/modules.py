@@ -26,8 +26,8 @@ def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
     state = model.state_dict()
     if len(arrays) != len(state):
         raise ValueError(
-            f"{len(arrays)} arrays for a model with {len(state)}: server and client build "
-            "different models"
+            f"{len(arrays)} arrays received, but the model has {len(state)}: use the same "
+            "model on server and client"
         )
     for (name, tensor), array in zip(state.items(), arrays, strict=True):
         if tuple(array.shape) != tuple(tensor.shape):

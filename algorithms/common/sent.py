@@ -57,18 +57,18 @@ class Sent:
         """Read what a server sent. Raises ``ValueError`` if a field without a default
         is missing.
         """
-        found = {}
+        arguments = {}
         for part in fields(cls):
             key = cls.key(part.name)
             if key in config:
                 value = config[key]
-                found[part.name] = part.type(value) if part.type in CASTS else value
+                arguments[part.name] = part.type(value) if part.type in CASTS else value
             elif part.default is MISSING:
                 raise ValueError(
                     f"{key!r} is missing in the configuration: the server's strategy must send "
                     f"{cls.__name__}"
                 )
-        return cls(**found)
+        return cls(**arguments)
 
     def to_config(self) -> dict[str, Any]:
         """Return the fields by their keys in a message's configuration."""

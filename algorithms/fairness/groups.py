@@ -117,8 +117,8 @@ def group_sums(
     place, right = confidence_bin(confidence, BINS), labels == predicted
     rows = []
     for inside in members.T:
-        y, found, of, hit = labels[inside], predicted[inside], place[inside], right[inside]
-        by_class = [np.bincount(values, minlength=classes) for values in (y, found, y[hit])]
+        y, assigned, of, hit = labels[inside], predicted[inside], place[inside], right[inside]
+        by_class = [np.bincount(values, minlength=classes) for values in (y, assigned, y[hit])]
         by_bin = [np.bincount(of, weights, BINS) for weights in (None, hit, confidence[inside])]
         rows.append(np.concatenate([*by_class, *by_bin]))
     return np.array(rows, np.float64).reshape(members.shape[1], 3 * classes + 3 * BINS)
@@ -192,8 +192,8 @@ def group_gaps(sums: Floats, groups: Groups) -> dict[str, float]:
 
 
 def add_up(reported: Sequence[object], groups: Groups) -> Floats:
-    """Return the sum (G, 3 C + 3 B) of the clients' reports; reports with a
-    :meth:`Groups.fault` are left out.
+    """Return the sum (G, 3 C + 3 B) of the clients' reports, none of which may have a
+    :meth:`Groups.fault`.
     """
     total = np.zeros(groups.shape)
     for sums in reported:

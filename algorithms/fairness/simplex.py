@@ -118,7 +118,7 @@ def minimise_on_simplex(
     least = np.broadcast_to(np.asarray(low, np.float64), n)
     most = np.broadcast_to(np.asarray(np.inf if high is None else high, np.float64), n)
     kinds = np.append(np.zeros(n, np.int32), np.int32(EQUALITY))
-    found, _, status, _ = daqp.solve(
+    solution, _, status, _ = daqp.solve(
         np.ascontiguousarray(hessian, np.float64),
         -np.asarray(linear, np.float64),
         np.ones((1, n)),
@@ -134,7 +134,7 @@ def minimise_on_simplex(
         raise ValueError(f"minimum on the simplex: {reason} (status {status} of the solver)")
     # Correct rounding errors: the lower bounds then hold exactly, the sum to machine
     # precision.
-    above = np.maximum(found - least, 0.0)
+    above = np.maximum(solution - least, 0.0)
     return least + above * ((1 - least.sum()) / above.sum()) if above.any() else least.copy()
 
 

@@ -68,8 +68,8 @@ class SharedFirstLayer:
         for i, (out, value) in enumerate(zip(mixed, half, strict=True)):
             if i not in at:
                 out.copy_(value)
-        found = shared._with(lambda _: torch.lerp(*ends, 0.5), one)
-        if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())):
+        actual = shared._with(lambda _: torch.lerp(*ends, 0.5), one)
+        if not torch.allclose(actual, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())):
             return None
         shared.ends = [
             [shared._ends(part, federated, personal) for part in parts] for parts in shared.inputs
@@ -112,7 +112,7 @@ class SharedFirstLayer:
 
     @torch.no_grad()
     def _with(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return the model's outputs with its first layer replaced by another function."""
+        """Return the model's outputs with ``forward`` in place of its first layer."""
         self.layer.forward = forward  # type: ignore[method-assign, assignment]
         try:
             out: Tensor = self.model(x)

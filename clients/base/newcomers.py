@@ -56,15 +56,15 @@ def newcomer_metrics(
         raise TypeError(
             f"{type(client).__name__} has no evaluate_new: it cannot be scored as a new client"
         )
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     number = 0
     for done in dict.fromkeys([0, *epochs]):
         client.store = MessageStore(RecordDict())
         _, number, metrics = client.evaluate_new(done, *evaluated, *trained)
-        found |= {
+        measures |= {
             f"new-{name}{f'-{done}' if done else ''}": metrics[name]
             for name in MEASURES
             if name in metrics
         }
     client.store = MessageStore(RecordDict())
-    return number, found
+    return number, measures

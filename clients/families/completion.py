@@ -59,9 +59,9 @@ class CompletionProblem:
                 self._objective = self._plain.with_values(left)
         return self
 
-    def answer(self, stage: str, told: Sequence[Array]) -> list[Float64]:
+    def answer(self, stage: str, estimates: Sequence[Array]) -> list[Float64]:
         """Return the sums that a stage of the centring asks for."""
-        return answer(stage, told, self.train, self.test, self.shape, self.limits)
+        return answer(stage, estimates, self.train, self.test, self.shape, self.limits)
 
     def value(self, x: Array) -> float:
         """Return f_i(x)."""

@@ -54,7 +54,7 @@ class PreparedProblem(Problem, Protocol):
     first step.
     """
 
-    def answer(self, stage: str, told: Arrays) -> Arrays:
+    def answer(self, stage: str, estimates: Arrays) -> Arrays:
         """Return sums over this client's samples, for a question of the server."""
 
     def given(self, constants: Arrays) -> Problem:

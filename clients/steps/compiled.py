@@ -79,7 +79,7 @@ class Compiler:
     build: bool = True
     built: list[float] = field(default_factory=list)
     graphs: dict[Any, Graph] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    logged: set[str] = field(default_factory=set)
 
     def run(
         self,
@@ -141,7 +141,7 @@ class Compiler:
             try:
                 run = self._library(training, x, y, numbers, bool(batch_size))
             except Exception as error:
-                self._tell(error)
+                self._log_once(error)
             if run is not None:
                 # what it raises is this client's own failure
                 expected = _eager_end(training, x, y, numbers, bool(batch_size))
@@ -149,7 +149,7 @@ class Compiler:
                     _check(training, run, expected, x, y, numbers)
                 except Exception as error:
                     run = None
-                    self._tell(error)
+                    self._log_once(error)
             graph = self.graphs[key] = Graph(weakref.ref(training.problem.module), run)
         return graph
 
@@ -162,25 +162,27 @@ class Compiler:
         if x.device.type != "cpu":
             raise CannotCompile("only steps on the CPU are compiled")
         if training.problem.criterion is None:
-            raise CannotCompile("the client has a loss of its own")
+            raise CannotCompile("the client has its own loss")
         if any(isinstance(module, nn.RNNBase) for module in training.problem.module.modules()):
             raise CannotCompile(
-                "recurrent nets are not: their time is that of PyTorch's own recurrent layers"
+                "recurrent nets are not compiled: PyTorch's recurrent layers take most of the time"
             )
         facts = training.facts(x, y, numbers, many)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (status := self.folder.stat()).st_uid != os.getuid() or status.st_mode & 0o022:
-            raise CannotCompile(f"{self.folder} is not this user's alone")
+            raise CannotCompile(f"{self.folder} must belong to you alone")
         if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
             raise CannotCompile(
-                f"that takes PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and this is "
+                f"compiling needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, but this is "
                 f"{torch.__version__}"
             )
         name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
         path = self.folder / f"{name}.pt2"
         if not path.exists():
             if not self.build:
-                raise CannotCompile("this process loads libraries and compiles none")
+                raise CannotCompile(
+                    "the compiled steps are not in the folder, and this process may not compile"
+                )
             with _lock(self.folder / f"{name}.lock"):
                 if not path.exists():
                     logger.info("compiling local steps (once; a minute or less)")
@@ -189,10 +191,10 @@ class Compiler:
                     self.built.append(time.monotonic() - began)
         return _load(path)
 
-    def _tell(self, error: Exception) -> None:
+    def _log_once(self, error: Exception) -> None:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        if reason not in self.told:
-            self.told.add(reason)
+        if reason not in self.logged:
+            self.logged.add(reason)
             logger.warning("local steps run uncompiled: %s", reason)
 
 

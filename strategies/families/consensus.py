@@ -53,7 +53,7 @@ class Preparation(Protocol):
     def stage(self) -> str:
         """The next question, or "" when all are answered."""
 
-    def told(self) -> list[NDArray[np.float64]]:
+    def estimates(self) -> list[NDArray[np.float64]]:
         """Return the arrays that go with the question."""
 
     def shapes(self) -> list[tuple[int, ...]]:
@@ -124,8 +124,8 @@ class Constrained(FedAvg):
         self._model = arrays
         if self.preparation and self.preparation.stage:
             config.update(PhaseSent("prepare", self.preparation.stage).to_config())
-            told = self.preparation.told()
-            content = to_record([str(i) for i in range(len(told))], told)
+            estimates = self.preparation.estimates()
+            content = to_record([str(i) for i in range(len(estimates))], estimates)
             return self._messages(content, config, list(clients_of(grid)), MessageType.TRAIN)
         steps = rounds_of(config, server_round) - self._prepared_rounds
         return self.configure_step(

@@ -269,7 +269,7 @@ def train_net(split):
 def test_state_of_another_architecture_is_refused():
     client = SuPerFedClient(small_net, blobs(), 6)
     client.store.save("personal", [np.zeros((2, 2), np.float32)], {"server-round": 1})
-    with pytest.raises(ValueError, match="client 6 keeps a personal model of another architecture"):
+    with pytest.raises(ValueError, match="client 6 has stored a personal model of another architecture"):
         client.evaluate(list(INITIAL.values()), {"server-round": 1})
 
 

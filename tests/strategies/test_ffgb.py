@@ -331,7 +331,7 @@ def test_a_reply_that_does_not_fit_is_left_out(fault):
 def test_labels_that_the_outputs_cannot_tell_apart():
     with pytest.raises(
         ValueError,
-        match=r"labels 0\.\.2 of type torch\.int64, but the function tells 2 classes apart",
+        match=r"labels 0\.\.2 of type torch\.int64, but the function has outputs for 2 classes",
     ):
         FFGBClient(blobs(), RidgeOracle(), 2)
 

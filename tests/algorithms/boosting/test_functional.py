@@ -57,11 +57,11 @@ def test_codes_of_labels():
         (
             [0, 3],
             3,
-            r"labels 0..3 of type torch.int64, but the function tells 3 classes apart: labels are "
+            r"labels 0..3 of type torch.int64, but the function has outputs for 3 classes: labels are "
             r"whole, 0 to 2",
         ),
         ([-1, 1], 3, "labels -1..1"),
-        ([0, 2], 1, "tells 2 classes apart"),
+        ([0, 2], 1, "has outputs for 2 classes"),
         ([0.0, 1.0], 2, "of type torch.float32"),
     ],
 )

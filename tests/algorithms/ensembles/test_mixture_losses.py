@@ -460,7 +460,7 @@ def call_with(alpha=(0.5, 0.5), tables=TABLES, f=(0.4, 0.6)):
     ("changed", "message"),
     [
         ({"alpha": (np.nan, 0.5)}, "alpha has 1 entries that are not finite"),
-        ({"alpha": (1.0,)}, "must be one weight a predictor"),
+        ({"alpha": (1.0,)}, "give one weight per predictor"),
         ({"f": (0.4, 0.4)}, "sums to 0.8"),
         ({"f": (1.4, -0.4)}, "no negative entry"),
         ({"f": (0.4, 0.3, 0.3)}, "3 frequencies or weights, but predictors of output size 2"),

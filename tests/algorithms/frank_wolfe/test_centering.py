@@ -29,7 +29,7 @@ def centred(train, test, parts=1, kind="bias", limits=(-np.inf, np.inf)):
     centering = Centering(SHAPE, kind)
     clients = list(zip(dealt(train, parts), dealt(test, parts), strict=True))
     while stage := centering.stage:
-        answers = [answer(stage, centering.told(), *client, SHAPE, limits) for client in clients]
+        answers = [answer(stage, centering.estimates(), *client, SHAPE, limits) for client in clients]
         assert all([array.shape for array in a] == centering.shapes() for a in answers)
         centering.take([np.sum(arrays, axis=0) for arrays in zip(*answers, strict=True)])
     return centering
@@ -119,7 +119,7 @@ def test_a_saved_centring_goes_on(answered):
         if k == answered:
             state, centering = centering.state_dict(), Centering(SHAPE)
             centering.load_state_dict(state)
-        centering.take(answer(centering.stage, centering.told(), train, test, SHAPE, (1.0, 5.0)))
+        centering.take(answer(centering.stage, centering.estimates(), train, test, SHAPE, (1.0, 5.0)))
     whole = centred(train, test, limits=(1.0, 5.0))
     for name, array in whole.constants().items():
         np.testing.assert_allclose(centering.constants()[name], array, rtol=1e-12)

@@ -64,7 +64,7 @@ def test_a_compiled_fit_is_the_eager_one(fit, tmp_path):
     for ours, wanted in zip(ends[1][1], ends[0][1], strict=True):
         # Adam divides by what may be small
         np.testing.assert_allclose(ours, wanted, rtol=2e-3, atol=2e-4)
-    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
     assert compiler.graphs
 
 
@@ -134,7 +134,7 @@ def test_clients_that_fit_with_adam_compiled(play, tmp_path):
     compiler = Traced(tmp_path)
     eager, ours, again = play(None, "on"), play(compiler, "on"), play(Traced(tmp_path), "on")
     assert len(compiler.graphs) == 2
-    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
     for (arrays, count, metrics), wanted, same in zip(ours, eager, again, strict=True):
         assert count == wanted[1]
         assert metrics["oracle-error"] == pytest.approx(wanted[2]["oracle-error"], rel=1e-3)

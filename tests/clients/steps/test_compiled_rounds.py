@@ -126,7 +126,7 @@ def test_rounds_with_lost_and_failed_replies_are_the_eager_ones(method, tmp_path
         for number in theirs:
             for name in {"loss", "global-loss"} & theirs[number].keys():
                 assert ours[number][name] == pytest.approx(theirs[number][name], rel=1e-3, abs=1e-4)
-    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
 
 
 # --- a client whose samples are wrong -------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_client_that_fails_changes_nothing_for_the_others(place, tmp_path):
     replies = fit_in_turn(compiler, with_wrong)
     assert isinstance(replies.pop(place), IndexError)
     assert compiler.graphs
-    assert not compiler.told
+    assert not compiler.logged
     for ours, wanted in zip(replies, alone, strict=True):
         for a, b in zip(ours, wanted, strict=True):
             np.testing.assert_array_equal(a, b)
