@@ -18,7 +18,7 @@ class FedRoDClient(PersonalClient):
     """Trains the generic model with the balanced loss, and a head of its own on the sum
     of both heads' outputs.
 
-    The own head begins as the one of the first model received. The reported training
+    The own head starts as the head of the first received model. The reported training
     loss is the sum of both losses.
     """
 

@@ -31,8 +31,8 @@ def head_of(model: nn.Module) -> tuple[str, ...]:
     """Return the name prefixes of a model's head. Raises ``ValueError`` if the model
     does not declare them.
 
-    They are its attribute ``chosen_head``, which a user's choice sets, else ``head``,
-    else the layer of that name.
+    They are the attribute ``chosen_head``, which holds the user's choice, else
+    ``head``, else the layer named ``head``.
     """
     head: Any = getattr(model, "chosen_head", None) or getattr(model, "head", None)
     if not head:

@@ -2,9 +2,9 @@
 biases of rows and columns.
 
 Without centring, a low-rank matrix that has to explain the level of the ratings has
-little left for anything else. The model of an entry is ``rows[i] + columns[j] + scale * X[i, j]``. The method
-learns X; ``scale``, the standard deviation of the residuals, gives the entries of X
-unit size for any data.
+little left for anything else. The model of an entry is ``rows[i] + columns[j] + scale *
+X[i, j]``. The method learns X; ``scale``, the standard deviation of the residuals,
+gives the entries of X unit size for any data.
 
 The server asks for four stages (``STAGES``), one after the other. All answers are sums
 over a client's observations, so the server only needs their sum over clients. The last

@@ -1,14 +1,14 @@
 """Local steps as compiled code: four steps unrolled in one graph, and a graph of a
-single step for what is left of an epoch.
+single step for the rest of an epoch.
 
 The step that runs eagerly (``algorithms.common.steps``) is traced down to PyTorch's
 basic operations, its backward pass included, and compiled ahead of time by
 ``torch.export`` and AOTInductor into a library that a process loads in milliseconds.
 Libraries are kept in a folder under a name that covers everything they depend on, so
-that the processes of a run and later runs share them; two processes that want the same
-one do not both compile it. The first time that a process uses a library, it takes the
-same steps eagerly, too: a library that does not agree to rounding is not used. Whatever
-cannot be compiled runs eagerly, with one line in the log.
+that the processes of a run and later runs share them; two processes that need the same
+one do not both compile it. When a process first uses a library, it also takes the same
+steps eagerly: if the results differ by more than rounding, the library is not used.
+Steps that cannot be compiled run eagerly, with one line in the log.
 """
 
 import hashlib
@@ -35,17 +35,18 @@ from torch.func import functional_call
 from algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
 from clients.steps.sgd import SGD
 
-#: Steps of a graph. More make no graph faster that was measured, and longer to compile.
+#: Steps per graph. In measurements more steps did not make graphs faster, only longer
+#: to compile.
 UNROLLED = 4
-#: Of the compiler: random numbers are PyTorch's own; what the processor can do is what
-#: it says, without a test program; loops run on one thread (matrix products on all),
-#: since an index out of range, which is one client's failure, would end the process on
-#: others.
+#: Compiler settings: random numbers are PyTorch's own; the compiler reads the
+#: processor's features instead of running a test program; loops run on one thread
+#: (matrix products on all), since on other threads an index out of range, which is one
+#: client's failure, would end the process.
 OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": True, "cpp.threads": 1}
-#: The oldest PyTorch that was seen to do it; 2.6's compiler fails at some of these
+#: The oldest PyTorch with which this works; 2.6's compiler fails at some of these
 #: graphs.
 OLDEST = (2, 14)
-#: Change this when the way in which steps are traced changes.
+#: Change this when the tracing of steps changes.
 FORMAT = 2
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -53,7 +54,7 @@ logger = logging.getLogger("flwr")
 
 
 class CannotCompile(RuntimeError):
-    """These steps run eagerly; the message says why."""
+    """The steps cannot be compiled; the message is the reason."""
 
 
 @dataclass
@@ -143,7 +144,7 @@ class Compiler:
             except Exception as error:
                 self._log_once(error)
             if run is not None:
-                # what it raises is this client's own failure
+                # its exceptions are this client's own failure
                 expected = _eager_end(training, x, y, numbers, bool(batch_size))
                 try:
                     _check(training, run, expected, x, y, numbers)
@@ -156,8 +157,8 @@ class Compiler:
     def _library(
         self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
     ) -> Run:
-        """Return a library from the folder, compiled if need be. Raises
-        ``CannotCompile`` and whatever PyTorch raises.
+        """Return a library from the folder; compile it first if it is missing. Raises
+        ``CannotCompile`` and PyTorch's own exceptions.
         """
         if x.device.type != "cpu":
             raise CannotCompile("only steps on the CPU are compiled")
@@ -229,7 +230,7 @@ class _Training:
 
     @property
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """What is minimised, as a function of the net's outputs and y."""
+        """The minimised loss as a function of the net's outputs and y."""
         assert self.problem.criterion is not None
         return self.problem.criterion
 
@@ -258,7 +259,7 @@ class _Training:
         return next(left)
 
     def write(self) -> None:
-        """Write what training changed to where the client keeps it."""
+        """Copy the changed tensors back to the client's own."""
         for name, tensors in self.state.items():
             for target, value in zip(tensors, self.now[name], strict=True):
                 if target is not value:
@@ -469,8 +470,8 @@ def _load(path: Path) -> Run:
 def _eager_end(
     training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
 ) -> list[Tensor]:
-    """Return where eager steps end: copies of the state and of the buffers. Leaves
-    tensors and random numbers as they are.
+    """Return the result of eager steps: copies of the state and of the buffers. Does
+    not change tensors or random generators.
     """
     training.write()
     places = [*training.eager.place, *training.others.values()]
@@ -494,8 +495,8 @@ def _check(
     y: Tensor,
     numbers: list[Numbers],
 ) -> None:
-    """Raise ``CannotCompile`` if eager steps end elsewhere. Leaves tensors and random
-    numbers as they are.
+    """Raise ``CannotCompile`` if eager steps give another result. Does not change
+    tensors or random generators.
     """
     with torch.random.fork_rng(devices=[]):
         outputs = run(training.inputs(x, y, numbers))
@@ -542,8 +543,8 @@ def _plain(module: nn.Module) -> list[str]:
 
 
 def _source(thing: Any) -> str:
-    """Return the hash of the file in which a class or function is written; PyTorch's
-    own go by its version.
+    """Return the hash of the file that defines a class or function; for PyTorch's own,
+    its version.
     """
     if thing.__module__.startswith("torch."):
         return ""
