@@ -1,5 +1,5 @@
-"""Compiled local steps are the eager ones: every method, momentum, partial batches,
-several rounds; what cannot be compiled is not.
+"""Compiled local steps equal the eager ones: every method, momentum, partial batches,
+several rounds. Steps that cannot be compiled run eagerly.
 """
 
 import logging
@@ -194,8 +194,8 @@ def test_the_traced_steps_are_the_eager_ones(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "superfed-lm", "apfl, adaptive"])
 def test_one_pair_of_graphs_serves_all_clients_and_rounds(method, tmp_path):
-    """Whatever their number of samples, the learning rate of the round and the mixing
-    weights of the step.
+    """For any number of samples, learning rate of the round and mixing weights of the
+    step.
     """
     compiler = Traced(tmp_path)
     rounds(method, compiler, clients=3)

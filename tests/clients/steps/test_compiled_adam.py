@@ -1,5 +1,5 @@
-"""Fits with Adam, compiled: as eager ones, to rounding; at clients, one pair of graphs
-serves all of them and all rounds.
+"""Compiled fits with Adam equal eager ones up to rounding; one pair of graphs serves
+all clients and all rounds.
 """
 
 import numpy as np

@@ -161,8 +161,8 @@ class Spoilt(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", [FedAvgClient, PFedMeClient])
 def test_an_error_in_training_leaves_the_process_alone_too(kind):
-    """Also while somebody keeps the error: else the generator is set back when it is
-    let go, in the midst of another client's draws.
+    """Also while the error object is alive: otherwise the generator would be reset when
+    it is freed, between another client's draws.
     """
     net = torch.nn.Sequential(small_net(0), Spoilt())
     told = {
