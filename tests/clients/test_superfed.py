@@ -567,24 +567,24 @@ def test_mixing_starts_after_so_many_draws_a_client_or_by_the_share_of_rounds():
     from strategies.base.client_grid import ClientGrid
 
     def mixings(options, rounds=8, strategy=None, first=1):
-        told = []
+        messages = []
 
         class Told(SuPerFedClient):
             def fit(self, parameters, config):
-                told.append((config["server-round"], config["superfed-mixing"]))
+                messages.append((config["server-round"], config["superfed-mixing"]))
                 return super().fit(parameters, config)
 
             def evaluate(self, parameters, config):
-                told.append((config["server-round"], config["superfed-mixing"]))
+                messages.append((config["server-round"], config["superfed-mixing"]))
                 return super().evaluate(parameters, config)
 
         strategy = strategy or SuPerFed(options)
         app = to_client_app(lambda c: superfed(int(c.node_config["partition-id"]), c, Told))
         grid = ClientGrid(InlineGrid(app, 4), clients_per_round=2)
         simulate(strategy, None, 4, INITIAL, rounds, CONFIG, grid=grid, first_round=first)
-        # training and evaluation of a round are told the same
-        assert len(set(told)) == rounds - first + 1
-        return strategy, [mixing for _, mixing in sorted(set(told))]
+        # training and evaluation of a round receive the same
+        assert len(set(messages)) == rounds - first + 1
+        return strategy, [mixing for _, mixing in sorted(set(messages))]
 
     _, result = mixings(SuPerFedOptions(start=0.75, start_draws=1.5))
     assert result == ["none"] * 3 + ["model"] * 5

@@ -82,7 +82,7 @@ def test_sums_of_clients_give_the_measures_of_their_samples_together(classes):
         inside = members[:, g]
         table = confusion_matrix(
             labels[inside], probabilities[inside].argmax(1), labels=range(classes)
-        )  # row: class, column: found
+        )  # row: class, column: predicted
         hits, n = np.diag(table), table.sum()
         rates = {
             "selected": table.sum(0) / n,

@@ -83,7 +83,7 @@ def test_targets_of_another_shape_are_refused_by_a_compiled_fit_too(tmp_path):
         )
 
 
-def distilling(compiler, told):
+def distilling(compiler, compile_setting):
     """Return the replies of two rounds of three clients with unequal numbers of
     samples.
     """
@@ -92,7 +92,7 @@ def distilling(compiler, told):
         "oracle-epochs": 5,
         "oracle-batch-size": 8,
         "oracle-learning-rate": 0.01,
-        "compile": told,
+        "compile": compile_setting,
     }
     for number in (1, 2):
         for i, count in enumerate((80, 100, 60)):
@@ -104,7 +104,7 @@ def distilling(compiler, told):
     return replies
 
 
-def boosting(compiler, told):
+def boosting(compiler, compile_setting):
     """Return the same of FFGB with nets: an oracle for all."""
     oracle = NetOracle(
         small_net, NetOptions(fit=FitOptions(steps=30, learning_rate=0.01, batch_size=8, clip=0.0))
@@ -124,7 +124,9 @@ def boosting(compiler, told):
             client = FFGBClient(blobs(i, count), oracle, 3, i)
             client.compiler = compiler
             replies.append(
-                client.fit(NOTHING_NEW, {**config, "compile": told, "server-round": number})
+                client.fit(
+                    NOTHING_NEW, {**config, "compile": compile_setting, "server-round": number}
+                )
             )
     return replies
 

@@ -165,7 +165,7 @@ def test_an_error_in_training_leaves_the_process_alone_too(kind):
     it is freed, between another client's draws.
     """
     net = torch.nn.Sequential(small_net(0), Spoilt())
-    told = {
+    config = {
         "seed": 1,
         "local-epochs": 1,
         "pfedme-lambda": 1.0,
@@ -176,6 +176,6 @@ def test_an_error_in_training_leaves_the_process_alone_too(kind):
     torch.manual_seed(8)
     state = torch.get_rng_state()
     with pytest.raises(RuntimeError, match="no memory") as kept:
-        kind(small_net, blobs(), 0, model=net).fit(get_arrays(net), told)
+        kind(small_net, blobs(), 0, model=net).fit(get_arrays(net), config)
     assert torch.equal(torch.get_rng_state(), state)
     assert kept.value
