@@ -441,7 +441,7 @@ def _with_batch_statistics(net, x):
 def test_fedrod_refuses_what_has_no_classes():
     client = FedRoDClient(lambda seed: small_net(seed, classes=1), blobs(1), 4)
     client.model.head = HEAD
-    with pytest.raises(ValueError, match="an output a class"):
+    with pytest.raises(ValueError, match="one output per class"):
         client.fit(get_arrays(client.model), TRAIN)
 
 
