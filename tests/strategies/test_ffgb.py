@@ -333,7 +333,7 @@ def test_a_reply_that_does_not_fit_is_skipped(fault):
 def test_labels_beyond_the_outputs_are_an_error():
     with pytest.raises(
         ValueError,
-        match=r"labels 0\.\.2 of type torch\.int64, but the function tells 2 classes apart",
+        match=r"labels 0\.\.2 of type torch\.int64, but the function has outputs for 2 classes",
     ):
         FFGBClient(blobs(), RidgeOracle(), 2)
 
