@@ -73,7 +73,7 @@ class ScaffoldLoop(Loop):
         sums: Named = {}
         steps: dict[str, int] = {}
 
-        def change(parameters: Mapping[str, nn.Parameter], rate: float) -> None:
+        def change(parameters: Mapping[str, nn.Parameter], options: Mapping[str, Any]) -> None:
             for name, p in parameters.items():
                 assert p.grad is not None
                 sums[name] = sums[name] + p.grad if name in sums else p.grad.clone()

@@ -136,7 +136,7 @@ class _Turns(_Pair):
             kwargs,
         )
 
-    def change(self, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
+    def change(self, parameters: Mapping[str, nn.Parameter], options: Mapping[str, Any]) -> None:
         """Let only the model step whose turn it is; descend in alpha once, if it is
         learned.
         """
@@ -145,7 +145,7 @@ class _Turns(_Pair):
             if name.startswith("net.") != self.of_net or not moving:
                 p.grad = None
         if not self.of_net and self.adaptive and self.weight.grad is not None:
-            self.alpha = min(1.0, max(0.0, self.alpha - rate * float(self.weight.grad)))
+            self.alpha = min(1.0, max(0.0, self.alpha - options["lr"] * float(self.weight.grad)))
             self.adaptive = False
 
 
@@ -202,7 +202,7 @@ class _Mixed(_Pair):
         return self.at(mixed, args, kwargs)
 
     @torch.no_grad()
-    def change(self, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
+    def change(self, parameters: Mapping[str, nn.Parameter], options: Mapping[str, Any]) -> None:
         """Scale the gradient of the loss, shared out by autograd; add those of the
         proximal term and of the squared cosine.
         """
