@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from logging import WARNING
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.optimizer import (
@@ -383,3 +385,9 @@ def add(parameter: nn.Parameter, term: Tensor, factor: float = 1.0) -> None:
     """Add a multiple of ``term`` to the gradient of a parameter, wherever it is."""
     assert parameter.grad is not None
     parameter.grad.add_(term.to(parameter.grad), alpha=factor)
+
+
+@cache
+def once(text: str) -> None:
+    """Log a warning, once in a process."""
+    log(WARNING, text)
