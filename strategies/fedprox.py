@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from algorithms.common.options import Options, option
-from algorithms.common.sent import ProximalSent
+from algorithms.common.sent import ProximalSent, Reads
 from strategies.fedavg import FedAvg, FedAvgArguments
 
 
@@ -35,6 +35,11 @@ class FedProx(FedAvg):
     ) -> None:
         super().__init__(**kwargs)
         self.options = options or FedProxOptions()
+
+    @property
+    def client_half(self) -> Reads:
+        """With mu = 0 the method is FedAvg."""
+        return (ProximalSent,) if self.options.mu else ()
 
     def train_options(
         self, server_round: int, num_rounds: int

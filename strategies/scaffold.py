@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
 from algorithms.common.schedule import local_rate
+from algorithms.common.sent import Reads, ScaffoldSent
 from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
@@ -67,6 +68,7 @@ class ScaffoldOptions(Options):
 class Scaffold(FedAvg):
     """SCAFFOLD strategy."""
 
+    client_half: Reads = (ScaffoldSent,)
     capabilities = Capabilities(
         replies="model", aggregation="single replies", subset=True, beside=CONTROL
     )

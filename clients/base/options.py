@@ -11,8 +11,8 @@ from functools import cache
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, option
 from algorithms.common.schedule import decayed
+from algorithms.common.sent import METHOD, RoundFacts, Sent
 from algorithms.common.sent import Config as Config
-from algorithms.common.sent import RoundFacts, Sent
 
 #: What options are called elsewhere.
 ALIASES = {
@@ -83,6 +83,16 @@ def keys_read(kind: type) -> frozenset[str] | None:
         return None
     every = (RoundFacts, TrainOptions, *declared)
     return frozenset(itertools.chain.from_iterable(sent.keys() for sent in every))
+
+
+@cache
+def acknowledged(kind: type) -> dict[str, str]:
+    """Return what a training reply of clients of this class says of the methods that
+    made it, by the declarations in ``reads``.
+    """
+    declared = [sent for base in kind.__mro__ for sent in vars(base).get("reads", ())]
+    names = sorted({sent.method for sent in declared if sent.method})
+    return {METHOD: " ".join(names)} if names else {}
 
 
 def notice_unread(kind: type, config: Config) -> None:

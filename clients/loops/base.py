@@ -46,7 +46,7 @@ from algorithms.common.sent import RoundFacts
 from algorithms.common.wire import fields, read
 from clients.base.adapter import client_id
 from clients.base.data import ClientData, Split
-from clients.base.options import Config, TrainOptions
+from clients.base.options import Config, TrainOptions, acknowledged
 from clients.base.store import MessageStore, Store
 from clients.fedavg import FedAvgClient
 from clients.steps.sgd import Penalty
@@ -170,6 +170,8 @@ class Loop:
         content = RecordDict(
             {"arrays": ArrayRecord(arrays), "metrics": MetricRecord(dict(metrics))}
         )
+        if said := acknowledged(self.kind):
+            content["info"] = ConfigRecord(dict(said))
         return Message(content=content, reply_to=self.message)
 
     # --- parts for the methods --------------------------------------------------------

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 import clients
 from strategies import FedProx, FedProxOptions
-from tests.clients.loops.test_loops import METHODS, loop_app, run, seeded
 from tests.helpers import arrays_of
+from tests.loops import METHODS, loop_app, run, seeded
 
 MU = 20.0
 
