@@ -14,7 +14,7 @@ from clients.loops.base import once
 from fedapps.engines.inline import InlineGrid
 from strategies import Ditto, FedAvg, FedDyn, Scaffold, SuPerFed, SuPerFedOptions
 from tests.helpers import arrays_of, blobs
-from tests.loops import EPOCHS, METHODS, RATE, ROUNDS, loop_app, own_app, run, seeded, train
+from tests.loops import EPOCHS, METHODS, RATE, ROUNDS, Net, loop_app, own_app, run, seeded, train
 
 
 @pytest.mark.parametrize("name", METHODS)
