@@ -30,16 +30,15 @@ class FedProxOptions(Options):
 class FedProx(FedAvg):
     """FedProx strategy; the averaging is FedAvg's."""
 
+    client_half: Reads = (ProximalSent,)
+
     def __init__(
         self, options: FedProxOptions | None = None, **kwargs: Unpack[FedAvgArguments]
     ) -> None:
         super().__init__(**kwargs)
         self.options = options or FedProxOptions()
-
-    @property
-    def client_half(self) -> Reads:
-        """With mu = 0 the method is FedAvg."""
-        return (ProximalSent,) if self.options.mu else ()
+        if not self.options.mu:  # FedAvg
+            self.client_half = ()
 
     def train_options(
         self, server_round: int, num_rounds: int

@@ -10,7 +10,7 @@ from functools import cache
 
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, option
-from algorithms.common.schedule import decayed
+from algorithms.common.schedule import decayed, effective_steps
 from algorithms.common.sent import METHOD, RoundFacts, Sent
 from algorithms.common.sent import Config as Config
 
@@ -61,16 +61,12 @@ class TrainOptions(Options, Sent):
         return decayed(self.learning_rate, self.lr_decay, self.lr_decay_every, server_round)
 
     def effective_steps(self, num_samples: int) -> float:
-        """Return how many learning rates a gradient of 1 in every step of a round moves
-        the model.
-
-        Without momentum that is the number of steps K; with momentum beta the k-th last
-        step counts ``(1 - beta^k) / (1 - beta)`` times, because its gradient stays in
-        the momentum buffer. ``num_samples``: those of the client's training set.
+        """Return the effective number of steps of a round on ``num_samples`` training
+        samples.
         """
-        steps = self.local_epochs * -(-num_samples // self.batch_size)
-        beta = self.momentum
-        return sum((1 - beta**k) / (1 - beta) for k in range(1, steps + 1))
+        return effective_steps(
+            self.local_epochs * -(-num_samples // self.batch_size), self.momentum
+        )
 
 
 @cache
