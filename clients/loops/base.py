@@ -42,7 +42,7 @@ from torch.optim.optimizer import (
 )
 
 from algorithms.common.seeds import derived_seed
-from algorithms.common.sent import RoundFacts
+from algorithms.common.sent import Reads, RoundFacts
 from algorithms.common.wire import fields, read
 from clients.base.adapter import client_id
 from clients.base.data import ClientData, Split
@@ -117,6 +117,9 @@ class Loop:
 
     #: The method's client.
     kind: type[FedAvgClient] = FedAvgClient
+    #: What the server must send for the method's terms, where a default would hide that
+    #: it does not.
+    needs: Reads = ()
 
     def __init__(
         self,
@@ -157,6 +160,13 @@ class Loop:
             function(module, loader, epochs, *args, **kwargs)
         )
         self.loader = loader
+        keys = [key for sent in self.needs for key in sent.keys() if key not in self.config]  # noqa: SIM118 - a method
+        if keys:
+            name = type(self).__name__
+            once(
+                f"{name}: the server does not send {', '.join(keys)}, so this client trains "
+                f"without the method's terms: use strategies.{name.removesuffix('Loop')}"
+            )
         return self.fit(epochs)
 
     def reply(self, metrics: Mapping[str, Any]) -> Message:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from algorithms.common.prefixes import within
+from algorithms.common.sent import ProximalSent
 from clients.feddyn import FedDynClient
 from clients.fedprox import FedProxClient
 from clients.loops.base import Loop, Named, add, once
@@ -53,6 +54,7 @@ class FedProxLoop(Loop):
     """
 
     kind = FedProxClient
+    needs = (ProximalSent,)
 
 
 class FedDynLoop(Loop):

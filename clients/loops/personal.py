@@ -230,6 +230,7 @@ class SuPerFedLoop(Loop):
     """
 
     kind = SuPerFedClient
+    needs = (ProximalSent, SuPerFedTraining)
 
     def __init__(
         self,

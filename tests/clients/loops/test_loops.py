@@ -221,3 +221,37 @@ def test_a_model_that_diverged_is_not_kept():
 
     with pytest.raises(RuntimeError, match="lower the learning rate"):
         run(Ditto(), loop_app(clients.DittoLoop, burst), 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (clients.FedProxLoop, ["proximal-mu"]),
+        (
+            clients.SuPerFedLoop,
+            [
+                "proximal-mu",
+                "superfed-nu",
+                "superfed-step-scale",
+                "superfed-init",
+                "superfed-mixing",
+            ],
+        ),
+    ],
+)
+def test_a_term_that_the_server_does_not_send_is_named_once(kind, keys, caplog):
+    once.cache_clear()
+    run(FedAvg(), loop_app(kind), 2)
+    said = [r.getMessage() for r in caplog.records if "does not send" in r.getMessage()]
+    assert said == [
+        f"{kind.__name__}: the server does not send {', '.join(keys)}, so this client trains "
+        f"without the method's terms: use strategies.{kind.__name__.removesuffix('Loop')}"
+    ]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_our_strategies_send_every_term(name, caplog):
+    once.cache_clear()
+    make, loop, _, _ = METHODS[name]
+    run(make(), loop_app(getattr(clients, loop)), 2)
+    assert "does not send" not in caplog.text
