@@ -6,18 +6,15 @@
     loss = method.train(train, loader, epochs, learning_rate, device)
     return method.reply({"train_loss": loss, "num-examples": len(loader.dataset)})
 
-``train`` remains as it is, with its own loss, optimiser and batches; its first three
-arguments are the module, the loader and the number of epochs. What a method adds to the
-gradients is added right before an optimiser of torch steps, so once a step, however
-many backward passes it takes. torch's random numbers (shuffling, dropout) follow from
-seed, client and round: the same seed, the same model.
+``train`` stays as it is, with its own loss, optimiser and batches. Its first three
+arguments are the module, the loader and the number of epochs. The method's terms are
+added to the gradients once per step of an optimiser of torch, right before it moves the
+parameters (``clients.loops.hooks``). torch's random numbers (shuffling, dropout) follow
+from seed, client and round: the same seed gives the same model.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from logging import WARNING
 from typing import Any
 
 import numpy as np
@@ -32,14 +29,8 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from algorithms.common.seeds import derived_seed
 from algorithms.common.sent import Reads, RoundFacts
@@ -49,18 +40,14 @@ from clients.base.data import ClientData, Split
 from clients.base.options import Config, TrainOptions, acknowledged
 from clients.base.store import MessageStore, Store
 from clients.fedavg import FedAvgClient
-from clients.steps.sgd import Penalty
+from clients.loops.hooks import Change, adding, before_steps, once
 
 Named = dict[str, Tensor]
-#: Takes the parameters of the module that the optimiser is about to move, by name, and
-#: the options of their group ("lr", "momentum", ...), with the optimiser's class as
-#: "optimiser".
-Change = Callable[[Mapping[str, nn.Parameter], Mapping[str, Any]], None]
 
 
 class Around(FedAvgClient):
-    """Mixin: a method's client whose training is a function of the user's. What the
-    method sends, adds to gradients and keeps remains as the client's class has it.
+    """Mixin: a method's client that trains with a function of the user's. The client's
+    class still decides what is sent, kept and added to the gradients.
     """
 
     loop: "Loop"
@@ -90,8 +77,8 @@ def around(kind: type[FedAvgClient]) -> type[Around]:
 
 
 class Finite:
-    """A store that refuses arrays which are not finite: they would spoil all later
-    rounds.
+    """A store that refuses arrays with values that are not finite: they would spoil all
+    later rounds.
     """
 
     def __init__(self, store: Store) -> None:
@@ -106,12 +93,12 @@ class Finite:
 
 
 class Loop:
-    """FedAvg, and the base of the other methods: what the method's client does, with a
-    function of yours for its training. ``model`` is what is to be trained, or in
-    evaluation, scored.
+    """FedAvg, and the base of the other methods: does what the method's client does,
+    but trains with your function. ``model``: the module to train or, in an evaluation,
+    to score.
 
-    ``build`` makes the module, ``message`` and ``context`` are what Flower passes to
-    your function. ``store`` holds what the client keeps between rounds, by default in
+    ``build`` makes the module. ``message`` and ``context`` are what Flower passes to
+    your function. ``store`` keeps the client's state between rounds, by default in
     ``context.state``.
     """
 
@@ -152,8 +139,8 @@ class Loop:
     def train(
         self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train ``model`` with ``function(model, loader, epochs, *args, **kwargs)``;
-        return what it returns. Methods that call it twice return what is of the model
+        """Train ``model`` with ``function(model, loader, epochs, *args, **kwargs)`` and
+        return its result. Methods that call it twice return the result for the model
         that is sent.
         """
         self.function: Callable[[nn.Module, Any, int], Any] = lambda module, loader, epochs: (
@@ -170,8 +157,8 @@ class Loop:
         return self.fit(epochs)
 
     def reply(self, metrics: Mapping[str, Any]) -> Message:
-        """Return the reply to the message. ``metrics``: numbers and lists of numbers,
-        among them ``num-examples``.
+        """Return the reply to the message. ``metrics``: numbers and lists of numbers;
+        ``num-examples`` must be one of them.
         """
         arrays = {
             name: Array(*fields(tensor.detach().cpu().numpy()))
@@ -191,12 +178,12 @@ class Loop:
         self.model.load_state_dict(self.sent)
 
     def take_own(self) -> None:
-        """Turn ``model`` into what this client is scored with; for methods without a
-        personal model, the one that was sent.
+        """Turn ``model`` into the one that this client is scored with. Methods without
+        a personal model keep the one that was sent.
         """
 
     def fit(self, epochs: int) -> Any:
-        """Train as the method's client does; ``model`` is then the one that is sent."""
+        """Train as the method's client does; ``model`` is then the one to send."""
         received = [t.detach().cpu().numpy().copy() for t in self.arrays().values()]
         reply, _, metrics = self.client.fit(received, {**self.config, "local-epochs": epochs})
         trained = {
@@ -206,17 +193,17 @@ class Loop:
         return metrics["loss"]
 
     def arrays(self) -> Named:
-        """Return the arrays of the reply: of the model those that the server sent."""
+        """Return the arrays of the reply: those of the model that the server sent."""
         return {name: t for name, t in self.model.state_dict().items() if name in self.sent}
 
     def call(
         self, module: nn.Module, epochs: int, change: Change | None, loader: Any = None
     ) -> Any:
-        """Call the user's function with torch's generator seeded and ``change`` before
-        every step of an optimiser. ``loader``: in place of the user's.
+        """Call the user's function with torch's generator seeded, and ``change`` before
+        every step of an optimiser. ``loader`` replaces the user's.
         """
         for parameter in module.parameters():
-            parameter.grad = None  # else an optimiser would move what is frozen now
+            parameter.grad = None  # otherwise an optimiser would move frozen parameters
         with torch.random.fork_rng(), before_steps(module, change):
             torch.manual_seed(derived_seed(*self.client.draw("loop", self.config)))
             return self.function(module, self.loader if loader is None else loader, epochs)
@@ -235,171 +222,3 @@ class Loop:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return self.build()
-
-
-@dataclass(frozen=True)
-class Adding:
-    """A change that adds a penalty to the gradients; ``place``: the position of a
-    parameter in the penalty's lists.
-    """
-
-    penalty: Penalty
-    place: Mapping[str, int]
-
-    def __call__(self, parameters: Mapping[str, nn.Parameter], options: Mapping[str, Any]) -> None:
-        """Add the gradient of the penalty."""
-        for name, p in parameters.items():
-            place = self.place[name]
-            if self.penalty.mu:
-                add(p, p.detach() - self.penalty.anchor[place].to(p), self.penalty.mu)
-            for tensors, coefficient in self.penalty.terms:
-                add(p, tensors[place], coefficient)
-
-    def value(self, parameters: Mapping[str, nn.Parameter]) -> Tensor:
-        """Return the penalty, which a line search needs beside its gradient."""
-        total = torch.zeros(())
-        for name, p in parameters.items():
-            now, place = p.detach(), self.place[name]
-            if self.penalty.mu:
-                away = now - self.penalty.anchor[place].to(p)
-                total = total.to(p) + 0.5 * self.penalty.mu * torch.sum(away * away)
-            for tensors, coefficient in self.penalty.terms:
-                total = total.to(p) + coefficient * torch.sum(tensors[place].to(p) * now)
-        return total
-
-
-def adding(penalty: Penalty, names: Sequence[str]) -> Adding | None:
-    """Return what adds the penalty to the gradients of the parameters of these names,
-    ``None`` if it is 0.
-    """
-    return Adding(penalty, {name: i for i, name in enumerate(names)}) if penalty.sum() else None
-
-
-class Steps:
-    """Calls ``change`` before the parameters of ``module`` that have a gradient move.
-
-    An optimiser that is passed a closure computes the gradients inside its step, as in
-    PyTorch Lightning: the change is then made after the closure. Raises ``ValueError``
-    where a change would be lost, or made twice.
-    """
-
-    def __init__(self, module: nn.Module, change: Change) -> None:
-        self.names = {id(p): name for name, p in module.named_parameters()}
-        self.change = change
-        self.count = 0  # changes made
-        self.inside: Optimizer | None = None  # whose step has begun
-
-    def before(
-        self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Change the gradients, or have the closure change them (a hook of torch)."""
-        if not any(
-            id(p) in self.names for group in optimiser.param_groups for p in group["params"]
-        ):
-            return None
-        name = type(optimiser).__name__
-        if self.inside not in (None, optimiser):
-            raise ValueError(
-                f"{type(self.inside).__name__} calls the step of another optimiser ({name}): it "
-                "would get the method's terms twice: use a plain optimiser"
-            )
-        self.inside = optimiser
-        if getattr(optimiser, "grad_scale", None) is not None:
-            raise ValueError(
-                f"the gradients are still scaled when {name} steps (torch's GradScaler with a "
-                "fused optimiser), so the method's terms cannot be added: use fused=False"
-            )
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if not callable(closure):
-            self.make(optimiser)
-            return None
-        closed = self.closed(optimiser, closure)
-        if len(args) > 1:
-            return (args[0], closed, *args[2:]), kwargs
-        return args, {**kwargs, "closure": closed}
-
-    def after(self, optimiser: Optimizer, args: Any, kwargs: Any) -> None:
-        """Note that a step has ended (a hook of torch)."""
-        if optimiser is self.inside:
-            self.inside = None
-
-    def closed(self, optimiser: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the closure with the change after it.
-
-        LBFGS calls it several times in a step and compares the losses, so the penalty
-        is added to them. Raises ``ValueError`` for a change that is no penalty: it must
-        be made once in a step.
-        """
-        calls, value = 0, getattr(self.change, "value", None)
-        several = isinstance(optimiser, torch.optim.LBFGS)
-
-        def changed() -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > 1 and not (several and value):
-                name = type(optimiser).__name__
-                raise ValueError(
-                    f"{name} takes several gradients in one step, but this method needs one "
-                    "gradient per step: use SGD or Adam"
-                )
-            loss = closure()
-            found = self.make(optimiser)
-            return loss + value(found) if several and value and loss is not None else loss
-
-        return changed
-
-    def make(self, optimiser: Optimizer) -> dict[str, nn.Parameter]:
-        """Change the gradients that the optimiser is about to use; return the
-        parameters by name.
-        """
-        every: dict[str, nn.Parameter] = {}
-        for group in optimiser.param_groups:
-            found = {
-                self.names[id(p)]: p
-                for p in group["params"]
-                if id(p) in self.names and p.grad is not None
-            }
-            if found:
-                self.count += 1
-                self.change(found, {**group, "optimiser": type(optimiser)})
-            every |= found
-        return every
-
-
-@contextmanager
-def before_steps(module: nn.Module, change: Change | None) -> Iterator[None]:
-    """Call ``change`` before every step that an optimiser of torch takes on parameters
-    of ``module`` that have a gradient.
-
-    Raises ``ValueError`` at the end if there was no such step.
-    """
-    if change is None:
-        yield
-        return
-    steps = Steps(module, change)
-    hooks = (
-        register_optimizer_step_pre_hook(steps.before),
-        register_optimizer_step_post_hook(steps.after),
-    )
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not steps.count:
-        raise ValueError(
-            "the function that trains took no step with an optimiser of torch on the module that "
-            "it was given"
-        )
-
-
-def add(parameter: nn.Parameter, term: Tensor, factor: float = 1.0) -> None:
-    """Add a multiple of ``term`` to the gradient of a parameter, wherever it is."""
-    assert parameter.grad is not None
-    parameter.grad.add_(term.to(parameter.grad), alpha=factor)
-
-
-@cache
-def once(text: str) -> None:
-    """Log a warning, once in a process."""
-    log(WARNING, text)

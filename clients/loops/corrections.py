@@ -16,7 +16,8 @@ from algorithms.common.prefixes import within
 from algorithms.common.sent import ProximalSent
 from clients.feddyn import FedDynClient
 from clients.fedprox import FedProxClient
-from clients.loops.base import Loop, Named, add, once
+from clients.loops.base import Loop, Named
+from clients.loops.hooks import add, once
 from clients.scaffold import ScaffoldClient
 
 CONTROL = "control."
@@ -49,8 +50,8 @@ class Reach:
 
 
 class FedProxLoop(Loop):
-    """FedProx: the gradient of ``(mu/2) ||w - w_sent||^2`` is added, mu being
-    ``proximal-mu`` of the configuration.
+    """FedProx: adds the gradient of ``(mu/2) ||w - w_sent||^2``. mu is ``proximal-mu``
+    of the configuration.
     """
 
     kind = FedProxClient
@@ -58,7 +59,7 @@ class FedProxLoop(Loop):
 
 
 class FedDynLoop(Loop):
-    """FedDyn: the gradient of ``- <g_i, w> + (alpha/2) ||w - w_sent||^2`` is added;
+    """FedDyn: adds the gradient of ``- <g_i, w> + (alpha/2) ||w - w_sent||^2``;
     afterwards ``g_i <- g_i - alpha (w - w_sent)``.
     """
 
@@ -79,7 +80,7 @@ class ScaffoldLoop(Loop):
     kind = ScaffoldClient
 
     def load(self) -> None:
-        """Write the model into the module; set the control variates apart."""
+        """Write the model into the module; keep the control variates aside."""
         self.c = within(CONTROL, self.sent)
         self.sent = {name: t for name, t in self.sent.items() if not name.startswith(CONTROL)}
         self.reported: Named = {}

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from torch.nn import functional
 
 import clients
-from clients.loops.base import once
+from clients.loops.hooks import once
 from fedapps.engines.inline import InlineGrid
 from strategies import Ditto, FedAvg, FedDyn, Scaffold, SuPerFed, SuPerFedOptions
 from tests.helpers import arrays_of, blobs
