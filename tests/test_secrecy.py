@@ -215,7 +215,7 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
         "--engine",
         "inline",
         "task=tabular",
-        f"tabular.source={tmp_path / 'data'}",
+        f"data.source={tmp_path / 'data'}",
         "num-rounds=3",
         "clients-per-round=2",
     ]
@@ -249,7 +249,7 @@ def test_a_value_that_cannot_be_read_is_not_told(tmp_path, capfd):
         "--engine",
         "inline",
         "task=tabular",
-        f"tabular.source={tmp_path / 'data'}",
+        f"data.source={tmp_path / 'data'}",
         "num-rounds=1",
         "--nodes",
         "2",

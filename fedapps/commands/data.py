@@ -86,12 +86,8 @@ def print_table(deal: Deal, settings: Any) -> None:
     o = settings.data
     dealt = o.partition + (f" by {o.natural_id}" if o.partition == "natural" else "")
     dealt += f", {o.partition_arguments}" if o.partition_arguments else ""
-    source = getattr(settings.problem, "source", "") or settings.data.source
-    # a table, whose clients are in it
-    if settings.data.source == "digits" and hasattr(settings.problem, "client"):
-        source, dealt = settings.problem.source or "generated table", "those of the table"
     print(
-        f"{source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} "
+        f"{o.source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} "
         f"{what}{' of the targets' * deal.numbers}"
     )
     Console(width=None if sys.stdout.isatty() else 160).print(table)

@@ -74,11 +74,11 @@ def histogram_strategy(
     if not isinstance(task, HasTable):
         raise UserError(
             "method = 'histogram-boosting': grows trees on the columns of a table: name it in "
-            "regression.source"
+            "data.source"
         )
     if numbers and outputs > 1:
         raise UserError(
-            "method = 'histogram-boosting': predicts one number, regression.label names "
+            "method = 'histogram-boosting': predicts one number, data.label names "
             f"{outputs}: choose one"
         )
     return HistogramBoosting(task.num_features, options, numbers)

@@ -275,8 +275,8 @@ NOT_PRIVATE = {
         "makes from the clients' data the synthetic set",
     ),
     "features found in all rows": (
-        {"task": "tabular", "tabular.categorical": "a", "tabular.source": "x"},
-        "tabular.categorical",
+        {"task": "tabular", "data.categorical": "a", "data.source": "x"},
+        "data.categorical",
     ),
     "a folder of unknown origin": (
         {"method": "fedboost", "fedboost.library": "FOLDER"},

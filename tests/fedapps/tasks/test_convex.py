@@ -222,7 +222,7 @@ def test_bad_ratings_say_in_one_line_what_is_wrong(columns, settings, message, t
             "num-clients = 201, but task 'lasso' has 200 rows to deal: choose 1..200",
         ),
         (["task=sparse-logistic", "sparse-logistic.radius=0"], "sparse-logistic.radius = 0"),
-        (["task=qap", "qap.source=/no/such.dat"], "qap.source = '/no/such.dat': cannot be read"),
+        (["task=qap", "data.source=/no/such.dat"], "data.source = '/no/such.dat': cannot be read"),
         (["task=constrained-classification", "constraint.ball=l3"], "constraint.ball = 'l3'"),
         (["fedfw.schedule=convexe"], "fedfw.schedule = 'convexe': did you mean 'convex'"),
         (
