@@ -1,9 +1,8 @@
 """What a user of tables would take otherwise: boosting of all rows in one place, and
 Flower's federated XGBoost, on the same rows.
 
-    python benchmarks/tables.py generate FOLDER [--rows 100000] [--sites 50] python
-    benchmarks/tables.py rivals --data DATA [--only heart berka fifty-sites] [--seeds 2 4
-    6]
+    python benchmarks/tables.py generate FOLDER [--rows 100000] [--sites 50]
+    python benchmarks/tables.py rivals --data DATA [--only heart berka] [--seeds 2 4 6]
 
 generate: writes a table with unequal sites, missing values (some columns at some sites
 altogether), skewed numbers and categories, whose label needs thresholds and

@@ -234,15 +234,17 @@ def encode(
         different = (
             [] if column is None else ordered(v for v in column.tolist() if not is_missing(v))
         )
-        most = MAX_LEVELS if name in categorical or column is None else len(column) // 2
-        if column is None or not 0 < len(different) <= min(MAX_LEVELS, most):
+        least, most = 2, 0 if column is None else min(MAX_LEVELS, len(column) // 2)
+        if name in categorical:
+            least, most = 1, MAX_LEVELS
+        if column is None or not least <= len(different) <= most:
             what = (
                 "neither numbers nor text" if column is None else f"{len(different)} values of text"
             )
             if wanted or name in categorical:
                 raise UserError(
                     f"data.{'categorical' if name in categorical else 'features'}: {name!r} holds "
-                    f"{what}, and a category has 1 to {MAX_LEVELS}: leave it out (data.drop)"
+                    f"{what}, and a category has 2 to {MAX_LEVELS}: leave it out (data.drop)"
                 )
             left_out.append(name)
             continue

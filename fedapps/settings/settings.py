@@ -305,10 +305,10 @@ def default_config(config: Mapping[str, Any] | None = None) -> dict[str, Value]:
     Values of ``config`` may be lists, of a sweep. Raises ``UserError`` for a name that
     stands for nothing.
     """
-    known: dict[str, Value] = Settings().flat() | CONFIGURED
+    known: dict[str, Value] = Settings().flat()
     for table, kind in option_tables(config).items():
         known |= flattened(kind(), table)
-    return known
+    return known | CONFIGURED
 
 
 def unknown(key: str, known: Iterable[str]) -> str:

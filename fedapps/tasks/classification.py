@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.seeds import generator
 from algorithms.fairness.groups import Groups
-from clients.base.data import ClientData, Split
+from clients.base.data import ArrayData, ClientData, Split
 from fedapps.data import partition as partitions
 from fedapps.data.held_out import dealt_part, remark, test_part, validation_part
 from fedapps.data.samples import Samples
@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # trees on tables need no PyTorch
     from clients.base.evaluation import Objective
 
 logger = logging.getLogger(__name__)
+#: The samples that a client trains on, validates with and is scored on.
+ThreeParts = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 class Classification(DealtSamples, NetByShape):
@@ -119,9 +121,7 @@ class Classification(DealtSamples, NetByShape):
         part = validation_part(self.samples, self.context.data)
         return dealt_part(self.samples, self.partition(num_clients), part, self.context.seed)
 
-    def split(
-        self, client: int, num_clients: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def split(self, client: int, num_clients: int) -> ThreeParts:
         """Return the rows of a client's training, validation (empty if the training set
         stands in) and test sets.
         """
@@ -275,7 +275,7 @@ class Classification(DealtSamples, NetByShape):
         """
         rows = self.split(client, num_clients)
         scale = self.scale_for(rows[0], num_clients)
-        own = partitions.client_data(self.samples, rows, scale)
+        own = self.parts(rows, scale).tensors()
         # all may be scored on the same samples, or choose by them
         if client and self.standardise != "client":
             first = self.split(0, num_clients)
@@ -300,6 +300,10 @@ class Classification(DealtSamples, NetByShape):
             )
             return replace(own, train=Split(x, y))
         return own
+
+    def parts(self, rows: ThreeParts, scale: Scale | None) -> ArrayData:
+        """Return these samples as arrays in the shape that nets take."""
+        return partitions.client_arrays(self.samples, rows, scale)
 
     def synthetic_set(self) -> Split:
         """Return the set ``data.synthetic``. Raises ``UserError`` if it does not fit

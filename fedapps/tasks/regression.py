@@ -7,7 +7,7 @@ How targets are scaled, and why so: ``targets.py``.
 
 from typing import Any
 
-from clients.base.data import ArrayData, ClientData
+from clients.base.data import ClientData
 from fedapps.data import generated_tables
 from fedapps.data import partition as partitions
 from fedapps.data.flower_partitioners import goes_by_classes
@@ -114,9 +114,6 @@ class Regression(Targets, Rows):
         """Return a client's training, validation and test samples, with targets as the
         model learns them.
         """
-        return self.target_scale.of_data(self.parts(client, num_clients)).tensors()
-
-    def parts(self, client: Any, num_clients: int) -> ArrayData:
-        """Return a client's samples as arrays in the shape that nets take."""
         rows = self.split(client, num_clients)
-        return partitions.client_arrays(self.samples, rows, self.scale_for(rows[0], num_clients))
+        data = self.parts(rows, self.scale_for(rows[0], num_clients))
+        return self.target_scale.of_data(data).tensors()

@@ -34,7 +34,7 @@ from fedapps.data.table_columns import (
 )
 from fedapps.data.tables import names_in
 from fedapps.errors import UserError
-from fedapps.tasks.classification import Classification
+from fedapps.tasks.classification import Classification, ThreeParts
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.tabular import Rows, Tabular
 
@@ -283,9 +283,7 @@ class SiteRows(OnSite, Rows):
             sum(1 if levels is None or len(levels) == 2 else len(levels) for levels in features),
         )
 
-    def split(
-        self, client_id: Any, num_clients: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def split(self, client_id: Any, num_clients: int) -> ThreeParts:
         """Return the rows of the client ``SITE:NAME``, or all where a site is one
         client, split with a seed that depends on its name.
         """

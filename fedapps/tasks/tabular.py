@@ -28,11 +28,12 @@ from fedapps.data.samples import Samples
 from fedapps.data.source import GENERATED
 from fedapps.errors import UserError
 from fedapps.tasks.base import NetByShape
-from fedapps.tasks.classification import Classification
+from fedapps.tasks.classification import Classification, ThreeParts
 from fedapps.tasks.context import RunContext
 
 if TYPE_CHECKING:  # trees on tables need no PyTorch
     from clients.base.evaluation import Objective
+    from fedapps.data.scaling import Scale
 
 
 class Rows(Classification):
@@ -43,20 +44,28 @@ class Rows(Classification):
     def __init__(self, options: Any, context: RunContext) -> None:
         NetByShape.__init__(self, options, context)
 
-    def split(
-        self, client: int, num_clients: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def split(self, client: int, num_clients: int) -> ThreeParts:
         """Return the rows of a client's training, validation (empty if the training set
         stands in) and test sets.
         """
         parts = self.test_parts(num_clients), self.validation_parts(num_clients)
-        if parts != (None, None) or not (self.samples.numbers and self.samples.numbers.used):
+        if parts != (None, None) or not self.is_table:
             return super().split(client, num_clients)
         return self.parts_of(self.partition(num_clients)[client], client)
 
-    def parts_of(
-        self, mine: NDArray[np.int64], client_id: int | str
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    @property
+    def is_table(self) -> bool:
+        """Whether samples are rows of numbers and categories."""
+        return bool(self.samples.numbers and self.samples.numbers.used)
+
+    def parts(self, rows: ThreeParts, scale: "Scale | None") -> ArrayData:
+        """Return these samples as arrays in the shape that nets take: a row of a table
+        is (features,).
+        """
+        found = super().parts(rows, scale)
+        return found.vectors() if self.is_table else found
+
+    def parts_of(self, mine: NDArray[np.int64], client_id: int | str) -> ThreeParts:
         """Split the rows of a client."""
         c = self.context
         return partitions.stratified_rows(self.samples, mine, client_id, c.seed, c.data.validation)
@@ -74,8 +83,7 @@ class Rows(Classification):
         client: Any = client_id
         rows = self.split(client, num_clients)
         found = self.scale_for(rows[0], num_clients) if scale else None
-        data = partitions.client_arrays(self.samples, rows, found)
-        return data.vectors()
+        return self.parts(rows, found).vectors()
 
 
 class Tabular(Rows):
