@@ -130,7 +130,20 @@ def test_what_was_not_kept_or_is_of_another_run_is_refused(tmp_path, capsys):
     capsys.readouterr()
     assert "its personal model was not saved" in says(tmp_path / "a")
     assert "has no scores of this client: choose one of 0, 1, 2, 3, 4" in says(tmp_path / "a", 77)
-    assert run(tmp_path / "b", "method=fedboost", "num-rounds=1") == 0
+    assert (
+        main(
+            [
+                "run",
+                "--engine",
+                "inline",
+                "method=fedboost",
+                "num-rounds=1",
+                "--out",
+                str(tmp_path / "b"),
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     assert "method = 'fedboost'" in says(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "summary.json").read_text())["status"] == "completed"
