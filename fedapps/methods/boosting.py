@@ -81,7 +81,7 @@ def histogram_strategy(
             "method = 'histogram-boosting': predicts one number, data.label names "
             f"{outputs}: choose one"
         )
-    return HistogramBoosting(task.num_features, options, numbers)
+    return HistogramBoosting(task.num_features, options, numbers, 1 if numbers else outputs)
 
 
 def histogram_client(
@@ -94,7 +94,7 @@ def histogram_client(
     """Return a client of histogram boosting."""
     data = task.arrays(client_id, num_clients, options.standardise)
     if not isinstance(task, PredictsNumbers):
-        return clients.HistogramBoostingClient(data, client_id, store)
+        return clients.HistogramBoostingClient(data, client_id, store, outputs=task.num_outputs)
     scale = task.target_scale
     return clients.HistogramBoostingClient(
         scale.of_data(data), client_id, store, float(scale.scale[0])
