@@ -77,6 +77,7 @@ TABULAR_JOB: dict[str, bool | int | float | str] = {
     "train.batch-size": 20,
     "train.momentum": 0.0,
     "train.learning-rate": 0.1,
+    "train.max-gradient-norm": 1.0,
 }
 #: Least squares of a dozen standardised inputs diverges at the rates that cross-entropy
 #: bears.
