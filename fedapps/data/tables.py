@@ -25,8 +25,9 @@ from fedapps.data.source import Source
 from fedapps.data.table_columns import Floats, dummies, is_missing, ordered
 from fedapps.errors import UserError
 
-#: A text column with more values is no category.
-MAX_LEVELS = 100
+#: A text column with more values is no category; one with so few is, even if most are
+#: numbers.
+MAX_LEVELS, FEW_VALUES = 100, 12
 # Row numbers that pandas writes unless told otherwise.
 ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0", "")
 #: What a column that names the clients is often called.
@@ -283,6 +284,8 @@ def _parsed(column: npt.NDArray[Any], name: str, source: Source) -> tuple[npt.ND
     plain = [text for text in present if _is_number(text)]
     if not present or len(plain) < len(present) / 2:
         return column, False
+    if len(plain) < len(present) and len(set(present)) <= FEW_VALUES:
+        return column, False  # 0, 1, 2, 3+
     if len(plain) < len(present):
         odd = next(row for row, text in enumerate(texts) if text and not _is_number(text))
         raise UserError(
