@@ -194,7 +194,9 @@ class FedAvgClient(NumPyClient):
         round's learning rate.
         """
         options = TrainOptions.from_config(config)
-        return SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
+        return SGD(options.momentum, options.weight_decay, options.max_gradient_norm), options.rate(
+            self.round(config)
+        )
 
     def run(
         self,

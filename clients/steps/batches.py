@@ -37,7 +37,7 @@ def train_classifier(
     """Train a classifier in place, at the learning rate of the first round."""
     net.train()
     w = [p.detach() for p in trainable(net).values()]
-    sgd = SGD(options.momentum, options.weight_decay)
+    sgd = SGD(options.momentum, options.weight_decay, options.max_gradient_norm)
     Eager.run(
         Problem(net, lambda x, y: functional.cross_entropy(net(x), y)),
         Descent(sgd),

@@ -26,6 +26,7 @@ class SGD:
 
     momentum: float
     weight_decay: float
+    max_norm: float = 0.0
 
     def velocity(self, parameters: Tensors) -> Tensors:
         """Return the velocity to start with: zeros, or nothing if there is no
@@ -44,12 +45,17 @@ class SGD:
         scale: Number = 1.0,
     ) -> None:
         """Take one step along ``d = scale gradients + (weight_decay + decay) p + sum_j
-        c_j t_j`` for ``terms`` (t_j, c_j), in place.
+        c_j t_j`` for ``terms`` (t_j, c_j), in place. With ``max_norm`` the norm of
+        ``scale gradients``, over all tensors, is at most that.
 
-        Overwrites ``gradients`` if there are terms or a scale.
+        Overwrites ``gradients`` if there are terms, a scale or a bound.
         """
         if isinstance(scale, Tensor) or scale != 1:
             gradients = list(torch._foreach_mul(gradients, scale))
+        if self.max_norm:
+            norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+            bound = self.max_norm / norm.clamp(min=self.max_norm)
+            gradients = list(torch._foreach_mul(gradients, bound))
         for tensors, coefficient in terms:
             add(gradients, tensors, coefficient)
         decay = self.weight_decay + decay

@@ -14,7 +14,7 @@ from fedapps.data.overlap import copies
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_clients
-from fedapps.tasks.capabilities import HasNet, HasTable, PredictsNumbers, SplitsSamples
+from fedapps.tasks.capabilities import HasNet, PredictsNumbers, SplitsSamples
 
 if TYPE_CHECKING:
     from fedapps.charts.layout import Figure
@@ -147,8 +147,6 @@ def deal_of(task: Any, num_clients: int) -> Deal:
 
 def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
     """Return the names of the clients."""
-    if isinstance(task, HasTable):
-        return task.table(num_clients).clients
     clients = task.samples.clients if isinstance(task, SplitsSamples) else None
     if clients is not None:
         first = (part[0] for part in task.partition(num_clients))

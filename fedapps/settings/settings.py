@@ -20,6 +20,7 @@ from fedapps.errors import UserError
 from fedapps.methods import find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
+from fedapps.settings.reference import CONFIGURED
 from fedapps.settings.tables import PARTS, built, flattened, option_tables, read_table, typed
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import find_task, task_name
@@ -39,6 +40,28 @@ OTHER_NAMES = {
     "bs": "train.batch-size",
     "dataset": "data.source",
     "output": "out",
+}
+#: Settings of tasks that are now in the table ``data``, for all tasks.
+MOVED = {
+    f"{table}.{key}": f"data.{new}"
+    for tables, keys in {
+        ("tabular", "regression"): {
+            "source": "source",
+            "split": "split",
+            "client": "natural-id",
+            "label": "label",
+            "features": "features",
+            "categorical": "categorical",
+            "drop": "drop",
+            "drop-clients": "drop-clients",
+            "test": "part",
+            "validation": "validation",
+            "standardise": "standardise",
+        },
+        ("text", "unigram", "matrix-completion", "qap"): {"source": "source", "split": "split"},
+    }.items()
+    for table in tables
+    for key, new in keys.items()
 }
 #: Tasks whose test samples can have groups (``data.group``).
 GROUPED = ("classification", "constrained-classification", "tabular")
@@ -286,15 +309,17 @@ def default_config(config: Mapping[str, Any] | None = None) -> dict[str, Value]:
     Values of ``config`` may be the lists of a sweep. Raises ``UserError`` for an
     unknown method or task.
     """
-    known: dict[str, Value] = Settings().flat() | {"task": "auto"}
+    known: dict[str, Value] = Settings().flat()
     for table, kind in option_tables(config).items():
         known |= flattened(kind(), table)
-    return known
+    return known | CONFIGURED
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown key."""
     known = list(known)
+    if key in MOVED:
+        return f"{key}: is no setting any more: write {MOVED[key]}"
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside:
         return (
@@ -312,8 +337,12 @@ def chosen(config: Mapping[str, Any]) -> tuple[Method, str]:
     """
     method = find_method(config.get("method", Settings.method))
     task = task_name(str(typed("task", config.get("task", "auto"), "")), method.tasks)
-    source = config.get("data.source", DataOptions.source)
-    if task == "classification" and source == "digits" and not config.get("sites.labels"):
+    source = config.get("data.source", "auto")
+    if (
+        task == "classification"
+        and source in ("auto", DataOptions.source)
+        and not config.get("sites.labels")
+    ):
         task = "digits"
     return method, task
 
@@ -333,14 +362,19 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             raise UserError(unknown(key, known))
     method, task = chosen(config)
     config["task"] = task
+    kind = find_task(task)
+    named = config.get("data.natural-id") and kind.data is None
+    dealt = kind.defaults.get("data.partition", DataOptions.partition)
+    usual = {"data.source": kind.sources[0], "data.partition": "natural" if named else dealt}
+    config |= {key: value for key, value in usual.items() if config.get(key, "auto") == "auto"}
     if config.get("model.name", "auto") == "auto":
         config["model.name"] = method.model or find_task(task).model
     values: dict[str, Any] = {}
     for part in fields(Settings):
         if part.name in ("options", "problem"):
-            kind: Any = {"options": method, "problem": find_task(task)}[part.name]
+            entry: Any = {"options": method, "problem": kind}[part.name]
             values[part.name] = (
-                read_table(kind.options, kind.table, config) if kind.options else None
+                read_table(entry.options, entry.table, config) if entry.options else None
             )
         elif part.name == "base":
             values[part.name] = (
@@ -353,6 +387,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         elif (key := kebab(part.name)) in config:
             values[part.name] = typed(key, config[key], known[key])
     settings: Settings = built(Settings, values, "")
+    check_data_used(settings, method)
     if settings.data.synthetic and settings.data.synthetic_use == "mix" and settings.sites.own:
         raise UserError(
             "data.synthetic-use = 'mix': the sites do not have the folder data.synthetic: choose "
@@ -370,6 +405,22 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             "set of images: set it to ''"
         )
     return settings
+
+
+def check_data_used(settings: Settings, method: Method) -> None:
+    """Raise ``UserError`` for a setting of the table ``data`` that the task does not
+    read.
+    """
+    kind, given = find_task(settings.task), flattened(settings.data, "data")
+    if kind.data is None:
+        return
+    usual = flattened(DataOptions(), "data") | {"data.source": kind.sources[0]}
+    used = {f"data.{name}" for name in kind.data}
+    for key, value in given.items():
+        if key not in used and value not in (usual[key], method.defaults.get(key)):
+            raise UserError(
+                f"{key} = {value!r}: task {settings.task!r} does not use it: leave it out"
+            )
 
 
 def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:
