@@ -20,7 +20,7 @@ from fedapps.results.parts import run_figures
 from fedapps.results.report import state_sentence
 from fedapps.runs.assembly import build_task
 from fedapps.runs.deal import MAX_CLIENTS, Deal, figure
-from fedapps.runs.models import exported, net_arrays, scale_of, settings_in
+from fedapps.runs.models import check_usable, exported, net_arrays, scale_of, settings_in
 from fedapps.settings.settings import Settings
 from fedapps.sweeps.page import figures, tables_html
 from fedapps.sweeps.tables import Results
@@ -90,10 +90,11 @@ class Run:
 
     def model(self) -> "nn.Module":
         """Return the global model, to evaluate. Raises ``UserError`` if what the run
-        trained is not the task's net.
+        trained is not the task's net, or the method's global model is of no use.
         """
         settings = settings_in(self.folder, own=True)
         task: Any = build_task(settings)
+        check_usable(settings, task, self.read, "use personal_model(client)")
         return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
 
     def personal_model(self, client: int) -> "nn.Module":

@@ -23,6 +23,9 @@ from fedapps.tasks.registry import make_task
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from clients.base.data import ClientData
+    from fedapps.data.scaling import Scale
+
 SITE = "site"
 
 
@@ -90,9 +93,9 @@ def execute(arguments: argparse.Namespace) -> int:
     out = arguments.out or arguments.model.with_name(f"{arguments.model.stem}-adapted.safetensors")
     if out.exists() and not arguments.overwrite:
         raise UserError(f"{out} is there already: add --overwrite, or choose another --out")
-    arrays, told, settings = read_model(arguments.model, arguments.net)
+    arrays, told, settings, scale = read_model(arguments.model, arguments.net)
     settings = with_choices(settings, arguments)
-    found = adapted(arrays, settings, arguments.data, arguments.epochs, str(arguments.model))
+    found = adapted(arrays, settings, arguments.data, arguments.epochs, str(arguments.model), scale)
     for name, scores in (("before", found.before), ("after", found.after)):
         leading = leading_of(scores)
         shown = (
@@ -157,13 +160,31 @@ def with_choices(settings: Settings, arguments: argparse.Namespace) -> Settings:
     return replace(settings, train=train, data=data, problem=problem, device="cpu")
 
 
+def scaled(data: "ClientData", scale: "Scale") -> "ClientData":
+    """Return the samples with scaled inputs."""
+    import torch
+
+    mean, deviation = map(torch.from_numpy, (scale.mean, scale.deviation))
+    train, validation, test = (
+        replace(part, x=(part.x - mean) / deviation)
+        for part in (data.train, data.validation, data.test)
+    )
+    return replace(data, train=train, validation=validation, test=test)
+
+
 def adapted(
-    arrays: "dict[str, Tensor]", settings: Settings, data: Path, epochs: int, name: str
+    arrays: "dict[str, Tensor]",
+    settings: Settings,
+    data: Path,
+    epochs: int,
+    name: str,
+    scale: "Scale | None" = None,
 ) -> Adapted:
     """Return the model after the epoch whose loss on the validation samples in ``data``
     is the least.
 
-    ``name``: of the model, for error messages. Raises ``UserError`` if model and
+    ``name``: of the model, for error messages. ``scale``: of the inputs, unless the
+    site has its own. Raises ``UserError`` if model and
     samples do not fit.
     """
     import torch
@@ -177,8 +198,14 @@ def adapted(
     one_thread()
     net = task.work_model()
     check_arrays(name, arrays, net)
+    own = task.client_data(SITE, 1)
+    own = own if scale is None else scaled(own, scale)
     client = FedAvgClient(
-        task.model_fn, task.client_data(SITE, 1), SITE, model=net, objective=task.objective
+        task.model_fn,
+        own,
+        SITE,
+        model=net,
+        objective=task.objective,
     )
     net.load_state_dict(arrays)
     before, best = client.score(client.data.test), client.score(client.data.validation)["loss"]

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of
 from fedapps.runs.prepare import with_defaults
@@ -18,6 +20,8 @@ from fedapps.tasks.capabilities import PredictsNumbers, SplitsSamples
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedapps.data.scaling import Scale
 
 SETTINGS = "settings"
 #: The settings that a file may hold.
@@ -56,11 +60,7 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
     """
     flat = settings.flat()
     if not settings.sites.own:
-        if (
-            not isinstance(task, SplitsSamples)
-            or isinstance(task, PredictsNumbers)
-            or task.standardise == "sums"
-        ):
+        if not isinstance(task, SplitsSamples) or isinstance(task, PredictsNumbers):
             return {}
         labels, shape = ",".join(task.samples.classes), ",".join(map(str, task.image_shape))
         flat |= {
@@ -69,6 +69,9 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
             "sites.shape": shape,
             "data.standardise": task.standardise,
         }
+        if task.samples.numbers is not None and task.samples.numbers.used:
+            # A site's file may have more columns, such as the run's natural id.
+            flat["data.features"] = ",".join(task.samples.numbers.used)
         if (
             len(task.samples.classes) != task.samples.num_classes
             or labels.count(",") != task.samples.num_classes - 1
@@ -77,9 +80,14 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
     return {SETTINGS: json.dumps({key: flat[key] for key in KEYS if key in flat})}
 
 
-def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str, str], Settings]":
-    """Return the arrays, the metadata and the settings of a file that `fedapps export`
-    wrote. Raises ``UserError``.
+def read_model(
+    path: Path, net: str = ""
+) -> "tuple[dict[str, Tensor], dict[str, str], Settings, Scale | None]":
+    """Return the arrays, the metadata, the settings and the input scale of a file that
+    `fedapps export` wrote. Raises ``UserError``.
+
+    The scale is that of the sums over all clients; ``None``: a site has its own, or
+    none is needed.
 
     ``net``: the name of a net that is code of the user's own; what a file names by
     itself is not run.
@@ -97,7 +105,7 @@ def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str,
     if SETTINGS not in told:
         raise UserError(
             f"{path} does not say which net it is of: write it anew with `fedapps export`, of a "
-            "run on images or on sites' own data"
+            "run that classifies images, arrays or numbers, or of a run on sites' own data"
         )
     try:
         found = json.loads(told[SETTINGS])
@@ -106,7 +114,13 @@ def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str,
             raise UserError(
                 f"its net is code, {name!r}, which runs only if you name it: --net {name}"
             )
+        scale = None
+        if given.get("data.standardise") == "sums":
+            given["data.standardise"] = "none"  # the file's scale replaces the site's
+            scale = scale_from(told)
         settings = with_defaults(given)
+        if scale is not None:
+            np.broadcast_to(scale.mean, settings.sites.image)
     except (ValueError, TypeError, RecursionError, UserError) as error:
         raise UserError(
             f"{path}: what it says of its net cannot be read ({' '.join(str(error).split())[:200]})"
@@ -116,4 +130,18 @@ def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str,
             f"{path} does not describe the samples that it takes: write it anew with `fedapps "
             "export`"
         )
-    return arrays, told, settings
+    return arrays, told, settings, scale
+
+
+def scale_from(metadata: dict[str, str]) -> "Scale":
+    """Return the input scale in a file's metadata. Raises ``ValueError``."""
+    from fedapps.data.scaling import Scale
+
+    if missing := [name for name in ("mean", "deviation") if name not in metadata]:
+        raise ValueError(f"{missing[0]} of the inputs is missing")
+    mean, deviation = (
+        np.array(json.loads(metadata[name]), np.float32) for name in ("mean", "deviation")
+    )
+    if not (np.isfinite(mean).all() and np.isfinite(deviation).all() and (deviation > 0).all()):
+        raise ValueError("mean or deviation of the inputs is broken")
+    return Scale(mean, deviation)

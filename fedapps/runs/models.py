@@ -25,6 +25,10 @@ from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNet, SplitsSamples
 from fedapps.toml_text import read_toml
+from strategies import WarmStart
+from strategies.base.capabilities import declared
+from strategies.base.messages import innermost
+from strategies.families.shared_part import SharedPart
 
 if TYPE_CHECKING:
     from clients import FedAvgClient
@@ -47,6 +51,22 @@ def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None
     return None if client is None else task.scale_of(task.split(client, settings.num_clients)[0])
 
 
+def check_usable(settings: Settings, task: Any, run: RunFolder, remedy: str) -> None:
+    """Raise ``UserError`` if the method's global model is not meant to be used."""
+    strategy = build_strategy(settings, task)
+    if isinstance(strategy, WarmStart):
+        strategy = strategy.half(run.rounds_completed)
+    inner = innermost(strategy)
+    if isinstance(inner, SharedPart) and all(map(inner.travels, task.initial_arrays())):
+        return
+    found = declared(inner)
+    if found is not None and found.no_global_model:
+        raise UserError(
+            f"method = {settings.method!r} has no global model to use: {found.no_global_model}: "
+            f"{remedy}"
+        )
+
+
 def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return the same of the global model; some client for a ``program``, else
     ``None``. Raises ``UserError`` if it is no net's.
@@ -55,6 +75,7 @@ def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[st
 
     settings, run = settings_in(folder, own=not program), read_run(folder)
     task = build_task(settings)
+    check_usable(settings, task, run, "name a client with --client")
     arrays = net_arrays(settings, task, run)
     one_thread()
     client: Any = (

@@ -10,7 +10,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from fedapps.api import load
 from fedapps.commands.parser import main
+from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
 from fedapps.runs.models import exported, settings_in
@@ -134,3 +136,42 @@ def test_what_was_not_kept_or_is_of_another_run_is_refused(tmp_path, capsys):
     capsys.readouterr()
     assert "method = 'fedboost'" in says(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "summary.json").read_text())["status"] == "completed"
+
+
+#: Methods on a torch net whose global model is of no use without a client's part.
+NO_GLOBAL = {"local", "fedper", "lg-fedavg", "fedrep", "partial"}
+
+
+@pytest.mark.parametrize("method", ["fedavg", *PERSONAL])
+def test_a_global_model_that_is_no_model_is_not_written(method, tmp_path, capsys):
+    # This net has no normalisation layer, so that fedbn averages all of it.
+    more = ["partial.keep=*bias"] if method == "partial" else []
+    assert run(tmp_path / "r", f"method={method}", "num-rounds=2", *more) == 0
+    capsys.readouterr()
+    status = main(["export", str(tmp_path / "r")])
+    error = capsys.readouterr().err
+    if method not in NO_GLOBAL:
+        assert status == 0
+        return
+    assert status == 2
+    assert "has no global model" in error
+    assert "--client" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "r" / "global.safetensors").exists()
+    with pytest.raises(UserError, match=r"personal_model\(client\)"):
+        load(tmp_path / "r").model()
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        ["method=fedper", "robust.rule=median"],
+        ["method=propfair", "propfair.base=fedper"],
+        ["method=warm-start", "warm-start.first=fedavg", "warm-start.then=fedper"],
+    ],
+)
+def test_nor_one_of_a_method_around_it(wrapped, tmp_path, capsys):
+    assert run(tmp_path / "r", *wrapped, "num-rounds=2") == 0
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "r")]) == 2
+    assert "has no global model" in capsys.readouterr().err
