@@ -20,7 +20,14 @@ from fedapps.results.parts import run_figures
 from fedapps.results.report import state_sentence
 from fedapps.runs.assembly import build_task
 from fedapps.runs.deal import MAX_CLIENTS, Deal, figure
-from fedapps.runs.models import check_usable, exported, net_arrays, scale_of, settings_in
+from fedapps.runs.models import (
+    check_usable,
+    exported,
+    identified,
+    net_arrays,
+    scale_of,
+    settings_in,
+)
 from fedapps.settings.settings import Settings
 from fedapps.sweeps.page import figures, tables_html
 from fedapps.sweeps.tables import Results
@@ -94,17 +101,17 @@ class Run:
         """
         settings = settings_in(self.folder, own=True)
         task: Any = build_task(settings)
-        check_usable(settings, task, self.read, "use personal_model(client)")
+        check_usable(settings, task, "use personal_model(client)")
         return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
 
-    def personal_model(self, client: int) -> "nn.Module":
-        """Return the model that a client was scored with, to evaluate. Raises
-        ``UserError`` if the folder does not keep it.
+    def personal_model(self, client: int | str) -> "nn.Module":
+        """Return the model that a client, by name or number, was scored with, to
+        evaluate. Raises ``UserError`` if the folder does not keep it.
         """
         _, _, tensors = exported(self.folder, client)
         return _loaded(build_task(settings_in(self.folder)), tensors)
 
-    def scale(self, client: int | None = None) -> "Scale | None":
+    def scale(self, client: int | str | None = None) -> "Scale | None":
         """Return how samples are scaled before a model sees them, ``scale.of(x)``;
         ``None`` if they are not.
 
@@ -112,7 +119,9 @@ class Run:
         (``data.standardise=client``).
         """
         settings = settings_in(self.folder, own=True)
-        return scale_of(settings, build_task(settings), client)
+        task = build_task(settings)
+        number = None if client is None else identified(task, settings.num_clients, client)[0]
+        return scale_of(settings, task, number)
 
 
 class Sweep:

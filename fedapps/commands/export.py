@@ -10,9 +10,17 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
+from fedapps.formats import metric_text
 from fedapps.runs.assembly import build_task
 from fedapps.runs.model_files import described
-from fedapps.runs.models import exported, of_nobody, scale_of, settings_in, write_program
+from fedapps.runs.models import (
+    exported,
+    identified,
+    of_nobody,
+    scale_of,
+    settings_in,
+    write_program,
+)
 from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns
 
 
@@ -24,7 +32,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run", type=Path, metavar="DIR", help="results folder")
     parser.add_argument(
-        "--client", type=int, metavar="N", help="whose model (default: the global one, of nobody)"
+        "--client",
+        metavar="NAME",
+        help="whose model: name or number of a client (default: the global one)",
     )
     parser.add_argument(
         "--out",
@@ -46,14 +56,19 @@ def execute(arguments: argparse.Namespace) -> int:
         client, scores, found = of_nobody(arguments.run, arguments.program is not None)
     else:
         client, scores, found = exported(arguments.run, arguments.client)
-    name = "global" if arguments.client is None else f"client-{arguments.client}"
-    out = arguments.out or arguments.run / f"{name}.safetensors"
-    arrays = {name: tensor.numpy() for name, tensor in found.items()}
     settings = settings_in(arguments.run, own=True)
     task = build_task(settings)
+    number = (
+        None
+        if arguments.client is None
+        else identified(task, settings.num_clients, arguments.client)[0]
+    )
+    name = "global" if number is None else f"client-{number}"
+    out = arguments.out or arguments.run / f"{name}.safetensors"
+    arrays = {name: tensor.numpy() for name, tensor in found.items()}
     metadata = {name: str(value) for name, value in scores.items()} | described(settings, task)
     # for whoever loads it without this project
-    if (scale := scale_of(settings, task, arguments.client)) is not None:
+    if (scale := scale_of(settings, task, number)) is not None:
         metadata |= {
             name: json.dumps(getattr(scale, name).tolist()) for name in ("mean", "deviation")
         }
@@ -68,7 +83,8 @@ def execute(arguments: argparse.Namespace) -> int:
             for name in ("center", "scale")
         }
     save_file(arrays, out, metadata=metadata)
-    print(f"written: {out} ({', '.join(f'{name} {value}' for name, value in scores.items())})")
+    shown = ", ".join(f"{name} {metric_text(name, value)}" for name, value in scores.items())
+    print(f"written: {out} ({shown})")
     if arguments.program:
         write_program(client, found, arguments.program)
         print(f"written: {arguments.program}")

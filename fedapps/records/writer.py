@@ -12,7 +12,7 @@ and ``travelled-down`` are what really went to ``node-messages`` nodes and back.
 import csv
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from logging import WARNING
 from pathlib import Path
@@ -42,7 +42,7 @@ from strategies.base.capabilities import (
     own_measures,
     replies_of,
 )
-from strategies.base.client_grid import Exchange
+from strategies.base.client_grid import Exchange, called
 from strategies.base.records import most_common
 from strategies.base.rounds import Round
 
@@ -95,6 +95,7 @@ class Recorder:
         done: int = 0,
         strategy: Any = None,
         groups: Groups | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         """Open the folder; ``done``: number of rounds in the checkpoint being resumed
         (records of later rounds are dropped).
@@ -104,12 +105,14 @@ class Recorder:
 
         ``config``: the run's settings, with dotted keys.
         ``strategy``: if it decides weights (``last_weights``), these are recorded.
-        ``groups``: of the test samples, if clients report sums for groups.
+        ``groups``: of the test samples, if clients report sums for groups. ``names``:
+        of clients 0, 1, ..., which stand for their numbers in all files.
         """
         self.folder = folder
         self.files = Files(folder)
         self.strategy = strategy
         self.groups = groups
+        self.names = names
         #: What was recorded last: the line of rounds.jsonl, and clients.csv if the
         #: round had an evaluation.
         self.row: dict[str, Any] = {}
@@ -142,15 +145,20 @@ class Recorder:
         self.clients = []
         row: dict[str, Any] = {
             "round": now.number,
-            "clients": now.trained.clients,
-            "failures": [{"client": f.client, "reason": f.reason} for f in now.failures],
+            "clients": list(map(self._called, now.trained.clients)),
+            "failures": [{"client": f.called, "reason": f.reason} for f in now.failures],
             "train": {**(now.train_metrics or {})},
             "bytes-up": now.trained.bytes_up,
             "bytes-down": now.trained.bytes_down,
             **_travelled("", now.trained),
             "seconds": round(now.seconds, 4),
             **self._models(now),
-            **({"capped": now.trained.capped} if now.trained.capped else {}),
+            **(
+                {"capped": list(map(self._called, now.trained.capped))}
+                if now.trained.capped
+                else {}
+            ),
+            # ids, which a resumed run needs
             **({NEW_CLIENTS: list(now.new_clients)} if now.number == 1 and now.new_clients else {}),
         }
         if now.evaluated is not None:
@@ -180,7 +188,9 @@ class Recorder:
             row["evaluate-bytes-down"] += newcomers.bytes_down
             self._write_clients(now.evaluated.metrics, newcomer_rows(newcomers.metrics))
             if self.groups is not None:
-                table, gaps, left_out = group_table(self.groups, now.evaluated.metrics)
+                table, gaps, left_out = group_table(
+                    self.groups, {self._called(c): m for c, m in now.evaluated.metrics.items()}
+                )
                 if table:
                     self.files.replace("groups.csv", csv_text(table))
                 row["evaluate"] |= gaps
@@ -198,6 +208,9 @@ class Recorder:
             self.finish("running")
         except OSError as error:
             log(WARNING, "round %d cannot be recorded yet: %s. The run goes on.", now.number, error)
+
+    def _called(self, client: int | str) -> int | str:
+        return called(client, self.names)
 
     def _models(self, now: Round) -> dict[str, int]:
         """Return the number of models sent in training: counted by the method, or one
@@ -282,7 +295,8 @@ class Recorder:
             )
         )
         rows = [
-            [client, *(values.get(name, "") for name in scalars)] for client, values in everyone
+            [self._called(client), *(values.get(name, "") for name in scalars)]
+            for client, values in everyone
         ]
         self.clients = [["client", *scalars], *rows]
         self.files.replace("clients.csv", csv_text(self.clients))
@@ -296,7 +310,9 @@ class Recorder:
         rows: list[list[Any]] = (
             [] if self.files.begun("weights.csv") else [["round", "client", "weight"]]
         )
-        rows += [[number, client, f"{weight:.6g}"] for client, weight in weights.items()]
+        rows += [
+            [number, self._called(client), f"{weight:.6g}"] for client, weight in weights.items()
+        ]
         self.files.append("weights.csv", csv_text(rows))
 
     def _keep_weights(self, done: int) -> None:

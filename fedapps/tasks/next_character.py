@@ -87,6 +87,10 @@ class Text(TorchTask):
         """
         return len(self.play(0).roles) if self.options.source else 0
 
+    def client_names(self, num_clients: int) -> tuple[str, ...]:
+        """Return the names of the roles; () for generated texts."""
+        return tuple(self.play(0).roles) if self.options.source else ()
+
     def check(self, num_clients: int) -> None:
         """Read the texts and build the model."""
         play = self.play(num_clients)

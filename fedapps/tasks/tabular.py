@@ -97,6 +97,10 @@ class Tabular(NetByShape):
         """
         return len(read_table(self.options, self.grouping).clients) if self.options.source else 0
 
+    def client_names(self, num_clients: int) -> tuple[str, ...]:
+        """Return the names of the table's clients; () for a generated one."""
+        return self.table(num_clients).clients if self.natural_clients() else ()
+
     def check(self, num_clients: int) -> None:
         """Read the table, split and scale all clients' rows and build the model."""
         table = self.table(num_clients)

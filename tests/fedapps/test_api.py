@@ -38,7 +38,7 @@ WORDS = [
 def done(tmp_path_factory):
     """A run of a method with personal models."""
     out = tmp_path_factory.mktemp("api") / "run"
-    return fedapps.run("fedper", data={"min_samples": 5}, out=out, progress=False, **JOB)
+    return fedapps.run("apfl", data={"min_samples": 5}, out=out, progress=False, **JOB)
 
 
 def test_it_is_what_the_command_does(done, tmp_path, capsys):
@@ -46,7 +46,7 @@ def test_it_is_what_the_command_does(done, tmp_path, capsys):
         main(
             [
                 "run",
-                "method=fedper",
+                "method=apfl",
                 "data.min-samples=5",
                 *WORDS,
                 "--engine",
@@ -61,7 +61,7 @@ def test_it_is_what_the_command_does(done, tmp_path, capsys):
     assert (command.folder / "clients.csv").read_text() == (done.folder / "clients.csv").read_text()
     assert {**command.settings, "out": ""} == {**done.settings, "out": ""}
     assert done.summary["status"] == "completed"
-    assert repr(done).startswith("<fedapps.Run fedper on digits, completed: ")
+    assert repr(done).startswith("<fedapps.Run apfl on digits, completed: ")
 
 
 def test_it_says_nothing_if_asked(tmp_path, capfd):
