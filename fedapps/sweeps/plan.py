@@ -16,10 +16,10 @@ from typing import Any
 
 from fedapps.errors import UserError
 from fedapps.runs.prepare import with_defaults
-from fedapps.settings.settings import Settings, default_config, read_settings
+from fedapps.settings.settings import Settings, check_used, default_config, read_settings
 from fedapps.sweeps.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_grid
 from fedapps.sweeps.pool import PlannedRun
-from fedapps.toml_text import Value, read_toml
+from fedapps.toml_text import Value, parse_assignment, read_toml
 
 #: A folder that has it holds the studies of one paper, whose names mean little without
 #: that of the folder.
@@ -82,7 +82,12 @@ def plan_of(
     grid: Grid, out: Path, data: Path | None = None, assignments: Sequence[str] = ()
 ) -> Plan:
     """Return the plan of a grid; the arguments are those of ``read_plan``."""
-    return Plan(grid, _points(grid, out, data), out, assignments)
+    points = _points(grid, out, data)
+    given = dict(map(parse_assignment, assignments))
+    if not assignments and grid.scale == FULL:  # the file as it is, with all its methods
+        given = {**grid.fixed, **{k: v for rule in grid.rules for k, v in rule.settings.items()}}
+    check_used(given, {key for point in points for key in point.run.config})
+    return Plan(grid, points, out, assignments)
 
 
 def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
