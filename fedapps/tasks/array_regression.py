@@ -15,6 +15,7 @@ from fedapps.data.samples import Samples
 from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
 from fedapps.models.image_nets import net_for
+from fedapps.notes import logger
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.targets import LINEAR, NAME, Targets
@@ -81,7 +82,7 @@ class ArrayRegression(Targets, Classification):
         self.test_parts(num_clients)
         self.validation_parts(num_clients)
         for line in self.remarks(num_clients):
-            partitions.logger.warning("%s", line)
+            logger.warning("%s", line)
         _ = self.objective
         self.initial_arrays()
 

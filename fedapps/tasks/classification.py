@@ -4,7 +4,6 @@ averaging and personalised methods.
 The data set is loaded once per process; clients' tensors are cached.
 """
 
-import logging
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -27,13 +26,12 @@ from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of, registered
 from fedapps.models import image_nets
+from fedapps.notes import logger
 from fedapps.tasks.base import NetByShape
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.dealt_samples import DealtSamples
 from fedapps.tasks.set_training import check_fits, fit, tensors
 from strategies.base.reply_validation import LONGEST_METRIC
-
-logger = logging.getLogger(__name__)
 
 
 class Classification(DealtSamples, NetByShape):

@@ -11,7 +11,6 @@ Source of the data set: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwal
 "LEAF: A Benchmark for Federated Settings", 2018, arXiv 1812.01097.
 """
 
-import logging
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +29,7 @@ from fedapps.errors import UserError
 from fedapps.models.options import PREFIX
 from fedapps.models.text_nets import NAMES, SIZES, build_lstm
 from fedapps.models.transformers_nets import character_net
+from fedapps.notes import logger
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import TextOptions
@@ -38,7 +38,6 @@ PADDING, OTHER, NEWLINE = 0, 1, 2
 FIRST, LAST = 32, 126  # printable ASCII
 VOCABULARY = 3 + LAST - FIRST + 1
 Tokens = NDArray[np.uint8]
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
