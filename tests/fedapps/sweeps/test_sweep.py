@@ -675,3 +675,24 @@ def test_two_processes_and_an_interrupt(tmp_path):
     assert "Traceback" not in error
     states = [json.loads(path.read_text())["status"] for path in out.glob("cells/*/summary.json")]
     assert states == ["interrupted"] * 2
+
+
+def test_a_page_has_data_and_methods_as_title_and_the_gain_over_training_alone(tmp_path, caplog):
+    from fedapps import api
+
+    job = {"num_rounds": 2, "num_clients": 3, "train": {"local_epochs": 1}, "progress": False}
+    made = api.sweep(
+        out=tmp_path / "s", jobs=1, method=["fedbn", "fedavg", "local"], seed=[0, 1], **job
+    )
+    page = (tmp_path / "s" / "report.html").read_text()
+    assert "<title>digits: fedbn, fedavg, local" in page
+    table = (tmp_path / "s" / "table.md").read_text()
+    header, _, fedbn, fedavg, local = [line for line in table.splitlines() if line[:1] == "|"]
+    assert "over training alone" in header
+    own = {row["method"]: row["accuracy-mean"] for row in made._results.records()}
+    for line, name in ((fedbn, "fedbn"), (fedavg, "fedavg")):
+        gain = f"{100 * (own[name] - own['local']):+.2f}".replace("-", "\N{MINUS SIGN}")
+        assert f"| {gain} [" in " ".join(line.split())
+    assert "[" not in local
+    notes = [record.getMessage() for record in caplog.records if record.name == "fedapps.notes"]
+    assert len([text for text in notes if "fedbn" in text]) == 1
