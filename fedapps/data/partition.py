@@ -5,7 +5,6 @@ Everything follows from the options and the run's seed: the server and every wor
 process compute the same partition without communicating it.
 """
 
-import logging
 from dataclasses import replace
 
 import numpy as np
@@ -32,12 +31,12 @@ from fedapps.data.scaling import Scale, inputs
 from fedapps.data.source import Source
 from fedapps.data.tables import names_in, some
 from fedapps.errors import UserError
+from fedapps.notes import logger
 
 # Values tried in order to suggest an alpha that would have worked.
 ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 Indices = npt.NDArray[np.int64]
-logger = logging.getLogger(__name__)
 
 
 def load_samples(

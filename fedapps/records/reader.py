@@ -66,13 +66,7 @@ class RunFolder:
         """The subject for titles: the data set if the task is classification, otherwise
         the task.
         """
-        source = self.settings.get("data.source")
-        if self.task != "classification" or not isinstance(source, str):
-            return self.task
-        # For a folder the last component is enough; a hub name (`owner/name`) is kept
-        # in full.
-        is_folder = source.startswith((".", "/", "~")) or "\\" in source
-        return one_line(Path(source).name if is_folder else source, 60)
+        return subject_of(self.task, self.settings.get("data.source"))
 
     @property
     def seed(self) -> Any:
@@ -227,6 +221,16 @@ class RunFolder:
 
     def _setting(self, key: str, default: Any) -> Any:
         return self.summary.get(key, self.settings.get(key, default))
+
+
+def subject_of(task: str, source: object) -> str:
+    """Return the data set of a classification, otherwise the task."""
+    if task != "classification" or not isinstance(source, str):
+        return task
+    # For a folder the last component is enough; a hub name (`owner/name`) is kept in
+    # full.
+    is_folder = source.startswith((".", "/", "~")) or "\\" in source
+    return one_line(Path(source).name if is_folder else source, 60)
 
 
 def is_number(value: object) -> bool:

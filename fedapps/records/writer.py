@@ -13,7 +13,7 @@ separately. They assume one node per client. Where clients share nodes,
 import csv
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from logging import WARNING
 from pathlib import Path
@@ -43,7 +43,7 @@ from strategies.base.capabilities import (
     own_measures,
     replies_of,
 )
-from strategies.base.client_grid import Exchange
+from strategies.base.client_grid import Exchange, called
 from strategies.base.records import most_common
 from strategies.base.rounds import Round
 
@@ -95,6 +95,7 @@ class Recorder:
         done: int = 0,
         strategy: Any = None,
         groups: Groups | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         """Open the folder. ``done``: number of rounds in the checkpoint to resume from;
         records of later rounds are dropped.
@@ -105,11 +106,13 @@ class Recorder:
         ``config``: the run's settings, with dotted keys.
         ``strategy``: its ``last_weights`` are recorded if it decides weights.
         ``groups``: the groups of test samples, if clients report sums for groups.
+        ``names``: names of clients 0, 1, ..., which replace their numbers in all files.
         """
         self.folder = folder
         self.files = Files(folder)
         self.strategy = strategy
         self.groups = groups
+        self.names = names
         #: The last record: the line of rounds.jsonl, and the rows of clients.csv if the
         #: round had an evaluation.
         self.row: dict[str, Any] = {}
@@ -142,15 +145,20 @@ class Recorder:
         self.clients = []
         row: dict[str, Any] = {
             "round": now.number,
-            "clients": now.trained.clients,
-            "failures": [{"client": f.client, "reason": f.reason} for f in now.failures],
+            "clients": list(map(self._called, now.trained.clients)),
+            "failures": [{"client": f.called, "reason": f.reason} for f in now.failures],
             "train": {**(now.train_metrics or {})},
             "bytes-up": now.trained.bytes_up,
             "bytes-down": now.trained.bytes_down,
             **_travelled("", now.trained),
             "seconds": round(now.seconds, 4),
             **self._models(now),
-            **({"capped": now.trained.capped} if now.trained.capped else {}),
+            **(
+                {"capped": list(map(self._called, now.trained.capped))}
+                if now.trained.capped
+                else {}
+            ),
+            # ids, which a resumed run needs
             **({NEW_CLIENTS: list(now.new_clients)} if now.number == 1 and now.new_clients else {}),
         }
         if now.evaluated is not None:
@@ -180,7 +188,9 @@ class Recorder:
             row["evaluate-bytes-down"] += newcomers.bytes_down
             self._write_clients(now.evaluated.metrics, newcomer_rows(newcomers.metrics))
             if self.groups is not None:
-                table, gaps, left_out = group_table(self.groups, now.evaluated.metrics)
+                table, gaps, left_out = group_table(
+                    self.groups, {self._called(c): m for c, m in now.evaluated.metrics.items()}
+                )
                 if table:
                     self.files.replace("groups.csv", csv_text(table))
                 row["evaluate"] |= gaps
@@ -203,6 +213,9 @@ class Recorder:
                 now.number,
                 error,
             )
+
+    def _called(self, client: int | str) -> int | str:
+        return called(client, self.names)
 
     def _models(self, now: Round) -> dict[str, int]:
         """Return the number of models sent in training: counted by the method, or one
@@ -287,7 +300,8 @@ class Recorder:
             )
         )
         rows = [
-            [client, *(values.get(name, "") for name in scalars)] for client, values in everyone
+            [self._called(client), *(values.get(name, "") for name in scalars)]
+            for client, values in everyone
         ]
         self.clients = [["client", *scalars], *rows]
         self.files.replace("clients.csv", csv_text(self.clients))
@@ -301,7 +315,9 @@ class Recorder:
         rows: list[list[Any]] = (
             [] if self.files.begun("weights.csv") else [["round", "client", "weight"]]
         )
-        rows += [[number, client, f"{weight:.6g}"] for client, weight in weights.items()]
+        rows += [
+            [number, self._called(client), f"{weight:.6g}"] for client, weight in weights.items()
+        ]
         self.files.append("weights.csv", csv_text(rows))
 
     def _keep_weights(self, done: int) -> None:

@@ -8,7 +8,7 @@ started. Tasks and methods do not import this module: they get their own options
 ``RunContext``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -17,19 +17,21 @@ from algorithms.common.options import Options, kebab, option
 from clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
 from fedapps.errors import UserError
-from fedapps.methods import find_method
+from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
 from fedapps.settings.reference import CONFIGURED
 from fedapps.settings.tables import PARTS, built, flattened, option_tables, read_table, typed
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.registry import find_task, task_name
+from fedapps.tasks.registry import TASKS, find_task, task_name
 from fedapps.toml_text import Value
 from fedapps.tracking.names import names_of
 from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
 
 # Largest weight, as a multiple of the round's median, of clients that are not trusted.
 MAX_WEIGHT = 10.0
+#: The most rounds between evaluations unless the user chooses.
+LONGEST_INTERVAL = 10
 #: Names that other libraries use for our settings, by the last part of the key.
 OTHER_NAMES = {
     "rounds": "num-rounds",
@@ -111,7 +113,10 @@ class Settings(Options):
         low=1,
     )
     evaluate_every: int = option(
-        10, "rounds between evaluations of all clients; 0: only after the last round", low=0
+        -1,
+        "rounds between evaluations of all clients; 0: only after the last round; -1: a tenth of "
+        "the rounds, at most 10",
+        low=-1,
     )
     evaluate_train: bool = option(
         False,
@@ -331,6 +336,22 @@ def unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown setting {key!r}: {hint}`fedapps settings` lists all keys"
 
 
+def check_used(given: Mapping[str, Any], used: Container[str]) -> None:
+    """Raise ``UserError`` for a given option of a method or task whose key is not in
+    ``used``, the settings of the run or runs.
+    """
+    for key, value in given.items():
+        table, dot, _ = key.partition(".")
+        if not dot or table in (*PARTS, *OF_SWEEPS) or key in used:
+            continue
+        owners = [name for name, one in {**METHODS, **TASKS}.items() if one.table == table]
+        choice = f"choose {' or '.join(owners[:4])}, or " if owners else ""
+        raise UserError(
+            f"{key} = {value!r}: neither the method nor the task has this option: {choice}leave "
+            "it out"
+        )
+
+
 def chosen(config: Mapping[str, Any]) -> tuple[Method, str]:
     """Return the method of a flat configuration and the name of its task. Raises
     ``UserError``.
@@ -388,6 +409,9 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             values[part.name] = typed(key, config[key], known[key])
     settings: Settings = built(Settings, values, "")
     check_data_used(settings, method)
+    if settings.evaluate_every < 0:
+        tenth = max(1, settings.num_rounds // 10)
+        settings = replace(settings, evaluate_every=min(LONGEST_INTERVAL, tenth))
     if settings.data.synthetic and settings.data.synthetic_use == "mix" and settings.sites.own:
         raise UserError(
             "data.synthetic-use = 'mix': the sites do not have the folder data.synthetic: choose "

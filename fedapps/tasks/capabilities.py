@@ -44,6 +44,14 @@ class HasNaturalClients(Protocol):
 
 
 @runtime_checkable
+class NamesClients(Protocol):
+    """The data may name the clients."""
+
+    def client_names(self, num_clients: int) -> tuple[str, ...]:
+        """Return their names as the data have them; (): they have none."""
+
+
+@runtime_checkable
 class DeclaresOrigin(Protocol):
     """Says what it makes from the clients' data before the first round and hands to the
     server or to other clients, in words; "" if nothing. Differential privacy refuses a

@@ -4,7 +4,6 @@ averaging and personalised methods.
 The data set is loaded once per process; clients' tensors are cached.
 """
 
-import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -23,6 +22,7 @@ from fedapps.data.scaling import Moments, Scale, TableScale, inputs
 from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of, registered
+from fedapps.notes import logger
 from fedapps.tasks.base import NetByShape
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.dealt_samples import DealtSamples
@@ -31,7 +31,6 @@ from strategies.base.reply_validation import LONGEST_METRIC
 if TYPE_CHECKING:  # trees on tables need no PyTorch
     from clients.base.evaluation import Objective
 
-logger = logging.getLogger(__name__)
 #: The samples that a client trains on, validates with and is scored on.
 ThreeParts = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 

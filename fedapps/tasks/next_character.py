@@ -11,7 +11,6 @@ Source of the data set: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwal
 "LEAF: A Benchmark for Federated Settings", 2018, arXiv 1812.01097.
 """
 
-import logging
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +30,7 @@ from fedapps.errors import UserError
 from fedapps.models.options import PREFIX
 from fedapps.models.text_nets import NAMES, SIZES, build_lstm
 from fedapps.models.transformers_nets import character_net
+from fedapps.notes import logger
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import TextOptions
@@ -39,7 +39,6 @@ PADDING, OTHER, NEWLINE = 0, 1, 2
 FIRST, LAST = 32, 126  # printable ASCII
 VOCABULARY = 3 + LAST - FIRST + 1
 Tokens = NDArray[np.uint8]
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,10 @@ class Text(TorchTask):
         number.
         """
         return 0 if self.source == GENERATED else len(self.play(0).roles)
+
+    def client_names(self, num_clients: int) -> tuple[str, ...]:
+        """Return the names of the roles; () for generated texts."""
+        return tuple(self.play(0).roles) if self.options.source else ()
 
     def check(self, num_clients: int) -> None:
         """Read the texts and build the model."""

@@ -50,6 +50,10 @@ class OnSite:
         """
         return 0
 
+    def client_names(self, num_clients: int) -> tuple[str, ...]:
+        """Return (): sites are identified by their names."""
+        return ()
+
     def check(self, num_clients: int) -> None:
         """Build the model, which is all that the server can check."""
         self.initial_arrays()  # type: ignore[attr-defined]
