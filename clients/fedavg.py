@@ -10,8 +10,9 @@ Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.056
 Algorithm 1, ClientUpdate.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +41,7 @@ from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.steps.batches import epochs
-from clients.steps.sgd import SGD, Descent, Penalty
+from clients.steps.sgd import Descent, Optimiser, Penalty, optimiser_of
 
 if TYPE_CHECKING:
     from clients.steps.compiled import Compiler
@@ -65,6 +66,8 @@ class FedAvgClient(NumPyClient):
     #: Whether all of the class's training differentiates :meth:`surrogate`; a class
     #: with a ``fit`` or ``train`` of its own declares it.
     differentiates_surrogate = True
+    #: The values of ``optimizer`` that the class refuses, and why.
+    excluded_optimizers: Mapping[str, str] = MappingProxyType({})
     #: The option of an evaluation that says for how many epochs a client trains before
     #: its model is used; "": it does not.
     epochs_before_use = ""
@@ -190,12 +193,14 @@ class FedAvgClient(NumPyClient):
             config,
         )
 
-    def sgd(self, config: Config) -> tuple[SGD, float]:
-        """Return SGD with the momentum and weight decay of the configuration, and the
-        round's learning rate.
+    def sgd(self, config: Config) -> tuple[Optimiser, float]:
+        """Return the optimiser of the configuration and the round's learning rate.
+        Raises ``ValueError`` for one that the method excludes.
         """
         options = TrainOptions.from_config(config)
-        return SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
+        if why := self.excluded_optimizers.get(options.optimizer):
+            raise ValueError(f"optimizer = {options.optimizer!r}: {why}")
+        return optimiser_of(options), options.rate(self.round(config))
 
     def run(
         self,

@@ -45,6 +45,11 @@ class ProportionalLoss:
     """Mixin for client classes."""
 
     reads: Reads = (PropFairSent,)
+    excluded_optimizers = dict.fromkeys(
+        ("adam", "adamw"),
+        "PropFair gives clients with a large loss larger gradients, and Adam divides gradients by "
+        "their size: choose sgd",
+    )
 
     def surrogate(self, config: Config) -> Proportional:
         """Return PropFair's function of the mini-batch's loss."""

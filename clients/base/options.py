@@ -22,17 +22,19 @@ ALIASES = {
     "num-epochs": "local-epochs",
     "bs": "batch-size",
     "wd": "weight-decay",
+    "optimiser": "optimizer",
 }
 _logged: set[tuple[type, str]] = set()
 
 
 COMPILE = ("auto", "on", "off")
+OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 @dataclass(frozen=True)
 class TrainOptions(Options, Sent):
-    """Options of local SGD, as a server sends them in a message's configuration; what
-    it does not send keeps its default.
+    """Options of local training, as a server sends them in a message's configuration;
+    what it does not send keeps its default.
     """
 
     learning_rate: float = option(0.01, "learning rate of the first round", low=0, open_low=True)
@@ -44,7 +46,11 @@ class TrainOptions(Options, Sent):
         open_low=True,
     )
     momentum: float = option(
-        0.9, "momentum; its buffer starts at 0 every round", low=0, high=1, open_high=True
+        0.9,
+        "momentum, or beta_1 of Adam; its buffer starts at 0 every round",
+        low=0,
+        high=1,
+        open_high=True,
     )
     weight_decay: float = option(1e-4, "weight decay", low=0)
     local_epochs: int = option(10, "E, passes over a client's samples in a round", low=1)
@@ -54,6 +60,12 @@ class TrainOptions(Options, Sent):
         "auto",
         "run local steps as compiled code; auto: on where the run's steps are worth it",
         choices=COMPILE,
+    )
+    optimizer: str = option(
+        "sgd",
+        "local optimiser; adam and adamw start from the general momentum and learning rate, "
+        "not from a task's",
+        choices=OPTIMIZERS,
     )
 
     def rate(self, server_round: int) -> float:

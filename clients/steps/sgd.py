@@ -1,5 +1,6 @@
-"""SGD as a step: what ``clients.steps.plain`` does with a gradient, on lists of tensors
-and without an optimiser object; and what methods' own steps compute with such lists.
+"""SGD and Adam as steps: what ``clients.steps.plain`` does with a gradient, on lists of
+tensors and without an optimiser object; and what methods' own steps compute with such
+lists.
 """
 
 from collections.abc import Sequence
@@ -8,7 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from algorithms.common.adam import descend
 from algorithms.common.steps import Gradient, Numbers, State, Tensors
+from clients.base.options import TrainOptions
 
 Number = float | Tensor
 #: Tensors t_j and their coefficients c_j in a sum.
@@ -79,6 +82,68 @@ class SGD:
 
 
 @dataclass(frozen=True)
+class Adam:
+    """Adam on lists of tensors, used as :class:`SGD` is. ``momentum`` is beta_1, and
+    beta_2 is 0.999. ``decoupled``: AdamW, whose weight decay is no part of ``d``.
+
+    ``velocity`` holds the first moments, the second ones and the number of steps taken.
+    """
+
+    momentum: float
+    weight_decay: float
+    decoupled: bool
+
+    def velocity(self, parameters: Tensors) -> Tensors:
+        """Return the velocity to start with: zeros."""
+        zeros = [torch.zeros_like(p) for p in (*parameters, *parameters)]
+        return [*zeros, torch.zeros((), dtype=torch.float32, device=parameters[0].device)]
+
+    def __call__(
+        self,
+        parameters: Tensors,
+        gradients: Tensors,
+        velocity: Tensors,
+        rate: Number,
+        decay: Number = 0.0,
+        terms: Terms = (),
+        scale: Number = 1.0,
+    ) -> None:
+        """Take one step with the direction ``d`` of :class:`SGD`, which overwrites
+        ``gradients``.
+        """
+        if isinstance(scale, Tensor) or scale != 1:
+            gradients = list(torch._foreach_mul(gradients, scale))
+        for tensors, coefficient in terms:
+            add(gradients, tensors, coefficient)
+        if isinstance(decay, Tensor) or decay:
+            add(gradients, parameters, decay)
+        count, step = len(parameters), velocity[-1]
+        step.add_(1)
+        moments = velocity[:count], velocity[count:-1]
+        descend(
+            parameters,
+            gradients,
+            moments,
+            step,
+            rate,
+            self.weight_decay,
+            self.decoupled,
+            self.momentum,
+        )
+
+
+Optimiser = SGD | Adam
+
+
+def optimiser_of(options: TrainOptions) -> Optimiser:
+    """Return the optimiser that the options of training name."""
+    momentum, decay = options.momentum, options.weight_decay
+    if options.optimizer == "sgd":
+        return SGD(momentum, decay)
+    return Adam(momentum, decay, decoupled=options.optimizer == "adamw")
+
+
+@dataclass(frozen=True)
 class Penalty:
     """What a method adds to the gradient: ``mu (w - anchor) + sum_j c_j t_j``, for
     ``terms`` (t_j, c_j); each is a list with a tensor for each one of w.
@@ -95,14 +160,14 @@ class Penalty:
 
 @dataclass(frozen=True)
 class Descent:
-    """A step of SGD on the loss plus a penalty with the gradient ``decay w + sum_j c_j
-    t_j``: FedAvg and the methods that add terms.
+    """A step of the optimiser on the loss plus a penalty with the gradient ``decay w +
+    sum_j c_j t_j``: FedAvg and the methods that add terms.
 
     ``state``: ``w``, ``velocity``, and ``term-0``, ``term-1``, ... with the
     coefficients c_j. ``numbers``: ``rate``.
     """
 
-    sgd: SGD
+    sgd: Optimiser
     decay: float = 0.0
     coefficients: tuple[float, ...] = ()
 

@@ -1,11 +1,13 @@
 """Construction of a run's parts from its settings: the task, the strategy, a client."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
+from clients.base.options import TrainOptions
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
@@ -50,6 +52,7 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
                 f"max-update-norm = {settings.max_update_norm}: the clients of this method send no "
                 "updates that have a norm: choose 0"
             )
+    check_optimizer(settings, halves)
     strategy = private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
     if settings.num_new_clients and (
         settings.halves or not getattr(client_factory(settings), "can_be_new", False)
@@ -65,6 +68,24 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
         except ValueError as error:
             raise UserError(str(error)) from None
     return strategy
+
+
+def check_optimizer(settings: Settings, strategies: Sequence[Strategy]) -> None:
+    """Raise ``UserError`` if a strategy or its clients exclude ``train.optimizer``."""
+    name = settings.train.optimizer
+    for half, strategy in zip(settings.halves or (settings,), strategies, strict=True):
+        factory = client_factory(half)
+        kind = getattr(factory, "kind", None)
+        makers: list[Any] = [kind()] if kind else []
+        inner: Any = strategy
+        while isinstance(inner, Strategy):
+            makers.append(inner)
+            inner = getattr(inner, "strategy", None)
+        reasons = [getattr(maker, "excluded_optimizers", {}).get(name) for maker in makers]
+        if name != TrainOptions.optimizer and not kind and half.method in METHODS:
+            reasons.append("its clients do not take such steps: leave it out")
+        if why := next(filter(None, reasons), ""):
+            raise UserError(f"train.optimizer = {name!r}: method {half.method!r}: {why}")
 
 
 def private(strategy: Strategy, settings: Settings, task: Any) -> Strategy:

@@ -45,6 +45,7 @@ KEYS = (
     "regression.scale",
     "train.learning-rate",
     "train.momentum",
+    "train.optimizer",
     "train.weight-decay",
     "train.batch-size",
 )

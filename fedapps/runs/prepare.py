@@ -12,6 +12,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
+from clients.base.options import TrainOptions
 from clients.base.store import MessageStore
 from fedapps.data.source import is_local
 from fedapps.errors import UserError
@@ -37,7 +38,11 @@ def with_defaults(given: Mapping[str, Any]) -> Settings:
     # whoever names the clients' column wants these clients
     if given.get("data.natural-id") and "data.partition" not in given:
         given = {**given, "data.partition": "natural"}
-    settings = read_settings({**method.defaults, **find_task(task).defaults, **given})
+    defaults = {**method.defaults, **find_task(task).defaults}
+    if given.get("train.optimizer", TrainOptions.optimizer) != TrainOptions.optimizer:
+        for key in ("train.learning-rate", "train.momentum"):  # those of SGD
+            defaults.pop(key, None)
+    settings = read_settings({**defaults, **given})
     data, model, problem = settings.data, settings.model, settings.problem
     if data.source != "digits":
         data = with_absolute(data, "source")
