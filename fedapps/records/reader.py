@@ -38,8 +38,8 @@ class RunFolder:
 
     `settings` is flat with dotted keys; `rounds` has one record per round, sorted;
     `clients` has one row per client of the last evaluation (numbers as int or float,
-    the client's id as str), `groups` one per group of samples; `summary` is empty if it
-    was not written.
+    the client's id as str), `groups` one per group of samples, `confusion` one per
+    class; `summary` is empty if it was not written.
     """
 
     path: Path
@@ -51,6 +51,7 @@ class RunFolder:
     curves: dict[str, list[float]]
     summary: dict[str, Any]
     groups: list[dict[str, Any]] = field(default_factory=list)
+    confusion: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def method(self) -> str:
@@ -130,13 +131,16 @@ class RunFolder:
                     )
         return found
 
-    @cached_property
-    def left_out(self) -> list[str]:
-        """The clients of whose last evaluation some part could not be used."""
+    def left_out(self, part: str) -> list[str]:
+        """Return the clients of whose last evaluation this part could not be used."""
         evaluated = [record for record in self.rounds if record.get("evaluate")]
         entries = evaluated[-1].get("left-out") if evaluated else None
         return (
-            [one_line(str(e.get("client", "?")), 60) for e in entries if isinstance(e, dict)]
+            [
+                one_line(str(e.get("client", "?")), 60)
+                for e in entries
+                if isinstance(e, dict) and str(e.get("reason")).startswith(f"{part}: ")
+            ]
             if isinstance(entries, list)
             else []
         )
@@ -295,6 +299,7 @@ def read_run(run_dir: Path | str) -> RunFolder:
         unreadable_lines=unreadable,
         clients=read_table(path / "clients.csv", "client"),
         groups=read_table(path / "groups.csv", "group"),
+        confusion=read_table(path / "confusion.csv", "actual"),
         curves={
             k: v for k, v in curves.items() if isinstance(v, list) and v and all(map(is_number, v))
         },

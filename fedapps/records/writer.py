@@ -12,7 +12,7 @@ and ``travelled-down`` are what really went to ``node-messages`` nodes and back.
 import csv
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from logging import WARNING
 from pathlib import Path
@@ -26,8 +26,10 @@ from safetensors.numpy import save_file
 
 from algorithms.common.measures import LEADING, describe_clients, gini, parity_gap
 from algorithms.fairness.groups import Groups
+from clients.base.scores import CONFUSION
 from fedapps import __version__
 from fedapps.errors import UserError
+from fedapps.records.confusion_writer import confusion_table
 from fedapps.records.files import Files, csv_text, replace, write_text
 from fedapps.records.group_writer import SUMS, group_table
 from fedapps.records.newcomers import newcomer_measures, newcomer_rows
@@ -52,6 +54,7 @@ FILES = (
     "rounds.jsonl",
     "clients.csv",
     "groups.csv",
+    "confusion.csv",
     "weights.csv",
     "curves.json",
     "summary.json",
@@ -95,6 +98,7 @@ class Recorder:
         done: int = 0,
         strategy: Any = None,
         groups: Groups | None = None,
+        classes: Sequence[str] = (),
     ) -> None:
         """Open the folder; ``done``: number of rounds in the checkpoint being resumed
         (records of later rounds are dropped).
@@ -104,12 +108,14 @@ class Recorder:
 
         ``config``: the run's settings, with dotted keys.
         ``strategy``: if it decides weights (``last_weights``), these are recorded.
-        ``groups``: of the test samples, if clients report sums for groups.
+        ``groups``: of the test samples, if clients report sums for groups. ``classes``:
+        their names, if known.
         """
         self.folder = folder
         self.files = Files(folder)
         self.strategy = strategy
         self.groups = groups
+        self.classes = classes
         #: What was recorded last: the line of rounds.jsonl, and clients.csv if the
         #: round had an evaluation.
         self.row: dict[str, Any] = {}
@@ -179,12 +185,15 @@ class Recorder:
             row["evaluate-bytes-up"] += newcomers.bytes_up
             row["evaluate-bytes-down"] += newcomers.bytes_down
             self._write_clients(now.evaluated.metrics, newcomer_rows(newcomers.metrics))
+            tables = {"confusion.csv": confusion_table(self.classes, now.evaluated.metrics)}
             if self.groups is not None:
-                table, gaps, left_out = group_table(self.groups, now.evaluated.metrics)
+                tables["groups.csv"] = group_table(self.groups, now.evaluated.metrics)
+            for name, (table, measures, left_out) in tables.items():
                 if table:
-                    self.files.replace("groups.csv", csv_text(table))
-                row["evaluate"] |= gaps
-                row |= {"left-out": left_out} if left_out else {}
+                    self.files.replace(name, csv_text(table))
+                row["evaluate"] |= measures
+                if left_out:
+                    row["left-out"] = row.get("left-out", []) + left_out
         self.row = row
         self._count(row)
         self.files.append("rounds.jsonl", json.dumps(row) + "\n")
@@ -335,7 +344,7 @@ BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 
 
 # What clients report that has no mean worth telling.
-COUNTS = ("num-examples", "test-samples", SUMS)
+COUNTS = ("num-examples", "test-samples", SUMS, CONFUSION)
 # Metrics whose spread over the clients is reported, and the name prefix of their Gini
 # coefficient and parity gap.
 FAIRNESS = {"accuracy": "", "auroc": "auroc-"}

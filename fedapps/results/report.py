@@ -24,7 +24,7 @@ from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.gains import gain_over_local
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
-from fedapps.results.parts import RUN, charts, plots, run_sections
+from fedapps.results.parts import REPORT, RUN, charts, plots, run_sections
 
 LIMIT = 300_000  # bytes of a report
 _DETAIL = (MOST, 200, 140, 100, 70, 50)  # points of a line, tried in turn
@@ -35,6 +35,7 @@ _MARKS = {"completed": "✓", "failed": "✗", "interrupted": "‖", "running": 
 
 _CARDS = {
     "auroc-mean": "AUROC, mean over clients",
+    "auroc-worst10": "AUROC, worst 10 % of clients",
     "auroc-worst": "AUROC of the worst client",
     "auroc-parity-gap": "AUROC, best to worst client",
     "rmse-mean": "RMSE, mean over clients",
@@ -58,6 +59,7 @@ _CARDS = {
     "new-accuracy-1-mean": "accuracy of new clients, 1 epoch",
     "test-accuracy": "accuracy on the server's test images",
     "frechet": "Fréchet distance",
+    "macro-f1-pooled": "macro F1 of all samples",
     "ece-mean": "calibration error (ECE)",
     "group-accuracy-gap": "accuracy, best to worst group",
     "demographic-parity-gap": "demographic parity gap",
@@ -123,7 +125,7 @@ def report_body(run: RunFolder, points: int = MOST, hope: str = "") -> list[Html
             html.panel(Html("".join(pictures.values())), "plots"),
         ]
     body += _synthetic(run)
-    body += [section.as_html() for section in run_sections(run)]
+    body += [section.as_html() for section in run_sections(run, REPORT)]
     body.append(html.heading("Details"))
     if measures:
         names = "each a small plot over the rounds"

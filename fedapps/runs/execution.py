@@ -22,7 +22,7 @@ from fedapps.results.report import write_report
 from fedapps.runs.assembly import Parts, build_strategy, build_task, takes_steps
 from fedapps.runs.compilation import with_compilation
 from fedapps.settings.settings import Settings, default_config
-from fedapps.tasks.capabilities import HasGroups
+from fedapps.tasks.capabilities import HasGroups, SplitsSamples
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
 from fedapps.tracking.prometheus import Counts, served
@@ -77,7 +77,8 @@ def execute(
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     groups = task.groups if isinstance(task, HasGroups) else None
-    recorder = Recorder(folder, settings.flat(), task.name, done, strategy, groups)
+    classes = classes_of(settings, task)
+    recorder = Recorder(folder, settings.flat(), task.name, done, strategy, groups, classes)
     checkpoints.record = recorder.files
     trackers = track(settings, folder, done, recorder) if settings.track else None
     image_grids = (
@@ -156,6 +157,14 @@ def execute(
             write_plots(folder)  # trackers take pictures
         trackers.end("completed")
     return summary
+
+
+def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:
+    """Return the names of the classes that clients tell apart, () if unknown."""
+    if settings.sites.own:
+        return settings.sites.classes
+    classes = task.samples.classes if isinstance(task, SplitsSamples) else ()
+    return tuple(classes) if classes and len(classes) == task.samples.num_classes else ()
 
 
 def page_of(settings: Settings, task: str) -> AbstractContextManager[int]:
