@@ -201,7 +201,7 @@ class Partition:
     @property
     def table(self) -> Any:
         """One row per client: samples to train on, to validate with, to be scored on,
-        and by class to learn from (a DataFrame).
+        and by class to train on (a DataFrame).
         """
         return frame(self._rows())
 

@@ -92,7 +92,7 @@ def print_table(deal: Deal, settings: Any) -> None:
         source, dealt = settings.problem.source or "generated table", "those of the table"
     print(
         f"{source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} "
-        f"{what}{' of the targets' * deal.numbers}"
+        f"{what}{' of the targets' * deal.numbers}, counted in training samples"
     )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     if len(deal.names) > MAX_CLIENTS:
