@@ -1,16 +1,16 @@
 # make run    the main job, 50 small sites: FedAvg, fine-tuning, training alone and SuPerFed-MM, through Flower's Ray simulation
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
-# make quick  what to run while working: every method by its exams, without slow tests and Ray (two minutes)
+# make quick  the tests to run while you work: the exams of every method, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
-# make test-lowest  the test suite with the lowest versions that pyproject.toml allows, and the strategies and clients with the lowest
-#             of the library alone, in environments of their own (.venv-lowest, .venv-library)
-# make reproduce PAPER=superfed SCALE=small [DATA=DIR]  all tables and figures of a paper (experiments/), says how long it takes
-# make generate  brings up to date what follows from declarations: settings in pyproject.toml and docs/, exports, the table of methods
-# make docs   builds the site into build/site/html, strictly: broken links, missing references, stale generated tables fail
+# make test-lowest  the test suite with the lowest versions that pyproject.toml allows, and the tests of strategies and clients with the
+#             lowest versions of the library alone; each in its own environment (.venv-lowest, .venv-library)
+# make reproduce PAPER=superfed SCALE=small [DATA=DIR]  all tables and figures of a paper (experiments/); first shows how long it takes
+# make generate  updates everything that is generated from declarations: settings in pyproject.toml and docs/, exports, table of methods
+# make docs   builds the site into build/site/html; fails on broken links, missing references and stale generated tables
 # make lint   ruff (lint and format), mypy and import-linter
-# make clean  removes what these made, but not results/
+# make clean  removes everything that these targets made, except results/
 #
-# All of them work in .venv, which is made at first use and brought up to date when pyproject.toml changes.
+# All of them work in .venv, which is made at first use and updated when pyproject.toml changes.
 # Another Python: make run PYTHON=python3.12
 
 SHELL := /bin/bash
@@ -24,17 +24,17 @@ BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 LIBRARY := .venv-library
 DOCS := .venv-docs
-# The first of these that is there and new enough; python3 if none is, so that the message below names it.
+# The first of these that is installed and new enough; otherwise python3, so that the message below names it.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
-# Quiet where something is installed already: then it is a matter of seconds.
+# Quiet if something is installed already, because it then takes only seconds.
 PIP = $(BIN)/python -m pip --disable-pip-version-check $(if $(wildcard $(VENV)/.installed*),--quiet)
 RUN := $(BIN)/fedapps run experiments/default.toml
 ARGS ?=
 PAPER ?=
 SCALE ?= small
 DATA ?=
-# Two tests at a time, those of a file in one process, files in the order of their names: the long ones come early.
+# Two processes; the tests of a file share one. Files run in the order of their names, so the long ones come early.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
 help:
@@ -47,15 +47,15 @@ run: $(VENV)/.installed
 	@$(RUN) method=fedavg --out results/main/fedavg --overwrite
 	@echo "== 3/5  Fine-tuning: FedAvg's model, trained for one epoch by every client before it is used (about 30 seconds)"
 	@$(RUN) method=finetune --out results/main/finetune --overwrite
-	@echo "== 4/5  SuPerFed-MM: every client has a model of its own (about 30 seconds)"
+	@echo "== 4/5  SuPerFed-MM: every client also has its own model (about 30 seconds)"
 	@$(RUN) method=superfed-mm --out results/main/superfed-mm --overwrite
-	@echo "== 5/5  All together"
+	@echo "== 5/5  Comparison"
 	@$(BIN)/fedapps compare results/main/{local,fedavg,finetune,superfed-mm} --out results/main/comparison
 
-# Interrupted, the same command goes on; a finished run is not done again.
+# After an interruption, the same command continues; finished runs are not repeated.
 reproduce: $(VENV)/.installed
 	@test -n "$(PAPER)" -a -d "experiments/$(PAPER)" || { \
-		echo "PAPER=$(PAPER): choose of $(notdir $(patsubst %/paper.toml,%,$(wildcard experiments/*/paper.toml)))" >&2; exit 2; }
+		echo "PAPER=$(PAPER): choose one of $(notdir $(patsubst %/paper.toml,%,$(wildcard experiments/*/paper.toml)))" >&2; exit 2; }
 	@$(BIN)/fedapps sweep experiments/$(PAPER) --scale $(SCALE) $(if $(DATA),--data $(DATA)) \
 		--out results/$(PAPER)-$(SCALE) $(ARGS)
 
@@ -68,7 +68,7 @@ quick: $(VENV)/.installed-dev
 test-deployment: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -m deployment $(TOGETHER) $(ARGS)
 
-# uv resolves them; Flower brings it. What is left out needs no lowest version: linters, and the extras that most tests do without.
+# uv, which Flower installs, resolves the versions. Linters, and extras that most tests do not need, have no lowest version here.
 test-lowest: $(LOWEST)/.installed $(LIBRARY)/.installed
 	@OMP_NUM_THREADS=1 $(LIBRARY)/bin/python -m pytest -m "not slow and not ray" $(TOGETHER) tests/strategies tests/clients
 	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(TOGETHER) $(ARGS)
@@ -76,12 +76,12 @@ test-lowest: $(LOWEST)/.installed $(LIBRARY)/.installed
 generate: $(VENV)/.installed
 	@$(BIN)/python -m tools.generate
 
-# The tools of the site have an environment of their own: nothing that tests or runs use follows from them.
+# The tools of the site have their own environment, so that they do not affect the versions used by tests and runs.
 docs: $(VENV)/.installed $(DOCS)/.installed
 	@$(BIN)/python -m tools.generate --check
 	@$(DOCS)/bin/python docs/theme/prepare.py build/site
 	@$(DOCS)/bin/zensical build --strict --config-file build/site/site.yml
-	@echo "the site: build/site/html/index.html"
+	@echo "The site is in build/site/html/index.html"
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
@@ -103,7 +103,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot make virtual environments: on Debian and Ubuntu, apt install python3-venv" >&2; exit 2; }
 
-# The stamps are newer than pyproject.toml as long as what is installed is what it asks for.
+# A stamp that is newer than pyproject.toml means that the environment matches it.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "== Installing fedapps with Flower and PyTorch into $(VENV) (once; some gigabytes, a few minutes)"
 	@$(PIP) install --editable '.[app]'
@@ -121,7 +121,7 @@ $(LOWEST)/.installed: pyproject.toml | $(BIN)/python
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[app,test]'
 	@touch $@
 
-# Without the extra `app`, whose Flower is newer; scikit-learn is what the tests compare with.
+# Without the extra `app`, which needs a newer Flower. The tests compare with scikit-learn.
 $(LIBRARY)/.installed: pyproject.toml | $(LOWEST)/.installed
 	@echo "== Installing the lowest versions that the library allows into $(LIBRARY) (some gigabytes)"
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LIBRARY)

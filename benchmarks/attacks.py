@@ -4,8 +4,8 @@ and attacks with the accuracy of the model.
     python benchmarks/attacks.py [--partition iid] [--seeds 3] [--rounds 15]
     [--attackers 2] [--attacks none ...]
 
-Digits, ten clients that all take part, an MLP, one local epoch a round. Attackers
-answer evaluations truthfully and training with
+Digits, ten clients that all take part, an MLP, one local epoch per round. Attackers
+answer evaluations truthfully, and training messages with
 
     sign flip        x - (y - x), the negative of their honest update y - x
     scaled           x + 50 (y - x)
@@ -13,9 +13,8 @@ answer evaluations truthfully and training with
     inflated weight  a model of fives, and num-examples = 1e15
 
 The accuracy is that of the last model, mean over all clients' test samples, in per
-cent: mean over seeds (which deal the data, too) with the sample standard deviation. A
-run that ends without a model for its last round counts as what its last evaluation
-says.
+cent: mean over seeds (which also partition the data) with the sample standard
+deviation. If a run has no model for its last round, its last evaluation counts.
 """
 
 import argparse
@@ -139,7 +138,7 @@ def main() -> None:
         for attack in chosen.attacks
         for seed in range(chosen.seeds)
     ]
-    found: dict[tuple[str, str], list[float]] = {}
+    accuracies: dict[tuple[str, str], list[float]] = {}
     for method, attack, seed in track(jobs, console=Console(stderr=True)):
         given = {
             **JOB,
@@ -150,12 +149,12 @@ def main() -> None:
         }
         given |= {"robust.num-malicious": chosen.attackers} if "robust.rule" in given else {}
         with tempfile.TemporaryDirectory() as folder:
-            found.setdefault((method, attack), []).append(
+            accuracies.setdefault((method, attack), []).append(
                 accuracy({**given, "out": folder}, attack, chosen.attackers)
             )
     print(f"| method | {' | '.join(chosen.attacks)} |\n| --- |{' --- |' * len(chosen.attacks)}")
     for method in METHODS:
-        cells = [_cell(found[method, attack]) for attack in chosen.attacks]
+        cells = [_cell(accuracies[method, attack]) for attack in chosen.attacks]
         print(f"| {method} | {' | '.join(cells)} |")
 
 

@@ -1,13 +1,13 @@
-"""What a command costs at the prompt: CPU seconds (user and system) and peak memory of
-a fresh process.
+"""Cost of single commands: CPU seconds (user and system) and peak memory of a fresh
+process.
 
     python benchmarks/command_time.py [--repeats N]
 
-Help, lists, refusals, a run of two rounds and the report alone, of a run of 40 rounds
-with 20 clients that is made once beforehand; beside them what Python and torch cost
-that do nothing. Medians; a row of a command that this version does not have is empty.
-Every process is the interpreter that runs this file, whose own memory, some 20 MB, is
-the least that is told.
+Measures help, lists, rejected commands, a run of two rounds, and the report of a run of
+40 rounds with 20 clients that is made beforehand. Importing Python and torch alone is
+shown for comparison. Values are medians; rows of commands that this version does not
+have are empty. Every process uses the interpreter that runs this file; its own memory,
+about 20 MB, is the smallest value that can be measured.
 """
 
 import argparse
@@ -28,8 +28,8 @@ LONG_RUN = ("method=fedavg", "num-rounds=40", "num-clients=20", "evaluate-every=
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """Return the arguments of Python by what a row is called; runs write below
-    ``folder``, which holds the long run.
+    """Return Python's arguments by the name of the row; runs write below ``folder``,
+    which holds the long run.
     """
     lines = (
         "--help",
@@ -69,17 +69,17 @@ def cost(arguments: Sequence[str]) -> tuple[int, float, float]:
 
 
 def row(name: str, arguments: Sequence[str], repeats: int) -> list[str]:
-    """Return a row of the table; it is empty if the command fails, unless being refused
-    is what is measured.
+    """Return a row of the table; it is empty if the command fails, unless the row
+    measures a rejected command.
     """
-    found = [cost(arguments) for _ in range(repeats)]
+    costs = [cost(arguments) for _ in range(repeats)]
     is_refusal = name.startswith("fedapps run") and "inline" not in name
-    if any((status != 0) != is_refusal for status, _, _ in found):
+    if any((status != 0) != is_refusal for status, _, _ in costs):
         return [name, "-", "-"]
     return [
         name,
-        f"{statistics.median(cpu for _, cpu, _ in found):.2f}",
-        f"{statistics.median(peak for *_, peak in found):.0f}",
+        f"{statistics.median(cpu for _, cpu, _ in costs):.2f}",
+        f"{statistics.median(peak for *_, peak in costs):.0f}",
     ]
 
 

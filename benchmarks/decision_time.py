@@ -1,5 +1,5 @@
-"""What deciding about clients' weights costs a round: AAggFF-S beside generic solvers,
-AAggFF-D with many clients.
+"""Time per round to decide the clients' weights: AAggFF-S compared with generic
+solvers, AAggFF-D with many clients.
 
     python benchmarks/decision_time.py [--silo 10 100 300] [--clients 1500000]
     [--sampled 5000] [--rounds 30]
@@ -32,7 +32,7 @@ from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
 from algorithms.fairness.responses import respond
 
 Array = NDArray[np.float64]
-SLOWEST = 100  # clients up to which SLSQP is asked: with 300 it takes half a minute a program
+SLOWEST = 100  # largest number of clients for SLSQP: with 300 it takes half a minute per program
 REPEATS = 3  # programs that the generic solvers are timed on: the last ones
 
 
@@ -47,7 +47,7 @@ def residual(hessian: Array, linear: Array, p: Array) -> float:
 def by_slsqp(hessian: Array, linear: Array) -> Array:
     """Solve the program by sequential least squares."""
     n = len(linear)
-    found = minimize(
+    solution = minimize(
         lambda p: 0.5 * p @ hessian @ p - linear @ p,
         np.full(n, 1 / n),
         jac=lambda p: hessian @ p - linear,
@@ -56,7 +56,7 @@ def by_slsqp(hessian: Array, linear: Array) -> Array:
         method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 1000},
     )
-    return np.asarray(found.x)
+    return np.asarray(solution.x)
 
 
 def by_cvxpy(hessian: Array, linear: Array) -> Array:
@@ -133,7 +133,7 @@ def main() -> None:
         "--silo", type=int, nargs="+", default=[10, 100, 300], help="clients of AAggFF-S"
     )
     parser.add_argument("--clients", type=int, default=1_500_000, help="clients of AAggFF-D")
-    parser.add_argument("--sampled", type=int, default=5_000, help="of them a round")
+    parser.add_argument("--sampled", type=int, default=5_000, help="clients sampled per round")
     parser.add_argument("--rounds", type=int, default=30)
     args = parser.parse_args()
     generic: dict[str, Callable[[Array, Array], Array]] = {"SLSQP": by_slsqp}
@@ -141,7 +141,7 @@ def main() -> None:
     if importlib.util.find_spec("cvxpy"):
         generic["cvxpy"] = by_cvxpy
     else:
-        console.print("cvxpy is not installed: its column is left out")
+        console.print("no column for cvxpy: it is not installed")
     table = Table(
         "K",
         "ms a round",

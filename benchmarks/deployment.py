@@ -1,12 +1,12 @@
-"""What a round costs on three SuperNodes of this machine, TLS on: polling and messages,
-the start of processes, training.
+"""Time of a round on three SuperNodes of this machine with TLS: polling and messages,
+process starts, training.
 
     python benchmarks/deployment.py [--rounds N] [--methods fedavg superfed-mm]
 
-A round is measured as a whole; so are the start of the three client processes, all at
-once, up to the first line of the app, and the local steps in one process. What is left
-is Flower: looking for messages, moving them. The first round pays for the app's
-installation and is left out. Prints two Markdown tables.
+Measures the whole round, the simultaneous start of the three client processes up to the
+first line of the app, and the local steps in one process. The rest of the round is
+Flower: polling for messages and moving them. The first round includes the app's
+installation and does not count. Prints two Markdown tables.
 """
 
 import argparse
@@ -32,7 +32,7 @@ JOB = [
     "train.local-epochs=1",
     "checkpoint-every=0",
 ]
-# As a ClientApp process does: Flower's program and what it needs, then the app.
+# Same order as in a ClientApp process: Flower's program and its imports, then the app.
 START = (
     "import flwr.supernode.cli.flwr_clientapp, flwr.supernode.runtime.run_clientapp; "
     "import fedapps.runs.client_app, fedapps.runs.client_factory"

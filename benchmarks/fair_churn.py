@@ -1,17 +1,17 @@
-"""What a fair method loses where its worst-served client is away for a round, or for
-half of the rounds, on digits.
+"""Loss of a fair method when its worst-served client is away for one round, or for half
+of the rounds, on digits.
 
     python benchmarks/fair_churn.py [--rounds 50] [--seeds 3]
 
 Ten clients with Dirichlet shares of the labels (0.3), all of which take part. The worst
 client is the one with the largest mean training loss in the last ten rounds of uniform
 FedAvg with the same seed. It is away in one round in the middle ("one round"), or in
-every second one between the eleventh and the last ten ("half"); ``forget-after = 0``
-forgets a client in its first round away. Printed, in per cent, mean ± sample standard
-deviation over seeds: the client's weight in its first round after it was away first,
-and its mean over the last ten rounds; the test accuracy of this client, of the worst
-client, and of all, at the end. "by seed" is the difference of this client's accuracy to
-the same method's with the same seed and forget-after = 0.
+every second one between the eleventh and the last ten ("half"). ``forget-after = 0``
+forgets a client in its first round away. Prints, in per cent, mean ± sample standard
+deviation over seeds: the client's weight in the round in which it first comes back, and
+its mean over the last ten rounds; the final test accuracy of this client, of the worst
+client, and of all. "by seed" is this client's accuracy minus that of the same method
+with the same seed and forget-after = 0.
 """
 
 import argparse
@@ -178,19 +178,19 @@ def main() -> None:
             key = KEEPS[name]
             for forget in (0, 100) if key and pattern != "never" else (100,):
                 own = {**config, **({key: forget} if key else {})}
-                found = [
+                runs = [
                     (*run({**own, "seed": seed}, rounds, who, away), who)
                     for seed, who in enumerate(worst)
                 ]
-                kept[forget] = [tested[who] for _, _, tested, who in found]
+                kept[forget] = [tested[who] for _, _, tested, who in runs]
                 weights = ["", ""]
                 if key:
                     weights = [
-                        spread([row[first][who] for row, _, _, who in found]),
+                        spread([row[first][who] for row, _, _, who in runs]),
                         spread(
                             [
                                 float(np.mean([last[who] for last in row[-10:]]))
-                                for row, _, _, who in found
+                                for row, _, _, who in runs
                             ]
                         ),
                     ]
@@ -204,8 +204,8 @@ def main() -> None:
                     *weights,
                     spread(kept[forget]),
                     by_seed,
-                    spread([min(tested.values()) for _, _, tested, _ in found]),
-                    spread([float(np.mean(list(tested.values()))) for _, _, tested, _ in found]),
+                    spread([min(tested.values()) for _, _, tested, _ in runs]),
+                    spread([float(np.mean(list(tested.values()))) for _, _, tested, _ in runs]),
                 )
     Console(width=150).print(table)
 

@@ -1,16 +1,16 @@
-"""What a FedBoost round costs as the library grows: seconds, bytes and memory for q
+"""Cost of a FedBoost round as the library grows: seconds, bytes and memory for q
 predictors, of which C are sent.
 
     python benchmarks/fedboost.py [--sizes 10 100 1000 10000] [--budget 32] [--rounds
     20] [--clients 10] [--folder DIR]
 
-Every predictor is a dense distribution over 10,000 outcomes (40 kB as float32) in a
-file of its own, and the server reads those that a round sends. Exactly C of them are
-drawn uniformly, so that bytes can be compared. Every size runs in a fresh process:
-"added" is how far its peak memory rises above what Python and its packages took before
-the predictors were opened. "whole ensemble" is the mixture of all q predictors, which
+Every predictor is a dense distribution over 10,000 outcomes (40 kB as float32) in its
+own file; the server reads those that a round sends. Exactly C of them are drawn
+uniformly, so that bytes can be compared. Every size runs in a fresh process: "added" is
+the rise of its peak memory over that of Python and its packages before the predictors
+were opened. "whole ensemble" is the mixture of all q predictors, which
 an evaluation needs and which reads every file. DIR (default: the folder for temporary
-files) needs 40 kB of disk a predictor.
+files) needs 40 kB of disk per predictor.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def write_library(folder: Path, q: int) -> None:
 
 
 def peak() -> float:
-    """Return the most memory this process has had, in MB."""
+    """Return the peak memory of this process, in MB."""
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
 
@@ -111,7 +111,7 @@ def measure(folder: Path, budget: int, rounds: int, clients: int) -> dict[str, f
 
 
 def main() -> None:
-    """Measure every size in a process of its own, and print."""
+    """Measure every size in its own process, and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[10, 100, 1000, 10_000], metavar="Q"
@@ -121,7 +121,7 @@ def main() -> None:
         type=int,
         default=32,
         metavar="C",
-        help="predictors a round; all where there are fewer",
+        help="predictors per round; all if there are fewer",
     )
     parser.add_argument("--rounds", type=int, default=20, metavar="N")
     parser.add_argument("--clients", type=int, default=10, metavar="P")

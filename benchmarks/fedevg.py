@@ -1,10 +1,11 @@
-"""What a round of FedEvg costs: seconds of a client, and bytes against sending its net.
+"""Cost of a round of FedEvg: seconds of a client, and bytes compared with sending its
+net.
 
     python benchmarks/fedevg.py [--images N] [--samples M] [--resnet10] [--repeats R]
 
 One client with N random images (28 x 28 and 32 x 32, grey and colour), one epoch in
-batches of 64. ``--resnet10`` times the paper's net, too, which takes seconds a step on
-a CPU. Bytes are those of the arrays of one message up; headers and names add under 1
+batches of 64. ``--resnet10`` also times the paper's net, which takes seconds per step
+on a CPU. Bytes are those of the arrays of one message up; headers and names add under 1
 kB.
 """
 
@@ -66,7 +67,7 @@ def seconds_of(
 
 
 def numbers(module: torch.nn.Module) -> int:
-    """Return how many numbers travel where a module travels."""
+    """Return the number of values that a message with the module holds."""
     return sum(tensor.numel() for tensor in module.state_dict().values())
 
 

@@ -1,11 +1,11 @@
-"""What a round of FFGB costs as the function grows: 50 rounds of 20 clients, on the
+"""Cost of a round of FFGB as the function grows: 50 rounds of 20 clients, on the
 bundled digits and on a generated table.
 
     python benchmarks/ffgb_cost.py --out DIR [--device cpu|cuda]
 
-Seconds of the fastest of the first and of the last rounds, what evaluating the whole
-function anew would take, and the bytes that clients keep. Every run has its own results
-folder below DIR; a second start skips those that are finished.
+Prints the seconds of the fastest of the first and of the last rounds, the seconds of
+evaluating the whole function anew, and the bytes that clients keep. Every run has its
+own results folder below DIR; a second start skips finished runs.
 """
 
 import argparse

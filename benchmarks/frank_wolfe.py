@@ -1,5 +1,5 @@
-"""What Frank-Wolfe saves: an oracle next to a projection, and what federation adds: a
-round next to a central step.
+"""Time that Frank-Wolfe saves (an oracle compared with a projection) and that
+federation adds (a round compared with a central step).
 
     python benchmarks/frank_wolfe.py [--largest N] [--only NAME] [--rounds N]
 
@@ -258,7 +258,7 @@ def rounds_table(rounds: int) -> Table:
         table.add_row(name, "central, plain loop", f"{1e3 * plain:.3g}")
         if other is not None:
             table.add_row("", "central, copt", f"{1e3 * other:.3g}", "", f"{other / plain:.2g}")
-        found: dict[str, tuple[float, float, float]] = {}
+        costs: dict[str, tuple[float, float, float]] = {}
         for method in METHODS:
             if method == "projected-fedavg" and config["task"] == "qap":
                 continue  # no projection in closed form
@@ -268,11 +268,11 @@ def rounds_table(rounds: int) -> Table:
                 if method == "projected-fedavg" and config["task"] == "matrix-completion"
                 else length
             )
-            found[method] = one_run(
+            costs[method] = one_run(
                 {**config, "method": method, "num-clients": clients, "num-rounds": count}
             )
-        total = sum(found.get("projected-fedavg", (0.0, 0.0, 0.0))[1:])
-        for method, (duration, up, down) in found.items():
+        total = sum(costs.get("projected-fedavg", (0.0, 0.0, 0.0))[1:])
+        for method, (duration, up, down) in costs.items():
             ratios = [f"{duration / plain:.3g}", f"{duration / other:.3g}" if other else ""]
             share_of = f"{(up + down) / total:.2g}" if total else ""
             table.add_row(
@@ -321,10 +321,14 @@ def main() -> None:
         "--only",
         default="",
         metavar="NAME",
-        help="of the first table: domains whose name begins like this",
+        help="first table: only domains whose name starts with NAME",
     )
     parser.add_argument(
-        "--rounds", type=int, default=1000, metavar="N", help="of the second table (default 1000)"
+        "--rounds",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="rounds of the second table (default 1000)",
     )
     arguments = parser.parse_args()
     table = Table(title="one oracle call next to one projection")

@@ -1,5 +1,5 @@
-"""A million fuzzed replies through the wire format and the checks of a phase: none may
-raise, and none that passes may spoil a mean.
+"""A million fuzzed replies through the wire format and the checks of a phase. No reply
+may raise an exception, and no accepted reply may spoil a mean.
 
     python benchmarks/fuzz_messages.py [--messages 1000000] [--seconds S] [--seed 0]
 
@@ -55,7 +55,7 @@ RULES = {
 
 
 def valid_content(client: int) -> RecordDict:
-    """Return the reply of a client that means well."""
+    """Return the reply of an honest client."""
     arrays = to_record(
         list(MODEL), [np.asarray(value + client, value.dtype) for value in MODEL.values()]
     )
@@ -76,7 +76,7 @@ VALID = [valid_content(client) for client in range(CLIENTS)]
 
 @cache
 def checked(kind: str, client: int, sent: Message) -> RecordDict:
-    """Return the content of a client that means well, as it passes the checks."""
+    """Return the content of an honest client's reply after the checks."""
     reply = Message(valid_content(client), reply_to=sent)
     assert not RULES[kind].fault(sent, reply)
     return reply.content
@@ -91,8 +91,8 @@ def envelope(client: int, sent: Message) -> Message:
 def try_one(
     rules: Rules, kind: str, number: int, seed: int, sent: Message, reasons: Counter[str]
 ) -> None:
-    """Mutate one of the replies, check it, compare all and average them. Of one that is
-    left out nothing gets any further.
+    """Mutate one of the replies, check it, compare all and average them. A skipped
+    reply is not used any further.
     """
     rng = np.random.default_rng([seed, number])
     victim = int(rng.integers(CLIENTS))
@@ -109,7 +109,7 @@ def try_one(
     for place, reason in odd.items():
         reasons[_kind_of(reason)] += 1
         assert kept[place][0] == victim, (
-            f"client {kept[place][0]}, who means well, is left out: {reason}"
+            f"client {kept[place][0]} is honest and was skipped: {reason}"
         )
     if odd:
         return
@@ -151,14 +151,14 @@ def main() -> None:
         "--seconds",
         type=float,
         default=math.inf,
-        help="stop after so many seconds, before all messages are tried",
+        help="stop after this many seconds, even if messages remain",
     )
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     # messages cannot be made outside of a run
     identify_process(1)
-    warnings.simplefilter("error")  # an overflow is a number that should not have got so far
+    warnings.simplefilter("error")  # a number that overflows here should have been rejected before
     # of Python, which parses a header
     warnings.filterwarnings("ignore", message="invalid escape", category=SyntaxWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)

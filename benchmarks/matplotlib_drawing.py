@@ -69,7 +69,7 @@ def title(axes: Axes, text: str, size: float = 12) -> None:
 def line(
     axes: Axes, x: Any, y: Any, colour: str, style: Any = "-", label: str = "", width: float = 2.0
 ) -> None:
-    """A line, with markers as long as they can be told apart."""
+    """A line, with markers unless they would overlap."""
     marker = "o" if len(x) <= 30 else ""
     axes.plot(
         x,

@@ -1,15 +1,15 @@
-"""What a round costs, by method, next to FedAvg's: CPU time, bytes in both directions,
-state that a client keeps.
+"""Cost of a round of every method, compared with FedAvg: CPU time, bytes in both
+directions, and the state that a client keeps.
 
     python benchmarks/method_cost.py [--methods NAME ...] [--data FOLDER] [--rounds N]
     [--repeats N] [--out DIR]
 
 Methods whose clients train the task's network, on one job: TwoNN, scikit-learn's digits
 (or 6,000 images of FOLDER, MNIST as ``datasets.load_dataset`` reads it) dealt to 20
-clients, five of them a round, five local epochs, batches of 10, no evaluation. Every
-method runs through the inline engine, as often as --repeats says, and FedAvg before
-every third one. Time is that of the processor, the median over rounds, so other
-programs on the machine matter little. SuPerFed mixes from the first round on.
+clients, five per round, five local epochs, batches of 10, no evaluation. Every method
+runs --repeats times through the inline engine, with FedAvg before every third one. Time
+is the median CPU time of a round, so other programs on the machine matter little.
+SuPerFed mixes from the first round on.
 """
 
 import argparse
@@ -57,13 +57,13 @@ JOB: dict[str, Any] = {
 
 
 class Clock:
-    """A callback that notes the CPU time at the end of every round."""
+    """A callback that records the CPU time at the end of every round."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def __call__(self, now: Any) -> None:
-        """Note it."""
+        """Record it."""
         self.times.append(time.process_time())
 
 
@@ -112,8 +112,8 @@ def run(method: str, data: str, rounds: int, folder: Path) -> dict[str, float]:
 
 
 def state_bytes(folder: Path) -> float:
-    """Return the bytes of the newest version of everything that a client keeps, the
-    largest client's.
+    """Return the bytes of the newest version of a client's whole state, for the client
+    with the largest state.
     """
     largest = 0
     for client in folder.iterdir() if folder.is_dir() else []:
@@ -157,7 +157,7 @@ def main() -> int:
         try:
             for _ in range(a.repeats):
                 for place, name in enumerate(methods):
-                    # FedAvg again and again: the machine changes
+                    # repeat FedAvg, because the speed of the machine changes
                     for one in (name,) if place % 3 else ("fedavg", name):
                         costs[one].append(
                             run(one, a.data, a.rounds, (a.out or Path(scratch)) / one)
@@ -180,10 +180,10 @@ def main() -> int:
     ):
         table.add_column(heading)
     fedavg = costs["fedavg"][0]
-    for name, found in costs.items():
-        ms = median(cost["ms"] for cost in found)
+    for name, runs in costs.items():
+        ms = median(cost["ms"] for cost in runs)
         ratio = median(relative[name]) if name in relative else 1.0
-        one = found[0]
+        one = runs[0]
         words = [f"{ms:.1f}", f"{ratio:.2f}"]
         for way in ("up", "down"):
             words += [f"{one[way] / 1000:.1f}", f"{one[way] / fedavg[way]:.2f}"]

@@ -1,4 +1,4 @@
-"""Two figures of the SuPerFed paper from the models that a sweep kept.
+"""Two figures of the SuPerFed paper, drawn from the models that a sweep saved.
 
     fedapps sweep experiments/superfed/figure-2.5.toml --scale small --out
     results/lambda python benchmarks/personal_models.py lambda results/lambda fedapps
@@ -65,8 +65,8 @@ class Done:
 
     def along_lambda(self) -> dict[str, list[list[float]]]:
         """Return accuracy and ECE of every client at every lambda (clients x 11)."""
-        found = [self._curves(k) for k in range(self.settings.num_clients)]
-        return {key: [curves[key] for curves in found] for key in ("accuracy", "ece")}
+        clients = [self._curves(k) for k in range(self.settings.num_clients)]
+        return {key: [curves[key] for curves in clients] for key in ("accuracy", "ece")}
 
     def _curves(self, k: int) -> dict[str, list[float]]:
         s, arrays = self.settings, list(self.arrays.values())
@@ -115,9 +115,9 @@ def lambda_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
     """Return the figure, the table and the numbers of Figure 2.5."""
     curves = {label: run.along_lambda() for label, run in done.items()}
     figure, axes = drawing.panels(2, len(curves), (4.2 * len(curves), 6.4))
-    for column, (label, found) in enumerate(curves.items()):
+    for column, (label, values) in enumerate(curves.items()):
         for row, (key, word) in enumerate((("accuracy", "accuracy"), ("ece", "ECE"))):
-            panel, stack = axes[row * len(curves) + column], np.array(found[key])
+            panel, stack = axes[row * len(curves) + column], np.array(values[key])
             mean, std = stack.mean(0), stack.std(0)
             colour = THEME.series[column].light
             panel.fill_between(
@@ -138,9 +138,9 @@ def lambda_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
     table = Table(title="Accuracy (%) along lambda, mean over clients", box=box.MARKDOWN)
     for heading in ("", *map(str, LAMBDAS)):
         table.add_column(heading)
-    for label, found in curves.items():
+    for label, values in curves.items():
         table.add_row(
-            label, *(f"{100 * value:.1f}" for value in np.mean(found["accuracy"], axis=0))
+            label, *(f"{100 * value:.1f}" for value in np.mean(values["accuracy"], axis=0))
         )
     return figure, table, curves
 
@@ -184,10 +184,10 @@ def main() -> int:
         help="results folder of figure-2.5.toml or figure-2.4.toml",
     )
     a = parser.parse_args()
-    found = [Done(path.parent) for path in sorted(a.sweep.glob("cells/*/model.safetensors"))]
-    done = {NAMES[run.settings.method]: run for run in found}
+    runs = [Done(path.parent) for path in sorted(a.sweep.glob("cells/*/model.safetensors"))]
+    done = {NAMES[run.settings.method]: run for run in runs}
     if not done:
-        print(f"{a.sweep}: holds no runs that kept their models", file=sys.stderr)
+        print(f"{a.sweep} holds no runs with saved models", file=sys.stderr)
         return 2
     figure, table, numbers = (lambda_study if a.study == "lambda" else landscape_study)(done)
     (a.sweep / f"{a.study}.png").write_bytes(drawing.png(figure))

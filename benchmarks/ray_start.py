@@ -1,12 +1,12 @@
-"""What a run through Ray costs beside its rounds: each of its processes with its time
-of birth, time of death and CPU seconds.
+"""Cost of a run through Ray apart from its rounds: start, end and CPU seconds of each
+process.
 
     python benchmarks/ray_start.py [KEY=VALUE ...]
 
-Runs ``fedapps run method=fedavg num-rounds=2 --engine ray`` (small digits; settings may
-be added) and looks ten times a second, by ``/proc``, at the processes that carry the
-mark of its SuperLink: Linux only. CPU seconds, since wall seconds are those of the
-machine's cores: what many processes import, on few cores, one waits for.
+Runs ``fedapps run method=fedavg num-rounds=2 --engine ray`` (small digits; you can add
+settings) and reads ``/proc`` ten times per second for the processes that carry the mark
+of its SuperLink (Linux only). It reports CPU seconds, because wall time depends on the
+number of cores: on few cores, imports of many processes wait for each other.
 """
 
 import os
@@ -67,8 +67,8 @@ def watch(command: list[str]) -> tuple[dict[str, Process], float]:
                 marked = MARK in Path(f"/proc/{process}/environ").read_bytes()
                 if marked or process == str(running.pid):
                     name, cpu = look(process)
-                    found = seen.setdefault(process, Process(now, name))
-                    found.name, found.died, found.cpu = name, now, cpu
+                    process_seen = seen.setdefault(process, Process(now, name))
+                    process_seen.name, process_seen.died, process_seen.cpu = name, now, cpu
             except OSError:
                 continue
         time.sleep(0.1)

@@ -1,5 +1,5 @@
-"""What no federated run gives: trees on all rows in one place or of each client alone,
-and a classifier on real images.
+"""References without federation: trees on all rows in one place or on each client's
+rows, and a classifier on real images.
 
     python benchmarks/references.py trees RESULTS
     python benchmarks/references.py images [--data FOLDER]
@@ -45,8 +45,8 @@ SAMPLES = 100
 
 
 def in_one_place(config: Config, only: int | None = None) -> np.ndarray:
-    """Return AUROC (rounds, clients) on each client's test rows of FFGB with one client
-    that holds all training rows, or one's own.
+    """Return AUROC (rounds, clients) on each client's test rows, of FFGB with a single
+    client that holds all training rows, or those of client ``only``.
 
     Everything else is as in the run of ``config``: the rows of the parts, how each
     client scaled its own, oracle, steps and seed.
@@ -69,13 +69,13 @@ def in_one_place(config: Config, only: int | None = None) -> np.ndarray:
         )
 
     strategy: Any = build_strategy(settings, task)
-    told = ConfigRecord({"seed": settings.seed})
+    train_config = ConfigRecord({"seed": settings.seed})
     run_rounds(
         strategy,
         InlineGrid(to_client_app(client, writable=False), 1),
         ArrayRecord(),
         settings.num_rounds,
-        train_config=told,
+        train_config=train_config,
         evaluate_every=0,
     )
     values, sizes, out = (
@@ -102,17 +102,17 @@ def centrally(config: Config, alone: bool) -> np.ndarray:
     count = config["num-clients"]
     task: Any = build_task(read_settings(config))
     weights = np.array([len(task.client_data(k, count).test) for k in range(count)])
-    found = (
+    scores = (
         np.stack([in_one_place(config, k)[:, k] for k in range(count)], 1)
         if alone
         else in_one_place(config)
     )
-    return np.stack([found @ weights / weights.sum(), found.min(1)], 1)
+    return np.stack([scores @ weights / weights.sum(), scores.min(1)], 1)
 
 
 def trees(folder: Path) -> None:
     """Print the table of all runs of FFGB in a sweep's folder."""
-    found: dict[tuple[str, str], list[np.ndarray]] = {}
+    results: dict[tuple[str, str], list[np.ndarray]] = {}
     for path in sorted(folder.glob("cells/*/settings.toml")):
         config = {
             key: value for key, value in read_toml(path).items() if not key.startswith("versions")
@@ -120,21 +120,21 @@ def trees(folder: Path) -> None:
         if config["method"] == "ffgb":
             for where, alone in (("rows in one place", False), ("each client alone", True)):
                 key = Path(config["tabular.source"]).name, f"depth {config['ffgb.depth']}, {where}"
-                found.setdefault(key, []).append(
+                results.setdefault(key, []).append(
                     centrally({**config, "out": "", "resume": False}, alone)
                 )
     table = Table(
         "", "", "seeds", "after 10", "at the end", "worst client at the end", box=box.MARKDOWN
     )
-    for (name, label), runs in found.items():
+    for (name, label), runs in results.items():
         stack = 100 * np.array(runs)
-        told = [
+        cells = [
             f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
             if len(values) > 1
             else f"{values[0]:.2f}"
             for values in (stack[:, 9, 0], stack[:, -1, 0], stack[:, -1, 1])
         ]
-        table.add_row(name, label, str(len(stack)), *told)
+        table.add_row(name, label, str(len(stack)), *cells)
     Console(width=120).print(table)
 
 

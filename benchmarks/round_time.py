@@ -1,20 +1,19 @@
-"""What a round costs beside its SGD steps: the engines next to a plain PyTorch loop,
-and SuPerFed's step next to FedAvg's.
+"""Cost of a round apart from its SGD steps: the engines compared with a plain PyTorch
+loop, and SuPerFed's step compared with FedAvg's.
 
     python benchmarks/round_time.py [--data FOLDER] [--rounds N] [--ray] [--workers N]
     [--no-steps] [--nets]
 
 Workload: MNIST, 100 clients with 600 training samples each, the 2NN of McMahan et al.
-2017 (784-200-200-10, 199,210 parameters), ten clients a round, one epoch, batch 10, SGD
-with rate 0.1 and nothing else: 600 steps a round. The plain loop is what one would
-write without any framework: `nn.Module`, `torch.optim.SGD`, tensors, a weighted sum.
+2017 (784-200-200-10, 199,210 parameters), ten clients per round, one epoch, batch 10,
+plain SGD with rate 0.1: 600 steps per round. The plain loop uses no framework: only
+`nn.Module`, `torch.optim.SGD`, tensors and a weighted sum.
 Everything runs with one torch thread.
 
 `--data` is a folder with MNIST (see experiments/superfed/mnist-100.toml). Without it,
-random images of the same shapes take its place: the arithmetic is the same. Ratios are
-what to quote: the plain loop runs before and after the engines in the same process, and
-CPU time is given beside wall time, since it does not see what else the machine is
-doing.
+random images of the same shapes are used; the arithmetic is the same. Quote ratios: the
+plain loop runs before and after the engines in the same process. CPU time is printed
+next to wall time, because other programs do not affect it.
 """
 
 import argparse
@@ -61,7 +60,7 @@ from fedapps.settings.settings import Settings, read_settings
 CLIENTS, PER_ROUND, TRAINED, BATCH = 100, 10, 600, 10
 STEPS = PER_ROUND * TRAINED // BATCH  # of a round
 SHAPE, CLASSES = (1, 28, 28), 10
-WARM_UP = 1  # rounds left out: they load data and start workers
+WARM_UP = 1  # rounds that do not count: they load data and start workers
 
 
 def main() -> None:
@@ -365,7 +364,7 @@ def steps_table(repeats: int, steps: Compiler) -> Table:
         ),
     }
     spent: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(WARM_UP + repeats):  # in turns, so that a busy moment meets all of them
+    for number in range(WARM_UP + repeats):  # in turns, so that a busy moment affects all of them
         for name, run in cases.items():
             begin = time.process_time()
             run()

@@ -1,23 +1,23 @@
-"""How large: seconds to round 1, seconds a round and peak memory by the number of
-registered clients, and what the server adds.
+"""Seconds to round 1, seconds per round and peak memory by the number of registered
+clients, and the server's share of the cost.
 
     python benchmarks/scale.py [--clients 1000 10000 100000 1000000] [--sampled 100
     1000] [--engines inline ray] [--rounds 5] python benchmarks/scale.py --server
     1500000 [--sampled 1000]
 
-Logistic regression (ten numbers, two classes) on twenty samples of each client, which
-it draws from its own number: one pass of SGD is 0.1 ms, so that what is left is the
-framework. AAggFF-D, which keeps numbers for every client, around FedAvg. Each line is a
-fresh process. "To round 1" is from the start of the engine to the end of the first
-round, "all scored" an evaluation of every client, where there are up to ``--score`` of
-them. Memory is the largest resident set of the process with the server, and of a
-worker. "Flower alone" is the same client behind Flower's own messages and records,
-made, answered and read one after the other, with no grid, checks, weights or averages:
-what is left to a framework on Flower at best.
+Logistic regression (ten numbers, two classes) on twenty samples per client, generated
+from the client's number. One pass of SGD takes 0.1 ms, so the rest is the cost of the
+framework. The method is AAggFF-D around FedAvg, which keeps numbers for every client.
+Each line is a fresh process. "To round 1" is from the start of the engine to the end of
+the first round; "all scored" is an evaluation of every client, if there are at most
+``--score``. Memory is the largest resident set of the server's process, and of a
+worker. "Flower alone" is the same client with Flower's own messages and records, made,
+answered and read one after the other, without grid, checks, weights or averages: the
+lowest cost that a framework on Flower can reach.
 
-``--server``: what a round costs the server beside the clients' messages (CPU time
-outside of the grid), and what it keeps for a client, by the first rounds and once every
-client has been heard.
+``--server``: the server's cost of a round without the clients' messages (CPU time
+outside the grid), and the bytes it keeps per client, in the first rounds and once every
+client has replied.
 """
 
 import argparse
@@ -102,7 +102,9 @@ client_app = answer_for_many(
 server_app = ServerApp()
 
 
-def carry_out(grid: Grid, sampled: int, rounds: int, score: bool, began: float) -> dict[str, float]:
+def run_and_measure(
+    grid: Grid, sampled: int, rounds: int, score: bool, began: float
+) -> dict[str, float]:
     """Run the rounds; return seconds and bytes."""
     ends, trained, spent, workers = [], [], [], [0.0]
     cpu = {os.getpid(): 0.0}  # seconds by process
@@ -151,14 +153,14 @@ def main_of_server(grid: Grid, context: Context) -> None:
     poll_every(grid, 0.01)
     if config["shared"]:
         grid = shared(grid, clients)
-    found = carry_out(
+    costs = run_and_measure(
         grid,
         sampled,
         int(str(config["rounds"])),
         bool(config["score"]),
         float(str(config["began"])),
     )
-    Path(str(config["out"])).write_text(json.dumps(found), encoding="utf-8")
+    Path(str(config["out"])).write_text(json.dumps(costs), encoding="utf-8")
 
 
 PROJECT = """[project]
@@ -226,12 +228,14 @@ def by_ray(
 def inline(clients: int, sampled: int, rounds: int, score: bool) -> dict[str, float]:
     """Run in this process."""
     began = time.time()
-    return carry_out(InlineGrid(client_app, clients, numbered=True), sampled, rounds, score, began)
+    return run_and_measure(
+        InlineGrid(client_app, clients, numbered=True), sampled, rounds, score, began
+    )
 
 
 def alone(sampled: int, rounds: int) -> float:
-    """Return CPU seconds a round of Flower's messages and of the clients' work, without
-    anything of ours.
+    """Return CPU seconds per round of Flower's messages and of the clients' work,
+    without our code.
     """
     app = ClientApp()
 
@@ -247,7 +251,7 @@ def alone(sampled: int, rounds: int) -> float:
         }
         return Message(RecordDict(content), reply_to=message)
 
-    InlineGrid(app, 1)  # without an identity nobody may make messages
+    InlineGrid(app, 1)  # messages can only be created with an identity
     sent = {
         "arrays": ArrayRecord([np.zeros(FEATURES, np.float32)]),
         "config": ConfigRecord({"server-round": 1}),
@@ -271,14 +275,14 @@ def alone(sampled: int, rounds: int) -> float:
 
 
 class Aside(InlineGrid):
-    """An inline grid that knows how much CPU time the clients took."""
+    """An inline grid that measures the CPU time of the clients."""
 
     spent = 0.0
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Run the clients and note the time."""
+        """Run the clients and record the time."""
         began = time.process_time()
         replies = super().send_and_receive(list(messages), timeout=timeout)
         self.spent += time.process_time() - began
@@ -286,8 +290,8 @@ class Aside(InlineGrid):
 
 
 def server(clients: int, sampled: int, rounds: int) -> dict[str, float]:
-    """Return CPU milliseconds a round beside the clients' messages, and bytes kept for
-    a client.
+    """Return CPU milliseconds per round without the clients' messages, and bytes kept
+    per client.
     """
     before = peak()
     grid, marks = Aside(client_app, clients, numbered=True), [(time.process_time(), 0.0)]
@@ -295,7 +299,7 @@ def server(clients: int, sampled: int, rounds: int) -> dict[str, float]:
 
     def note(now: Round) -> None:
         marks.append((time.process_time(), grid.spent))
-        if now.number == rounds:  # from here on as if every client had been heard
+        if now.number == rounds:  # from here on as if every client had replied
             assert strategy.rule is not None
             strategy.rule.scores += 1e-6 * np.random.default_rng(0).normal(size=clients)
 
@@ -337,7 +341,7 @@ def fresh(*arguments: str) -> dict[str, float]:
 
 
 def one(kind: str, *numbers: str) -> dict[str, float]:
-    """Carry out one line."""
+    """Run the measurement of one line."""
     clients, sampled, rounds, score, workers, together = (int(number) for number in numbers)
     if kind == "server":
         return server(clients, sampled, rounds)
@@ -355,7 +359,12 @@ def main() -> None:
         "--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000], metavar="N"
     )
     parser.add_argument(
-        "--sampled", type=int, nargs="+", default=[100, 1_000], metavar="N", help="clients a round"
+        "--sampled",
+        type=int,
+        nargs="+",
+        default=[100, 1_000],
+        metavar="N",
+        help="clients per round",
     )
     parser.add_argument(
         "--engines",
@@ -364,16 +373,16 @@ def main() -> None:
         choices=["inline", "ray", "ray-node-per-client"],
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2, help="of Ray")
+    parser.add_argument("--workers", type=int, default=2, help="workers of Ray")
     parser.add_argument(
-        "--score", type=int, default=10_000, help="most clients that are all evaluated"
+        "--score", type=int, default=10_000, help="evaluate all clients up to this number"
     )
     parser.add_argument(
         "--server",
         type=int,
         default=0,
         metavar="N",
-        help="only the server's share, with so many clients",
+        help="measure only the server, with this many clients",
     )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -395,10 +404,10 @@ def main() -> None:
             "saved, bytes a client",
         )
         for sampled in args.sampled:
-            found = fresh("server", str(args.server), str(sampled), str(args.rounds), "0", "0", "0")
-            cells = [f"{found[key]:.1f}" for key in ("first", "early", "late", "peak", "state")]
+            costs = fresh("server", str(args.server), str(sampled), str(args.rounds), "0", "0", "0")
+            cells = [f"{costs[key]:.1f}" for key in ("first", "early", "late", "peak", "state")]
             table.add_row(f"{args.server:,}", f"{sampled:,}", *cells)
-        console.print("CPU time of the server beside the clients' messages", table)
+        console.print("CPU time of the server without the clients' messages", table)
         return
     columns = [
         "engine",
@@ -425,18 +434,18 @@ def main() -> None:
             for sampled in args.sampled:
                 score = clients <= args.score
                 rest = (args.rounds, int(score), args.workers, int(engine == "ray"))
-                found = fresh(engine.partition("-")[0], str(clients), str(sampled), *map(str, rest))
-                each = [f"{1e3 * found[key] / sampled:.2f}" for key in ("round", "cpu")]
-                scored = f"{found['score']:.1f}" if score else ""
+                costs = fresh(engine.partition("-")[0], str(clients), str(sampled), *map(str, rest))
+                each = [f"{1e3 * costs[key] / sampled:.2f}" for key in ("round", "cpu")]
+                scored = f"{costs['score']:.1f}" if score else ""
                 memory = [
-                    f"{found['server'] / MEGA:.0f}",
-                    "" if engine == "inline" else f"{found['worker'] / MEGA:.0f}",
+                    f"{costs['server'] / MEGA:.0f}",
+                    "" if engine == "inline" else f"{costs['worker'] / MEGA:.0f}",
                 ]
-                begun = [f"{found['first']:.1f}", f"{found['round']:.3f}"]
+                begun = [f"{costs['first']:.1f}", f"{costs['round']:.3f}"]
                 table.add_row(
                     engine, f"{clients:,}", f"{sampled:,}", *begun, *each, scored, *memory
                 )
-                console.print(f"{engine} {clients:,} {sampled:,}: {found}")
+                console.print(f"{engine} {clients:,} {sampled:,}: {costs}")
     console.print(table)
 
 

@@ -1,13 +1,13 @@
-"""A set of the shape of the UCI HAR set, made here: write it as a folder, and measure
-how fast and lean it is read.
+"""A generated data set with the shape of UCI HAR: write it as a folder, or measure the
+time and memory of reading it.
 
     python benchmarks/sensor_windows.py --write DIR
         # DIR/people: 30 people; DIR/official: 21 to train on, 9 others to test
     python benchmarks/sensor_windows.py --read
         # seconds and peak memory of 10,299 windows, by how they are stored
 
-Windows of 128 steps of nine sensors, six activities numbered from 1. Each person has an
-offset and a gain on every sensor, a tempo and a mixture of activities of its own, and
+Windows of 128 steps of nine sensors, six activities numbered from 1. Each person has
+its own offset and gain on every sensor, its own tempo and mixture of activities, and
 between half and one and a half times the mean number of windows.
 """
 

@@ -1,15 +1,15 @@
-"""What a client process costs a small device, by method: peak memory, seconds, bytes a
-round.
+"""Cost of a client process on a small device, by method: peak memory, seconds and bytes
+per round.
 
     python benchmarks/small_devices.py [METHOD or METHOD:TASK or METHOD:key=value,...
     ...]
 
 Runs each method for two rounds in this process, on the default data of its task, and
-notes what client 0 was sent in the second round. Then a new process, as a SuperNode
-starts one for every message, answers that message: Flower's program, the app, the
-client, its training. Peak memory is resident memory, as Linux counts it; start is the
-time (wall clock and CPU) until the app can be asked, answer the rest. Bytes are those
-of a round's training message and its reply. Prints a Markdown table.
+records the message to client 0 in the second round. Then a new process answers that
+message, like the process that a SuperNode starts for every message: Flower's program,
+the app, the client, its training. Peak memory is resident memory, as Linux counts it;
+start is the time (wall clock and CPU) until the app is ready, answer is the rest. Bytes
+are those of a round's training message and its reply. Prints a Markdown table.
 """
 
 import json
@@ -89,7 +89,7 @@ class Recorder(InlineGrid):
     last: tuple[bytes, bytes, int] | None = None
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Note the message of client 0, then answer all."""
+        """Record the message to client 0, then answer all."""
         listed = list(messages)
         for message in listed:
             if message.metadata.dst_node_id == 1000 and message.metadata.message_type == "train":
@@ -103,9 +103,7 @@ class Recorder(InlineGrid):
 
 
 def measure(job: str, folder: Path) -> dict[str, Any]:
-    """Run two rounds of a job and return what its client costs in a process of its
-    own.
-    """
+    """Run two rounds of a job and return the cost of its client in its own process."""
     method, *more = job.split(":")
     given: dict[str, Any] = {
         "method": method,
@@ -124,15 +122,15 @@ def measure(job: str, folder: Path) -> dict[str, Any]:
     grid = Recorder(app, settings.num_clients, settings.flat())
     prepare_folder(settings, overwrite=True)
     execute(settings, grid, [])
-    assert grid.last is not None, f"{job}: client 0 was sent nothing"
+    assert grid.last is not None, f"{job}: client 0 received no message"
     for name, content in zip(("message", "context"), grid.last[:2], strict=True):
         (folder / name).write_bytes(content)
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(folder / "message"), str(folder / "context")],
         cwd=ROOT, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found | {"down": grid.last[2]}
+    cost: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return cost | {"down": grid.last[2]}
 
 
 def main(jobs: list[str]) -> None:

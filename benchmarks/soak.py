@@ -1,34 +1,33 @@
-"""Runs under faults: one in every other round. What is lost, what passes as sound that
-is not, what is left out that is.
+"""Runs with a fault in every other round. Counts what is lost, bad replies that were
+used and good replies that were skipped.
 
     python benchmarks/soak.py [--engine inline] [--rounds 1000] [--seed 0]
     python benchmarks/soak.py --engine deployment [--rounds 100]
 
-FedAvg on digits by the command. ``inline``: five clients, a checkpoint every five
-rounds. ``deployment``: a SuperLink and three SuperNodes of this machine, a checkpoint
-every round; clients take a step without training. The seed draws who is hit, where and
-in which order:
+FedAvg on digits, started by the command. ``inline``: five clients, a checkpoint every
+five rounds. ``deployment``: a SuperLink and three SuperNodes on this machine, a
+checkpoint every round; clients take a step without training. The seed determines the
+client, the place and the order of the faults:
 
-- client: the process of an answer is killed; inline, where it has none, it raises.
-- node: the SuperNode is killed and started again; inline the node is gone for the
-  round, then comes back under another number.
-- late: the answer comes after the time is over. Inline it comes with those of the next
-  round.
+- client: the process that computes the reply is killed; inline, the client raises.
+- node: the SuperNode is killed and started again; inline, the node is gone for the
+  round and comes back under another number.
+- late: the reply comes after the timeout; inline, with the replies of the next round.
 - nan, shape, weight: one NaN among a model's values; another shape; ``num-examples`` =
   1e15, which ``max-weight`` caps.
-- duplicate: another node says that it is this client.
+- duplicate: another node claims to be this client.
 - disk: until the next round (SuperNodes: for some seconds) no file may grow beyond a
   few bytes, by RLIMIT_FSIZE: a full disk, EFBIG for ENOSPC. The limit hits what writes
   the results folder; sites and SuperLink, whose disks are others, keep theirs.
 - restart: the SuperLink is killed, with the ServerApp; inline the process of the run,
-  before one of its next file operations, drawn at random. Then the run is gone on with.
+  before one of its next file operations, drawn at random. Then the run is resumed.
 
-Where a run ends it is gone on with (``--resume``) until it has completed. A false
-success: a round that used or did not cap what it had to, or is missing from a run that
-says it is complete; a model that is not finite. A false failure: a client left out that
-did nothing wrong. The difference is that of the final model to a clean one, made
-without the strategy, the round loop and the engine: every round asks only the clients
-that the record names as used, and the mean of their models is the next model.
+A run that ends early is resumed (``--resume``) until it is complete. False success: a
+round used a bad reply or did not cap one, a round is missing from a run that claims to
+be complete, or a model is not finite. False failure: a client that did nothing wrong
+was skipped. The difference compares the final model with a clean one, computed without
+the strategy, the round loop and the engine: every round trains only the clients that
+the record lists as used, and the mean of their models is the next model.
 """
 
 import argparse
@@ -116,7 +115,7 @@ class Soak:
     # --- running ----------------------------------------------------------------------
 
     def start(self, *engine: str) -> Any:
-        """Start the command, or go on with what is in the folder."""
+        """Start the command, or resume the run in the folder."""
         job = [
             *JOB,
             f"num-rounds={self.rounds}",
@@ -169,7 +168,7 @@ class Soak:
         return bool(self.ended)
 
     def inline(self) -> None:
-        """Run in processes of this one."""
+        """Run in child processes."""
 
         os.environ["SOAK_WORK"] = str(self.work)
         while True:
@@ -214,12 +213,12 @@ class Soak:
     def judge(self) -> None:
         """Count what was right and wrong in the record of the rounds."""
         rows = read_rounds(self.out)
-        found, last = Counter(row["round"] for row in rows), "none"
+        times_recorded, last = Counter(row["round"] for row in rows), "none"
         for number in range(1, self.rounds + 1):
             kind, _ = self.fault(number)
             self.counts[kind or "none"]["times"] += 1
             self.counts[kind or "none"]["false successes"] += (
-                found[number] != 1 and self.ended == "completed"
+                times_recorded[number] != 1 and self.ended == "completed"
             )
         for row in rows:
             kind, victim = self.fault(row["round"])
@@ -283,9 +282,11 @@ class Soak:
             **settings.train.to_config(),
         }
         for row in rows:
-            told = ConfigRecord(config | {"server-round": row["round"], "num-rounds": self.rounds})
+            training_config = ConfigRecord(
+                config | {"server-round": row["round"], "num-rounds": self.rounds}
+            )
             content = RecordDict(
-                {"arrays": to_record(list(model), list(model.values())), "config": told}
+                {"arrays": to_record(list(model), list(model.values())), "config": training_config}
             )
             messages = [Message(content, 1000 + i, MessageType.TRAIN) for i in row["clients"]]
             if self.engine == "inline":
@@ -309,7 +310,7 @@ class Soak:
         return model
 
     def table(self) -> str:
-        """Return the counts as a table in Markdown, and what is said of the run as a
+        """Return the counts as a table in Markdown, and the lines about the run as a
         whole.
         """
         total = sum(self.counts.values(), Counter())
@@ -360,7 +361,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--keep", type=Path, help="a new folder for what the run writes, which stays"
+        "--keep", type=Path, help="new folder for the files of the run; it is not deleted"
     )
     chosen = parser.parse_args()
     with contextlib.ExitStack() as stack:

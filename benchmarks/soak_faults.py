@@ -1,5 +1,5 @@
-"""Faults of ``soak.py``: of clients, which travel with the app to the sites, and of
-nodes, disk and process of the inline engine.
+"""Faults of ``soak.py``: faults of clients, which are sent to the sites with the app,
+and faults of nodes, disk and process of the inline engine.
 """
 
 import os
@@ -23,7 +23,7 @@ NO_LIMIT = resource.RLIM_INFINITY
 
 def fault(seed: int, number: int, clients: int) -> tuple[str, int]:
     """Return kind and client of the fault in a round, ("", -1) in odd ones; every kind
-    once in so many faults, in an order drawn.
+    occurs once per cycle, in a random order.
     """
     if number % 2 or not number:
         return "", -1
@@ -135,7 +135,7 @@ class FaultyGrid(InlineGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Answer, but for the fault of the round."""
+        """Answer the messages, with the fault of the round."""
         messages = list(messages)
         number, seed = round_of(messages[0])
         if not number:

@@ -1,4 +1,4 @@
-"""The faults of ``soak.py`` that befall the processes of a deployment."""
+"""The faults of ``soak.py`` that hit the processes of a deployment."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ FULL_SECONDS, DOUBLE_SECONDS = 12, 40
 
 
 class Attacker:
-    """What is done to the processes of a deployment, beside the run."""
+    """Attacks the processes of a deployment while the run goes on."""
 
     def __init__(self, deployment: "Deployment", folder: Path) -> None:
         from fedapps.deployment.local import Site
@@ -44,7 +44,7 @@ class Attacker:
         self.hit = 0  # the round in which the SuperLink was killed last
 
     def act(self, number: int, kind: str, victim: int, process: int) -> None:
-        """Do what the fault of round ``number``, which has just begun, needs."""
+        """Cause the fault of round ``number``, which has just begun."""
         site = self.sites[victim]
         self.away.setdefault(victim, set()).update(
             {number + 1, number + 2} if kind in ("client", "late", "node") else ()
@@ -66,7 +66,7 @@ class Attacker:
             self.deployment.superlink.kill()
 
     def after(self, number: int) -> None:
-        """Let go on what hung in rounds up to ``number``."""
+        """Continue the processes that hung in rounds up to ``number``."""
         for one in [
             one for hung in list(self.hung) if hung <= number for one in self.hung.pop(hung)
         ]:
@@ -74,7 +74,7 @@ class Attacker:
                 os.kill(one, signal.SIGCONT)
 
     def settle(self) -> None:
-        """Wait until all that were hurt are back."""
+        """Wait until all attacked processes are back."""
         self.after(10**9)
         for thread in self.threads:
             thread.join()
@@ -89,7 +89,10 @@ class Attacker:
             try:
                 site.start()
                 break
-            except (RunFailed, UserError):  # as long as the SuperLink takes the old one for alive
+            except (
+                RunFailed,
+                UserError,
+            ):  # as long as the SuperLink believes that the old one is alive
                 site.kill()
                 time.sleep(3)
         self.away[victim].update(range(number + 1, len(read_rounds(self.folder)) + 4))
@@ -109,14 +112,16 @@ class Attacker:
             time.sleep(FULL_SECONDS if limit == 0 else 0)
 
     def _server(self) -> list[int]:
-        found = marked(self.deployment.superlink.mark)
+        processes = marked(self.deployment.superlink.mark)
         return [
-            one for one in found if b"flwr-serverapp" in Path(f"/proc/{one}/cmdline").read_bytes()
+            one
+            for one in processes
+            if b"flwr-serverapp" in Path(f"/proc/{one}/cmdline").read_bytes()
         ]
 
 
 def said_twice(folder: Path) -> int:
-    """Return how often the log tells of a duplicate."""
+    """Return how often the log reports a duplicate."""
     return (
         (folder / "run.log")
         .read_text(errors="replace")

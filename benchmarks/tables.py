@@ -1,5 +1,5 @@
-"""What a user of tables would take otherwise: boosting of all rows in one place, and
-Flower's federated XGBoost, on the same rows.
+"""Alternatives for tables, on the same rows: boosting of all rows in one place, and
+Flower's federated XGBoost.
 
     python benchmarks/tables.py generate FOLDER [--rows 100000] [--sites 50] python
     benchmarks/tables.py rivals --data DATA [--only heart berka generated] [--seeds 2 4
@@ -14,7 +14,7 @@ and megabytes of all messages, mean and standard deviation over seeds, of scikit
 histogram boosting on all training rows and, if `xgboost` can be imported, of Flower's
 ``FedXgbBagging`` and ``FedXgbCyclic``, as in experiments/ffgb/tables.toml: DATA has the
 folders that it names. XGBoost is no dependency of this project: without it these rows
-are skipped, with a word.
+are skipped, and a line says so.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def generated(rows: int, sites: int) -> dict[str, NDArray[Any]]:
 
 
 def parts_of(data: Path, name: str, seed: int) -> list[ArrayData]:
-    """Return the clients' rows as histogram boosting has them."""
+    """Return the clients' rows in the form that histogram boosting uses."""
     config: dict[str, Any] = {
         "method": "histogram-boosting",
         "tabular.source": str(data / name),
@@ -181,11 +181,11 @@ def rivals(data: Path, names: list[str], seeds: list[int]) -> None:
     table = Table("", "", "seeds", "AUROC", "MB", box=box.MARKDOWN)
     console = Console(width=110)
     for name in names:
-        found: dict[str, list[tuple[float, float]]] = {}
+        results: dict[str, list[tuple[float, float]]] = {}
         for seed in seeds:
             parts, clients = parts_of(data, name, seed), SITES[name]
             for rate in (0.1, 0.3):
-                found.setdefault(f"rows in one place, rate {rate}", []).append(
+                results.setdefault(f"rows in one place, rate {rate}", []).append(
                     (pooled(parts, seed, rate), 0.0)
                 )
                 if xgboost:
@@ -198,10 +198,10 @@ def rivals(data: Path, names: list[str], seeds: list[int]) -> None:
                             f"{rate}{'' if cyclic else ' / clients'}"
                         )
                         rounds = 1 if cyclic and name == "generated" else ROUNDS[name]
-                        found.setdefault(label, []).append(
+                        results.setdefault(label, []).append(
                             federated_xgboost(parts, rounds, cyclic, own)
                         )
-        for label, runs in found.items():
+        for label, runs in results.items():
             scores, megabytes = np.array(runs).T
             spread = f" ± {scores.std(ddof=1):.1f}" if len(runs) > 1 else ""
             table.add_row(

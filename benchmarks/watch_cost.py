@@ -1,10 +1,9 @@
-"""What it costs to watch a run: CPU seconds of the same run alone and with its page
-open.
+"""Cost of watching a run: CPU seconds of the same run alone and with its page open.
 
     python benchmarks/watch_cost.py [key=value ...]
 
-The page is asked as a browser does, every two seconds, whether there are news, and for
-them. CPU seconds are those of all processes.
+The page is polled every two seconds, as a browser does. CPU seconds are those of all
+processes.
 """
 
 import argparse
@@ -51,12 +50,12 @@ def cpu_of_run(settings: list[str], watched: bool) -> tuple[float, float, int]:
             stamp = ""
             while run.poll() is None:
                 time.sleep(2 if watched else 0.5)
-                found = re.search(r"http://\S+", log.read_text())
-                if not found:
+                address = re.search(r"http://\S+", log.read_text())
+                if not address:
                     continue
                 try:
                     with urllib.request.urlopen(
-                        f"{found[0]}news?after={stamp}", timeout=20
+                        f"{address[0]}news?after={stamp}", timeout=20
                     ) as answer:
                         news = json.load(answer)["stamp"]
                 except (urllib.error.URLError, ConnectionError):

@@ -1,14 +1,14 @@
-"""What AAggFF-D's steps, its cap and its prior make of persistent differences between
+"""Effect of AAggFF-D's steps, cap and prior when losses differ persistently between
 clients, without any training.
 
     python benchmarks/weight_steps.py [--clients 689] [--sampled 5] [--rounds 300]
     [--seeds 5]
 
 A tenth of the clients has a loss that is some multiple of the others' in every round,
-times log-normal noise of 0.2; the rule decides from a uniform sample. Printed: the
+times log-normal noise of 0.2; the rule decides from a uniform sample. Prints the
 tenth's share of all weight over its share of the clients, and the largest weight over
-its uniform share, mean ± sample standard deviation over seeds. A second table has one
-client among equal ones that reports a loss of 1e6.
+its uniform share, mean ± sample standard deviation over seeds. In a second table one of
+several equal clients reports a loss of 1e6.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
         description="AAggFF-D's weights of clients that are served worse."
     )
     parser.add_argument("--clients", type=int, default=689)
-    parser.add_argument("--sampled", type=int, default=5, help="of them a round")
+    parser.add_argument("--sampled", type=int, default=5, help="clients sampled per round")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args()
@@ -76,13 +76,13 @@ def main() -> None:
         for multiple in (1.5, 2.0, 3.0):
             row = []
             for how in HOW.values():
-                found = [
+                runs = [
                     played(np.where(worst, multiple, 1.0), cdf, args, seed, how)
                     for seed in range(args.seeds)
                 ]
                 row += [
-                    spread([float(p[worst].mean()) for p in found]),
-                    f"{np.mean([p.max() for p in found]):.1f}",
+                    spread([float(p[worst].mean()) for p in runs]),
+                    f"{np.mean([p.max() for p in runs]):.1f}",
                 ]
             table.add_row(cdf, f"{multiple:g} times", *row)
     console.print(table)

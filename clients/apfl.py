@@ -17,7 +17,7 @@ from clients.steps.sgd import Optimiser, between, inner
 
 class APFLClient(PersonalClient):
     """Trains w as FedAvg does, and a personal v at the mixture ``alpha v + (1 - alpha)
-    w``, which is what is evaluated.
+    w``. The mixture is evaluated.
 
     A step takes both gradients at the same mini-batch and the same iterates. If alpha
     is learned, it descends along ``<v - w, gradient at the mixture>`` once per round,

@@ -25,7 +25,7 @@ class DFWTraceClient(ConstrainedClient):
     _vector: Array
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Take apart the point and the vector, which comes last."""
+        """Separate the point from the vector, which comes last."""
         if PhaseSent.from_config(config).phase is None:
             *parameters, self._vector = parameters
         return super().fit(parameters, config)

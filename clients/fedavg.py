@@ -59,20 +59,19 @@ class FedAvgClient(NumPyClient):
     and metrics, by default those of a classifier.
     """
 
-    #: What its strategy sends it, beside the round's facts and the options of training
-    #: (``algorithms.common.sent``); those of its bases need not be repeated. Other keys
-    #: are logged.
+    #: Declarations of what the strategy sends (``algorithms.common.sent``), beside
+    #: the round loop's and the options of training; the bases' need not be repeated.
+    #: Other keys are logged.
     reads: Reads = (Asked,)
-    #: Whether all of the class's training differentiates :meth:`surrogate`; a class
-    #: with a ``fit`` or ``train`` of its own declares it.
+    #: Whether all training of the class differentiates :meth:`surrogate`; a class with
+    #: its own ``fit`` or ``train`` declares it.
     differentiates_surrogate = True
     #: The values of ``optimizer`` that the class refuses, and why.
     excluded_optimizers: Mapping[str, str] = MappingProxyType({})
-    #: The option of an evaluation that says for how many epochs a client trains before
-    #: its model is used; "": it does not.
+    #: The name of the option of an evaluation with the number of epochs for which a
+    #: client trains before its model is used; "": it does not train.
     epochs_before_use = ""
-    #: Runs local steps as compiled code where the configuration says ``compile =
-    #: "on"``.
+    #: Runs local steps as compiled code if the configuration has ``compile = "on"``.
     compiler: "Compiler | None" = None
 
     def __init__(
@@ -127,12 +126,12 @@ class FedAvgClient(NumPyClient):
         train_parameters: Arrays,
         train_config: Config,
     ) -> tuple[float, int, dict[str, Any]]:
-        """Return what :meth:`evaluate` does, of a client without state that has first
-        trained for so many local epochs (0: has not).
+        """Return the result of :meth:`evaluate` for a client without state that first
+        trains for this many local epochs (0: none).
 
-        It trains as in a round, alone: what it would send replaces, for itself, what it
-        was sent. A method whose clients train before use does that for so many epochs
-        instead. ``train_parameters``, ``train_config``: what it is sent for training.
+        It trains as in a round, but alone: its own reply replaces the received arrays.
+        A method whose clients train before use takes that training, for this many
+        epochs, instead. ``train_parameters``, ``train_config``: the training message.
         """
         if epochs and self.epochs_before_use:
             config = {**config, self.epochs_before_use: epochs}
@@ -143,16 +142,16 @@ class FedAvgClient(NumPyClient):
         return self.evaluate(parameters, config)
 
     def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
-        """Train as in a round that nobody else takes part in; return the shared arrays
-        for :meth:`evaluate`, none: as received.
+        """Train as in a round without other clients; return the shared arrays for
+        :meth:`evaluate`; no arrays: as received.
         """
         return self.fit(parameters, config)[0]
 
     def personal_state_dict(
         self, parameters: Arrays, config: Config
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the model that :meth:`evaluate` scores, for ``load_state_dict`` of the
-        net, and the metrics.
+        """Return the model that :meth:`evaluate` scores, as a state dict of the net,
+        and the metrics.
         """
         _, _, metrics = self.evaluate(parameters, config)
         return self.scored(parameters, config, metrics), metrics
@@ -162,16 +161,16 @@ class FedAvgClient(NumPyClient):
     def scored(
         self, parameters: Arrays, config: Config, metrics: dict[str, Any]
     ) -> dict[str, Tensor]:
-        """Return a copy of the model that was scored, after :meth:`evaluate`, which
-        mostly leaves it in ``self.model``.
+        """Return a copy of the scored model, after :meth:`evaluate`. Most classes leave
+        it in ``self.model``.
         """
         return {
             name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()
         }
 
     def before(self, config: Config) -> dict[str, float]:
-        """Return the metrics of the received model that the server asks for:
-        ``loss-before``, or nothing.
+        """Return ``loss-before`` of the received model if the server asks for it, else
+        no metrics.
         """
         asked = Asked.from_config(config).loss_before
         return {"loss-before": self.mean_loss(self.data.train)} if asked else {}
@@ -215,7 +214,7 @@ class FedAvgClient(NumPyClient):
         """Take the step (``algorithms.common.steps``) with every mini-batch of the
         round; return the mean loss over all samples seen.
 
-        ``samples``: what is cut into these mini-batches, by default the epochs of the
+        ``samples``: the epochs that are cut into mini-batches, by default those of the
         round. ``problem``: by default :meth:`problem`.
         """
         options, seen = TrainOptions.from_config(config), 0
@@ -242,27 +241,27 @@ class FedAvgClient(NumPyClient):
         return total / seen if seen else 0.0
 
     def runner(self, config: Config) -> Runner:
-        """Return what takes the steps of the round: the compiler where the
-        configuration says so.
+        """Return the runner of the round's steps: the compiler if the configuration
+        asks for it.
         """
         compiler = self.compiler if TrainOptions.from_config(config).compile == "on" else None
         return compiler or Eager
 
     def problem(self, config: Config) -> Problem:
-        """Return what the client minimises."""
+        """Return the problem that the client minimises."""
         plain = type(self).loss is FedAvgClient.loss
         criterion = self.objective.loss if plain else None
         return Problem(self.model, self.loss, self.surrogate(config), criterion)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean training loss of a mini-batch. A class with a loss of its own
+        """Return the mean training loss of a mini-batch. A class that overrides it
         trains uncompiled.
         """
         return self.objective.loss(self.model(x), y)
 
     def surrogate(self, config: Config) -> Callable[[Tensor], Tensor]:
-        """Return the function of a mini-batch's loss that is differentiated: FedAvg's
-        is the loss itself. Equal ones compare equal.
+        """Return the function of a mini-batch's loss that is differentiated; for
+        FedAvg, the loss itself. Equal functions compare equal.
         """
         return no_surrogate
 
@@ -284,8 +283,8 @@ class FedAvgClient(NumPyClient):
         return self.objective.score(self.model, data)
 
     def penalty(self, tensors: Tensors, config: Config) -> Penalty:
-        """Return what is added to the gradient; FedAvg adds nothing. ``tensors``: the
-        parameters that training begins with, which it changes.
+        """Return the terms that are added to the gradient; FedAvg adds none.
+        ``tensors``: the initial parameters, which training changes in place.
         """
         return Penalty()
 
@@ -320,15 +319,16 @@ class FedAvgClient(NumPyClient):
     def stored(
         self, name: str, what: str, like: Collection[Tensor], config: Config, before: bool
     ) -> Tensors | None:
-        """Return what was stored under ``name`` as tensors of the shapes and devices of
-        ``like``, or ``None``. Raises ``ValueError``, with ``what`` it is, for others.
+        """Return the arrays stored under ``name`` as tensors on the devices of
+        ``like``, or ``None``. Raises ``ValueError``, which names ``what`` they are, if
+        their shapes differ from those of ``like``.
         """
         kept = self.store.load(name, config, before)
         if kept is None:
             return None
         if [a.shape for a in kept] != [tuple(t.shape) for t in like]:
             raise ValueError(
-                f"client {self.client_id} keeps a {what} of another architecture: use another "
+                f"client {self.client_id} has stored a {what} of another architecture: use another "
                 "results folder"
             )
         return [torch.tensor(a, device=t.device) for a, t in zip(kept, like, strict=True)]
@@ -345,7 +345,7 @@ class FedAvgClient(NumPyClient):
         )
 
     def draw(self, purpose: str, config: Config) -> tuple[int, str, int | str, int]:
-        """Return what keys the random draws of a purpose in this round
+        """Return the key of the random draws for a purpose in this round
         (``algorithms.common.seeds``): seed, purpose, client and round.
         """
         facts = RoundFacts.from_config(config)

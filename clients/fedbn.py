@@ -1,4 +1,4 @@
-"""FedBN's client: its normalisation layers are its own. Source:
+"""FedBN's client: its normalisation layers stay on the client. Source:
 ``strategies/fedbn.py``.
 """
 

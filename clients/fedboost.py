@@ -88,8 +88,8 @@ class FedBoostClient(NumPyClient):
     def complete(
         self, new: dict[str, NDArray[Any]], drawn: DrawSent, size: int, config: Config
     ) -> dict[str, NDArray[Any]]:
-        """Return the round's predictors, taking those that were not sent from the
-        cache; update the cache as the server expects.
+        """Return the round's predictors, those that were not sent from the cache;
+        update the cache as the server expects.
         """
         hashes, held = list(drawn.hashes or []), list[str]()
         new = {"table": unpack(new)} if is_packed(new) else new

@@ -1,10 +1,10 @@
-"""FedDM's client: makes a few synthetic images of each of its classes and sends these,
-once a round; no net leaves it.
+"""FedDM's client: makes a few synthetic images of each of its classes and sends them
+once per round; no net is sent.
 
 The images start as noise and follow the gradient of ``algorithms.synthetic.matching``
 at weights near the received ones: the server's classifier, moved in every step by a
-random direction of length ``dm-radius``. Classes of which the client has no sample are
-left out.
+random direction of length ``dm-radius``. Classes without samples on the client are left
+out.
 
 Source: Xiong, Wang, Cheng, Yu, Hsieh, "FedDM: Iterative Distribution Matching for
 Communication-Efficient Federated Learning", CVPR 2023, arXiv 2207.09653, Algorithm 1,

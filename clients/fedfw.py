@@ -42,8 +42,8 @@ class FedFWClient(ConstrainedClient):
     _dual_mean: Array | None = None
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Take apart x_bar and, if it was sent (``dual-mean``), the mean of the dual
-        variables.
+        """Separate x_bar from the mean of the dual variables, if that was sent
+        (``dual-mean``).
         """
         self._dual_mean = None
         if FedFWExtras.from_config(config).dual_mean:
@@ -110,7 +110,7 @@ class FedFWClient(ConstrainedClient):
             return None
         if kept[0].shape != self.domain.shape:
             raise ValueError(
-                f"client {self.client_id} keeps a point of shape {kept[0].shape}: use another "
+                f"client {self.client_id} has stored a point of shape {kept[0].shape}: use another "
                 "results folder"
             )
         x, *rest = kept

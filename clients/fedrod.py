@@ -18,7 +18,7 @@ class FedRoDClient(PersonalClient):
     """Trains the generic model with the balanced loss, and a head of its own on the sum
     of both heads' outputs.
 
-    The own head begins as the one of the first model received. The reported training
+    The own head starts as the head of the first received model. The reported training
     loss is the sum of both losses.
     """
 
@@ -42,9 +42,9 @@ class FedRoDClient(PersonalClient):
         sgd, rate = self.sgd(config)
         state = {"w": tensors, "velocity": sgd.velocity(tensors)}
         problem = Problem(both, loss, self.surrogate(config))
-        found = self.run(Descent(sgd), state, {}, lambda _: {"rate": rate}, config, problem=problem)
+        loss = self.run(Descent(sgd), state, {}, lambda _: {"rate": rate}, config, problem=problem)
         self.store.save(self.kept_as, [p.detach().cpu().numpy() for p in both.own], config)
-        return get_arrays(self.model), len(self.data.train), {"loss": found, **before}
+        return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the sum of both heads (before the first training, the generic one),
@@ -63,16 +63,16 @@ class FedRoDClient(PersonalClient):
         """Return the model whose head is the sum of both, which linear heads allow.
         Raises ``ValueError`` for others.
         """
-        found = super().scored(parameters, config, metrics)
+        arrays = super().scored(parameters, config, metrics)
         if self.kept(config, before=False) is None:
-            return found
+            return arrays
         layers = {name.rpartition(".")[0] for name in self.head_parameters()}
         if len(layers) != 1 or not isinstance(self.model.get_submodule(layers.pop()), nn.Linear):
-            raise ValueError("Fed-RoD's two heads are one only where a head is one linear layer")
+            raise ValueError("Fed-RoD can add its heads only if each is one linear layer")
         return {
-            **found,
+            **arrays,
             **{
-                name: found[name] + p.cpu()
+                name: arrays[name] + p.cpu()
                 for name, p in self.own_head(config, before=False).items()
             },
         }
@@ -107,7 +107,7 @@ class FedRoDClient(PersonalClient):
             outputs = both.net.eval()(self.data.train.x[:1])
         if outputs.dim() != 2 or outputs.shape[1] < 2 or y.dim() != 1:
             raise ValueError(
-                "Fed-RoD balances classes: it needs one class a sample, and an output a class"
+                "Fed-RoD balances classes: it needs one class per sample and one output per class"
             )
         return torch.bincount(y, minlength=outputs.shape[1]).to(outputs.dtype).log()
 

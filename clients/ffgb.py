@@ -51,7 +51,7 @@ class LostValues(RuntimeError):
     def __init__(self, base: int) -> None:
         super().__init__(
             f"the values of version {base} of the function were lost: the next message of this "
-            "kind brings all of it"
+            "kind brings the whole function"
         )
 
 
@@ -62,7 +62,7 @@ class FFGBClient(NumPyClient):
     (1: binary classification). ``data``: tensors or, for an oracle that takes them,
     arrays. ``objective`` scores the function's values as a model's outputs, by default
     as those of a classifier; values in arrays are scored as logits of label 1. Raises
-    ``ValueError`` for labels that so many outputs cannot distinguish.
+    ``ValueError`` for labels that this number of outputs cannot distinguish.
     """
 
     reads = (FunctionSent, FFGBTraining)
@@ -89,11 +89,11 @@ class FFGBClient(NumPyClient):
 
     @property
     def compiler(self) -> "Runner | None":
-        """What takes the steps of the oracle's fits compiled; only an oracle that takes
-        steps has it.
+        """The runner that compiles the steps of the oracle's fits; only an oracle that
+        takes steps has one.
         """
-        found: Runner | None = self.oracle.compiler  # type: ignore[attr-defined]
-        return found
+        compiler: Runner | None = self.oracle.compiler  # type: ignore[attr-defined]
+        return compiler
 
     @compiler.setter
     def compiler(self, compiler: "Runner | None") -> None:
@@ -201,7 +201,8 @@ class FFGBClient(NumPyClient):
             (len(part), self.outputs) for part in parts
         ]:
             raise ValueError(
-                f"client {self.client_id} keeps values of other samples: use another results folder"
+                f"client {self.client_id} has stored values of other samples: use another results "
+                "folder"
             )
         if arrays and sent.base <= held <= sent.version:
             return held, [like(array, self.data.train.x) for array in arrays]
@@ -240,12 +241,12 @@ class FFGBClient(NumPyClient):
             )
             rng = generator(seed, f"learner {len(learners)}", self.client_id, place)
             learner = self.oracle.fit(x, Target(target, function), rng)
-            found = self.oracle.predict(
+            outputs = self.oracle.predict(
                 {name: like(array[None], x) for name, array in learner.items()}, x
             )[0]
             learners.append(learner)
-            errors.append(float(norm(found - target)) / max(float(norm(target)), 1e-30))
-            return learner, found
+            errors.append(float(norm(outputs - target)) / max(float(norm(target)), 1e-30))
+            return learner, outputs
 
         plan = Plan(
             sent.etas,

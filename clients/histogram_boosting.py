@@ -1,9 +1,10 @@
 """Client of histogram boosting: sums over its rows, by leaf, feature and bin. Source:
 ``strategies/histogram_boosting.py``.
 
-It keeps the function's values at its training rows, (n,) float64, with the number of
-trees in them, so that a round evaluates only trees that are new. If they are lost, or
-belong to other trees, they are computed anew from the message, which holds all trees.
+The client stores the function's values at its training rows, (n,) float64, with the
+number of trees in them, so that a round evaluates new trees only. If the values are
+lost, or belong to other trees, they are computed anew from the message, which holds all
+trees.
 """
 
 from typing import Any
@@ -33,8 +34,9 @@ class HistogramBoostingClient(NumPyClient):
     """Client of histogram boosting; ``data``: rows (n, F), NaN where a value is
     missing, with labels 0 or 1.
 
-    ``scale``: given, numbers are predicted; labels are standardised targets (n, 1), of
-    which a deviation has so many units. Raises ``ValueError`` for other labels.
+    ``scale``: if given, the task is regression; labels are standardised targets (n, 1),
+    and ``scale`` is their standard deviation in original units. Raises ``ValueError``
+    for other labels.
     """
 
     reads = (HistogramSent,)
@@ -87,8 +89,8 @@ class HistogramBoostingClient(NumPyClient):
         return loss, len(part), {**scores, **as_global(scores)}
 
     def _loss(self, values: Floats, y: NDArray[Any], config: Config) -> float:
-        """Return the mean loss of values (n,); of numbers the mean of the squared
-        standardised error.
+        """Return the mean loss of values (n,); in regression, the mean of the squared
+        standardised errors.
         """
         if self.scale is not None:
             return float(np.square(values - y[:, 0]).mean())

@@ -1,12 +1,12 @@
 """Local's client: trains its own model from round to round and shares only metrics.
 
 A federated client that is sampled takes the K steps of a round, E epochs. Here every
-client takes the share ``local-share`` of them in every round: the K steps of one visit
-after the other, cut where the round's share ends. A visit begins with a momentum of 0,
-as a federated round does; one that was cut goes on with the momentum that it had. After
-t rounds a client has taken the whole part of ``K (share_1 + ... + share_t)`` steps,
-whatever the shares. The initial model is the one from which a federated run of the same
-seed starts.
+client takes the share ``local-share`` of K steps in every round. Its steps form visits
+of K steps, one after the other; a visit is cut where the round's share ends. A visit
+begins with a momentum of 0, as a federated round does; a visit that was cut continues
+with its momentum. After t rounds a client has taken the whole part of ``K (share_1 +
+... + share_t)`` steps, for any shares. The initial model is that of a federated run
+with the same seed.
 """
 
 from typing import Any

@@ -31,8 +31,8 @@ def head_of(model: nn.Module) -> tuple[str, ...]:
     """Return the name prefixes of a model's head. Raises ``ValueError`` if the model
     does not declare them.
 
-    They are its attribute ``chosen_head``, which a user's choice sets, else ``head``,
-    else the layer of that name.
+    They are the attribute ``chosen_head``, which holds the user's choice, else
+    ``head``, else the layer named ``head``.
     """
     head: Any = getattr(model, "chosen_head", None) or getattr(model, "head", None)
     if not head:
@@ -94,8 +94,8 @@ class PartialClient(FedAvgClient):
             raise ValueError(
                 f"client {self.client_id}: {len(received)} arrays received and {len(own)} kept, "
                 f"but the model shares {sum(shared)} of "
-                f"{len(shared)}, or has other shapes: of another architecture? Use another results "
-                "folder"
+                f"{len(shared)}, or has other shapes: if the architecture changed, use "
+                "another results folder"
             )
         parts = {True: iter(received), False: iter(own)}
         set_arrays(self.model, [next(parts[travels]) for travels in shared])

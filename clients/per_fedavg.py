@@ -83,9 +83,9 @@ class Meta:
     """A step of w along the gradient at the adapted model, ``w - alpha grad`` at the
     mini-batch before; then that of the next step.
 
-    So a mini-batch serves twice, and the two gradients of a step are of different ones,
-    as the source has it. ``hessian``: with the correction ``- alpha hess f(w) v``.
-    ``state``: ``w``, ``adapted``, ``velocity``. ``numbers``: ``rate``.
+    So each mini-batch is used twice, and the two gradients of a step are of different
+    mini-batches, as in the source. ``hessian``: with the correction ``- alpha hess f(w)
+    v``. ``state``: ``w``, ``adapted``, ``velocity``. ``numbers``: ``rate``.
     """
 
     sgd: Optimiser

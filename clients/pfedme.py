@@ -63,8 +63,8 @@ class PFedMeClient(PersonalClient):
 
 
 def repeated(epochs: Epochs, batch_size: int, times: int) -> Epochs:
-    """Yield samples that are cut into the same mini-batches, each of them so many times
-    in a row.
+    """Yield samples that are cut into the same mini-batches, each repeated several
+    times in a row.
     """
     for x, y in epochs:
         whole = len(y) - len(y) % batch_size

@@ -74,9 +74,9 @@ def proportional(kind: type[FedAvgClient]) -> type[FedAvgClient]:
     """
     if not differentiates(kind):
         raise ValueError(
-            f"{_trainer(kind).__name__} trains by itself and does not say that it differentiates "
-            "surrogate(config)(loss): do so, and declare "
-            f"differentiates_surrogate = True beside it"
+            f"{_trainer(kind).__name__} has its own training and does not declare that it "
+            "differentiates surrogate(config)(loss): do so, and set "
+            "differentiates_surrogate = True beside it"
         )
     return type(
         f"PropFair{kind.__name__}",

@@ -98,16 +98,16 @@ class SuPerFedClient(FedProxClient):
             if estimates and value:  # at 0 it is the received model
                 estimate_statistics(self.model, self.data.train.x)
             if shared is None:
-                found = [self.score(split) for split in splits]
+                scores_now = [self.score(split) for split in splits]
             else:  # outputs are scored as those of a net that changes nothing
-                found = [
+                scores_now = [
                     self.objective.score(same, Split(outputs, split.y, split.groups))
                     for outputs, split in zip(shared.outputs(value), splits, strict=True)
                 ]
-            for of_split, now in zip(scored, found, strict=True):
+            for of_split, now in zip(scored, scores_now, strict=True):
                 of_split.append(now)
         validated, tested, *halved = scored
-        best = self.choice(validated, config)
+        best = self.best_lambda(validated, config)
         curves = {
             f"lambda-{name}": [scores[name] for scores in tested]
             for name in CURVES
@@ -133,8 +133,8 @@ class SuPerFedClient(FedProxClient):
         )
 
     def halves(self, config: Config) -> list[Split]:
-        """Return every other validation sample, and the others, where the server needs
-        to know how noisy their losses are.
+        """Return the two halves of the validation samples (every other one), if the
+        server needs to know how noisy their losses are.
         """
         data = self.data.validation
         if SuPerFedScoring.from_config(config).lambda_choice != "shrunk" or len(data) < 2:
@@ -144,12 +144,12 @@ class SuPerFedClient(FedProxClient):
             for i in (0, 1)
         ]
 
-    def choice(self, validated: list[Scores], config: Config) -> int:
-        """Return which of the lambdas is the client's, and remember it where that does
-        not follow from what it keeps alone.
+    def best_lambda(self, validated: list[Scores], config: Config) -> int:
+        """Return the position of the client's lambda, and store it if it does not
+        follow from the client's own state alone.
         """
         sent = SuPerFedScoring.from_config(config)
-        if sent.lambda_ is not None:  # as it was chosen before
+        if sent.lambda_ is not None:  # chosen earlier
             return LAMBDAS.index(sent.lambda_)
         losses, pooled = (
             losses_of(validated),
@@ -188,12 +188,13 @@ class SuPerFedClient(FedProxClient):
         return super().scored(parameters, config, metrics)
 
     def personal(self, config: Config) -> list[Tensor]:
-        """Return theta_l for an evaluation: as stored, or that of a client that has not
-        trained one yet, in ``self.model`` theta_f.
+        """Return theta_l for an evaluation: as stored, or for a client without one, a
+        new one; theta_f is in ``self.model``.
 
-        Once mixing has begun such a client trains one in ``superfed-catch-up`` epochs
-        at the mixtures, from the received model, and leaves that as it was. It keeps
-        nothing: the same message has the same answer, and training is not affected.
+        Once mixing has begun, such a client trains theta_l for ``superfed-catch-up``
+        epochs at the mixtures, from the received model, which stays unchanged. It
+        stores nothing: the same message has the same answer, and training is not
+        affected.
         """
         kept = self.kept(config, before=False)
         if kept is not None:
@@ -211,8 +212,8 @@ class SuPerFedClient(FedProxClient):
         return self.stored("personal", "personal model", moving, config, before)
 
     def first_personal(self, config: Config) -> list[Tensor]:
-        """Return what theta_l starts from: the received theta_f in ``self.model``, or a
-        draw of this client's own.
+        """Return the initial theta_l: the received theta_f in ``self.model``, or this
+        client's own random initialisation.
         """
         parameters = trainable(self.model)
         if SuPerFedTraining.from_config(config).init == "global":
@@ -264,8 +265,8 @@ class SuPerFedClient(FedProxClient):
 
 @dataclass(frozen=True)
 class Mixture:
-    """A step of both models, see the module docstring. ``layers``: for each tensor,
-    which of the lambdas is its own.
+    """A step of both models, see the module docstring. ``layers``: for each tensor, the
+    position of its lambda.
 
     ``state``: ``f``, ``l`` and their velocities; ``start``, the received model, if mu >
     0. ``numbers``: ``rate`` and ``lambda``.

@@ -1,8 +1,8 @@
 """Applications of the federated-learning methods: settings, tasks, engines, reports and
 the command line.
 
-From Python: ``fedapps.run(method="superfed-mm", num_rounds=20)``, ``load``, ``sweep``,
-``compare`` and ``partition``, imported when they are first used.
+From Python use ``fedapps.run(method="superfed-mm", num_rounds=20)``, ``load``,
+``sweep``, ``compare`` and ``partition``. They are imported on first use.
 """
 
 from typing import Any

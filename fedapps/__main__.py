@@ -1,4 +1,4 @@
-"""Entry point of `python -m fedapps`, which is the same as the command `fedapps`."""
+"""Entry point of `python -m fedapps`, which does the same as the command `fedapps`."""
 
 from fedapps.commands.parser import entry
 

@@ -1,9 +1,9 @@
 """Runs, sweeps and comparisons from Python: ``import fedapps; run =
 fedapps.run(method="superfed-mm", num_rounds=20)``.
 
-What `fedapps run`, `sweep` and `compare` do, with their settings, checks, engines and
-folders; the commands stand on the same parts. Importing fedapps imports none of this:
-``fedapps.run`` and the others are found when they are first used.
+These functions do what the commands `fedapps run`, `sweep` and `compare` do, with the
+same settings, checks, engines and folders. ``import fedapps`` does not import this
+module; the first use of ``fedapps.run`` or another function does.
 """
 
 import io
@@ -30,7 +30,7 @@ from fedapps.sweeps.grid import Grid, grid_of
 from fedapps.sweeps.plan import plan_of, read_plans
 from fedapps.toml_text import toml_text
 
-if in_notebook():  # a bar of its own is shown: the widget that a library would like is not needed
+if in_notebook():  # fedapps shows its own bar and needs no widget
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 
@@ -49,14 +49,15 @@ def run(
 ) -> "Run":
     """Run a method and return its results.
 
-    ``settings``: those of `fedapps run` by name; a table is a dictionary:
+    ``settings``: the settings of `fedapps run` by name; a table is a dictionary:
     ``num_rounds=20, data={"alpha": 0.1}``. ``out``: the results folder, by default
-    results/METHOD-TASK-seedN; ``overwrite`` and ``resume`` as the flags of the command.
-    ``progress``: whether to show it. ``workers``, ``gpus_per_client``: for engine
-    "ray"; ``deployment``: the folder of one, for engine "deployment".
+    results/METHOD-TASK-seedN. ``overwrite`` and ``resume``: the flags of the command.
+    ``progress``: whether to show the progress. ``workers``, ``gpus_per_client``: for
+    engine "ray". ``deployment``: the deployment's folder, for engine "deployment".
 
-    Raises ``UserError`` for a mistake, before anything starts; ``RunFailed``; and
-    ``KeyboardInterrupt``, after which ``resume=True`` goes on.
+    Raises ``UserError`` for bad input, before anything starts; ``RunFailed`` if the run
+    fails; and ``KeyboardInterrupt`` if it is interrupted. ``resume=True`` then
+    continues it.
     """
     how = Launch(
         engine=engine,
@@ -66,25 +67,23 @@ def run(
         gpus_per_client=gpus_per_client,
     )
     given = flat({"method": method, **settings})
-    if several := next((key for key, value in given.items() if isinstance(value, list)), ""):
+    if listed := next((key for key, value in given.items() if isinstance(value, list)), ""):
         raise UserError(
-            f"{several} = {given[several]!r}: a run has one value of each setting: fedapps.sweep "
-            "takes lists"
+            f"{listed} = {given[listed]!r}: a run takes one value per setting. For lists use "
+            "fedapps.sweep."
         )
     if out is not None:
         given["out"] = str(out)
     if gpus_per_client:
         given.setdefault("device", "cuda")
-    done, status = launch(with_defaults({**given, "resume": resume}), how, _console(progress))
+    launched, status = launch(with_defaults({**given, "resume": resume}), how, _console(progress))
     if status == "interrupted":
-        raise KeyboardInterrupt(f"interrupted; go on with resume=True, out={done.out!r}")
-    return Run(Path(done.out))
+        raise KeyboardInterrupt(f"interrupted; continue with resume=True, out={launched.out!r}")
+    return Run(Path(launched.out))
 
 
 def load(folder: str | Path) -> "Run":
-    """Return the results in the folder of a run. Raises ``UserError`` if it holds
-    none.
-    """
+    """Return the results in a run's folder. Raises ``UserError`` if there are none."""
     return Run(run_folder(Path(folder)))
 
 
@@ -100,19 +99,19 @@ def sweep(
     progress: bool = True,
     **settings: Any,
 ) -> Sweep:
-    """Run a grid of settings and return its table and its runs; what is finished
-    already is not run again.
+    """Run a grid of settings and return its table and its runs. Finished runs are not
+    repeated.
 
-    ``file``: the experiment file of `fedapps sweep`; without one the settings alone say
-    what varies: a list is an axis, ``method=["fedavg", "local"], seed=[0, 1, 2]``;
+    ``file``: the experiment file of `fedapps sweep`. Without a file, the settings
+    define the grid: a list is an axis, ``method=["fedavg", "local"], seed=[0, 1, 2]``;
     ``axis``, ``when`` and ``sweep`` are the tables of such a file. ``out``: the results
-    folder, by default results/sweep-FILE, or results/sweep. ``jobs``: runs at a time, 0
-    for as many as there are cores. The others are the flags of the command;
-    ``data_folder`` is its --data.
+    folder, by default results/sweep-FILE, or results/sweep. ``jobs``: the number of
+    runs at a time, 0 for one per core. ``data_folder``: the command's --data. The other
+    arguments are the flags of the command.
 
-    Raises ``UserError`` for a mistake, before anything starts; ``RunFailed`` if runs
-    failed, after the tables are written; and ``KeyboardInterrupt``, after which the
-    same call goes on.
+    Raises ``UserError`` for bad input, before anything starts; ``RunFailed`` if runs
+    failed, after the tables are written; and ``KeyboardInterrupt`` if it is
+    interrupted. Repeat the call to continue.
     """
     if engine not in ("inline", "ray"):
         raise UserError(f"engine = {engine!r}: choose one of inline, ray")
@@ -126,14 +125,14 @@ def sweep(
         words = [f"{key}={toml_text(value)}" for key, value in flat(settings).items()]
         plans = read_plans(Path(file), words, scale, folder, plan_data)
     if len(plans) != 1:
-        raise UserError(f"{file}: holds {len(plans)} sweeps: name the file of one")
+        raise UserError(f"{file}: holds {len(plans)} sweeps. Name the file of one of them.")
     (plan,) = plans
     results, failed = execute_sweep(plan, missing_runs(plan), way, _console(progress))
     if failed or results is None:
         name, reason = next(iter(failed.items()), ("", ""))
         raise RunFailed(
-            f"{len(failed)} of {len(plan.points)} runs, the first {name}: {reason}; the same call "
-            "goes on with them"
+            f"{len(failed)} of {len(plan.points)} runs failed, the first is {name}: {reason}. "
+            "Repeat the call to run them again; finished runs are kept."
         )
     return Sweep(plan.out, results)
 
@@ -144,27 +143,27 @@ def compare(
     worst: float = SHARE,
     out: str | Path | None = None,
 ) -> Comparison:
-    """Return runs beside each other: their table, what each client gains, plots.
+    """Return a comparison of runs: their table, the gain of each client, plots.
 
     ``runs``: runs, sweeps (all their runs) or results folders, also in lists.
-    ``reference``: the run over which gains are measured, by default the first of method
-    local. ``worst``: the share of the clients that are the worst. ``out``: a folder for
-    the files that `fedapps compare` writes, by default none.
+    ``reference``: the run that gains are measured against, by default the first run of
+    method local. ``worst``: the share of the clients that counts as the worst. ``out``:
+    a folder for the files of `fedapps compare`; by default none are written.
     """
     if not 0 < worst <= 1:
         raise UserError(f"worst = {worst!r}: must be above 0 and at most 1")
-    found = compared(
+    comparison = compared(
         list(_folders(runs)), worst, None if reference is None else next(_folders([reference]))
     )
-    return Comparison(
-        found,
-        None if out is None else write_comparison(found, Path(out).expanduser()).out.absolute(),
-    )
+    if out is None:
+        return Comparison(comparison, None)
+    written = write_comparison(comparison, Path(out).expanduser())
+    return Comparison(comparison, written.out.absolute())
 
 
 def partition(**settings: Any) -> Partition:
-    """Return who gets what under these settings, before anything trains: what `fedapps
-    data` shows.
+    """Return the partition of the data under these settings, without training; `fedapps
+    data` shows the same.
     """
     return Partition(*deal_for(with_defaults(flat(settings))))
 
@@ -186,8 +185,8 @@ def _console(shown: bool) -> Console | None:
 
 
 def _grid(settings: Mapping[str, Any], scale: str) -> Grid:
-    """Return the grid that settings mean: tables as a file has them, except that
-    settings are named as from Python.
+    """Return the grid that settings define. Tables are those of a file, but the names
+    of settings are Python's.
     """
     tables = {name: settings[name] for name in ("axis", "when", "sweep") if name in settings}
     given: dict[str, Any] = dict(
@@ -222,8 +221,8 @@ def flat(settings: Mapping[str, Any], table: str = "") -> dict[str, Any]:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return paths as text and numbers of numpy as Python's. Raises ``UserError`` for
-    code, which other processes know by name.
+    """Return paths as text and NumPy numbers as Python numbers. Raises ``UserError``
+    for code, which must be passed by name.
     """
     if isinstance(value, list | tuple):
         return [_plain(key, one) for one in value]
@@ -232,11 +231,11 @@ def _plain(key: str, value: Any) -> Any:
             getattr(value, "__module__", "MODULE"),
             getattr(value, "__qualname__", "NAME"),
         )
-        place = "write it to a file, my_code.py, and name it" if module == "__main__" else "name it"
+        first = "Save it in a file, my_code.py. " if module == "__main__" else ""
         module = "my_code" if module == "__main__" else module
         raise UserError(
-            f"{key}: is code, which other processes must find, too: {place} as text, "
-            f"'{module}:{name}'"
+            f"{key}: other processes must be able to import this code. {first}Give its name as "
+            f"text: '{module}:{name}'"
         )
     if isinstance(value, Path):
         return str(value)

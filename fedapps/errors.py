@@ -1,5 +1,5 @@
-"""Errors that end a command, invalid input (exit status 2) and a failed run (exit
-status 1), and exit statuses.
+"""Errors that end a command, and exit statuses: 2 for invalid input, 1 for a failed
+run.
 """
 
 #: Exit statuses other than 0 and 1: bad settings or input; stopped by Ctrl-C or
@@ -8,8 +8,8 @@ USAGE_ERROR, INTERRUPTED = 2, 130
 
 
 class UserError(Exception):
-    """Bad settings or input. The message is one line: what is wrong, where, and how to
-    fix it.
+    """Bad settings or input. The message is one line that says what is wrong, where,
+    and how to fix it.
     """
 
 

@@ -15,7 +15,7 @@ from algorithms.common.measures import LEADING
 LEADING_MEANS = tuple(f"{name}-mean" for name in LEADING)
 #: Prefixes of the names of metrics that are fractions and shown in per cent.
 _PERCENT = ("accuracy", "auroc", "top", "parity", "equalised", "tpr", "fpr", "macro")
-#: The part of a name that says which tail of the clients the mean is over.
+#: The part of a name for the mean over the worst or the best clients.
 _TAIL = re.compile(r"(worst|best)([0-9.]+)")
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -139,9 +139,9 @@ def one_line(text: str, limit: int = 300) -> str:
     """Sanitise untrusted text for a terminal: one line, no control or bidirectional
     characters, at most `limit` characters.
 
-    A client chooses the message of its failure, and escape sequences in it would act on
+    Clients write their own error messages, and escape sequences in them would act on
     the reader's terminal.
     """
-    kept = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in text)
-    kept = " ".join(kept.split())
-    return kept if len(kept) <= limit else kept[: limit - 1] + "…"
+    clean = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in text)
+    clean = " ".join(clean.split())
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"

@@ -1,8 +1,8 @@
 """Logs as JSON lines, for systems that read logs: ``--log-format json``.
 
 Each line is an object with ``time`` (UTC), ``level``, ``message`` and, where they are
-known, ``run`` (the name of the results folder), ``round`` and ``client``; ``event``
-says what a line of the command itself is about. Worker processes inherit the choice.
+known, ``run`` (the name of the results folder), ``round`` and ``client``. Lines of the
+command itself also have an ``event``. Worker processes use the same format.
 """
 
 import json
@@ -13,11 +13,11 @@ import time
 from datetime import datetime
 from typing import Any
 
-#: The environment variable by which the command's processes know the choice.
+#: The environment variable that passes the format to the command's processes.
 VARIABLE = "FEDAPPS_LOG_FORMAT"
 ROUND = re.compile(r"\bround (\d+)\b", re.I)
-CLIENT = re.compile(r"\bclient (\S+?)(?=:\s| left out)")
-#: How Flower, its server and logging begin a line: a time maybe, a level.
+CLIENT = re.compile(r"\bclient (\S+?)(?=[:,]\s| left out)")
+#: The beginning of a line of Flower, its server or logging: a time (optional), a level.
 HEAD = re.compile(
     r"^(?:(\d{4}-\d\d-\d\d[ T][\d:,.]+Z?)\s+)?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:?\s+(.*)$",
     re.S,
@@ -26,12 +26,12 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def choose(log_format: str) -> None:
-    """Have this process and those that it starts log as ``text`` or ``json``."""
+    """Set the log format, ``text`` or ``json``, of this process and of its children."""
     if log_format == "json":
         os.environ[VARIABLE] = "json"
     else:
         os.environ.pop(VARIABLE, None)
-    if logging.lastResort:  # what is logged by modules without a handler of theirs
+    if logging.lastResort:  # the handler for modules that have none
         logging.lastResort.setFormatter(Formatter() if log_format == "json" else None)
 
 
@@ -42,7 +42,7 @@ def chosen() -> bool:
 
 def line(level: str, message: str, when: float | None = None, **more: Any) -> str:
     """Return one line, without its end. ``when``: seconds since 1970, default: now.
-    What is ``None`` or "" is left out.
+    Fields with the value ``None`` or "" are omitted.
     """
     seconds, thousandths = divmod(round(1000 * (time.time() if when is None else when)), 1000)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{thousandths:03d}Z"
@@ -60,16 +60,16 @@ def add_option(parser: Any) -> None:
         "--log-format",
         choices=["text", "json"],
         default="text",
-        help="json: one object a line (docs/tracking.md)",
+        help="json: one JSON object per line (docs/tracking.md)",
     )
 
 
 class Converter:
-    """Makes lines of a run's log JSON lines: ``[ROUND 3/10]`` is the round of those
-    that follow, too.
+    """Converts the lines of a run's log to JSON lines. ``[ROUND 3/10]`` also sets the
+    round of the lines that follow.
 
-    ``recorded``: the lines were written some time ago, so that one without a time has
-    that of the last one with it.
+    ``recorded``: the lines were written earlier, so a line without a time gets the time
+    of the previous line that has one.
     """
 
     def __init__(self, recorded: bool = False, **more: Any) -> None:
@@ -78,8 +78,8 @@ class Converter:
         self.when: float | None = None
 
     def convert(self, text: str) -> str:
-        """Return a line of text as JSON, with the time in it where that is UTC, else
-        that of now.
+        """Return a line of text as JSON, with its own time if that is UTC, else with
+        the current time.
         """
         plain = COLOURS.sub("", text).rstrip()
         head = HEAD.match(plain)
@@ -101,8 +101,8 @@ class Converter:
 
 
 def _seconds(stamp: str) -> float | None:
-    """Return a time in UTC as seconds since 1970; ``None`` for one that does not say
-    where it is of.
+    """Return a time in UTC as seconds since 1970; ``None`` if the text names no time
+    zone.
     """
     try:
         return datetime.fromisoformat(stamp).timestamp() if stamp.endswith("Z") else None
@@ -111,7 +111,7 @@ def _seconds(stamp: str) -> float | None:
 
 
 class Formatter(logging.Formatter):
-    """Formats the records of a logger in the same way."""
+    """Formats the records of a logger as JSON lines."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__()

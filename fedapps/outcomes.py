@@ -1,5 +1,5 @@
-"""What runs, sweeps and comparisons are from Python: their numbers as DataFrames, their
-plots, their models.
+"""Runs, sweeps and comparisons as Python objects, with their numbers as DataFrames,
+their plots and their models.
 
 A notebook shows each as a short table.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The results of a run, as its folder holds them."""
+    """The results of a run, read from its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -44,14 +44,14 @@ class Run:
         )
 
     def _repr_html_(self) -> str:
-        told = html.paragraph(
+        summary = html.paragraph(
             f"{self.read.method} on {self.read.subject}. {state_sentence(self.read)}"
         )
         try:
             table = [compared([self.folder]).html()]
         except UserError:  # nothing was evaluated yet
             table = []
-        return "\n".join([told, *table, _place(self.folder)])
+        return "\n".join([summary, *table, _place(self.folder)])
 
     def plot(self, *, dark: bool = False) -> Plots:
         """Return the plots of the report, by name."""
@@ -59,7 +59,7 @@ class Run:
 
     @cached_property
     def read(self) -> RunFolder:
-        """Everything that the folder holds, as read once."""
+        """The content of the folder, read on first use."""
         return read_run(self.folder)
 
     @property
@@ -76,39 +76,39 @@ class Run:
 
     @property
     def rounds(self) -> Any:
-        """One row a round, nested values with dotted names: a DataFrame where pandas is
+        """One row per round, nested values with dotted names: a DataFrame if pandas is
         installed, else a list of dictionaries.
         """
         return frame([_flat_row(row) for row in self.read.rounds])
 
     @property
     def clients(self) -> Any:
-        """One row a client of the last evaluation: a DataFrame where pandas is
+        """One row per client of the last evaluation: a DataFrame if pandas is
         installed, else a list of dictionaries.
         """
         return frame(self.read.clients)
 
     def model(self) -> "nn.Module":
-        """Return the global model, to evaluate. Raises ``UserError`` if what the run
-        trained is not the task's net.
+        """Return the global model in evaluation mode. Raises ``UserError`` if the run
+        trained something other than the task's net.
         """
         settings = settings_in(self.folder, own=True)
         task: Any = build_task(settings)
         return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
 
     def personal_model(self, client: int) -> "nn.Module":
-        """Return the model that a client was scored with, to evaluate. Raises
-        ``UserError`` if the folder does not keep it.
+        """Return the model that a client was scored with, in evaluation mode. Raises
+        ``UserError`` if it was not saved.
         """
         _, _, tensors = exported(self.folder, client)
         return _loaded(build_task(settings_in(self.folder)), tensors)
 
     def scale(self, client: int | None = None) -> "Scale | None":
-        """Return how samples are scaled before a model sees them, ``scale.of(x)``;
-        ``None`` if they are not.
+        """Return the scale of a model's inputs, applied by ``scale.of(x)``; ``None`` if
+        samples are not scaled.
 
-        ``client``: whose, where each has a scale of its own
-        (``data.standardise=client``).
+        ``client``: needed with ``data.standardise=client``, where each client has its
+        own scale.
         """
         settings = settings_in(self.folder, own=True)
         return scale_of(settings, build_task(settings), client)
@@ -129,15 +129,15 @@ class Sweep:
 
     @property
     def table(self) -> Any:
-        """One row per entry of the table: its labels, how many seeds, each measure's
-        mean and deviation over them (a DataFrame).
+        """One row per entry of the table: its labels, the number of seeds, and the mean
+        and deviation of each measure over the seeds (a DataFrame).
         """
         return frame(self._results.records())
 
     @property
     def runs(self) -> dict[str, Run]:
         """The finished runs, by name."""
-        return {name: Run(run.path) for name, run in self._results.found.items()}
+        return {name: Run(run.path) for name, run in self._results.runs_by_name.items()}
 
     def plot(self, *, dark: bool = False) -> Plots:
         """Return the plots of the report, by name."""
@@ -151,42 +151,42 @@ class Sweep:
 
 
 class Comparison:
-    """Runs beside each other."""
+    """A comparison of runs."""
 
-    def __init__(self, found: Compared, folder: Path | None) -> None:
-        self._found, self.folder = found, folder
+    def __init__(self, compared: Compared, folder: Path | None) -> None:
+        self._compared, self.folder = compared, folder
 
     def __repr__(self) -> str:
-        labels = ", ".join(row.label for row in self._found.rows)
+        labels = ", ".join(row.label for row in self._compared.rows)
         return f"<fedapps.Comparison of {labels}{f': {self.folder}' if self.folder else ''}>"
 
     @property
     def table(self) -> Any:
-        """One row per setting, means over its seeds with their deviation, gains with
-        their bounds (a DataFrame).
+        """One row per setting: means and deviations over its seeds, gains and their
+        bounds (a DataFrame).
         """
-        return frame(self._found.records())
+        return frame(self._compared.records())
 
     @property
     def gains(self) -> Any:
-        """One row per client and run: its accuracy (AUROC), that in the reference run,
-        the difference (a DataFrame).
+        """One row per client and run: its accuracy (or AUROC), its accuracy in the
+        reference run, and the difference (a DataFrame).
         """
-        return frame(records(self._found.gains))
+        return frame(records(self._compared.gains))
 
     def plot(self, *, dark: bool = False) -> Plots:
         """Return the plots of the page, by name."""
-        return Plots(self._found.figures(), dark)
+        return Plots(self._compared.figures(), dark)
 
     def _repr_html_(self) -> str:
-        below = [section.as_html() for section in self._found.sections]
+        below = [section.as_html() for section in self._compared.sections]
         return "\n".join(
-            [self._found.html(), *below, *([_place(self.folder)] if self.folder else [])]
+            [self._compared.html(), *below, *([_place(self.folder)] if self.folder else [])]
         )
 
 
 class Partition:
-    """Who gets what: samples of each client, by class."""
+    """The partition of the data: samples of each client, by class."""
 
     def __init__(self, deal: Deal, settings: Settings, notes: list[str]) -> None:
         self._deal, self.notes = deal, notes
@@ -200,8 +200,8 @@ class Partition:
 
     @property
     def table(self) -> Any:
-        """One row per client: samples to train on, to validate with, to be scored on,
-        and by class to train on (a DataFrame).
+        """One row per client: numbers of training, validation and test samples, and of
+        training samples by class (a DataFrame).
         """
         return frame(self._rows())
 
@@ -248,7 +248,7 @@ def _place(folder: Path) -> Html:
 
 
 def frame(rows: list[dict[str, Any]]) -> Any:
-    """Return rows as a DataFrame where pandas is installed, else as they are."""
+    """Return rows as a DataFrame if pandas is installed, else unchanged."""
     try:
         import pandas
     except ImportError:

@@ -1,4 +1,4 @@
-"""Conversion of settings to and from TOML: files, assignments of the command line, the
+"""Converts settings to and from TOML: files, assignments on the command line, the
 configuration for `flwr run`.
 """
 
@@ -18,11 +18,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file with flat keys. Raises ``UserError`` if it is
     missing or invalid.
 
-    A wheel has `experiments/default.toml` in its package: found there where the current
-    folder has none.
+    An installed wheel has `experiments/default.toml` in its package. That file is read
+    if the current folder has none.
     """
-    if not path.exists() and (inside := Path(__file__).parent / path).is_file():
-        path = inside
+    if not path.exists() and (packaged := Path(__file__).parent / path).is_file():
+        path = packaged
     return flatten_toml(load_toml(path))
 
 
@@ -51,13 +51,14 @@ def flatten_toml(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Return key and value of ``key=value``; the value is parsed as TOML if possible
-    (3, 0.1, true, "text"), else it is text.
+    """Return key and value of ``key=value``. The value is parsed as TOML (3, 0.1, true,
+    "text"); if that fails, it is text.
     """
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise UserError(
-            f"{text!r}: write key=value, for example num-rounds=20 (files end in .toml)"
+            f"{text!r}: write a setting as key=value, for example num-rounds=20, or name a file "
+            "that ends in .toml"
         )
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
@@ -79,8 +80,8 @@ def to_toml(config: Mapping[str, Value]) -> str:
 
 
 def quoted_toml(values: Mapping[str, Value]) -> str:
-    """Return ``values`` as TOML, one line per key; dotted keys are quoted, which Flower
-    flattens to the same keys.
+    """Return ``values`` as TOML, one line per key. Dotted keys are quoted; Flower
+    flattens them to the same keys.
     """
     return tomli_w.dumps(values)
 
@@ -91,8 +92,8 @@ def toml_value(value: Value) -> str:
 
 
 def toml_text(value: Any) -> str:
-    """Return a value or a list of values as TOML on one line; what is neither true or
-    false, a number nor text as text.
+    """Return a value or a list of values as TOML on one line. Values that are neither
+    bool, number nor text are converted to text.
     """
     if isinstance(value, list):
         return f"[{', '.join(map(toml_text, value))}]"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 try:
     from algorithms.common.lazy import late_exports
     from algorithms.common.packages import check_ours
-except ModuleNotFoundError:  # somebody else's folder of this name comes first on the path
+except ModuleNotFoundError:  # another folder of this name comes first on the path
     import algorithms
 
     raise ImportError(

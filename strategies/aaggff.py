@@ -27,16 +27,16 @@ from strategies.families.reweighting import Decision, FairOptions, Replies, Rewe
 
 @dataclass(frozen=True)
 class AAggFFOptions(FairOptions):
-    """Options of AAggFF. Those of the paper: ``rate = 1``, ``step = "paper"``, ``cap =
-    0``, ``prior = "uniform"``.
+    """Options of AAggFF. The paper uses ``rate = 1``, ``step = "paper"``, ``cap = 0``,
+    ``prior = "uniform"``.
     """
 
     cdf: str = option(
         "normal", "distribution function by which losses become responses", choices=CDFS
     )
-    c1: float = option(0.0, "least response", low=0)
+    c1: float = option(0.0, "smallest response", low=0)
     c2: float = option(
-        0.0, "greatest response; 0: 1/K (aaggff-s), the share of sampled clients (aaggff-d)", low=0
+        0.0, "largest response; 0: 1/K (aaggff-s), the share of sampled clients (aaggff-d)", low=0
     )
     ridge: str = option(
         "paper",
@@ -47,16 +47,14 @@ class AAggFFOptions(FairOptions):
         100, "rounds in a row that a client may be away before its weight is forgotten", low=0
     )
     _: KW_ONLY
-    rate: float = option(
-        1.0, "how fast the weights move, as a multiple; 0: they stay at the prior", low=0
-    )
+    rate: float = option(1.0, "factor on the step of the weights; 0: they stay at the prior", low=0)
     step: str = option(
         "sampled",
-        "step of aaggff-d: for gradients of which a sample is heard, or (3.12)",
+        "step of aaggff-d: adapted to sampled clients, or the paper's (3.12)",
         choices=STEPS,
     )
     cap: float = option(
-        3.0, "the largest weight, as a multiple of the prior, from 1 on; 0: none", low=0
+        3.0, "largest weight as a multiple of the prior, at least 1; 0: no limit", low=0
     )
 
     def check(self) -> None:
@@ -92,9 +90,9 @@ class AAggFFS(Reweighting):
         """Raise ``ValueError`` unless all clients take part."""
         if sampled < count:
             raise ValueError(
-                f"AAggFF-S needs every client in every round, but round {server_round} asks "
-                f"{sampled} of {count}: ask all "
-                f"(clients-per-round = 0, fraction_train = 1), or use AAggFF-D"
+                f"AAggFF-S needs every client in every round, but round {server_round} samples "
+                f"{sampled} of {count}: set clients-per-round = 0 (in Flower: fraction_train = 1), "
+                "or use AAggFF-D"
             )
 
     def decide(self, replies: Replies) -> Decision:
@@ -116,8 +114,8 @@ class AAggFFD(Reweighting):
     """AAggFF-D around ``strategy``: clients are sampled; C is the share of the
     connected clients that replied in a round.
 
-    That is the probability with which a response is observed; the share that was asked
-    would bias (3.10) where replies are lost.
+    C is the probability that a response is observed. The share of sampled clients would
+    bias (3.10) when replies are lost.
     """
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
@@ -137,7 +135,7 @@ class AAggFFD(Reweighting):
         return LinearisedFTRL(count, 1.0, o.c1, o.c2 or None, step=o.step, rate=o.rate, cap=o.cap)
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
-        """Check that the responses have a range if all reply that were asked."""
+        """Check the range of the responses if all sampled clients reply."""
         self._connected, self._asked = count, sampled / count
         check_bounds(self.options.c1, self.options.c2 or self._asked)
 

@@ -60,7 +60,7 @@ class AFLBoost(FedBoost):
 
     def privacy_fault(self) -> str:
         """Return the reason: the client weights depend on the losses."""
-        return "AFLBoost weighs clients by their losses, which are not private: choose fedboost"
+        return "AFLBoost weights clients by their losses, which are not private: choose fedboost"
 
     def meet(self, grid: Grid) -> None:
         """Initialise lambda uniformly; a domain that joins later starts at the mean."""
@@ -75,7 +75,7 @@ class AFLBoost(FedBoost):
             self.domains += new
             if self.lambda_options.lambda_min * len(self.domains) > 1:
                 n, least = len(self.domains), self.lambda_options.lambda_min
-                raise ValueError(f"lambda-min = {least}: {n} domains allow at most {1 / n:g}")
+                raise ValueError(f"lambda-min = {least}: choose at most {1 / n:g} for {n} clients")
 
     def shares(self, replies: Sequence[Reply]) -> list[float]:
         """Return lambda_k of each reply, scaled by domains over observed domains; then

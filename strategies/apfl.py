@@ -4,11 +4,12 @@ fixed or learned by the client.
 Source: Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, arXiv
 2003.13461, Algorithm 1.
 
-Contract: FedAvg's. The client also trains a model v of its own, which it keeps and
+Contract: FedAvg's. The client also trains its own model v, which it keeps and
 never sends, at the mixture ``alpha v + (1 - alpha) w`` with the model w that it trains
 for the server; it is evaluated with the mixture of v and the received model. Both
-configurations hold ``apfl-alpha``; if that of training holds ``apfl-adaptive`` = true,
-the client learns its alpha from there on, and keeps it.
+configurations hold ``apfl-alpha``. If the training configuration holds
+``apfl-adaptive`` = true, the client starts with this alpha, learns its own and keeps
+it.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class APFLOptions(Options):
     """Options of APFL."""
 
     alpha: float = option(0.25, "weight of the client's own model in its mixture", low=0, high=1)
-    adaptive: bool = option(False, "clients learn alpha, starting there")
+    adaptive: bool = option(False, "clients learn alpha; the option alpha is its first value")
 
 
 class APFL(FedAvg):

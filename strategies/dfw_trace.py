@@ -1,7 +1,7 @@
 """DFW-Trace: Frank-Wolfe over a nuclear-norm ball or a spectrahedron by distributed
 power iterations. Clients send one vector.
 
-All clients work at one common point x. The oracle of these domains wants the top
+All clients work at one common point x. The oracle of these domains needs the top
 singular pair of G = (1/n) sum_i G_i, which power iterations find from products with
 vectors, and a product with a sum is a sum of products:
 
@@ -11,18 +11,18 @@ vectors, and a product with a sum is a sum of products:
     after ``power-iterations`` of them:
         x <- (1 - eta_t) x + eta_t atom(u, v),   eta_t = 2/(t + offset + 1)
 
-The next step's iteration begins with the last v. There is no consensus to wait for, and
-no state at the clients.
+The next step's iteration begins with the last v. No consensus is needed, and clients
+keep no state.
 
 Contract. Down: the arrays of x (and its constants), the vector as array ``vector``;
 ``config``: ``side`` = ``right`` (reply with G_i v) or ``left`` (G_i' u). Up: one array,
 the product, float64; ``metrics``: ``num-examples`` and ``inner`` = <G_i, x>. Only sums
 of the products and of ``inner`` are used, so a secure sum suffices.
 
-A half step is complete when every client has answered it: who has is not asked again,
-so sampling and lost replies cost rounds, not accuracy. A client that fails to answer
-``PATIENCE`` times is left out of this half step: were it more often, the rounds that
-wait for it alone would look like a run in which nobody answers.
+A half step is complete when every client has answered it. A client that has answered is
+not asked again, so sampling and lost replies cost rounds, not accuracy. A client that
+fails to answer ``PATIENCE`` times is skipped in this half step: too many rounds that
+ask only failing clients would look like a run in which no client answers.
 
 Source: Zheng, Bellet, Gallinari, "A Distributed Frank-Wolfe Framework for Learning
 Low-Rank Matrices with the Trace Norm", Machine Learning 107, 2018, DOI
@@ -59,7 +59,7 @@ from strategies.families.consensus import Constrained
 from strategies.fedavg import FedAvgArguments
 
 VECTOR, GAP = "vector", "gap-estimate"
-#: A client that fails to answer so many times is left out of a half step.
+#: A client is skipped in a half step after this many lost replies.
 PATIENCE = 2
 
 
@@ -68,7 +68,7 @@ class DFWTraceOptions(Options):
     """Options of DFW-Trace."""
 
     power_iterations: int = option(
-        1, "power iterations a step, each from the last one's vector", low=1
+        1, "power iterations per step, each starting from the previous vector", low=1
     )
     offset: int = option(
         2,
@@ -78,7 +78,7 @@ class DFWTraceOptions(Options):
 
 
 class DFWTrace(Constrained):
-    """DFW-Trace strategy. Raises ``ValueError`` for another domain than a nuclear-norm
+    """DFW-Trace strategy. Raises ``ValueError`` unless the domain is a nuclear-norm
     ball or a spectrahedron.
     """
 
@@ -92,7 +92,7 @@ class DFWTrace(Constrained):
         super().__init__(domain, **kwargs)
         self.power = PowerIteration(domain, self.options.power_iterations)
         self.steps_taken = 0
-        # of the last step, from below: a power iteration finds at most the largest
+        # lower bound for the last step: a power iteration finds at most the largest
         # singular value
         self.gap: float | None = None
         self._sum: Float64 | None = None  # of the half step's products
@@ -105,7 +105,9 @@ class DFWTrace(Constrained):
     def configure_step(
         self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask clients that have not answered this half step, as many as a round has."""
+        """Ask a round's number of clients, of those that have not answered this half
+        step.
+        """
         self._ids = clients_of(grid)
         nodes = self._sample(grid, round_of(config), MessageType.TRAIN)
         waiting = [node for node in self._ids if self._waits_for(self._ids[node])]
@@ -113,8 +115,8 @@ class DFWTrace(Constrained):
         nodes = drawn + [node for node in waiting if node not in drawn][: len(nodes) - len(drawn)]
         self._called = [self._ids[node] for node in nodes]
         if all(self._lost.get(client, 0) for client in self._called):
-            # A round in which only they are asked may have no reply, and is then not
-            # aggregated: somebody who has answered comes along.
+            # These clients may all fail again, and a round without replies is not
+            # aggregated: also ask one client that has already answered.
             nodes += [node for node, client in self._ids.items() if client in self._answered][:1]
         config.update(DFWTraceSent(self.power.side).to_config())
         content = ArrayRecord({**arrays, **to_record([VECTOR], [self.power.vector])})
@@ -137,7 +139,7 @@ class DFWTrace(Constrained):
             try:
                 self._add(reply)
             except ValueError as error:
-                log(WARNING, "node %d left out: %s", reply.metadata.src_node_id, error)
+                log(WARNING, "skipped node %d: %s", reply.metadata.src_node_id, error)
         for client in self._called:
             if client not in self._answered:
                 self._lost[client] = self._lost.get(client, 0) + 1
@@ -147,7 +149,7 @@ class DFWTrace(Constrained):
         if absent := [client for client in self._ids.values() if client not in self._answered]:
             log(
                 WARNING,
-                "clients left out of this half step, after %d lost replies: %s",
+                "skipped in this half step, after %d lost replies each: clients %s",
                 PATIENCE,
                 absent[:5],
             )
@@ -169,7 +171,7 @@ class DFWTrace(Constrained):
         if [array.shape for array in arrays] != [(wanted,)] or arrays[0].dtype != np.float64:
             raise ValueError(f"its product is not one array of {wanted} float64 numbers")
         if not isinstance(inner, int | float):
-            raise ValueError("its metric inner is missing")
+            raise ValueError("its metric 'inner' is missing")
         if client in self._answered:
             return
         self._sum = arrays[0].copy() if self._sum is None else self._sum + arrays[0]
@@ -177,8 +179,8 @@ class DFWTrace(Constrained):
         self._answered.add(client)
 
     def _gap(self, valid: list[Message]) -> dict[str, float]:
-        """Return the estimate of the last step, at the x before it: no gradient
-        travels.
+        """Return the estimate of the last step, at the x before it. No gradient is
+        sent.
         """
         return {} if self.gap is None else {GAP: self.gap}
 

@@ -7,7 +7,7 @@ Personalization", ICML 2021, arXiv 2012.04221, Algorithm 1.
 Contract: FedAvg's. The client also trains a personal v, with ``(mu/2) ||v - w||^2``
 added to its loss, w being the received model; it keeps v, is evaluated with it and
 never sends it. The training configuration holds ``ditto-mu`` and ``ditto-epochs``, the
-epochs on v (0: as many as on the other).
+epochs on v (0: as many as on w).
 """
 
 from dataclasses import dataclass

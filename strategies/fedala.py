@@ -1,5 +1,5 @@
-"""FedALA: a client starts a round where its own model and the received one meet, at
-weights that it learns, one a parameter.
+"""FedALA: a client starts a round from a mixture of its own model and the received
+one, with learned weights, one per parameter.
 
 Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for
 Personalized Federated Learning", AAAI 2023, arXiv 2212.01197, Algorithm 1. With Theta_k
@@ -7,9 +7,8 @@ the client's model after its last training and Theta the received one, elementwi
 in the upper layers only (in the others the received parameters are taken):
 
     m  = Theta_k + W (Theta - Theta_k)
-    W
-        <- W - eta grad F_k(m) (Theta - Theta_k), clipped to [0, 1], on a part of the
-        client's samples
+    W <- W - eta grad F_k(m) (Theta - Theta_k), clipped to [0, 1],
+         on a part of the client's samples
 
 Contract: FedAvg's. The client keeps Theta_k and W, starts at m and is scored at m. The
 configuration holds ``fedala-layers``, ``fedala-rate``, ``fedala-samples``, the share of
@@ -29,7 +28,7 @@ class FedALAOptions(Options):
     """Options of FedALA."""
 
     layers: int = option(
-        1, "upper layers that are mixed; of the others the received parameters are taken", low=0
+        1, "upper layers that are mixed; the other layers take the received parameters", low=0
     )
     rate: float = option(
         1.0, "learning rate of the weights; 0: they stay at 1, which is FedAvg", low=0
@@ -42,7 +41,7 @@ class FedALAOptions(Options):
         open_low=True,
     )
     start_epochs: int = option(
-        10, "passes over these samples the first time; later there is one", low=1
+        10, "passes over these samples the first time; later one pass", low=1
     )
 
 
@@ -64,5 +63,5 @@ class FedALA(FedAvg):
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
-        """Send the same: a model is scored where a round would start."""
+        """Send the same: a client is scored with the model that starts its round."""
         return self.train_options(server_round, num_rounds)

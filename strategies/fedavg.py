@@ -66,8 +66,8 @@ class FlowerArguments(TypedDict, total=False):
 
 
 class FedAvgArguments(FlowerArguments, total=False):
-    """Keyword arguments of :class:`FedAvg`, which strategies derived from it take
-    beside their own.
+    """Keyword arguments of :class:`FedAvg`, which derived strategies take in addition
+    to their own.
     """
 
     weights: str
@@ -83,7 +83,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
     """
 
     takes_any_metrics = True  # a mean is taken over the clients that report the metric
-    #: It waits for ``min_available_nodes`` by itself, also where the client grid
+    #: This strategy itself waits for ``min_available_nodes``, even if the client grid
     #: samples ``clients_per_round``.
     waits_for_clients = True
 
@@ -137,7 +137,8 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         """Restore what :meth:`state_dict` returned."""
         if state:
             raise ValueError(
-                f"{type(self).__name__} keeps no state, but the checkpoint holds {sorted(state)}"
+                f"the checkpoint is of another method: {type(self).__name__} keeps no state, and "
+                f"the checkpoint holds {sorted(state)}"
             )
 
     # --- the Strategy interface -------------------------------------------------------
@@ -210,7 +211,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
                 nodes = grid.sample(
                     server_round, wanted, "sampling" if train else "sampling for evaluation"
                 )
-        else:  # Flower's own loop, of one of its wrappers
+        else:  # Flower's own loop, or one of its wrappers
             chosen, everyone = sample_nodes(
                 grid, enough, max(int(len(list(grid.get_node_ids())) * fraction), minimum)
             )

@@ -1,5 +1,5 @@
-"""FedBABU: the body is trained federatedly under a head that nobody changes; a client
-fine-tunes the model before it uses it.
+"""FedBABU: the clients train the body under a fixed head; a client fine-tunes the
+model before it uses it.
 
 Source: Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image
 Classification", ICLR 2022, arXiv 2106.06042, Algorithm 1. The head is the random one of
@@ -44,6 +44,6 @@ class FedBABU(PartialSharing):
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
-        """Send what is shared, and how it is fine-tuned."""
+        """Send which part is shared, and the options of fine-tuning."""
         shared = super().evaluate_options(server_round, num_rounds)
         return {**shared, **FedBABUSent.of(self.options).to_config()}

@@ -9,12 +9,12 @@ them with the weights ``alpha_k / gamma_k``, collect the gradients of the client
 losses at these weights, and make one mirror descent step. The output is the running
 average of alpha.
 
-Beyond the paper, and the default: under the log loss the gradient is centred, that is
-taken of the sampled predictors with weights divided by their sum. The paper's gradient
-is negative throughout, so that a predictor gains because it was drawn.
+Beyond the paper, and the default: under the log loss the gradient is centred, that is,
+taken with the weights of the sampled predictors divided by their sum. All entries of
+the paper's gradient are negative, so a predictor gains weight merely by being drawn.
 
 Contract. A training message holds the arrays ``ids`` (h,), ``alpha`` (h,) and the
-predictors, stacked along their first axis, by the names in ``predictor-arrays`` (tables
+predictors, stacked along their first axis and named in ``predictor-arrays`` (tables
 that are mostly zero are packed by ``algorithms.ensembles.sparse_tables``); its size
 does not grow with the size q of the library. The reply holds two arrays of length h,
 the gradient with respect to the sent weights and the mean squared norms of the
@@ -84,24 +84,23 @@ class FedBoostOptions(Options):
     )
     draw: str = option(
         "independent",
-        "each predictor is drawn for itself as in the paper, or exactly C",
+        "draw each predictor independently, as in the paper, or exactly C predictors",
         choices=["independent", "exact"],
     )
     mirror: str = option("entropy", "map of the mirror descent", choices=MIRRORS)
     gradient: str = option(
         "sampled",
-        "in the weights as sent, as Figure 1 reads, or by the chain rule with the corrected (10)",
+        "with respect to the sent weights (Figure 1), or by the chain rule with the corrected (10)",
         choices=["sampled", "unbiased"],
     )
     centred: bool = option(
         True,
-        "log loss: the gradient of what was drawn with weights that sum to 1; false: as the paper "
-        "has it",
+        "log loss: gradient with the drawn weights scaled to sum to 1; false: as in the paper",
     )
-    step: float = option(0.01, "eta, of the mirror descent", low=0, open_low=True)
+    step: float = option(0.01, "eta, step of the mirror descent", low=0, open_low=True)
     repeats: int = option(1, "messages with fresh draws before one step (Corollary 2)", low=1)
     floor: float = option(
-        1e-3, "least probability gamma of being sent", low=0, high=1, open_low=True
+        1e-3, "smallest probability gamma of being sent", low=0, high=1, open_low=True
     )
     cache: int = option(
         0,
@@ -114,16 +113,16 @@ class FedBoostOptions(Options):
     )
     public_library: bool = option(
         False,
-        "the predictors of a folder were made without the clients' data, as differential privacy "
-        "needs them",
+        "confirms that a folder's predictors were made without the clients' data, which "
+        "differential privacy requires",
     )
 
     def check(self) -> None:
         """Reject a cache with several messages per round."""
         if self.cache and self.repeats > 1:
             raise ValueError(
-                f"cache = {self.cache}, repeats = {self.repeats}: messages of one round share no "
-                "cache; set one of them off"
+                f"cache = {self.cache} needs repeats = 1, not {self.repeats}: set repeats = 1 or "
+                "cache = 0"
             )
 
 
@@ -132,7 +131,7 @@ class FedBoost(FedAvg):
 
     ``library``: the predictors, or a function that builds a library from arrays stacked
     along the first axis; in that case the clients train the predictors in the first
-    round. ``seed``: of the predictor sampling. ``loss``: that of the clients, "log" or
+    round. ``seed``: of the predictor sampling. ``loss``: the clients' loss, "log" or
     "squared"; only the gradient of the log loss is centred. Keyword arguments as in
     FedAvg.
     """
@@ -151,15 +150,14 @@ class FedBoost(FedAvg):
         or "".
         """
         o = self.options
-        theirs = self.collecting or getattr(self.library, "from_clients", True)
-        if o.gradient == "sampled" and o.repeats == 1 and not o.cache and not theirs:
+        from_clients = self.collecting or getattr(self.library, "from_clients", True)
+        if o.gradient == "sampled" and o.repeats == 1 and not o.cache and not from_clients:
             return ""
         return (
             "FedBoost is private with gradient = 'sampled', repeats = 1, cache = 0 and predictors "
-            "made without the clients' data "
-            f"(of a folder, public-library says so), here they are {o.gradient!r}, {o.repeats}, "
-            f"{o.cache}, "
-            f"{'theirs' if theirs else 'not'}"
+            "made without the clients' data (for a folder: set public-library = true); here "
+            f"gradient = {o.gradient!r}, repeats = {o.repeats}, cache = {o.cache}, predictors made "
+            f"{'from' if from_clients else 'without'} the clients' data"
         )
 
     def zero_update(self, sent: Named) -> Named:
@@ -207,14 +205,15 @@ class FedBoost(FedAvg):
         if budget > library.q and self._make is None:
             raise ValueError(
                 f"budget = {budget}, but the library holds {library.q} predictors: choose "
-                f"1..{library.q}"
+                f"1 to {library.q}"
             )
         # the clients sent fewer predictors than expected: a failing client must not end
         # the run
         if budget > library.q:
             log(
                 WARNING,
-                "budget = %d, but the clients handed over %d predictors: all of them are sent",
+                "budget = %d, but the clients sent only %d predictors: every message holds all of "
+                "them",
                 budget,
                 library.q,
             )
@@ -226,8 +225,8 @@ class FedBoost(FedAvg):
             and self.options.sampling != "none"
         ):
             raise ValueError(
-                "budget = 1, draw = exact, centred = true: one predictor alone is compared with "
-                "none: choose a budget from 2 on"
+                "budget = 1, draw = exact, centred = true: the centred gradient compares "
+                "predictors, so it needs two: choose a budget of 2 or more"
             )
         self.library = library
         self.alpha = np.full(library.q, 1 / library.q)
@@ -305,8 +304,8 @@ class FedBoost(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the gradients and make one mirror descent step; a reply whose arrays
-        do not match the draw is left out.
+        """Average the gradients and make one mirror descent step; skip replies whose
+        arrays do not match the draw.
         """
         if self.collecting:
             return self._collect([reply.content for reply in replies if not reply.has_error()])
@@ -338,12 +337,12 @@ class FedBoost(FedAvg):
         )
 
     def _normalised(self, reply: Reply) -> Reply:
-        """Return the reply with gradient and log loss of the predictors that were sent
-        at weights divided by their sum.
+        """Return the reply with its gradient and log loss for weights divided by their
+        sum.
         """
         ids, gamma = self._draws[reply.draw]
         sent = sampled_weights(self.alpha, ids, gamma)
-        if not sent.any():  # predictors of weight 0 alone: no distribution, and no log loss
+        if not sent.any():  # all weights are 0: no distribution, and no log loss
             return reply
         return replace(
             reply,
@@ -354,8 +353,8 @@ class FedBoost(FedAvg):
     def _collect(
         self, contents: Sequence[RecordDict]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Build the library from the clients' predictors; those whose shapes or types
-        differ from most are left out.
+        """Build the library from the clients' predictors; skip those whose shapes or
+        types differ from most.
         """
         rows = alike_predictors(contents)
         if not rows or self._make is None:
@@ -376,8 +375,8 @@ class FedBoost(FedAvg):
         if not fits or not isinstance(loss, int | float):
             log(
                 WARNING,
-                "node %d left out: its gradient does not fit the predictors it was sent, or has no "
-                "loss",
+                "skipped node %d: its loss is missing, or its gradient does not match the "
+                "predictors that it received",
                 node,
             )
             return None

@@ -1,10 +1,10 @@
 """FedDM: clients send a few synthetic images of each of their classes, made by
 distribution matching; one round may be enough.
 
-The server pools the images of a round and trains the classifier on them, near whose
-weights the clients make the images of the next round. Until images have arrived the
-weights are random. The images of the clients that were sampled and replied replace
-those of the round before; a round without any leaves them.
+The server pools the images of a round and trains the classifier on them. The clients
+make the images of the next round near the weights of this classifier; until images have
+arrived, the weights are random. The images of the clients that were sampled and replied
+replace those of the round before; a round without images keeps them.
 
 Source: Xiong, Wang, Cheng, Yu, Hsieh, "FedDM: Iterative Distribution Matching for
 Communication-Efficient Federated Learning", CVPR 2023, arXiv 2207.09653, Algorithm 1.
@@ -43,7 +43,7 @@ from strategies.fedavg import FedAvgArguments
 class FedDMOptions(Options):
     """Options of FedDM."""
 
-    images: int = option(1, "images that a client makes of each of its classes", low=1)
+    images: int = option(1, "images that a client makes per class", low=1)
     steps: int = option(100, "a client's steps on its images in a round", low=1)
     rate: float = option(
         1.0, "learning rate of these steps, with momentum 0.5", low=0, open_low=True
@@ -51,7 +51,7 @@ class FedDMOptions(Options):
     radius: float = option(
         5.0, "rho, distance from the server's weights at which images are matched", low=0
     )
-    low: float = option(0.0, "least value of the images, 0 or -1; the greatest is 1")
+    low: float = option(0.0, "smallest value of the images, 0 or -1; the largest is 1")
 
     def check(self) -> None:
         """Check the range of the images."""
@@ -81,7 +81,7 @@ class FedDM(Synthetic):
         self._names: Mapping[int, ClientId] = {}
 
     def first_arrays(self) -> Arrays:
-        """Return a set of noise, an image of each class."""
+        """Return a set of noise, one image per class."""
         noise = generator(self.seed, "synthetic start").random(
             (self.num_classes, *self.shape), np.float32
         )
@@ -92,8 +92,8 @@ class FedDM(Synthetic):
         return read(arrays["x"]), read(arrays["y"])
 
     def _is_noise(self, arrays: ArrayRecord) -> bool:
-        """Return whether the set is still the one of the start, as it is if no reply of
-        the first rounds was of use.
+        """Return whether the set is still the initial noise, because no reply has been
+        usable yet.
         """
         return np.array_equal(self.samples(arrays)[0], self.first_arrays()["x"])
 
@@ -106,12 +106,14 @@ class FedDM(Synthetic):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send the classifier: random weights until images have arrived, then those
-        that it has after training on the set.
+        """Send the classifier: random weights until images have arrived, then the
+        weights trained on the set.
         """
         self._names = clients_of(grid)
         sent = (
-            self.classifier if self._is_noise(arrays) else self.judged(arrays, server_round - 1)[0]
+            self.classifier
+            if self._is_noise(arrays)
+            else self.evaluated(arrays, server_round - 1)[0]
         )
         return super().configure_train(
             server_round, to_record(list(sent), list(sent.values())), config, grid
@@ -129,7 +131,7 @@ class FedDM(Synthetic):
             if fault := self._fault(arrays):
                 log(
                     WARNING,
-                    "client %s left out: %s",
+                    "skipped client %s: %s",
                     self._names.get(reply.metadata.src_node_id, "?"),
                     fault,
                 )
@@ -154,7 +156,7 @@ class FedDM(Synthetic):
             or arrays[0].shape != (*arrays[1].shape, *self.shape)
             or arrays[1].dtype.kind != "i"
         ):
-            return "its reply is not images like the others' with a label each"
+            return f"its reply is not images of shape {self.shape} with one label each"
         counts = np.bincount(
             np.clip(arrays[1], -1, self.num_classes) + 1, minlength=self.num_classes + 2
         )
@@ -162,7 +164,7 @@ class FedDM(Synthetic):
             return f"its labels are not from 0 to {self.num_classes - 1}"
         most = int(counts.max())
         return (
-            f"it sent {most} images of a class, more than {self.options.images}"
+            f"it sent {most} images of one class (limit {self.options.images})"
             if most > self.options.images
             else ""
         )

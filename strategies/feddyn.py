@@ -13,8 +13,8 @@ number of all clients:
         theta_i = argmin f_i(theta) - <g_i, theta> + (alpha/2) ||theta - theta^{t-1}||^2
         g_i <- g_i - alpha (theta_i - theta^{t-1})
     server:
-        h <- h - (alpha/m) sum_{i in S} (theta_i - theta^{t-1}) theta^t = (1/|S|) sum_{i
-        in S} theta_i - h / alpha
+        h <- h - (alpha/m) sum_{i in S} (theta_i - theta^{t-1})
+        theta^t = (1/|S|) sum_{i in S} theta_i - h / alpha
 
 h is the mean of all clients' g_i; the program of Shen et al. omits it and stalls unless
 every client takes part in every round. Counters and running statistics of normalisation
@@ -47,7 +47,7 @@ class FedDynOptions(Options):
 
     alpha: float = option(
         0.1,
-        "weight of the proximal term; the smaller, the further a round goes",
+        "weight of the proximal term; a smaller value lets a round go further",
         low=0,
         open_low=True,
     )

@@ -50,11 +50,10 @@ from strategies.fedavg import FedAvgArguments
 
 #: Larger values would overflow in e; clipping makes them meaningless long before.
 LARGEST_LOG = 50.0
-#: A sample lies still if its gradient is shorter than this part of the median in its
+#: A sample is still if its gradient is shorter than this fraction of the median in its
 #: class.
 STILL = 0.75
-#: Deviation of the noise by which a sample that starts again differs from the one that
-#: it starts from.
+#: Standard deviation of the noise added to the sample from which another one restarts.
 SPREAD = 0.1
 
 
@@ -65,7 +64,7 @@ class FedEvgOptions(Options):
     beta_first: float = option(10.0, "the server's step along the energy in the first round", low=0)
     beta_last: float = option(0.01, "the server's step in the last round", low=0)
     schedule: str = option(
-        "cosine", "how that step goes from beta-first to beta-last; ddpm: late", choices=SCHEDULES
+        "cosine", "how the step falls from beta-first to beta-last; ddpm: late", choices=SCHEDULES
     )
     delta: float = option(0.01, "noise of the server's step", low=0)
     lambda_: float = option(0.1, "weight of the cross-entropy on synthetic samples", low=0)
@@ -79,22 +78,23 @@ class FedEvgOptions(Options):
         open_low=True,
     )
     weights: str = option(
-        "sign", "a client counts at a sample by e to the sign of -E, or e to -E", choices=WEIGHTS
+        "sign", "weight of a client at a sample: e to the sign of -E, or e to -E", choices=WEIGHTS
     )
     persistent: bool = option(
-        False, "clients keep net and Adam's moments from round to round; else they draw a new net"
+        False,
+        "clients keep net and Adam's moments between rounds; false: each round starts a new net",
     )
     net: str = option(
         "energy-cnn",
-        "net of the clients; several with commas: each the next, in turn (docs/fedevg.md)",
+        "net of the clients; several, separated by commas, are assigned in turn (docs/fedevg.md)",
     )
     patience: int = option(
         0,
-        "rounds after which a sample that hardly moves starts again from one of its class that "
-        "does; 0: never",
+        "rounds after which a sample that hardly moves restarts from a moving one of its class; "
+        "0: never",
         low=0,
     )
-    low: float = option(0.0, "least value of the images, 0 or -1; the greatest is 1")
+    low: float = option(0.0, "smallest value of the images, 0 or -1; the largest is 1")
 
     def check(self) -> None:
         """Check the range of the images."""
@@ -201,7 +201,7 @@ class FedEvg(Synthetic):
                 client = self._names.get(reply.metadata.src_node_id, "?")
                 log(
                     WARNING,
-                    "client %s left out: its signals are not one gradient and one weight a sample",
+                    "skipped client %s: its reply is not one gradient and one weight per sample",
                     client,
                 )
                 continue
@@ -229,8 +229,8 @@ class FedEvg(Synthetic):
     def _restarted(
         self, x: NDArray[np.float32], lengths: NDArray[np.float64], server_round: int
     ) -> tuple[NDArray[np.float32], float]:
-        """Return the samples after those that lay still for ``patience`` rounds in a
-        row have started again, and their share.
+        """Restart the samples that were still for ``patience`` rounds in a row; return
+        all samples and the share of restarted ones.
         """
         self._still = np.where(lengths < STILL, self._still + 1, 0)
         rng = generator(self.seed, "restart", server_round=server_round)
@@ -243,7 +243,7 @@ class FedEvg(Synthetic):
     # --- saved state ------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return for how many rounds in a row each sample has lain still."""
+        """Return for how many rounds in a row each sample has been still."""
         return {"still": self._still}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:

@@ -8,7 +8,7 @@ fails (``naive-fw``); corrections in ``docs/fedfw.md``.
 Contract. Down: x_bar and, in the configuration, ``etas``, ``lambdas``, ``rhos`` (one of
 each per local step), ``lambda-0``, ``num-clients`` n, ``variant``, ``batch-size`` and
 ``stochastic``. Up: the packed atoms of the local steps, one after the other, and the
-metrics ``num-examples`` and ``fresh`` = 1 if the client had no point of its own and
+metrics ``num-examples`` and ``fresh`` = 1 if the client had no point yet and
 started at this x_bar. If the configuration holds ``resync``, the reply holds x_i after
 the steps instead of the atoms, and for FedFW+ y_i after it. If it holds ``dual-mean``,
 the arrays ``dual.NAME`` after those of x_bar are the mean of the clients' dual
@@ -19,8 +19,9 @@ the dual terms must sum to 0. While all clients reply in every round, ``(1 - eta
 + eta mean(s_i)`` is the mean and sum_i y_i stays 0. Otherwise (clients are sampled, a
 reply was lost, a client joined) the server keeps copies of every client's x_i and y_i,
 which it updates as the clients do: x_bar is the mean over all of them, and the mean of
-the y_i is sent. A client whose reply was lost is asked for its state the next time, and
-left out of the means after ``PATIENCE`` lost replies in a row, until it answers again.
+the y_i is sent. A client whose reply was lost is asked for its state the next time.
+After ``PATIENCE`` lost replies in a row it does not count in the means until it answers
+again.
 Derivation: ``docs/fedfw.md``.
 """
 
@@ -59,7 +60,7 @@ from strategies.fedavg import FedAvgArguments
 
 VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
 DUAL = "dual."
-#: A client that fails to answer so many times in a row is left out of the means.
+#: A client does not count in the means after this many lost replies in a row.
 PATIENCE = 3
 
 
@@ -90,14 +91,14 @@ class FedFWOptions(Options):
         """Reject mini-batches with a schedule that does not average gradients."""
         if self.batch_size and self.schedule != "stochastic":
             raise ValueError(
-                f"batch-size = {self.batch_size}, schedule = {self.schedule!r}: only 'stochastic' "
-                "averages gradients: choose it, or 0"
+                f"batch-size = {self.batch_size}, schedule = {self.schedule!r}: mini-batches need "
+                "schedule = 'stochastic'; choose it, or batch-size = 0"
             )
 
 
 @dataclass
 class _Round:
-    """What was sent in a round, as aggregate_train needs it."""
+    """The parts of a round's messages that aggregate_train needs."""
 
     x_bar: Array = field(default_factory=lambda: np.zeros(0))
     etas: Sequence[float] = ()
@@ -118,9 +119,9 @@ class _Reply:
 class FedFW(Constrained):
     """FedFW strategy; ``variant``: fedfw, fedfw-plus or naive-fw.
 
-    ``lambda_0``: the penalty weight if it is 0 in the options; if both are, it follows
-    from the ``curvature`` of every f_i in the directions in which it is not flat
-    (:func:`~algorithms.frank_wolfe.steps.automatic_lambda_0`).
+    ``lambda_0``: the penalty weight if it is 0 in the options; if both are 0, it is
+    computed from the ``curvature`` of every f_i in the directions in which it is not
+    flat (:func:`~algorithms.frank_wolfe.steps.automatic_lambda_0`).
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class FedFW(Constrained):
         check_choice("variant", variant, VARIANTS)
         if not self.options.lambda_0 and not lambda_0 and not curvature > 0:
             raise ValueError(
-                "lambda_0 = 0: give a penalty above 0, or the curvature from which it follows"
+                "lambda_0 = 0: pass a penalty above 0, or the curvature to compute it from"
             )
         self.variant = variant
         self.given_lambda_0, self.curvature = self.options.lambda_0 or lambda_0, curvature
@@ -187,7 +188,7 @@ class FedFW(Constrained):
             stochastic=self.options.schedule == "stochastic",
         )
         config.update(sent.to_config())
-        config.pop(FedFWExtras.key("dual_mean"), None)  # of the round before
+        config.pop(FedFWExtras.key("dual_mean"), None)  # set in the round before
         now.resync = [client for client in now.asked if client in self.suspects]
         self._sent = now
         if self.variant != "naive-fw" and (self.points or len(nodes) < len(ids)):
@@ -197,20 +198,18 @@ class FedFW(Constrained):
                 mean = to_record(names, self.domain.split(self._dual_mean(now)))
                 arrays = ArrayRecord({**arrays, **mean})
                 config.update(FedFWExtras(dual_mean=True).to_config())
-        told = [node for node in nodes if ids[node] not in self.suspects]
-        messages = self._messages(arrays, config, told, MessageType.TRAIN)
+        known = [node for node in nodes if ids[node] not in self.suspects]
+        messages = self._messages(arrays, config, known, MessageType.TRAIN)
         if now.resync:
-            asked = [node for node in nodes if ids[node] in self.suspects]
+            unknown = [node for node in nodes if ids[node] in self.suspects]
             resync = ConfigRecord({**config, **FedFWExtras(resync=True).to_config()})
-            messages += self._messages(arrays, resync, asked, MessageType.TRAIN)
+            messages += self._messages(arrays, resync, unknown, MessageType.TRAIN)
         return messages
 
     def aggregate_step(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move x_bar along the atoms; a reply that holds no atoms of the domain is left
-        out.
-        """
+        """Move x_bar along the atoms; skip replies that hold no atoms of the domain."""
         now = self._sent
         valid = [reply for reply in replies if not reply.has_error()]
         used = [opened for reply in valid if (opened := self._open(reply, now))]
@@ -239,26 +238,26 @@ class FedFW(Constrained):
             size = self.domain.num_arrays
             if len(arrays) != size * len(now.etas):
                 raise ValueError(
-                    f"{len(arrays)} arrays, but {len(now.etas)} packed atoms have "
+                    f"its reply holds {len(arrays)} arrays, but {len(now.etas)} packed atoms need "
                     f"{size * len(now.etas)}"
                 )
             atoms = [self.domain.unpack(arrays[k : k + size]) for k in range(0, len(arrays), size)]
             return _Reply(client, atoms, None, None, fresh)
         except ValueError as error:
-            log(WARNING, "client %s left out: %s", client, error)
+            log(WARNING, "skipped client %s: %s", client, error)
             return None
 
     def _state_of(
         self, client: ClientId, arrays: list[NDArray[Any]], fresh: bool, now: _Round
     ) -> _Reply:
-        """Return the state in a reply to ``resync``. Raises ``ValueError`` if it is
-        none.
+        """Return the state in a reply to ``resync``. Raises ``ValueError`` if the reply
+        holds none.
         """
         plus = self.variant == "fedfw-plus"
         half = len(arrays) // 2 if plus else len(arrays)
         point = self.domain.join(arrays[:half])
         if not self.domain.contains(point, 1e-4):
-            raise ValueError("its point lies outside of the domain")
+            raise ValueError("its point lies outside the domain")
         dual = np.array(self.domain.join(arrays[half:]), now.x_bar.dtype) if plus else None
         return _Reply(client, [], np.array(point, now.x_bar.dtype), dual, fresh)
 
@@ -269,8 +268,8 @@ class FedFW(Constrained):
     # --- all clients answer: their mean is enough -------------------------------------
 
     def _move(self, now: _Round, used: list[_Reply]) -> None:
-        """Move x_bar, the mean of the members' points; begin to keep copies when all
-        were asked for their state.
+        """Move x_bar, the mean of the members' points; start to keep copies once all
+        clients were asked for their state.
         """
         states = [reply for reply in used if reply.point is not None]
         if states:
@@ -281,30 +280,30 @@ class FedFW(Constrained):
             return
         self._step(now, used)
         answered = [reply.client for reply in used]
-        strangers = bool(self.members) and (
+        changed = bool(self.members) and (
             answered != self.members or any(reply.fresh for reply in used)
         )
         self.members = self.members or answered
-        if strangers:
+        if changed:
             self._missed(now, answered)
 
     def _missed(self, now: _Round, answered: list[ClientId]) -> None:
-        """Record whose state is unknown from now on: of all clients, if only the mean
-        of their points is known.
+        """Record the clients whose state is unknown from now on: all clients, if only
+        the mean of their points is known.
         """
         if self.points:
             for client in now.asked:
                 self._lost[client] = 0 if client in answered else self._lost.get(client, 0) + 1
             self.suspects |= {client for client in now.asked if client not in answered}
         elif self.members and self.variant != "naive-fw":
-            log(INFO, "other clients answered than before: all are asked for their state once")
+            log(INFO, "not the same clients answered as before: all are asked for their state once")
             self.suspects = set(now.ids.values())
 
     # --- otherwise: copies of the clients' states -------------------------------------
 
     def _track(self, now: _Round, arrays: ArrayRecord) -> ArrayRecord:
-        """Keep a copy of every connected client's state, return x_bar as an array
-        record; a new client starts there, with y_i = 0.
+        """Keep a copy of every connected client's state and return x_bar as an array
+        record; a new client starts at x_bar, with y_i = 0.
         """
         gone = [
             client
@@ -312,7 +311,7 @@ class FedFW(Constrained):
             if client not in now.ids.values() or self._lost.get(client, 0) >= PATIENCE
         ]
         for client in gone:
-            log(INFO, "client %s is left out of the mean until it answers", client)
+            log(INFO, "client %s does not count in the mean until it answers", client)
             del self.points[client]
             self.duals.pop(client, None)
             self.suspects.add(client)
@@ -353,12 +352,12 @@ class FedFW(Constrained):
         for reply in used:
             if reply.point is None and not reply.fresh:
                 continue
-            told = sent.copy() if reply.point is None else reply.point
+            point = sent.copy() if reply.point is None else reply.point
             if reply.client in self.points:
-                now.x_bar += (told - self.points[reply.client]) / len(self.points)
+                now.x_bar += (point - self.points[reply.client]) / len(self.points)
             else:
-                now.x_bar += (told - now.x_bar) / (len(self.points) + 1)
-            self._remember(reply.client, told, reply.dual)
+                now.x_bar += (point - now.x_bar) / (len(self.points) + 1)
+            self._remember(reply.client, point, reply.dual)
         moving = [reply for reply in used if reply.point is None]
         for reply in moving:
             if reply.client in self.duals:
@@ -404,7 +403,7 @@ class FedFW(Constrained):
         }
         if self.points and self.variant == "fedfw-plus" and "duals" not in state:
             raise ValueError(
-                "the checkpoint is of an older version, which kept no dual variables: start again"
+                "the checkpoint holds no dual variables: an older version wrote it; start a new run"
             )
         self.duals = (
             {client: dual.copy() for client, dual in zip(clients, state["duals"], strict=True)}

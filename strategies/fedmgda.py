@@ -1,5 +1,5 @@
-"""FedMGDA+: the minimum-norm mixture of the clients' normalised updates, a direction
-that is no client's ascent if epsilon = 1.
+"""FedMGDA+: the minimum-norm mixture of the clients' normalised updates; with epsilon =
+1, a direction in which no client's loss rises to first order.
 
 Source: Hu, Shaloudegi, Zhang, Yu, "Federated Learning Meets Multi-Objective
 Optimization", IEEE Transactions on Network Science and Engineering, 2022, arXiv
@@ -11,8 +11,8 @@ Optimization", IEEE Transactions on Network Science and Engineering, 2022, arXiv
 
 epsilon = 0 is the average of the directions by the prior. epsilon = 1 is the
 minimum-norm point of MGDA, whose inner product with every g_k is at least its own
-squared norm, so that no client loses to first order. For epsilon < 1, the default among
-them, this does not hold: a client whose update opposes the others' can still lose. A
+squared norm, so that no client loses to first order. For epsilon < 1, which includes
+the default, this does not hold: a client whose update opposes the others' can lose. A
 client gains nothing by inflating its update, and steps are never longer than eta.
 
 The wrapped strategy averages, with these weights, updates of length eta.
@@ -42,8 +42,8 @@ class FedMGDAOptions(PriorOptions):
     )
     server_learning_rate: float = option(
         1.0,
-        "eta, the length of updates, and of a step where all clients agree; 0: updates keep their "
-        "own",
+        "eta, length of every update, and of the step if all clients agree; 0: updates keep their "
+        "length",
         low=0,
     )
 
@@ -58,8 +58,8 @@ class FedMGDA(Reweighting):
         super().__init__(strategy, prior=self.options.prior)
 
     def decide(self, replies: Replies) -> Decision:
-        """Return the weights of the shortest mixture of unit updates, and what makes
-        the updates as long as eta.
+        """Return the weights of the shortest mixture of unit updates, and the factors
+        that give updates the length eta.
         """
         moves = replies.updates()
         lengths = np.linalg.norm(moves, axis=1)

@@ -42,19 +42,19 @@ class FedOptOptions(Options):
     """Options of FedAdam, FedYogi and FedAdagrad."""
 
     server_learning_rate: float = option(
-        0.01, "eta, of the server's steps along the mean update", low=0, open_low=True
+        0.01, "eta, the server's step along the mean update", low=0, open_low=True
     )
     beta_1: float = option(
         0.9,
-        "memory of the mean update m; the paper has 0 for FedAdagrad",
+        "decay of the mean update m; the paper uses 0 for FedAdagrad",
         low=0,
         high=1,
         open_high=True,
     )
     beta_2: float = option(
-        0.99, "memory of its squares v; FedAdagrad has none", low=0, high=1, open_high=True
+        0.99, "decay of its squares v; FedAdagrad does not use it", low=0, high=1, open_high=True
     )
-    tau: float = option(0.001, "adaptivity: the smaller, the more", low=0, open_low=True)
+    tau: float = option(0.001, "adaptivity: a smaller value adapts more", low=0, open_low=True)
 
 
 class FedOpt(FedAvg):

@@ -82,28 +82,30 @@ class FFGBOptions(Options):
     local_steps: int = option(1, "K, learners that a client adds in a round", low=1)
     schedule: str = option(
         "auto",
-        "schedule of the steps; auto: decay, for ffgb-l general",
+        "schedule of the steps; auto: general for ffgb-l, decay otherwise",
         choices=["auto", *SCHEDULES],
     )
-    mu: float = option(0.005, "weight of the regulariser (mu/2) ||f||^2; ffgb-l has 1", low=0)
+    mu: float = option(0.005, "weight of the regulariser (mu/2) ||f||^2; ffgb-l uses 1", low=0)
     eta_0: float = option(10.0, "decay: the step is eta-0 / (K t + k + 1)", low=0, open_low=True)
     eta_max: float = option(
-        0.0, "the longest step; 0: 1 for trees, else 10; 1 / mu is another bound", low=0
+        0.0, "longest step; 0: 1 for trees, 10 otherwise; never above 1 / mu", low=0
     )
-    residual: bool = option(True, "learners also fit what the one before them missed")
+    residual: bool = option(True, "each learner also fits what the previous one missed")
     loss: str = option(
-        "cross-entropy", "loss of the clients; ffgb-l has the square", choices=LOSS_NAMES
+        "cross-entropy", "loss of the clients; ffgb-l uses the square", choices=LOSS_NAMES
     )
     weights: str = option(
         "uniform",
-        "clients count alike, or by their training samples",
+        "weight of a client: 1, or its number of training samples",
         choices=["uniform", "samples"],
     )
     gradient_bound: float = option(
-        1.0, "ffgb-c: G, that of every entry of a gradient", low=0, open_low=True
+        1.0, "ffgb-c: G, bound on every entry of a gradient", low=0, open_low=True
     )
     gamma: float = option(0.5, "ffgb-c: edge of the oracle", low=0, high=1, open_low=True)
-    lipschitz: float = option(0.0, "ffgb-l: L; 0: the least that fits a client's samples", low=0)
+    lipschitz: float = option(
+        0.0, "ffgb-l: L; 0: the smallest value that fits a client's samples", low=0
+    )
     at_once: int = option(
         0,
         "ffgb-l: rounds that the server makes with the learners of one message; 0: round by round",
@@ -111,12 +113,12 @@ class FFGBOptions(Options):
     )
     learner: str = option(
         "auto",
-        "weak learner, net is model.name; auto: trees for tables, else net",
+        "weak learner; net: model.name; auto: trees for tables, net otherwise",
         choices=["auto", "net", "trees", "ridge"],
     )
     oracle: str = option(
         "auto",
-        "fit of nets; auto: l2 for ffgb, linf for ffgb-c, else lipschitz",
+        "fit of nets; auto: l2 for ffgb, linf for ffgb-c, lipschitz for ffgb-l",
         choices=["auto", "l2", "linf", "lipschitz"],
     )
     fit_steps: int = option(200, "nets: Adam's steps", low=1)
@@ -124,18 +126,20 @@ class FFGBOptions(Options):
     fit_batch: int = option(64, "nets: batch size", low=1)
     sobolev: float = option(0.1, "oracle lipschitz: weight of the gradients by the inputs", low=0)
     ridge: float = option(1.0, "learner ridge: penalty", low=0)
-    trees: int = option(1, "trees in a learner, each fitted to what the ones before it left", low=1)
+    trees: int = option(
+        1, "trees per learner, each fitted to the residual of the ones before", low=1
+    )
     depth: int = option(3, "depth of a tree", low=1, high=12)
     min_leaf: int = option(
         5,
-        "least rows of a tree's leaf, whose value is their mean: a small leaf exposes them",
+        "minimum rows per leaf; its value is their mean, so a small leaf exposes them",
         low=1,
     )
-    tree_rate: float = option(1.0, "what each tree counts", low=0, high=1, open_low=True)
+    tree_rate: float = option(1.0, "weight of each tree", low=0, high=1, open_low=True)
 
     def steps_a_round(self, samples: float) -> tuple[float, int]:
-        """Return how many steps a client with so many samples takes in a round, and
-        their batch size.
+        """Return the number of steps of a client with ``samples`` samples in a round,
+        and their batch size.
         """
         return float(self.local_steps * self.fit_steps), self.fit_batch
 
@@ -153,7 +157,7 @@ class FFGB(FedAvg):
     ensemble.
 
     The model of a run is the arrays of the function (``Additive.to_arrays``): a run
-    starts from such arrays if it is given them, else from 0.
+    starts from such arrays if it gets them, otherwise from 0.
     """
 
     capabilities = Capabilities(replies="other", aggregation="single replies")
@@ -171,12 +175,12 @@ class FFGB(FedAvg):
         o, lipschitz = self.options, variant == "ffgb-l"
         if o.at_once and not lipschitz:
             raise ValueError(
-                f"at-once = {o.at_once}: only ffgb-l can make its rounds at once, set it to 0"
+                f"at-once = {o.at_once}: only ffgb-l can make its rounds at once; set at-once = 0"
             )
         self.mu = 1.0 if lipschitz else o.mu
         self.schedule = o.schedule if o.schedule != "auto" else "general" if lipschitz else "decay"
         self.loss = "square" if lipschitz else o.loss
-        # where f is 0 a step of 1 is a quarter of Newton's
+        # at f = 0 a step of 1 is a quarter of Newton's step
         self.eta_max = o.eta_max or (1.0 if o.learner == "trees" else 10.0)
         self.clip: float | None = None
         self.clip_residual: float | None = None
@@ -309,14 +313,14 @@ class FFGB(FedAvg):
 
     def _learners(self, reply: Message, others: Sequence[Learners]) -> Learners | None:
         """Return the learners of a reply and record its client's version; ``None`` if
-        there are none that fit.
+        the reply is skipped.
         """
         client = self._names[reply.metadata.src_node_id]
         holds = metrics_of(reply.content).get("holds", -1)
         if not isinstance(holds, int) or not 0 <= holds <= self.function.version:
             log(
                 WARNING,
-                "client %s left out: it says that it holds version %s of %d",
+                "skipped client %s: it reports version %s of the function, but the latest is %d",
                 client,
                 holds,
                 self.function.version,
@@ -326,8 +330,8 @@ class FFGB(FedAvg):
         if holds < self.function.version:
             log(
                 WARNING,
-                "client %s has lost its values of the function: they are built anew with its next "
-                "message",
+                "skipped client %s: it has lost its values of the function; its next message "
+                "holds the whole function",
                 client,
             )
             return None
@@ -347,9 +351,10 @@ class FFGB(FedAvg):
         if not complete or shapes(learners) != wanted:
             log(
                 WARNING,
-                "client %s left out: its learners differ from those of the others, or are not "
-                "local-steps many",
+                "skipped client %s: its reply is not local-steps = %d learners with the same "
+                "arrays as those of the others",
                 client,
+                self.options.local_steps,
             )
             return None
         return learners
@@ -380,17 +385,17 @@ class FFGB(FedAvg):
         )
 
     def _open(self, arrays: ArrayRecord) -> None:
-        """Read the function from the model if it differs from ours: at the start of a
-        run, or when it is resumed.
+        """Read the function from the model if it differs from ``self.function``: at the
+        start of a run, or when it is resumed.
         """
         rounds = arrays["shrinks"].shape[0] if "shrinks" in arrays else 0
         if rounds == self.function.version:
             return
-        found: dict[str, NDArray[Any]] = (
+        values: dict[str, NDArray[Any]] = (
             {name: read(array) for name, array in arrays.items()} if rounds else {}
         )
         self._holds = self._holds if rounds else {}
-        blocks = Additive.from_arrays(found).blocks if rounds else []
+        blocks = Additive.from_arrays(values).blocks if rounds else []
         self.function, self._record = Additive(self.clip), {}
         for block in blocks:
             self._append(block)

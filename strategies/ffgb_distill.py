@@ -41,14 +41,14 @@ class FFGBDistillOptions(DistillOptions):
 
     step: float = option(
         10.0,
-        "eta, of the function along the mean weak learner; times mu at most 1",
+        "eta, step along the mean weak learner; eta times mu is at most 1",
         low=0,
         open_low=True,
     )
     mu: float = option(0.005, "weight of the regulariser (mu/2) ||f||^2", low=0)
     oracle_epochs: int = option(
         100,
-        "epochs of a client's fit of its weak learner, with Adam, gradients cut to norm 5",
+        "epochs of a client's fit of its weak learner, with Adam, gradients clipped to norm 5",
         low=1,
     )
     oracle_batch_size: int = option(64, "batch size of a client's fit", low=1)
@@ -57,8 +57,8 @@ class FFGBDistillOptions(DistillOptions):
     )
 
     def steps_a_round(self, samples: float) -> tuple[float, int]:
-        """Return how many steps a client with so many samples takes in a round, and
-        their batch size.
+        """Return the number of steps of a client with ``samples`` samples in a round,
+        and their batch size.
         """
         return self.oracle_epochs * max(
             1.0, samples / self.oracle_batch_size
@@ -68,8 +68,8 @@ class FFGBDistillOptions(DistillOptions):
         """Reject steps that would reverse the sign of the function."""
         if self.step * self.mu > 1:
             raise ValueError(
-                f"step = {self.step:g}, mu = {self.mu:g}: f shrinks by their product, at most 1: "
-                "lower one of them"
+                f"step = {self.step:g}, mu = {self.mu:g}: their product must be at most 1: lower "
+                "one of them"
             )
 
 

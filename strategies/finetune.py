@@ -1,5 +1,5 @@
-"""Fine-tuning: FedAvg, whose model each client trains for some local epochs before it
-uses it; the baseline of personalised methods.
+"""Fine-tuning: FedAvg, after which each client trains the model for some local epochs
+before it uses it; the baseline of personalised methods.
 
 Nothing else is kept or sent. Sources: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage,
 "Federated Evaluation of On-device Personalization", 2019, arXiv 1910.10252; Yu,
@@ -24,7 +24,7 @@ class FinetuneOptions(Options):
     """Options of fine-tuning."""
 
     epochs: int = option(1, "local epochs before the model is used", low=0)
-    rate: float = option(0.0, "their learning rate; 0: that of the round", low=0)
+    rate: float = option(0.0, "learning rate of these epochs; 0: that of the round", low=0)
 
 
 class Finetune(FedAvg):

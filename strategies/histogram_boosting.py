@@ -4,24 +4,24 @@ site with all rows would grow them.
 The first two rounds agree on bins: clients count their values in cells, finer ones the
 second time (``algorithms.boosting.bins``). From then on a round grows one level of a
 tree: clients send the sums of gradients and curvatures, and the numbers of rows, by
-leaf, feature and bin; the server adds them up and splits every leaf as the rows
-together want it (``algorithms.boosting.histogram_trees``). A tree of depth d takes d
-rounds. All sums are of whole numbers, so bins and trees are, to the bit, those of the
-pooled rows, however these are dealt out.
+leaf, feature and bin; the server adds them up and splits every leaf in the best way for
+all rows together (``algorithms.boosting.histogram_trees``). A tree of depth d takes d
+rounds. All sums are of whole numbers, so bins and trees are bit for bit those of the
+pooled rows, however the rows are divided among the clients.
 
-If only some clients answer (they are sampled, or fail), a round's step is the one that
-the pooled rows of those would take, from the forest as it is; levels of one tree may
-rest on different clients. Without a valid reply the round is repeated.
+If only some clients answer (they are sampled, or others fail), a round makes the step
+that the pooled rows of these clients would make from the current forest; the levels of
+one tree may use different clients. Without a valid reply the round is repeated.
 
 Sources: Chen, Guestrin, "XGBoost: A Scalable Tree Boosting System", KDD 2016, arXiv
 1603.02754; over several sites: Ong, Zhou, Baracaldo, Ludwig, "Adaptive Histogram-Based
 Gradient Boosted Trees for Federated Learning", 2020, arXiv 2012.06670 (where each site
-has bins of its own).
+has its own bins).
 
 Contract. A message holds the forest (``algorithms.boosting.forest.Forest``, arrays in
-the order of its ``NAMES``) and in its configuration ``loss`` and ``sums``: how many
-numbers are wanted. The reply of a training message holds one array of so many whole
-numbers (``Forest.sums``), of which only the total over the clients is used, and
+the order of its ``NAMES``) and in its configuration ``loss`` and ``sums``, the length
+of the reply. The reply to a training message holds one array of ``sums`` whole numbers
+(``Forest.sums``), of which only the total over the clients is used, and
 ``num-examples``.
 """
 
@@ -56,38 +56,36 @@ class HistogramBoostingOptions(Options):
     """Options of histogram boosting."""
 
     trees: int = option(
-        0, "the run ends after this many trees; 0: as many as its rounds allow", low=0
+        0, "the run ends after this many trees; 0: as many as the rounds allow", low=0
     )
-    depth: int = option(3, "depth of a tree, which takes as many rounds", low=1, high=12)
-    learning_rate: float = option(0.1, "what each tree counts", low=0, high=1, open_low=True)
+    depth: int = option(3, "depth of a tree; every level takes one round", low=1, high=12)
+    learning_rate: float = option(0.1, "weight of each tree", low=0, high=1, open_low=True)
     min_leaf: int = option(
         20,
-        "least rows of a leaf, of all clients together: small leaves tell of single people",
+        "minimum rows per leaf, over all clients: small leaves reveal single people",
         low=1,
     )
     l2: float = option(1.0, "lambda, added to the curvature of a leaf", low=0)
     max_step: float = option(
         4.0, "longest Newton step of a leaf, before the learning rate", low=0, open_low=True
     )
-    bins: int = option(
-        32, "bins of a feature, beside the one of missing values", low=2, high=65_536
-    )
+    bins: int = option(32, "bins of a feature, plus one for missing values", low=2, high=65_536)
     cells: int = option(
         512, "cells of a feature in which values are counted to find the bins", low=2, high=65_536
     )
     loss: str = option(
         "cross-entropy",
-        "loss of a row; of numbers to predict the squared error",
+        "loss of a row; regression uses the squared error",
         choices=LOSS_NAMES,
     )
     standardise: bool = option(
         False,
-        "bins of what each client standardised and filled by itself, not of the values as they are",
+        "bin values that each client has standardised and imputed; false: bin the raw values",
     )
 
     @property
     def growth(self) -> Growth:
-        """What concerns the growth of one tree."""
+        """The options of the growth of one tree."""
         return Growth(self.min_leaf, self.l2, self.learning_rate, self.max_step)
 
 
@@ -95,8 +93,8 @@ class HistogramBoosting(FedAvg):
     """Histogram boosting of rows with ``num_features`` numbers; keyword arguments as in
     FedAvg. ``forest``: the current function.
 
-    ``numbers``: clients have standardised numbers to predict, in place of labels; the
-    loss is then the squared error.
+    ``numbers``: clients predict standardised numbers instead of labels; the loss is
+    then the squared error.
 
     The model of a run is the arrays of the forest (``Forest.to_arrays``): a run starts
     from such arrays if it is given them.
@@ -126,7 +124,7 @@ class HistogramBoosting(FedAvg):
     def train_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
-        """Return the loss, and how many numbers are wanted."""
+        """Return the loss, and the length of the reply."""
         return HistogramSent(self.loss, self.forest.length()).to_config()
 
     def evaluate_options(
@@ -153,8 +151,8 @@ class HistogramBoosting(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add up the sums of the replies and take the step; a reply that cannot be a
-        sum over rows is left out.
+        """Add up the sums of the replies and take the step; skip replies that cannot be
+        sums over rows.
         """
         o = self.options
         total, used = np.zeros(self.forest.length(), np.int64), []
@@ -165,7 +163,7 @@ class HistogramBoosting(FedAvg):
             if fault := self.forest.fault(sums, self.loss):
                 log(
                     WARNING,
-                    "client %s left out: %s",
+                    "skipped client %s: %s",
                     self._names.get(reply.metadata.src_node_id, "?"),
                     fault,
                 )
@@ -184,21 +182,20 @@ class HistogramBoosting(FedAvg):
 
     def _open(self, arrays: ArrayRecord) -> None:
         """Take the forest from the arrays of the run: at its start, or when it is
-        resumed. Raises ``ValueError`` for another one.
+        resumed. Raises ``ValueError`` if it does not match the settings.
         """
-        found: dict[str, NDArray[Any]] = {
+        values: dict[str, NDArray[Any]] = {
             name: read(array) for name, array in arrays.items() if "stage" in arrays
         }
         forest = (
-            Forest.from_arrays(found)
-            if found
+            Forest.from_arrays(values)
+            if values
             else Forest.new(self.num_features, self.options.depth)
         )
         if (len(forest.edges), forest.depth) != (self.num_features, self.options.depth):
             raise ValueError(
                 f"the model has {len(forest.edges)} features and trees of depth {forest.depth}, "
-                f"but here are {self.num_features} "
-                f"features, depth = {self.options.depth}: start anew, or with the settings of that "
-                "model"
+                f"but this run has {self.num_features} features and depth = {self.options.depth}: "
+                "use the same settings, or start without that model"
             )
         self.forest = forest

@@ -2,14 +2,14 @@
 methods.
 
 A federated method that samples m of N clients for a round has each of them train in
-rounds * m / N rounds on average. Here nobody waits to be drawn: every client trains in
-every round, for the share m / N of a round's steps, so that it has taken as many steps
-as a client of that method on average, at the end and at any evaluation. No models are
-exchanged in training; the server's remains the initial one.
+rounds * m / N rounds on average. Here every client trains in every round, for the share
+m / N of a round's steps. At any evaluation it has therefore taken as many steps as a
+client of that method on average. No models are exchanged in training; the server's
+model remains the initial one.
 
 Contract: a training reply holds no arrays and one MetricRecord with ``num-examples``.
-The configuration holds ``local-share``, the share of a round's steps that the client is
-to take; what is less than a step is carried over to later rounds.
+The configuration holds ``local-share``, the share of a round's steps that the client
+takes; a fraction of a step is carried over to later rounds.
 """
 
 from collections.abc import Iterable

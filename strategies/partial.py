@@ -1,15 +1,15 @@
 """Partial sharing by name: the arrays whose names match are averaged, the others belong
 to the clients.
 
-FedPer, LG-FedAvg and FedBN are cases of it, and so are low-rank adapters alone (``share
-= "*lora_*"``) or biases alone (``"*.bias"``); the general form is that of Pillutla,
-Malik, Mohamed, Rabbat, Sanjabi, Xiao, "Federated Learning with Partial Model
+FedPer, LG-FedAvg and FedBN are special cases, and so are low-rank adapters alone
+(``share = "*lora_*"``) or biases alone (``"*.bias"``); the general form is that of
+Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, "Federated Learning with Partial Model
 Personalization", ICML 2022, arXiv 2204.03809 (there FedSim). With ``share = "*"`` it is
 FedAvg.
 
 Contract: a training reply holds the arrays that were sent, and ``num-examples``. The
 configuration holds ``partial-share`` and ``partial-keep``, patterns of names separated
-by commas; an array travels if its name matches one of the former and none of the
+by commas; an array is sent if its name matches one of the former and none of the
 latter. The client keeps the others.
 """
 
@@ -28,9 +28,11 @@ class PartialOptions(Options):
     """Options of partial sharing by name."""
 
     share: str = option(
-        "*", 'arrays that are averaged: names separated by commas, "*" in them stands for anything'
+        "*", 'arrays that are averaged: names separated by commas, in which "*" matches anything'
     )
-    keep: str = option("", "arrays that stay with the clients all the same, likewise")
+    keep: str = option(
+        "", "arrays that stay with the clients even if share matches them; same format"
+    )
 
 
 class Partial(SharedPart):

@@ -67,9 +67,10 @@ class PartialSharing(SharedPart):
         if not 0 < number < len(names):
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
             raise ValueError(
-                f"the {self.share} is shared, which is {number} of {len(names)} arrays where the "
-                f"head is {', '.join(self.head)}: "
-                f"choose a model with a body and a head, or a head among the layers {layers}"
+                f"the {self.share}, which is shared, has {number} of the model's {len(names)} "
+                "arrays "
+                f"(head: {', '.join(self.head)}): choose a model with a body and a head, or a head "
+                f"among the layers {layers}"
             )
 
 

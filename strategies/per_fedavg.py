@@ -33,7 +33,7 @@ class PerFedAvgOptions(Options):
     alpha: float = option(0.01, "rate of the steps that adapt the model; 0: FedAvg", low=0)
     hessian: str = option(
         "none",
-        "left out, or by the difference of two gradients (twice as many gradients)",
+        "leave the Hessian out, or use the difference of two gradients (twice as many gradients)",
         choices=["none", "differences"],
     )
     steps: int = option(
@@ -53,7 +53,7 @@ class PerFedAvg(FedAvg):
     def train_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
-        """Send the rate of adaptation and what is done about the Hessian."""
+        """Send the rate of adaptation and how the Hessian is treated."""
         return PerFedAvgTraining.of(self.options).to_config()
 
     def evaluate_options(

@@ -42,7 +42,7 @@ class PFedMeOptions(Options):
     )
     batches: str = option(
         "next",
-        "of the inner steps: each the next mini-batch, or all the same (the paper), at as many "
+        "inner steps use the next mini-batch each, or the same for all (the paper), at inner-steps "
         "times the cost",
         choices=["next", "same"],
     )

@@ -26,7 +26,7 @@ integer arrays, and account only for their own FedAvg.
 
 Contract: that of the wrapped strategy: FedAvg or one that averages like it; or
 FedBoost, whose update is the gradient with respect to alpha; or FedEvg, whose update is
-``e_i grad E_i`` at all samples: its noisy mean replaces the quotient with the mean of
+``e_i grad E_i`` at all samples: its noisy mean is not divided by the mean of
 e_i. Counters are not changed. Sample counts are not used: all clients have equal
 weight.
 """
@@ -75,7 +75,7 @@ class PrivacyOptions(Options):
         low=0,
     )
     clipping_norm: float = option(
-        1.0, "C, to which every client's update is shortened", low=0, open_low=True
+        1.0, "C, largest norm of a client's update; longer ones are shortened", low=0, open_low=True
     )
     delta: float = option(
         1e-5,
@@ -100,8 +100,8 @@ class Private(Wrapper):
         """Replies are those of the wrapped strategy; weights set by another wrapper
         would have no effect.
         """
-        found = declared(self.strategy)
-        return Capabilities(found.replies if found else "other", "single replies")
+        wrapped = declared(self.strategy)
+        return Capabilities(wrapped.replies if wrapped else "other", "single replies")
 
     def __init__(
         self, strategy: Strategy, options: PrivacyOptions, rng: np.random.Generator | None = None
@@ -117,8 +117,7 @@ class Private(Wrapper):
         if self.finished:
             raise ValueError(
                 f"max-epsilon = {options.max_epsilon}: one round with noise-multiplier = "
-                f"{options.noise_multiplier} spends "
-                f"{self.epsilon(1):.3g}: choose more noise, or a larger bound"
+                f"{options.noise_multiplier} spends {self.epsilon(1):.3g}: raise one of them"
             )
 
     def epsilon(self, releases: int) -> float:
@@ -230,11 +229,10 @@ def _check(strategy: Strategy) -> None:
         if fault := strategy.privacy_fault():
             raise ValueError(f"noise-multiplier: {fault}")
         return
-    found = require_declaration(strategy, "noise-multiplier")
-    if found.replies != "model" or found.aggregation == "single replies":
+    wrapped = require_declaration(strategy, "noise-multiplier")
+    if wrapped.replies != "model" or wrapped.aggregation == "single replies":
         raise ValueError(
-            f"noise-multiplier: of {type(strategy).__name__} only the average of updates could be "
-            "made private, and its model "
-            "depends on more: choose a method that averages (fedavg, fedprox, fedadam, propfair, "
-            "superfed-mm, ...) or fedboost, or 0"
+            f"noise-multiplier: {type(strategy).__name__} uses more than the average of updates, "
+            "and only the average can be private: choose a method that averages (fedavg, fedprox, "
+            "fedadam, propfair, superfed-mm, ...) or fedboost, or noise-multiplier = 0"
         )

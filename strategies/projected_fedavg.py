@@ -95,9 +95,9 @@ class ProjectedFedAvg(Constrained):
                     [read(array) for record in records for array in record.values()]
                 )
                 if point.dtype.kind != "f":
-                    raise ValueError(f"its point is of type {point.dtype}")
+                    raise ValueError(f"its point has type {point.dtype}: it must be floating point")
             except ValueError as error:
-                log(WARNING, "node %d left out: %s", reply.metadata.src_node_id, error)
+                log(WARNING, "skipped node %d: %s", reply.metadata.src_node_id, error)
             else:
                 used.append(reply.content)
                 points.append(point)

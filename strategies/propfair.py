@@ -1,5 +1,5 @@
-"""PropFair: clients minimise ``-log(M - F)``: maximises the product of the clients'
-utilities M - F (Nash bargaining).
+"""PropFair: clients minimise ``-log(M - F)``, which maximises the product of the
+clients' utilities M - F (Nash bargaining).
 
 Source: Zhang, Malekmohammadi, Chen, Yu, "Proportional Fairness in Federated Learning",
 TMLR 2023, arXiv 2202.01666, Algorithm 1. A client's steps are taken on ``-log(1 - l /
@@ -42,8 +42,8 @@ class PropFairOptions(Options):
 
 
 class PropFair(Wrapper):
-    """PropFair around ``strategy``, which sees nothing of it: the loss is the clients'
-    affair.
+    """PropFair around ``strategy``, which does not change: only the clients' loss
+    does.
     """
 
     def __init__(self, strategy: Strategy, options: PropFairOptions | None = None) -> None:
@@ -64,14 +64,14 @@ class PropFair(Wrapper):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send M beside what the wrapped strategy sends."""
+        """Send M in addition to what the wrapped strategy sends."""
         config.update(PropFairSent(self.options.m).to_config())
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send M there, too: a client may train before it is scored."""
+        """Send M as in training: a client may train before it is scored."""
         config.update(PropFairSent(self.options.m).to_config())
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 

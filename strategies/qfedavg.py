@@ -6,16 +6,15 @@ ICLR 2020, arXiv 1905.10497, Algorithm 2. With F_k the loss of the model that wa
 and L one over the local learning rate:
 
     Delta_k = L (w - w_k)  client k's pseudo-gradient
-    h_k
-        = q F_k^(q-1) |Delta_k|^2 + L F_k^q                   its share of the Lipschitz
-        constant of (1/(q+1)) sum F^(q+1)
+    h_k = q F_k^(q-1) |Delta_k|^2 + L F_k^q  its share of the Lipschitz constant of
+                                             (1/(q+1)) sum F^(q+1)
     w  <- w - sum_k F_k^q Delta_k / sum_k h_k
 
-That is two things: the weights p ~ F^q, and a step of ``1 / (1 + q L sum_k p_k |w_k -
-w|^2 / F_k)`` times the mean update. The wrapped strategy averages updates that are that
-much shorter. ``step = "average"`` leaves them as they are, for strategies with a step
-of their own (FedAdam). With ``prior`` "samples" F_k counts n_k times. q = 0 is the
-average by the prior. L follows the local learning rate and its decay, which the
+The method has two parts: the weights p ~ F^q, and a step of ``1 / (1 + q L sum_k p_k
+|w_k - w|^2 / F_k)`` times the mean update. The wrapped strategy averages updates that
+are shortened by this factor. ``step = "average"`` does not shorten them, for strategies
+with their own step (FedAdam). With ``prior`` "samples" F_k counts n_k times. q = 0 is
+the average by the prior. L follows the local learning rate and its decay, which the
 training configuration holds.
 
 Differences from Flower's QFedAvg, which has the same formula: it keeps the first
@@ -46,11 +45,11 @@ from strategies.families.reweighting import Decision, FairOptions, Replies, Rewe
 class QFedAvgOptions(FairOptions):
     """Options of q-FedAvg."""
 
-    q: float = option(0.1, "clients count by their loss to this power; 0: the prior", low=0)
+    q: float = option(0.1, "clients are weighted by their loss to this power; 0: the prior", low=0)
     lipschitz: float = option(0.0, "L; 0: one over the learning rate of the round", low=0)
     step: str = option(
         "lipschitz",
-        "how far the mean update goes: by the estimate, or all the way",
+        "shorten the mean update by the estimate, or take all of it",
         choices=["lipschitz", "average"],
     )
 
@@ -86,7 +85,7 @@ class QFedAvg(Reweighting):
             if not self.options.lipschitz and "learning-rate" not in config:
                 raise ValueError(
                     "q-FedAvg needs the clients' learning rate: put learning-rate into "
-                    "train_config, or set lipschitz = 1 / it"
+                    "train_config, or set lipschitz = 1 / learning-rate"
                 )
             self._lipschitz = self.options.lipschitz or 1 / rate_of(config, server_round)
         return super().configure_train(server_round, arrays, config, grid)

@@ -1,10 +1,10 @@
-"""Robust aggregation around a strategy whose replies are models: a few clients that
-send anything have a bounded influence.
+"""Robust aggregation around a strategy whose replies are models: a few malicious
+clients have a bounded influence, whatever they send.
 
     Robust(FedAdam(), RobustOptions("median"))
     Robust(Scaffold(), RobustOptions("multi-krum", num_malicious=2))
 
-In the place of the replies the wrapped strategy is passed
+Instead of all replies, the wrapped strategy receives
 
     median, trimmed-mean, geometric-median
         one reply, with the robust mean of the models: for strategies whose model
@@ -13,20 +13,21 @@ In the place of the replies the wrapped strategy is passed
         the chosen replies as they are: for any strategy that takes a part of the
         replies as if the other clients had not answered
 
-All clients have equal weight, since the number of samples is the client's own word.
-Metrics are means over the same clients, with equal weights. Rules, promises and
-sources: ``algorithms.common.robust``. They look at all real arrays together, running
-statistics included; of counters (whole numbers) every rule but Krum's takes the median.
+All clients have equal weight, since clients report their own numbers of samples and may
+lie. Metrics are means over the same clients, with equal weights. Rules, guarantees and
+sources: ``algorithms.common.robust``. The rules treat all floating-point arrays
+together, including running statistics; for counters (whole numbers) every rule except
+Krum's takes the median.
 
-If fewer replies are valid than the rule needs, the round changes nothing: 2 f + 1 for
-the trimmed mean and 2 f + 3 for Krum's rules, f = ``num_malicious``. Clients whose data
-differ look like attackers to one another: the median of unlike models is no good model,
-and Krum's rules leave out the unlike ones for good.
+A round with fewer valid replies than the rule needs changes nothing: 2 f + 1 for the
+trimmed mean and 2 f + 3 for Krum's rules, f = ``num_malicious``. Clients whose data
+differ look like attackers to each other: the median of very different models is not a
+good model, and Krum's rules exclude the most different clients in every round.
 
 Differences from Flower's ``FedMedian``, ``FedTrimmedAvg`` and ``MultiKrum``: these
-weight by ``num-examples`` what Krum has chosen, trim a share instead of a number,
-compute distances from norms (which loses all digits beside an outlier) and cannot wrap
-a method.
+weight the models that Krum has chosen by ``num-examples``, trim a share instead of a
+number, compute distances from norms (which loses all digits next to an outlier) and
+cannot wrap a method.
 
 Contract: that of the wrapped strategy.
 """
@@ -69,13 +70,13 @@ class RobustOptions(Options):
 
     rule: str = option(
         "none",
-        "in the place of the mean of the clients' models, all of equal weight",
+        "replaces the mean of the clients' models; all have equal weight",
         choices=RULES,
     )
     num_malicious: int = option(
         1,
-        "f, clients of a round that may send anything: trimmed-mean leaves out the f least and "
-        "greatest values",
+        "f, clients of a round that may send anything; trimmed-mean drops the f smallest and "
+        "largest values",
         low=0,
     )
 
@@ -95,21 +96,21 @@ class RobustOptions(Options):
 
 
 class Robust(Wrapper):
-    """Wrapper around ``strategy``; raises ``ValueError`` if the rule cannot stand
-    between it and its replies.
+    """Wrapper around ``strategy``; raises ``ValueError`` if the rule cannot be applied
+    to its replies.
     """
 
     def __init__(self, strategy: Strategy, options: RobustOptions) -> None:
-        found = require_declaration(strategy, "robust.rule")
+        wrapped = require_declaration(strategy, "robust.rule")
         name = type(strategy).__name__
-        if found.replies != "model":
+        if wrapped.replies != "model":
             raise ValueError(
-                f"robust.rule = {options.rule!r}: the replies to {name} are not models to be "
-                "compared: choose 'none'"
+                f"robust.rule = {options.rule!r}: the replies to {name} are not models, and the "
+                "rule compares models: choose 'none'"
             )
-        averages = found.aggregation != "single replies"
-        if not averages and not (found.subset and options.rule in CHOOSING):
-            allowed = "'krum', 'multi-krum' or 'none'" if found.subset else "'none'"
+        averages = wrapped.aggregation != "single replies"
+        if not averages and not (wrapped.subset and options.rule in CHOOSING):
+            allowed = "'krum', 'multi-krum' or 'none'" if wrapped.subset else "'none'"
             raise ValueError(
                 f"robust.rule = {options.rule!r}: {name} takes more than an average from the "
                 f"replies: choose {allowed}"
@@ -119,11 +120,11 @@ class Robust(Wrapper):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Replies are those of the wrapped strategy; what it makes of them depends on
-        single ones.
+        """Replies are those of the wrapped strategy; the model depends on single
+        replies.
         """
-        found = require_declaration(self.strategy, "robust.rule")
-        return Capabilities(found.replies, "single replies", beside=found.beside)
+        wrapped = require_declaration(self.strategy, "robust.rule")
+        return Capabilities(wrapped.replies, "single replies", beside=wrapped.beside)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -141,7 +142,8 @@ class Robust(Wrapper):
         if len(valid) < self.options.least:
             log(
                 WARNING,
-                "round %d keeps the model: robust.rule = %r needs %d replies, %d are valid",
+                "round %d: the model is unchanged, robust.rule = %r needs %d valid replies and "
+                "got %d",
                 server_round, self.options.rule, self.options.least, len(valid),
             )  # fmt: skip
             return None, None
@@ -157,7 +159,7 @@ class Robust(Wrapper):
         left = [
             reply.metadata.src_node_id for place, reply in enumerate(valid) if place not in chosen
         ]
-        log(INFO, "round %d: %s leaves out the nodes %s", server_round, self.options.rule, left)
+        log(INFO, "round %d: %s excludes the nodes %s", server_round, self.options.rule, left)
         return self.strategy.aggregate_train(server_round, [alike[place] for place in chosen])
 
     def _one_reply(self, replies: list[Message], arrays: ArrayRecord, key: str) -> Message:
@@ -193,7 +195,7 @@ class Robust(Wrapper):
 
 
 def real(records: list[ArrayRecord]) -> NDArray[np.float64]:
-    """Return the real arrays of models as points (n, d)."""
+    """Return the floating-point arrays of models as points (n, d)."""
     rows = [[read(array) for array in record.values()] for record in records]
     return np.stack(
         [
@@ -204,7 +206,7 @@ def real(records: list[ArrayRecord]) -> NDArray[np.float64]:
 
 
 def robust_mean(records: list[ArrayRecord], options: RobustOptions) -> ArrayRecord:
-    """Return the robust mean of models; whole numbers are the median of theirs."""
+    """Return the robust mean of models; for whole numbers, the median."""
     points = real(records)
     if options.rule == "geometric-median":
         mean = robust.geometric_median(points)

@@ -6,8 +6,8 @@ With S the clients of the round, N the number of all clients and K the steps of 
 client:
 
     client i in S:
-        y_i <- y_i - eta (g_i(y_i) - c_i + c), K times from x c_i+ = c_i - c + (x - y_i)
-        / (K eta)
+        y_i <- y_i - eta (g_i(y_i) - c_i + c), K times from x
+        c_i+ = c_i - c + (x - y_i) / (K eta)
     server:  x <- x + eta_g mean_S(y_i - x),    c <- c + (|S| / N) mean_S(c_i+ - c_i)
 
 Counters and running statistics of normalisation layers are averaged.
@@ -55,7 +55,7 @@ class ScaffoldOptions(Options):
 
     server_learning_rate: float = option(
         1.0,
-        "eta_g, of the clients' mean change; 1: the model becomes the mean of theirs",
+        "eta_g, step along the clients' mean change; 1: the mean of their models",
         low=0,
         open_low=True,
     )

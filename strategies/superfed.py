@@ -5,19 +5,19 @@ Sources: Hahn, Jeong, Lee, "Connecting Low-Loss Subspace for Personalized Federa
 Learning", KDD 2022, arXiv 2109.07628; Hahn, "Algorithms for Collaborative Machine
 Learning under Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050,
 Chapter II, Algorithms 2.3 and 2.4, equations (2.3)-(2.6). The server averages the
-federated models theta_f as FedAvg does and tells the clients when mixing starts: after
-the first L = start * num_rounds rounds, or as soon as ``start_draws`` draws a client
-have been made. Mixing "model" is SuPerFed-MM (one lambda per mini-batch), "layer" is
-SuPerFed-LM (one per layer and mini-batch). The proximal term is squared; see
-``clients/superfed.py``.
+federated models theta_f as FedAvg does and informs the clients when mixing starts:
+after the first L = start * num_rounds rounds, or as soon as clients have been sampled
+``start_draws`` times on average. Mixing "model" is SuPerFed-MM (one lambda per
+mini-batch), "layer" is SuPerFed-LM (one per layer and mini-batch). The proximal term is
+squared; see ``clients/superfed.py``.
 
 Contract: FedAvg's. The client trains the received theta_f, which it returns, and a
-theta_l of its own, which it keeps and never sends, at random mixtures of the two; the
+personal theta_l, which it keeps and never sends, at random mixtures of the two; the
 training configuration holds ``proximal-mu``, ``superfed-nu``, ``superfed-init``,
 ``superfed-step-scale`` and ``superfed-mixing`` ("model", "layer", or "none" before
 mixing starts). The evaluation configuration holds the same, ``superfed-catch-up``,
-``superfed-lambda-choice`` and, from the second evaluation on and unless every client is
-to choose by itself, ``superfed-pooled-loss`` (the clients' pooled curve at the last
+``superfed-lambda-choice`` and, from the second evaluation on and unless clients choose
+by themselves, ``superfed-pooled-loss`` (the clients' pooled curve at the last
 evaluation, over their grid of lambda) and ``superfed-pooled-samples`` (k of
 ``algorithms/personal/choice.py``).
 
@@ -67,12 +67,12 @@ class SuPerFedOptions(Options):
     start: float = option(0.4, "L / T, the share of the rounds before mixing starts", low=0, high=1)
     start_draws: float = option(
         0.0,
-        "mixing starts earlier, once clients were drawn so often on average; 0: not earlier",
+        "mixing starts earlier, once clients were sampled this often on average; 0: not earlier",
         low=0,
     )
     init: str = option(
         "own",
-        "where theta_l starts: from a draw of its own, or from the received model",
+        "initial theta_l: random for each client, or the received model",
         choices=["own", "global"],
     )
     step_scale: float = option(
@@ -84,14 +84,14 @@ class SuPerFedOptions(Options):
     )
     catch_up: int = option(
         0,
-        "local epochs before scoring of a client that mixing has not reached; 0: it has its first "
+        "local epochs before scoring for a client that has not mixed yet; 0: it uses its initial "
         "theta_l",
         low=0,
     )
     lambda_choice: str = option(
         "own",
-        "whose validation losses choose lambda: the client's own, these shrunk to all clients', or "
-        "all clients'",
+        "validation losses that choose lambda: own, own shrunk towards all clients', or all "
+        "clients'",
         choices=CHOICES,
     )
 
@@ -112,7 +112,7 @@ class SuPerFed(FedAvg):
         self.options = options or SuPerFedOptions()
         self.mixing = mixing
         self.own_measures: Mapping[str, float] = {}
-        self.draws = 0.0  # a client's, on average, until now
+        self.draws = 0.0  # times a client was sampled so far, on average
         self.mixed = False  # whether the last training mixed
         self.pool: Floats = np.zeros(0)  # k and the pooled curve of the last evaluation
 
@@ -136,7 +136,7 @@ class SuPerFed(FedAvg):
         evaluation.
         """
         o = self.options
-        # as in the round's training, which counts as a draw since
+        # as in the round's training, which has raised `draws` since
         mixed = self.mixed or server_round > int(o.start * num_rounds)
         own = SuPerFedScoring(
             o.nu,
@@ -163,7 +163,7 @@ class SuPerFed(FedAvg):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Average the metrics; add what one lambda for all clients would give."""
+        """Average the metrics; add the scores at one lambda for all clients."""
         valid = [reply for reply in replies if not reply.has_error()]
         curves = collected([metrics_of(reply.content) for reply in valid])
         self.own_measures = curves.measures() if curves else {}
@@ -174,7 +174,7 @@ class SuPerFed(FedAvg):
         return metrics and MetricRecord({**metrics, **self.own_measures})
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the draws and what is known of the clients' curves."""
+        """Return the mean number of draws and the pooled curve."""
         return {"draws": np.array(self.draws), "pool": self.pool}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
@@ -193,9 +193,9 @@ CURVES = ("lambda-grid", "lambda-validation-loss")
 class Curves:
     """The curves of some clients over one ``grid`` of lambda.
 
-    ``scores`` (of test samples; ``name``: which leading score), ``losses`` (of
-    validation samples): shape (clients, grid). ``samples`` (clients,): of validation;
-    ``noise`` (some clients,): of their losses, as of
+    ``scores`` (on test samples; ``name``: which leading score), ``losses`` (on
+    validation samples): shape (clients, grid). ``samples`` (clients,): numbers of
+    validation samples; ``noise`` (some clients,): noise of their losses, from
     ``algorithms.personal.choice.half_noise``.
     """
 
@@ -220,24 +220,24 @@ class Curves:
         return 0.0 if math.isnan(k) else k
 
     def measures(self) -> dict[str, float]:
-        """Return what one lambda for all would give, and the clients' choice by their
-        shrunk curves.
+        """Return the mean scores at one lambda for all clients, and at the lambdas that
+        their shrunk curves choose.
         """
         pooled = self.pooled
         best = int(np.argmin(pooled))
-        found = {
+        measures = {
             f"pooled-{self.name}": float(self.scores[:, best].mean()),
             "pooled-lambda": float(self.grid[best]),
         }
         if not len(self.noise):
-            return found
+            return measures
         chosen = [
             least(shrunk(own, pooled, int(n), self.k))
             for own, n in zip(self.losses, self.samples, strict=True)
         ]
         at_shrunk = float(self.scores[np.arange(len(chosen)), chosen].mean())
         return {
-            **found,
+            **measures,
             f"shrunk-{self.name}": at_shrunk,
             "shrink-samples": min(self.k, float(self.samples.sum())),
         }
@@ -245,11 +245,13 @@ class Curves:
 
 def collected(metrics: list[dict[str, Any]]) -> Curves | None:
     """Return the curves of the clients whose curves are complete, on the grid that most
-    of them have; ``None`` if there is none.
+    of them use; ``None`` if no client has any.
     """
-    found = {name: [one for one in metrics if _complete(one, f"lambda-{name}")] for name in LEADING}
-    name = max(found, key=lambda name: len(found[name]))  # what most of them know
-    whole = found[name]
+    complete = {
+        name: [one for one in metrics if _complete(one, f"lambda-{name}")] for name in LEADING
+    }
+    name = max(complete, key=lambda name: len(complete[name]))  # the score most clients report
+    whole = complete[name]
     if not whole:
         return None
     grid = most_common([tuple(one["lambda-grid"]) for one in whole])

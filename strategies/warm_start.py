@@ -50,7 +50,7 @@ class WarmStartOptions(Options):
     """Options of a warm start."""
 
     first: str = option(
-        "ffgb-distill", "method of the first rounds; it and the other one take their own tables"
+        "ffgb-distill", "method of the first rounds; both methods read their own option tables"
     )
     rounds: int = option(1, "rounds of the first method", low=1)
     then: str = option("fedavg", "method of the other rounds")
@@ -65,7 +65,7 @@ class WarmStart(RunsRounds):
             require_declaration(half, "WarmStart")
         self.first, self.rounds, self.then = first, rounds, then
         self.current = first
-        # by phase: name -> value before, None: none
+        # by phase: name -> value before (None: absent)
         self._written: dict[str, dict[str, Any]] = {"train": {}, "evaluate": {}}
 
     def half(self, server_round: int) -> Strategy:
@@ -111,8 +111,8 @@ class WarmStart(RunsRounds):
         """Replies are those of the current strategy; a composition of two strategies is
         not an average.
         """
-        found = declared(self.current) or Capabilities()
-        return replace(found, aggregation="single replies", subset=False)
+        current = declared(self.current) or Capabilities()
+        return replace(current, aggregation="single replies", subset=False)
 
     @property
     def weighted_by_key(self) -> str | None:
@@ -160,8 +160,8 @@ class WarmStart(RunsRounds):
 
     @contextmanager
     def _announced(self, server_round: int, config: ConfigRecord, phase: str) -> Iterator[Strategy]:
-        """Yield the strategy of the round, named in ``config``; what the first one
-        writes there is taken back for the second.
+        """Yield the strategy of the round, named in ``config``; entries written by the
+        first strategy are removed for the second.
         """
         strategy, written = self.half(server_round), self._written[phase]
         if strategy is self.then:

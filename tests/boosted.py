@@ -59,8 +59,8 @@ def recursion(datas, gamma, rounds, of_learners=math.inf, of_residuals=math.inf)
 
 
 class Federation:
-    """Clients with their stores; ``fails(client, round)``: who does not answer in
-    training, ``forgets``: who lost its values.
+    """Clients with their stores; ``fails(client, round)``: whether the client does not
+    answer in training, ``forgets``: whether it lost its values.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""A real browser for tests: Chromium from the distribution, without a window, told what
-to do through a pipe.
+"""A real browser for tests: Chromium from the distribution, without a window,
+controlled through a pipe.
 """
 
 import base64
@@ -31,8 +31,8 @@ _FLAGS = (
 
 
 def needs_browser(test):
-    """Mark a test that opens a page, so that these can run by themselves; it is skipped
-    where there is no Chromium.
+    """Mark a test that opens a page, so that such tests can run separately; it is
+    skipped without Chromium.
     """
     why = "needs Chromium, from the distribution (apt install chromium)"
     test = pytest.mark.skipif(CHROMIUM is None, reason=why)(test)
@@ -40,8 +40,8 @@ def needs_browser(test):
 
 
 class Browser:
-    """One page in a Chromium of its own. ``dark``: the colour scheme that it prefers;
-    ``scripts``: whether they run.
+    """One page in its own Chromium. ``dark``: the preferred colour scheme; ``scripts``:
+    whether scripts run.
     """
 
     def __init__(self, width=1100, height=900, dark=False, scripts=True):
@@ -64,7 +64,7 @@ class Browser:
             os.close(end)
         self._out, self._in = os.fdopen(ours_out, "wb", 0), os.fdopen(ours_in, "rb", 0)
         self._count, self._rest, self._session = 0, b"", None
-        self.told = []  # what the page said by itself: errors, requests
+        self.events = []  # events of the page: errors, requests
         target = self.do("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -107,7 +107,7 @@ class Browser:
             if answer.get("id") == self._count:
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
-            self.told.append(answer)
+            self.events.append(answer)
 
     def _read(self):
         while b"\0" not in self._rest:
@@ -118,20 +118,20 @@ class Browser:
         return json.loads(one)
 
     def open(self, address):
-        """Go to a page and wait until it is there."""
+        """Go to a page and wait until it has loaded."""
         if isinstance(address, Path):
             address = address.resolve().as_uri()
         self.do("Page.navigate", url=address)
-        while not any(one.get("method") == "Page.loadEventFired" for one in self.told):
-            self.told.append(self._read())
+        while not any(one.get("method") == "Page.loadEventFired" for one in self.events):
+            self.events.append(self._read())
 
     def ask(self, expression):
-        """Return the value of an expression of JavaScript; a promise is waited for."""
-        found = self.do(
+        """Return the value of a JavaScript expression; wait if it is a promise."""
+        answer = self.do(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def wait(self, expression, seconds=30):
         """Wait until an expression is true."""
@@ -139,9 +139,9 @@ class Browser:
             const look = () => {{ const v = ({expression});
                 if (v || Date.now() > until) yes(Boolean(v)); else setTimeout(look, 50); }};
             look(); }})"""
-        found = self.ask(loop)
-        assert found, f"never came true: {expression}"
-        return found
+        value = self.ask(loop)
+        assert value, f"never came true: {expression}"
+        return value
 
     def point(self, x, y, kind="mouseMoved"):
         """Move the pointer, or press and release it with ``kind`` "click"."""
@@ -163,21 +163,19 @@ class Browser:
 
     @property
     def complaints(self):
-        """What went wrong in the page: exceptions, refused scripts, messages of
-        errors.
-        """
-        found = [
+        """The errors of the page: exceptions, refused scripts, error messages."""
+        entries = [
             one["params"]
-            for one in self.told
+            for one in self.events
             if one.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")
         ]
-        return [one for one in found if one.get("entry", {}).get("level", "error") == "error"]
+        return [one for one in entries if one.get("entry", {}).get("level", "error") == "error"]
 
     @property
     def asked(self):
         """The addresses that the page asked for."""
         return [
             one["params"]["request"]["url"]
-            for one in self.told
+            for one in self.events
             if one.get("method") == "Network.requestWillBeSent"
         ]

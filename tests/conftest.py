@@ -1,9 +1,9 @@
-"""What every test runs under: no network, one thread, caches and logs of its own."""
+"""The environment of every test: no network, one thread, its own caches and logs."""
 
 import os
 
-# No test may reach for the network, and one thread a process keeps two busy cores from
-# waiting for each other.
+# No test may use the network. With one thread per process, two busy cores do not wait
+# for each other.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -17,13 +17,13 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the tests with real SuperNodes, which take minutes, to `pytest -m
-    deployment` (make test-deployment).
+    """Deselect the tests with real SuperNodes, which take minutes, except with `pytest
+    -m deployment` (make test-deployment).
     """
     if "deployment" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("deployment")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        deployment = [item for item in items if item.get_closest_marker("deployment")]
+        config.hook.pytest_deselected(items=deployment)
+        items[:] = [item for item in items if item not in deployment]
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +34,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def quiet_flower():
-    """Give Flower's logger back as it was: the inline engine redirects it to a run's
-    own file.
-    """
+    """Restore Flower's logger: the inline engine redirects it to the file of a run."""
     logger = logging.getLogger("flwr")
     before, propagate = list(logger.handlers), logger.propagate
     yield

@@ -10,8 +10,8 @@ from tests.helpers import simulate
 
 
 class World:
-    """Clients on the in-process grid, whose points a test may look at; ``fail(client,
-    round)``: whether it raises, and when.
+    """Clients on the in-process grid, whose points a test can read; ``fail(client,
+    round)``: whether the client raises.
     """
 
     def __init__(self, domain, problems, kind=FedFWClient, fail=None, late=False):

@@ -1,4 +1,4 @@
-"""What several tests share: runs on the in-process grid, clients whose result is known
+"""Helpers of several tests: runs on the in-process grid, clients whose result is known
 by hand, small data and nets.
 """
 
@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def fedapps(*words, cwd=None, path=(), **environment):
-    """Run the command as a process of its own. ``path``: folders of packages that it
-    finds beside the project's.
+    """Run the command in its own process. ``path``: additional folders of packages that
+    it can import.
     """
     return subprocess.run(
         [sys.executable, "-m", "fedapps", *map(str, words)],
@@ -41,7 +41,9 @@ def fedapps(*words, cwd=None, path=(), **environment):
 
 def run_inline(out, *words, **settings):
     """Run `fedapps run` in this process and return the summary of the run."""
-    from fedapps.commands.parser import main  # the library's own tests do without its needs
+    from fedapps.commands.parser import (
+        main,
+    )  # not at the top: tests of the library run without its dependencies
 
     given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     assert main(["run", *words, *given, "--engine", "inline", "--out", str(out)]) == 0
@@ -49,7 +51,7 @@ def run_inline(out, *words, **settings):
 
 
 def rounds_of(folder):
-    """Return the rounds that a run has recorded, but for a line that is torn."""
+    """Return the rounds that a run has recorded, except an incomplete last line."""
     path = folder / "rounds.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -68,8 +70,8 @@ def clients_of(folder):
 
 @contextlib.contextmanager
 def scraped(port, connect=lambda port: socket.create_connection(("127.0.0.1", port), 5)):
-    """Ask a page of counters meanwhile until it is there, and yield the list that its
-    answer is put into.
+    """Request the page of counters in the background until it answers; yield the list
+    that receives the answer.
     """
     pages, ended = [], threading.Event()
 
@@ -92,7 +94,7 @@ def scraped(port, connect=lambda port: socket.create_connection(("127.0.0.1", po
 
 
 def assert_same(a, b, where="", skip=lambda key: key == "seconds"):
-    """Compare nested values, numbers to 1e-6, but for the keys that ``skip`` names."""
+    """Compare nested values, numbers to 1e-6, except the keys in ``skip``."""
     if isinstance(a, dict):
         assert a.keys() == b.keys(), where
         for key in a:
@@ -105,8 +107,8 @@ def assert_same(a, b, where="", skip=lambda key: key == "seconds"):
 
 
 class EchoClient(NumPyClient):
-    """Returns its model shifted by a constant, with its own weight; what FedAvg makes
-    of that is known by hand.
+    """Returns its model shifted by a constant, with its own weight; FedAvg's result is
+    known by hand.
     """
 
     def __init__(self, shift, num_examples=1, metrics=None):

@@ -1,12 +1,12 @@
-"""A pretended CUDA device: tensors that say they are on it, hold their values on the
-CPU, and refuse to meet tensors that are not.
+"""A pretended CUDA device: its tensors claim to be on the device, hold their values on
+the CPU, and cannot be combined with CPU tensors.
 
     with pretended_cuda(monkeypatch):
         torch.zeros(3, device="cuda") + torch.zeros(3)     # RuntimeError, as on a GPU
 
-Everything is computed by the CPU's kernels, so results are those of the CPU to the last
-bit; what is held by this is that nothing is left on the wrong device, and that what
-leaves the device (``.numpy()``) is fetched first. What a GPU's kernels do is not.
+Everything is computed by the CPU's kernels, so results equal the CPU's to the last bit.
+This tests that no tensor stays on the wrong device, and that tensors are fetched before
+they leave the device (``.numpy()``). It does not test the kernels of a GPU.
 """
 
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ INDEXED = {
 
 
 class OnCuda(torch.Tensor):
-    """A tensor that says it is on the device; ``held`` has its values."""
+    """A tensor that claims to be on the device; ``held`` has its values."""
 
     @staticmethod
     def __new__(cls, held):
@@ -65,7 +65,7 @@ class OnCuda(torch.Tensor):
 
 
 class Pretend(TorchDispatchMode):
-    """Makes the tensors that are asked for on the device."""
+    """Creates tensors on the device if they are requested there."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return computed(func, args, kwargs or {})
@@ -111,7 +111,7 @@ class Moved(TorchFunctionMode):
 
 
 def wanted(device):
-    """Return the device that is meant."""
+    """Return the requested device."""
     return None if device is None else CUDA if torch.device(device).type == "cuda" else CPU
 
 
@@ -135,13 +135,13 @@ def computed(func, args, kwargs):
             moved(args[0], CUDA),
             *args[1:],
         )  # topk's gradient: PyTorch 2.6 makes its zeros where its own code sees the tensors
-    found = []
+    tensors = []
     tree_map_only(
-        torch.Tensor, found.append, [*args[:1], kwargs] if func in INDEXED else [args, kwargs]
+        torch.Tensor, tensors.append, [*args[:1], kwargs] if func in INDEXED else [args, kwargs]
     )
-    there = any(isinstance(tensor, OnCuda) for tensor in found)
+    there = any(isinstance(tensor, OnCuda) for tensor in tensors)
     if there and func not in BETWEEN:
-        for tensor in found:
+        for tensor in tensors:
             if not isinstance(tensor, OnCuda) and tensor.dim():
                 raise RuntimeError(
                     f"{func}: expected all tensors to be on the same device, but found cuda:0 and "
@@ -180,7 +180,7 @@ def pretended_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
     before = torch.__future__.get_overwrite_module_params_on_conversion()
-    # else a module keeps its own tensors, with other contents
+    # otherwise a module keeps its own tensors, with other contents
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
         with Moved(), Pretend():

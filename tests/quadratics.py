@@ -1,4 +1,4 @@
-"""Two clients with a heterogeneous quadratic each: what every method makes of them is
+"""Two clients with one quadratic each, which differ: the result of every method is
 known in closed form.
 """
 

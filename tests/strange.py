@@ -1,5 +1,5 @@
-"""What a client may send by mistake or on purpose: seeded mutations of a valid reply,
-of its bytes and of its structure.
+"""Replies that a client could send by mistake or on purpose: seeded mutations of the
+bytes and the structure of a valid reply.
 """
 
 from contextlib import suppress

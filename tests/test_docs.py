@@ -1,5 +1,5 @@
-"""The documentation says what is so: links lead somewhere, commands parse, options and
-defaults exist, example code runs.
+"""The documentation is true: links work, commands parse, options and defaults exist,
+example code runs.
 """
 
 import functools
@@ -44,17 +44,17 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "own-project"
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
-# names mistakes among its commands, which are not looked at
+# contains wrong commands on purpose, which are not checked
 BENCHMARKS = ROOT / "benchmarks" / "README.md"
 STRATEGY_PAGE = ROOT / "docs" / "strategy-in-your-project.md"
-# What this page shows how to add, tests/fedapps/test_add_a_method.py tests.
+# The method that this page adds is tested by tests/fedapps/test_add_a_method.py.
 METHOD_PAGE = ROOT / "docs" / "add-a-method.md"
 PROPOSED = re.findall(r'^ +"([\w-]+)": Method\(', METHOD_PAGE.read_text(encoding="utf-8"), re.M)
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
-# What the shell blocks call: what is looked at here, and what cannot be without a
-# network, rights or a cluster.
-LOOKED_AT = {"fedapps", ".venv/bin/fedapps", "flwr", "make", "python", ".venv/bin/python"}
-LEFT_ALONE = {
+# Programs that the shell blocks call: those checked here, and those that cannot be
+# checked without a network, rights or a cluster.
+CHECKED = {"fedapps", ".venv/bin/fedapps", "flwr", "make", "python", ".venv/bin/python"}
+NOT_CHECKED = {
     *(
         "cd",
         "export",
@@ -91,8 +91,8 @@ def prose(page):
 
 def blocks(page, *languages):
     """Return the code blocks of a page that are in one of the languages."""
-    found = FENCE.findall(page.read_text(encoding="utf-8"))
-    return [dedent(code) for _, language, code in found if language in languages]
+    blocks_found = FENCE.findall(page.read_text(encoding="utf-8"))
+    return [dedent(code) for _, language, code in blocks_found if language in languages]
 
 
 def anchors(page):
@@ -220,11 +220,11 @@ def test_scripts_exist_and_know_their_options(line):
 
 
 @pytest.mark.parametrize("page", named(PAGES))
-def test_shell_blocks_call_what_is_looked_at_or_cannot_be(page):
+def test_shell_blocks_call_only_known_programs(page):
     for block in blocks(page, "sh"):
         lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
         called = {line.split()[0] for line in lines if line and not line.startswith("#")}
-        assert called <= LOOKED_AT | LEFT_ALONE
+        assert called <= CHECKED | NOT_CHECKED
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,8 @@ def links(page):
 
 
 def named_settings(page):
-    """Return (key, value) of the settings in a page's text; the value is of those in a
-    table of options, else empty.
+    """Return (key, value) of the settings in a page's text; the value is empty outside
+    tables of options.
     """
     tables = "|".join({key.split(".")[0] for key in default_config() if "." in key})
     return re.findall(
@@ -265,11 +265,11 @@ def named_settings(page):
     )
 
 
-def test_what_the_tests_below_look_at_is_found():
+def test_the_pages_contain_settings_to_check():
     assert sum(len(links(page)) for page in PAGES) > 200
-    found = [value for page in PAGES for _, value in named_settings(page)]
-    assert len(found) > 200
-    assert sum(map(bool, found)) > 120
+    values = [value for page in PAGES for _, value in named_settings(page)]
+    assert len(values) > 200
+    assert sum(map(bool, values)) > 120
 
 
 @pytest.mark.parametrize("page", named([*PAGES, BENCHMARKS]))
@@ -282,6 +282,34 @@ def test_links_lead_somewhere(page):
         assert file.exists(), f"{target}: no such file"
         assert file.is_relative_to(ROOT), f"{target}: outside the project"
         assert not anchor or anchor in anchors(file), f"{target}: no such heading"
+
+
+def broken_tables(text):
+    """The first lines of tables that a renderer shows as plain text, and rows whose
+    number of cells is not that of their header.
+    """
+    bare = re.sub(r"`[^`\n]*`", "code", FENCE.sub("", text))
+    blocks = re.findall(r"(?:^ *\|.*\n?)+", bare, re.M)
+    tables = [
+        [re.split(r"(?<!\\)\|", row.strip()) for row in block.splitlines()] for block in blocks
+    ]
+    return [
+        row
+        for head, *rows in tables
+        for row in [head, *rows]
+        if len(row) != len(head) or not rows or not re.fullmatch("[ :-]+", "".join(rows[0]))
+    ]
+
+
+def test_broken_tables_are_seen():
+    assert broken_tables("| a | b |\n| --- | --- |\n| `x|y` | 2 |\n") == []
+    assert broken_tables("| a | b |\n| --- | --- |\n\n| 1 | 2 |\n") != []
+    assert broken_tables("| a | b |\n| --- | --- |\n| 1 |\n") != []
+
+
+@pytest.mark.parametrize("page", [*PAGES, BENCHMARKS], ids=lambda page: page.name)
+def test_tables_have_a_header_and_rows_of_its_length(page):
+    assert broken_tables(page.read_text(encoding="utf-8")) == []
 
 
 def test_the_index_names_every_page_or_the_table_of_methods_does():
@@ -330,7 +358,7 @@ def test_settings_named_in_the_text_exist_with_their_defaults(page):
         assert value == toml_value(known[key]), key
 
 
-def test_methods_say_their_options_in_generated_tables():
+def test_pages_of_methods_have_generated_option_tables():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "settings.md")
     marked = {
         word for words in re.findall(r"<!-- settings: (.*?) -->", text) for word in words.split()
@@ -563,9 +591,9 @@ def test_the_page_on_privacy_says_of_every_method_whether_it_can_be_private():
     ("page", "job"),
     [("README.md", "default.toml"), ("docs/reading-a-report.md", "two-classes.toml")],
 )
-def test_the_table_of_a_page_is_what_comes_out(page, job, method, tmp_path):
-    """To three points: versions of PyTorch differ in the last bits, which a round of
-    training makes into digits.
+def test_the_table_of_a_page_matches_a_run(page, job, method, tmp_path):
+    """Up to three points: versions of PyTorch differ in the last bits, and training
+    enlarges these differences.
     """
     run = [
         "run",
@@ -578,8 +606,8 @@ def test_the_table_of_a_page_is_what_comes_out(page, job, method, tmp_path):
     ]
     assert main(run) == 0
     summary = json.loads((tmp_path / "out/summary.json").read_text(encoding="utf-8"))
-    found = [
+    measured = [
         100 * summary[f"accuracy-{key}"] for key in ("mean", "std", "worst10", "best10", "worst")
     ]
     (row,) = re.findall(rf"^{method} +([\d. ]+)$", blocks(ROOT / page, "text")[0], re.M)
-    assert [float(cell) for cell in row.split()[:5]] == pytest.approx(found, abs=3)
+    assert [float(cell) for cell in row.split()[:5]] == pytest.approx(measured, abs=3)

@@ -1,5 +1,5 @@
-"""Private names of Flower are used in one module: nowhere else in the packages, tools,
-examples and pages.
+"""Private names of Flower are used in one module only, not elsewhere in the packages,
+tools, examples and pages.
 """
 
 import ast
@@ -32,19 +32,21 @@ MEASURED = {"benchmarks/deployment.py", "benchmarks/small_devices.py"}
 
 def private_names(text):
     """Return the private names of Flower in a program."""
-    found = WORDS.findall(text)
+    names_used = WORDS.findall(text)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "flwr":
             public = node.module in PUBLIC and importlib.import_module(node.module).__all__
-            found += [
+            names_used += [
                 f"{node.module}.{alias.name}"
                 for alias in node.names
                 if alias.name not in (public or ()) and f"{node.module}.{alias.name}" not in PUBLIC
             ]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-            found += [name for name in names if name.startswith("flwr.") and name not in PUBLIC]
-    return found
+            names_used += [
+                name for name in names if name.startswith("flwr.") and name not in PUBLIC
+            ]
+    return names_used
 
 
 def programs():
@@ -59,7 +61,7 @@ def programs():
 def test_no_other_module_uses_a_private_name_of_flower():
     seen = dict(programs())
     assert len(seen) > 300
-    assert {name: found for name, text in seen.items() if (found := private_names(text))} == {}
+    assert {name: private for name, text in seen.items() if (private := private_names(text))} == {}
 
 
 @pytest.mark.parametrize(

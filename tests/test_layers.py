@@ -15,8 +15,8 @@ ALLOWED = {
     "fedapps": {"fedapps", "strategies", "clients", "algorithms"},
     "tools": {"tools", "fedapps", "strategies", "clients", "algorithms"},
 }
-# What a layer must not know: algorithms no framework, the two halves of a method no
-# data sets.
+# Packages that a layer must not import: algorithms no framework, the two halves of a
+# method no data sets.
 DATA_SETS = {"datasets", "flwr_datasets", "huggingface_hub", "sklearn", "torchvision"}
 FOREIGN = {
     "algorithms": {"flwr", "ray"} | DATA_SETS,
@@ -31,13 +31,13 @@ FILES = [
 
 
 def violations(package: str, source: str) -> list[str]:
-    """Return one line for every import in ``source`` that a module of ``package`` must
-    not make, wherever it stands.
+    """Return one line for every import in ``source``, at any place, that a module of
+    ``package`` must not make.
     """
-    found = []
+    lines = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.level:
-            found.append(f"line {node.lineno}: relative import: write 'from {package}...'")
+            lines.append(f"line {node.lineno}: relative import: write 'from {package}...'")
             continue
         if isinstance(node, ast.ImportFrom):
             modules = [node.module or ""]
@@ -54,8 +54,8 @@ def violations(package: str, source: str) -> list[str]:
         for module in modules:
             top = module.partition(".")[0]
             if (top in ALLOWED and top not in ALLOWED[package]) or top in FOREIGN[package]:
-                found.append(f"line {node.lineno}: {package} must not import {module}")
-    return found
+                lines.append(f"line {node.lineno}: {package} must not import {module}")
+    return lines
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
@@ -63,7 +63,7 @@ def test_imports_point_downwards(path):
     assert violations(path.parts[0], (ROOT / path).read_text(encoding="utf-8")) == []
 
 
-def test_every_package_is_looked_at():
+def test_every_package_is_checked():
     assert {path.parts[0] for path in FILES} == set(ALLOWED)
     assert {
         path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"
@@ -86,7 +86,7 @@ def test_every_package_is_looked_at():
         ("clients", "from .data import Split"),
     ],
 )
-def test_a_wrong_import_is_found(package, source):
+def test_a_wrong_import_is_detected(package, source):
     assert len(violations(package, source)) == 1
 
 
@@ -115,10 +115,10 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def borrowed(source: str) -> list[str]:
-    """Return one line for every import of a test module in ``source``: what tests share
-    lives in modules that hold no tests.
+    """Return one line for every import of a test module in ``source``: shared code
+    belongs in modules without tests.
     """
-    found = []
+    lines = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             modules = [f"{node.module or ''}.{alias.name}" for alias in node.names]
@@ -138,8 +138,8 @@ def borrowed(source: str) -> list[str]:
                 or (isinstance(node, ast.ImportFrom) and node.level)
             )
             if ours and any(part.startswith("test_") for part in parts):
-                found.append(f"line {node.lineno}: {module}")
-    return found
+                lines.append(f"line {node.lineno}: {module}")
+    return lines
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))

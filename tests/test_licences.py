@@ -1,6 +1,4 @@
-"""All that is installed with this project may be installed by whoever may install it:
-nothing under the GPL or AGPL.
-"""
+"""No package that is installed with this project is under the GPL or AGPL."""
 
 import re
 import tomllib
@@ -14,7 +12,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Extras that a user installs; what tests and linters need is passed on to nobody.
+# Extras that a user installs; what tests and linters need is not distributed.
 FOR_USERS = ("torch", "solvers", "app", "dp", "text", "vision", "tensorboard", "mlflow", "wandb")
 # Packages under the LGPL, which may be linked to, each with the reason for it.
 LESSER: dict[str, str] = {}
@@ -22,16 +20,16 @@ LESSER: dict[str, str] = {}
 
 def licence(package):
     """Return what the metadata of an installed package say, in one line."""
-    told = package.metadata
-    classes = [name for name in told.get_all("Classifier", []) if name.startswith("License ::")]
-    text = told.get("License", "")
+    fields = package.metadata
+    classes = [name for name in fields.get_all("Classifier", []) if name.startswith("License ::")]
+    text = fields.get("License", "")
     first = [text.strip().splitlines()[0]] if text.strip() else []  # some hold the whole licence
-    return "; ".join([*filter(None, [told.get("License-Expression")]), *classes, *first])
+    return "; ".join([*filter(None, [fields.get("License-Expression")]), *classes, *first])
 
 
 def required(wanted):
     """Return the installed packages that requirements bring, and theirs, by name."""
-    found, seen, waiting = {}, set(), [Requirement(item) for item in wanted]
+    packages, seen, waiting = {}, set(), [Requirement(item) for item in wanted]
     while waiting:
         item = waiting.pop()
         if (key := (item.name, frozenset(item.extras))) in seen:
@@ -41,13 +39,13 @@ def required(wanted):
             package = metadata.distribution(item.name)
         except metadata.PackageNotFoundError:  # of an extra that is not installed here
             continue
-        found[re.sub(r"[-_.]+", "-", package.name).lower()] = package
+        packages[re.sub(r"[-_.]+", "-", package.name).lower()] = package
         for text in package.requires or ():
             inner = Requirement(text)
             extras = item.extras or {""}
             if not inner.marker or any(inner.marker.evaluate({"extra": one}) for one in extras):
                 waiting.append(inner)
-    return found
+    return packages
 
 
 def copyleft(words):
@@ -62,9 +60,9 @@ def test_no_package_that_is_installed_with_this_one_is_under_the_gpl():
     wanted = [*PROJECT["dependencies"], *(item for name in FOR_USERS for item in extras[name])]
     packages = required(item for item in wanted if not item.startswith("fedapps["))
     assert {"flwr", "torch", "daqp", "numpy", "ray", "protobuf"} <= packages.keys()
-    told = {name: licence(package) for name, package in packages.items()}
-    assert {name: words for name, words in told.items() if copyleft(words) == "GPL"} == {}
-    assert {name for name, words in told.items() if copyleft(words) == "LGPL"} <= LESSER.keys()
+    licences = {name: licence(package) for name, package in packages.items()}
+    assert {name: words for name, words in licences.items() if copyleft(words) == "GPL"} == {}
+    assert {name for name, words in licences.items() if copyleft(words) == "LGPL"} <= LESSER.keys()
 
 
 @pytest.mark.parametrize(
@@ -84,9 +82,9 @@ def test_licences_are_told_apart(words, kind):
 
 
 def test_a_package_under_the_gpl_is_found(monkeypatch):
-    told = Message()
-    told["License"] = "GPLv2+"
-    made = SimpleNamespace(name="made", requires=(), metadata=told)
+    fields = Message()
+    fields["License"] = "GPLv2+"
+    made = SimpleNamespace(name="made", requires=(), metadata=fields)
     monkeypatch.setattr(metadata, "distribution", lambda _: made)
     assert {name: copyleft(licence(one)) for name, one in required(["made"]).items()} == {
         "made": "GPL"

@@ -1,5 +1,5 @@
-"""What stands around the code agrees with it: workflows call targets that exist, on the
-Pythons that are allowed; versions are one.
+"""Files around the code agree with it: workflows call existing targets on the supported
+Pythons, and there is one version.
 """
 
 import re
@@ -41,7 +41,7 @@ def test_workflows_call_targets_that_exist():
     assert {"lint", "test", "test-lowest", "test-deployment", "docs"} <= called <= targets
 
 
-def test_the_suite_runs_on_every_python_that_is_said_to_work():
+def test_the_suite_runs_on_every_supported_python():
     tried = WORKFLOWS["tests"]["jobs"]["newest"]["strategy"]["matrix"]["python"]
     said = [
         line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)

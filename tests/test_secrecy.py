@@ -1,4 +1,4 @@
-"""Nothing that another party or a disk wrote is executed, nobody else can read a run,
+"""Data from another party or a disk is never executed, other users cannot read a run,
 and no log holds a sample.
 """
 
@@ -27,8 +27,8 @@ LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "she
 
 
 def dangers(source):
-    """Return one line for every way in which ``source`` could run what it reads."""
-    found = []
+    """Return one line for every place where ``source`` could execute what it reads."""
+    lines = []
     for node in ast.walk(ast.parse(source)):
         modules = []
         if isinstance(node, ast.Import):
@@ -43,35 +43,35 @@ def dangers(source):
             if name in ("eval", "exec", "compile", "__import__") or name.endswith(
                 ("read_pickle", "to_pickle", "yaml.load")
             ):
-                found.append(f"line {node.lineno}: {name}")
+                lines.append(f"line {node.lineno}: {name}")
             if name.endswith(("np.load", "numpy.load")) and options.get("allow_pickle") != "False":
-                found.append(f"line {node.lineno}: {name} without allow_pickle=False")
+                lines.append(f"line {node.lineno}: {name} without allow_pickle=False")
             if name == "torch.load" and options.get("weights_only") != "True":
-                found.append(f"line {node.lineno}: {name} without weights_only=True")
+                lines.append(f"line {node.lineno}: {name} without weights_only=True")
             if name.endswith("get_state_dict") and options.get("weights_only") != "True":
-                found.append(f"line {node.lineno}: {name} without weights_only=True")
+                lines.append(f"line {node.lineno}: {name} without weights_only=True")
             if (
                 options.get("trust_remote_code", "False") != "False"
                 or options.get("allow_pickle", "False") != "False"
             ):
-                found.append(f"line {node.lineno}: {name} trusts what it reads")
+                lines.append(f"line {node.lineno}: {name} trusts what it reads")
             if name == "load_state_dict_from_url" or name.endswith("hub.load"):
-                found.append(f"line {node.lineno}: {name} unpickles what it fetches")
-        found += [
+                lines.append(f"line {node.lineno}: {name} unpickles what it fetches")
+        lines += [
             f"line {node.lineno}: {module}"
             for module in modules
             if module.partition(".")[0] in LOADERS
         ]
-    return found
+    return lines
 
 
 def test_nothing_unpickles_or_evaluates():
-    found = {
+    dangerous = {
         str(path): lines
         for path in FILES
         if (lines := dangers((ROOT / path).read_text(encoding="utf-8")))
     }
-    assert found == {}
+    assert dangerous == {}
     assert len(FILES) > 80
 
 
@@ -90,17 +90,17 @@ def test_nothing_unpickles_or_evaluates():
         "pd.read_pickle(path)",
     ],
 )
-def test_what_would_is_found(source):
+def test_dangerous_calls_are_detected(source):
     assert len(dangers(source)) >= 1
 
 
 class Unpickled(BaseException):
-    """Not an Exception: nobody on the way may catch it."""
+    """Not an Exception, so that no handler catches it."""
 
 
 @pytest.fixture
 def no_pickle(monkeypatch):
-    """Let everything that unpickles raise."""
+    """Make every function that unpickles raise."""
 
     def refuse(*_, **__):
         raise Unpickled
@@ -141,8 +141,8 @@ def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(
 
 
 def test_a_results_folder_is_its_owners(tmp_path, monkeypatch):
-    """Nobody else may enter it, so nothing in it can be read, whatever the files'
-    modes; a folder that was there is left alone.
+    """Other users cannot enter the folder, so they can read nothing in it, whatever the
+    modes of the files. The mode of an existing folder does not change.
     """
     monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     old = os.umask(0o022)
@@ -164,7 +164,7 @@ def test_a_results_folder_is_its_owners(tmp_path, monkeypatch):
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
     stores = list((tmp_path / "shared" / "clients").iterdir())
     assert stores
-    # of personal models every folder is closed
+    # every folder of personal models is closed
     assert {store.stat().st_mode & 0o777 for store in stores} == {0o700}
 
 
@@ -204,7 +204,7 @@ def everything(folder, captured):
 
 @pytest.mark.slow
 def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
-    """Also where clients fail in the middle of their data: what they say goes to the
+    """Even if clients fail while they use their data: their error messages go to the
     server.
     """
     from clients import FedAvgClient
@@ -239,10 +239,8 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
     assert "no training data on this site" in said
 
 
-def test_a_value_that_cannot_be_read_is_not_told(tmp_path, capfd):
-    """A name in a column of numbers: the message says which column, not what is in
-    it.
-    """
+def test_an_unreadable_value_is_not_printed(tmp_path, capfd):
+    """A name in a column of numbers: the message names the column, not the value."""
     table(tmp_path / "data", spoil="Zaphod Beeblebrox")
     job = [
         "run",

@@ -40,12 +40,12 @@ def module(monkeypatch):
     importlib.import_module("quickstart.task")
 
     def make(name, change=lambda text: text):
-        found = ModuleType(name)
+        module = ModuleType(name)
         exec(
             compile(change((FOLDER / f"{name}.py").read_text(encoding="utf-8")), name, "exec"),
-            found.__dict__,
+            module.__dict__,
         )
-        return found
+        return module
 
     return make
 
@@ -79,15 +79,15 @@ def test_a_swap_costs_few_lines(variant):
     [("app", "FedAvg"), ("scaffold", "SCAFFOLD"), ("superfed", "SuPerFed's mixture")],
 )
 def test_the_example_ends_as_the_page_says(variant, word, module, capsys):
-    found = accuracies(module(f"server_{variant}"), module(f"client_{variant}"), capsys)
-    assert len(found) == CONFIG["num-server-rounds"]
+    reached = accuracies(module(f"server_{variant}"), module(f"client_{variant}"), capsys)
+    assert len(reached) == CONFIG["num-server-rounds"]
     said = float(re.search(rf"(\d\.\d+)\s+with\s+{word}", PAGE)[1])
-    assert found[-1] == pytest.approx(said, abs=0.1)
+    assert reached[-1] == pytest.approx(said, abs=0.1)
 
 
 def recipes():
-    """Return (method, strategy, class) of every row of the page's table; of two classes
-    or strategies in a row, the first.
+    """Return (method, strategy, class) of every row of the page's table; if a row has
+    two classes or strategies, the first.
     """
     rows = re.findall(r"^\| ([\w ,-]+?) \| `(\w+\(.*?\))`.*? \| `(\w+Loop)`(.*?) \|$", PAGE, re.M)
     return [pytest.param(*row[1:], id=row[0]) for row in rows]
@@ -101,7 +101,7 @@ def test_the_recipes_are_found():
 
 @pytest.mark.parametrize(("strategy", "loop", "remark"), recipes())
 def test_every_recipe_runs(strategy, loop, remark, module, capsys):
-    """By the page: the names of one of the two variants are exchanged, nothing else."""
+    """As on the page: only the names in one of the two variants are replaced."""
     variant, old = (
         ("scaffold", "ScaffoldLoop") if "as it was" in remark else ("superfed", "SuPerFedLoop")
     )
@@ -117,15 +117,15 @@ def test_every_recipe_runs(strategy, loop, remark, module, capsys):
         )
 
     client = module(f"client_{variant}", lambda text: text.replace(old, loop))
-    found = accuracies(
+    reached = accuracies(
         module(f"server_{variant}", on_server),
         client,
         capsys,
         clients=4,
         **{"num-server-rounds": 2},
     )
-    assert len(found) == 2
-    assert found[-1] > 0.2  # of ten classes
+    assert len(reached) == 2
+    assert reached[-1] > 0.2  # of ten classes
 
 
 # --- the contracts --------------------------------------------------------------------
@@ -158,11 +158,13 @@ def test_the_contract_of_every_method_is_listed():
 
 def test_every_strategy_that_is_exported_has_its_contract():
     listed = {kind for _, kinds, _ in rows() for kind in kinds}
-    found = {name: getattr(strategies, name) for name in strategies.__all__}
+    exported = {name: getattr(strategies, name) for name in strategies.__all__}
     kinds = {
-        name for name, kind in found.items() if inspect.isclass(kind) and issubclass(kind, Strategy)
+        name
+        for name, kind in exported.items()
+        if inspect.isclass(kind) and issubclass(kind, Strategy)
     }
-    assert {name for name in kinds if not inspect.isabstract(found[name])} <= listed
+    assert {name for name in kinds if not inspect.isabstract(exported[name])} <= listed
 
 
 @pytest.mark.parametrize("name", modules_of(Path(strategies.__file__).parent))

@@ -1,1 +1,1 @@
-"""What generates pages and exports of this repository. Not in the wheel."""
+"""Generators of this repository's pages and exports. They are not in the wheel."""

@@ -1,10 +1,10 @@
-"""Write the address of the repository into what is released.
+"""Write the address of the repository into the files of a release.
 
     python tools/address.py https://HOST/OWNER/REPOSITORY v1.2.3
 
-The project names no address of its own: whoever releases it does. ``[project.urls]``
-is added to ``pyproject.toml``, and the README's relative links, which lead nowhere on
-the page of a package index, become absolute ones to the files of that tag.
+The project does not contain its own address: it is set when a release is made.
+``[project.urls]`` is added to ``pyproject.toml``. The README's relative links, which do
+not work on the page of a package index, become absolute links to the files of the tag.
 """
 
 import re
@@ -16,12 +16,12 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)]+)\)")
 
 
 def absolute(text: str, address: str, tag: str) -> str:
-    """Return Markdown whose relative links lead to the files of a tag, and pictures to
-    their bytes.
+    """Return the Markdown with relative links replaced by links to the files of a tag;
+    links of images lead to the raw files.
     """
 
-    def link(found: re.Match[str]) -> str:
-        mark, words, path = found.groups()
+    def link(match: re.Match[str]) -> str:
+        mark, words, path = match.groups()
         return f"{mark}[{words}]({address}/{'raw' if mark else 'blob'}/{tag}/{path})"
 
     return LINK.sub(link, text)
@@ -36,7 +36,7 @@ def with_urls(project: str, address: str) -> str:
 
 
 def main(address: str, tag: str) -> None:
-    """Write both files."""
+    """Update both files."""
     for name, change in (
         ("README.md", lambda text: absolute(text, address, tag)),
         ("pyproject.toml", lambda text: with_urls(text, address)),

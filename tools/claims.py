@@ -1,9 +1,9 @@
-"""The index of results, docs/results/README.md: what papers claim, what came of it
-here, and the command that repeats it.
+"""The index of results, docs/results/README.md: the claims of papers, our results, and
+the commands that repeat them.
 
-It is generated from tables ``[[claim]]`` in the files of ``experiments/PAPER/``; each
+It is generated from tables ``[[claim]]`` in the files of ``experiments/PAPER/``. Each
 folder has a ``paper.toml`` with the paper's ``title``, the ``page`` of its results, and
-the claims that have no experiment of their own.
+the claims without an experiment.
 """
 
 import tomllib
@@ -14,7 +14,7 @@ from typing import Any
 
 from fedapps.errors import UserError
 
-#: In the order of the summary at the top.
+#: All verdicts, in the order of the summary at the top of the index.
 VERDICTS = ("holds", "holds in part", "does not hold", "not tried")
 PAPER = "paper.toml"
 READING = (
@@ -30,11 +30,11 @@ START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->
 class Claim:
     """One row of the index.
 
-    ``item``: the table or figure. ``says``: what the paper says. ``have``: what we
-    have, for ``not tried`` why not. ``verdict``: one of ``VERDICTS``. ``section``: of
-    the page, an anchor. ``scale``: the one whose numbers are told. ``command``: instead
-    of the sweep of the file. ``minutes``: on two cores, 0 if unknown. ``seeds``: how
-    many.
+    ``item``: the table or figure. ``says``: the paper's claim. ``have``: our result;
+    for ``not tried`` the reason. ``verdict``: one of ``VERDICTS``. ``section``: anchor
+    on the page of results. ``scale``: the scale of the sweep that gave the numbers.
+    ``command``: the command that repeats them, if it is not the sweep of the file.
+    ``minutes``: duration on two cores, 0 if unknown. ``seeds``: number of seeds.
     """
 
     item: str
@@ -49,19 +49,19 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
-            raise ValueError(f"verdict = {self.verdict!r}: choose of {', '.join(VERDICTS)}")
+            raise ValueError(f"verdict = {self.verdict!r}: choose from {', '.join(VERDICTS)}")
         for name in ("item", "says", "have"):
             if not getattr(self, name):
-                raise ValueError(f"{name}: must say something")
+                raise ValueError(f"{name}: is empty: give it a text")
         if self.verdict != "not tried" and not (self.section and self.minutes and self.seeds):
             raise ValueError(
-                f"{self.item}: section, minutes and seeds are needed unless it is not tried"
+                f"{self.item}: add section, minutes and seeds, or set verdict = 'not tried'"
             )
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A folder of experiments. ``page``: of its results, beside the index."""
+    """A folder of experiments. ``page``: the page of its results, next to the index."""
 
     title: str
     page: str
@@ -78,7 +78,7 @@ def papers(root: Path) -> list[Paper]:
 def _paper(path: Path) -> Paper:
     table = _read(path)
     if not isinstance(table.get("title"), str) or not isinstance(table.get("page"), str):
-        raise UserError(f"{path}: needs a title and a page")
+        raise UserError(f"{path}: has no title or no page: add both")
     others = [file for file in sorted(path.parent.glob("*.toml")) if file != path]
     claims = [claim for file in (*others, path) for claim in _claims(file, _read(file))]
     return Paper(table["title"], table["page"], tuple(sorted(claims, key=_order)))
@@ -99,7 +99,9 @@ def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
     known = {part.name for part in fields(Claim)}
     for entry in table.get("claim", []):
         if unknown := sorted(set(entry) - known):
-            raise UserError(f"{path}: claim.{unknown[0]}: choose of {', '.join(sorted(known))}")
+            raise UserError(
+                f"{path}: claim.{unknown[0]}: unknown key: choose from {', '.join(sorted(known))}"
+            )
         if "sweep" in table and "command" not in entry:
             name = f"experiments/{path.parent.name}/{path.name}"
             entry = {
@@ -115,8 +117,8 @@ def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
 
 def index(root: Path) -> str:
     """Return the text of the index."""
-    found = papers(root)
-    all_claims = [claim for paper in found for claim in paper.claims]
+    known = papers(root)
+    all_claims = [claim for paper in known for claim in paper.claims]
     counts = ", ".join(
         f"{sum(claim.verdict == verdict for claim in all_claims)} {verdict}" for verdict in VERDICTS
     )
@@ -137,13 +139,13 @@ def index(root: Path) -> str:
         "make reproduce PAPER=superfed SCALE=small DATA=DIR",
         "```",
         "",
-        f"Papers: {', '.join(f'[{paper.title}](#{anchor(paper.title)})' for paper in found)}. "
+        f"Papers: {', '.join(f'[{paper.title}](#{anchor(paper.title)})' for paper in known)}. "
         "Two jobs on digits compare methods: [many small sites](many-sites.md), where federation "
         "pays, and [two classes per client](two-classes.md), where it does not.",
         "",
         READING,
     ]
-    for paper in found:
+    for paper in known:
         lines += ["", f"## {paper.title}", "", f"[All numbers]({paper.page})", ""]
         lines += [
             "| | the paper says | we found | verdict | command | minutes | seeds |",
@@ -172,7 +174,7 @@ def _row(claim: Claim, page: str) -> str:
 
 
 def anchor(heading: str) -> str:
-    """Return the name by which a heading is linked."""
+    """Return the anchor of a heading."""
     return "".join(char for char in heading.lower() if char.isalnum() or char in "_- ").replace(
         " ", "-"
     )

@@ -1,8 +1,8 @@
 """The contract of every strategy, as a table for the documentation: what its clients
 receive, must reply and keep.
 
-Each strategy's module says it in its docstring, in the paragraph that begins with
-"Contract".
+The contract is in the docstring of the strategy's module, in the paragraph that begins
+with "Contract".
 """
 
 import inspect
@@ -22,13 +22,13 @@ PARAGRAPH = re.compile(r"^Contract(?: of .*?)?[.:] (.*?)(?=\n\n|\Z)", re.MULTILI
 
 
 def contract_of(module: ModuleType) -> str:
-    """Return the contract of a strategy's module in Markdown, on one line; "" if it
-    says none.
+    """Return the contract of a strategy's module in Markdown, on one line, or "" if it
+    has none.
     """
-    found = PARAGRAPH.search(inspect.getdoc(module) or "")
-    if not found:
+    paragraph = PARAGRAPH.search(inspect.getdoc(module) or "")
+    if not paragraph:
         return ""
-    text = re.sub(r"``(.*?)``", r"`\1`", " ".join(found[1].split())).replace("|", r"\|")
+    text = re.sub(r"``(.*?)``", r"`\1`", " ".join(paragraph[1].split())).replace("|", r"\|")
     return text[0].upper() + text[1:]
 
 
@@ -52,7 +52,7 @@ def modules_of(folder: Path) -> dict[str, list[str]]:
 
 
 def table(folder: Path, methods: Mapping[str, Method]) -> str:
-    """Return the Markdown table: strategies, methods, contract in short."""
+    """Return the Markdown table: strategies, methods, shortened contract."""
     built = {
         name: method.builds.__name__ if method.builds else WarmStart.__name__
         for name, method in methods.items()
@@ -71,7 +71,8 @@ def table(folder: Path, methods: Mapping[str, Method]) -> str:
 
 def shortened(contract: str, docs: Path, pages: Iterable[str]) -> str:
     """Return the first sentence of a contract, with a link to the section Messages of
-    the method's page, which has the rest; the whole contract if no page has one.
+    the method's page, which has the rest. Return the whole contract if no page has this
+    section.
     """
     first, *rest = re.split(r"(?<=\.) (?=[A-Z])", contract, maxsplit=1)
     for page in pages:
@@ -82,9 +83,9 @@ def shortened(contract: str, docs: Path, pages: Iterable[str]) -> str:
 
 
 def with_contracts(text: str, folder: Path, methods: Mapping[str, Method]) -> str:
-    """Return a page with the table between its markers; a page without them as it
-    is.
+    """Return a page with the table between its markers. A page without markers is not
+    changed.
     """
-    head, found, rest = text.partition(START)
+    head, opened, rest = text.partition(START)
     _, closed, tail = rest.partition(END)
-    return f"{head}{START}\n{table(folder, methods)}\n\n{END}{tail}" if found and closed else text
+    return f"{head}{START}\n{table(folder, methods)}\n\n{END}{tail}" if opened and closed else text

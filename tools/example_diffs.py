@@ -1,5 +1,5 @@
-"""The differences between the files of an example, for the documentation: what a method
-costs an app in lines.
+"""The differences between the files of an example, for the documentation: the lines of
+an app that a method changes.
 """
 
 import difflib
@@ -11,8 +11,8 @@ FOLDER = Path("examples/quickstart/quickstart")
 
 
 def changed(folder: Path, name: str) -> list[str]:
-    """Return the lines that make ``client_app.py`` or ``server_app.py`` into the
-    variant ``name``, beginning with - or +.
+    """Return the lines, beginning with - or +, that turn ``client_app.py`` or
+    ``server_app.py`` into the variant ``name``.
     """
     old, new = (
         (folder / f"{file}.py").read_text(encoding="utf-8").splitlines()

@@ -1,8 +1,8 @@
-"""Brings up to date what follows from declarations: settings in pyproject.toml and
+"""Update all text that is generated from declarations: settings in pyproject.toml and
 docs/, exports, tables of methods, contracts, claims.
 
-    python -m tools.generate            write them
-    python -m tools.generate --check    fail where one is stale
+    python -m tools.generate            write it
+    python -m tools.generate --check    fail if a file is stale
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """Return the up-to-date text of the generated files and of the pages with generated
+    """Return the current text of the generated files and of the pages with generated
     tables.
     """
     project, docs = root / "pyproject.toml", root / "docs"
@@ -88,7 +88,7 @@ def write(root: Path) -> list[Path]:
 
 
 def stale_files(texts: Mapping[Path, str]) -> list[Path]:
-    """Return the files that are missing or hold something else than their text."""
+    """Return the files that are missing or differ from their text."""
     return [
         path
         for path, text in texts.items()

@@ -1,5 +1,5 @@
-"""Pages of the settings: their block in pyproject.toml, docs/settings.md, the tables of
-the method pages.
+"""Generated text about settings: their block in pyproject.toml, docs/settings.md, and
+the tables on the pages of methods.
 
 Pure functions of a mapping from table names ("" for the top level) to dataclasses, such
 as ``fedapps.settings.reference.all_tables()``.
@@ -63,8 +63,8 @@ def _toml_table(table: str, settings: Sequence[Setting], users: Sequence[str]) -
 
 
 def _commented(line: str, column: int, setting: Setting) -> str:
-    """Return the line followed by help and allowed values, by help alone, or by
-    nothing, whichever fits.
+    """Return the line with help and allowed values, or only with help, or unchanged:
+    the first that fits.
     """
     help_, allowed = setting.declared.help, setting.declared.allowed
     longest = f"{help_} {allowed if allowed[0] in '[(' else f'({allowed})'}" if allowed else help_
@@ -82,8 +82,8 @@ def with_toml(text: str, block: str) -> str:
     _, end, tail = rest.partition(f"{TOML_END}\n")
     if not start or not end:
         raise ValueError(
-            f"pyproject.toml lacks the lines {TOML_START!r} and {TOML_END!r}, between which the "
-            "settings go"
+            f"pyproject.toml lacks the lines {TOML_START!r} and {TOML_END!r}: add them where the "
+            "settings belong"
         )
     return f"{head}{start}{block}{end}{tail}"
 
@@ -158,7 +158,7 @@ def with_tables(text: str, render: Callable[[list[str]], str]) -> str:
     if any(part[0].count("<!-- settings: ") > 1 for part in parts) or text.count(
         "<!-- settings: "
     ) != len(parts):
-        raise ValueError(f"a line <!-- settings: TABLE --> has no line {MARKDOWN_END} of its own")
+        raise ValueError(f"a line <!-- settings: TABLE --> has no line {MARKDOWN_END}: add it")
     return MARKDOWN_PART.sub(
         lambda part: f"{part[1]}\n\n{render(part[2].split())}\n\n{MARKDOWN_END}", text
     )

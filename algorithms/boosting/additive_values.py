@@ -1,5 +1,5 @@
-"""Values of an additive function at points, tensors or arrays: all of it, or from those
-before a block to those after it.
+"""Values of an additive function at points, tensors or arrays: of the whole function,
+or updated by one block.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from algorithms.boosting.functional import Values, clipped, like, module_of
 
 #: (learners stacked (m, ...), points (n, ...)) -> values (m, n, outputs)
 Predict = Callable[[Mapping[str, Values], Values], Values]
-#: Values of learners that are in memory at once.
+#: Largest number of learner values in memory at once.
 BATCH = 4_000_000
 
 
@@ -51,11 +51,11 @@ def advance(
     for start, learners in _chunks(
         block, max(1, BATCH // max(1, values.shape[0] * values.shape[1])), x
     ):
-        found = clipped(predict(learners, x), clip)
+        outputs = clipped(predict(learners, x), clip)
         weights = xp.asarray(
-            like(block.coefficients[start : start + len(found)], x), dtype=values.dtype
+            like(block.coefficients[start : start + len(outputs)], x), dtype=values.dtype
         )
-        values = values + xp.tensordot(weights, xp.asarray(found, dtype=values.dtype), 1)
+        values = values + xp.tensordot(weights, xp.asarray(outputs, dtype=values.dtype), 1)
     return values
 
 

@@ -1,12 +1,12 @@
-"""Bins of features that nobody sees: quantiles from counts in cells, which are added up
-over clients.
+"""Bins of features whose values stay on the clients: quantiles from counts in cells,
+which are added up over clients.
 
 A cell holds the values above one float32 and up to another. The first cells are the
-same whatever the data: one for each sign and power of two. Where values were counted,
-:func:`refine` divides cells further, in equal steps between two powers of two, more of
-them where more values are; :func:`cuts` makes bins of about as many values each of the
-last counts. Counts are whole numbers, so the bins depend on all rows together and not
-on who holds which. A message has at most twice as many cells per feature as asked for.
+same for any data: one for each sign and power of two. :func:`refine` divides cells that
+hold values into equal steps between two powers of two, more finely where there are more
+values. :func:`cuts` then makes bins with about equally many values from the last
+counts. Counts are whole numbers, so the bins do not depend on how rows are spread over
+clients. A message has at most twice as many cells per feature as the setting.
 
 Sources: quantiles from counts in cells that are fixed beforehand and therefore merge by
 addition: Masson, Rim, Lee, "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with
@@ -40,8 +40,8 @@ def of_keys(key: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def first_edges() -> Edges:
-    """Return the edges (509,) of the cells that everybody starts with; zero and what is
-    nearly zero have the one in the middle.
+    """Return the edges (509,) of the first cells; zero and values near zero are in the
+    middle cell.
     """
     powers = np.arange(1, 255, dtype=np.int64) << _FRACTION
     return of_keys(np.concatenate([-powers[::-1], powers - 1]))
@@ -68,8 +68,8 @@ def widths(edges: Sequence[Edges]) -> NDArray[np.int64]:
 
 
 def starts(edges: Sequence[Edges]) -> NDArray[np.int64]:
-    """Return the places (F,) of each feature's first cell where the cells of all
-    features stand one after the other.
+    """Return the position (F,) of each feature's first cell when the cells of all
+    features are concatenated.
     """
     sizes = widths(edges)
     return np.cumsum(sizes) - sizes
@@ -85,14 +85,14 @@ def counted(x: NDArray[np.float32], edges: Sequence[Edges]) -> Counts:
 
 
 def refine(edges: Edges, counts: Counts, cells: int) -> Edges:
-    """Return the edges of about ``cells`` cells where ``counts`` (len(edges) + 1,) of
-    values were found; others stay whole.
+    """Return edges that divide the cells with values into about ``cells`` cells; empty
+    cells are not divided. ``counts`` (len(edges) + 1,): values per cell.
     """
-    found, low, high = _occupied(edges, counts)
-    if not len(found):
+    occupied, low, high = _occupied(edges, counts)
+    if not len(occupied):
         return edges[:0]
     total, cut = int(counts.sum()), []
-    for place, below, top in zip(found, low, high, strict=True):
+    for place, below, top in zip(occupied, low, high, strict=True):
         parts = min(max(1, cells * int(counts[place]) // total), top - below + 1)
         cut += [
             below - 1,
@@ -104,21 +104,21 @@ def refine(edges: Edges, counts: Counts, cells: int) -> Edges:
 
 
 def cuts(edges: Edges, counts: Counts, bins: int) -> Edges:
-    """Return the edges of at most ``bins`` bins with about as many values each; of few
-    different values each has its own.
+    """Return the edges of at most ``bins`` bins with about equally many values; if
+    there are few different values, each has its own bin.
 
     ``counts`` (len(edges) + 1,). An edge is half-way between the cells of the values on
     its sides.
     """
-    found, low, high = _occupied(edges, counts)
-    if len(found) < 2:
+    occupied, low, high = _occupied(edges, counts)
+    if len(occupied) < 2:
         return edges[:0]
-    seen = counts[found].cumsum()
-    last = np.arange(len(found) - 1)
-    if len(found) > bins:
+    seen = counts[occupied].cumsum()
+    last = np.arange(len(occupied) - 1)
+    if len(occupied) > bins:
         wanted = np.arange(1, bins) * int(seen[-1])
         last = np.unique(np.searchsorted(seen * bins, wanted, side="left"))
-        last = last[last < len(found) - 1]
+        last = last[last < len(occupied) - 1]
     left, right = of_keys(high[last]).astype(np.float64), of_keys(low[last + 1]).astype(np.float64)
     middle = (left / 2 + right / 2).astype(np.float32)
     return np.clip(middle, of_keys(high[last]), of_keys(low[last + 1] - 1))
@@ -130,9 +130,9 @@ def _occupied(
     """Return the cells that hold values, and the first and the last key of each."""
     ends = keys(np.array([-LARGEST, LARGEST], np.float32))
     inner = keys(edges)
-    found = np.flatnonzero(counts > 0)
+    occupied = np.flatnonzero(counts > 0)
     return (
-        found,
-        np.concatenate([ends[:1], inner + 1])[found],
-        np.concatenate([inner, ends[1:]])[found],
+        occupied,
+        np.concatenate([ends[:1], inner + 1])[occupied],
+        np.concatenate([inner, ends[1:]])[occupied],
     )

@@ -15,11 +15,11 @@ class FitOptions(Options):
     """How a network is fitted."""
 
     epochs: int = option(100, "passes over the samples", low=1)
-    batch_size: int = option(64, "samples of a step", low=1)
-    learning_rate: float = option(1e-3, "of Adam", low=0, open_low=True)
-    weight_decay: float = option(0.0, "times the parameters is added to the gradient", low=0)
-    clip: float = option(5.0, "greatest norm of a step's gradient; 0: any", low=0)
-    steps: int = option(0, "so many steps instead of the epochs; 0: as the epochs say", low=0)
+    batch_size: int = option(64, "samples per step", low=1)
+    learning_rate: float = option(1e-3, "learning rate of Adam", low=0, open_low=True)
+    weight_decay: float = option(0.0, "weight decay (added to the gradient)", low=0)
+    clip: float = option(5.0, "largest norm of a step's gradient; 0: no limit", low=0)
+    steps: int = option(0, "number of steps, replaces the epochs; 0: use the epochs", low=0)
     loss: str = option(
         "mse",
         "squared error, or divergence of the softmax of outputs and targets",

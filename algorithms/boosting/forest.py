@@ -1,7 +1,7 @@
-"""A sum of trees, grown level by level, and the bins of its features: what a run of
-histogram boosting knows, as named arrays.
+"""The state of histogram boosting as named arrays: a sum of trees, grown level by
+level, and the bins of its features.
 
-``stage`` says what is needed next: 0 and 1, counts of values in cells; 2 + d, the sums
+``stage`` is the next step: 0 and 1 need counts of values in cells; 2 + d needs the sums
 of the leaves on level d of the tree that is being grown. Trees have the layout of
 ``algorithms.boosting.trees``, with ``feature`` -1 where a node is not split: all rows
 there go left.
@@ -162,7 +162,7 @@ class Forest:
         return at
 
     def digest(self, trees: int) -> int:
-        """Return a number that tells the first trees, and the constant, from others."""
+        """Return a number that identifies the first trees and the constant."""
         parts = (self.feature, self.threshold, self.left, self.value)
         content = b"".join(np.ascontiguousarray(part[:trees]).tobytes() for part in parts)
         return int.from_bytes(
@@ -180,16 +180,16 @@ class Forest:
         return np.stack([2 * above, 2 * above + 1], 1).ravel()
 
     def length(self) -> int:
-        """Return how many numbers a client is asked for."""
+        """Return how many numbers a client must send."""
         cells = int(widths(self.edges).sum())
         return 2 + cells if self.stage < GROW else len(self.open_leaves()) * CHANNELS * cells
 
     def sums(self, x: NDArray[np.float32], y: NDArray[Any], values: Floats, loss: str) -> Ints:
-        """Return a client's part of what is needed (:meth:`length`,), given the
+        """Return a client's sums (:meth:`length`,) for the next step, given the
         function's values (n,) at its rows.
 
-        For bins: rows, those with label 1 (of numbers: their total), counts by cell.
-        For trees: G, H and n by leaf, feature and bin.
+        For bins: the number of rows, the rows with label 1 (in regression: the total of
+        the targets), counts by cell. For trees: G, H and n by leaf, feature and bin.
         """
         if self.stage < GROW:
             return np.concatenate([[len(y), total_of(loss, y)], counted(x, self.edges)]).astype(
@@ -220,7 +220,7 @@ class Forest:
         return (
             ""
             if (np.add.reduceat(counts, starts(self.edges)) == rows).all()
-            else "a feature has other than one value a row"
+            else "a feature must have one value per row"
         )
 
     def _by_leaf(self, sums: Ints) -> Ints:
@@ -229,8 +229,8 @@ class Forest:
     # --- the next step ----------------------------------------------------------------
 
     def step(self, sums: Ints, growth: Growth, loss: str, cells: int, bins: int) -> None:
-        """Take the step for which ``sums``, those of all clients, were needed: finer
-        cells, bins, or one more level of a tree.
+        """Take the next step with ``sums``, those of all clients: finer cells, bins, or
+        one more level of a tree.
         """
         if self.stage >= GROW:
             self._grow(self._by_leaf(sums), growth)
@@ -255,17 +255,17 @@ class Forest:
                 np.pad(self.left, more, constant_values=1),
             )
             self.value = np.pad(self.value, more)
-        found = best_splits(sums, self.edges, growth)
+        splits = best_splits(sums, self.edges, growth)
         nodes, below = leaves + 2**level - 1, 2 ** (self.depth - level - 1)
         self.feature[-1, nodes], self.threshold[-1, nodes], self.left[-1, nodes] = (
-            found.feature,
-            found.threshold,
-            found.left,
+            splits.feature,
+            splits.threshold,
+            splits.left,
         )
         # a leaf's value is that of all places below it
-        for leaf, pair in zip(leaves, found.children, strict=True):
+        for leaf, pair in zip(leaves, splits.children, strict=True):
             for side in (0, 1):
                 first = (2 * leaf + side) * below
                 self.value[-1, first : first + below] = pair[side]
-        over = level == self.depth - 1 or (found.feature < 0).all()
+        over = level == self.depth - 1 or (splits.feature < 0).all()
         self.stage = GROW if over else self.stage + 1

@@ -3,7 +3,7 @@ residual.
 
 A function is represented by its values (n, outputs) at n points. One output means
 binary classification: the logit of label 1. Values and labels are PyTorch tensors or
-NumPy arrays, both of one kind: a client with trees does without PyTorch.
+NumPy arrays, both of the same kind: a client with trees does not need PyTorch.
 
 Sources: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS
 2022, arXiv 2103.06972, Algorithms 1 and 2; its first version (2021, arXiv 2103.06972v1)
@@ -22,14 +22,14 @@ Values = Any
 
 
 def module_of(values: Values) -> Any:
-    """Return the module whose functions take these values: ``numpy`` or ``torch``,
-    which name those used here alike.
+    """Return the module for these values, ``numpy`` or ``torch``; the functions used
+    here have the same names in both.
     """
     return np if isinstance(values, np.ndarray) else sys.modules["torch"]
 
 
 def on_cpu(values: Values) -> Values:
-    """Return the values where NumPy can read them."""
+    """Return the values on the CPU, where NumPy can read them."""
     return values if isinstance(values, np.ndarray) else values.detach().cpu()
 
 
@@ -55,8 +55,8 @@ def check_labels(labels: Values, outputs: int) -> None:
     ):
         shown = f"{labels.min().item()}..{labels.max().item()} of type {labels.dtype}"
         raise ValueError(
-            f"labels {shown}, but the function tells {classes} classes apart: labels are whole, 0 "
-            f"to {classes - 1}"
+            f"labels {shown}, but the function has outputs for {classes} classes: labels "
+            f"are whole, 0 to {classes - 1}"
         )
 
 
@@ -122,7 +122,7 @@ class Plan:
     """The local steps of a round.
 
     ``sign``: 1 if learners fit a gradient, which is subtracted; -1 if they fit the
-    values to reach (FFGB.L). ``residual``: whether a learner's residual is added to the
+    target values (FFGB.L). ``residual``: whether a learner's residual is added to the
     target of the next one. ``clip`` (G^2) bounds the learner outputs, ``clip_residual``
     (G^1) the residual; ``None`` means no clipping.
     """

@@ -1,15 +1,15 @@
 """Trees grown from sums: gradients and curvatures by leaf, feature and bin, in whole
 numbers.
 
-With the derivatives g, h of a row's loss by its value, and G, H, n the sums over the
-rows of a leaf and their number, a split into two leaves lowers the loss by about
+Let g, h be the derivatives of a row's loss by its value, G, H their sums over the rows
+of a leaf, and n the number of rows. A split into two leaves lowers the loss by about
 
     (1/2) (G_l^2 / (H_l + lambda) + G_r^2 / (H_r + lambda) - G^2 / (H + lambda)),
 
-and a leaf is given -G / (H + lambda). All that is needed of the rows are G, H and n by
+and the value of a leaf is -G / (H + lambda). So growing a tree only needs G, H and n by
 leaf, feature and bin. Every row's g and h are rounded to multiples of 2^-16, so that
-sums are whole numbers: they do not depend on the order or the grouping of the rows, and
-neither do the trees, to the last bit.
+sums are whole numbers. The sums, and so the trees, are the same to the last bit for any
+order and grouping of the rows.
 
 Sources: Chen, Guestrin, "XGBoost: A Scalable Tree Boosting System", KDD 2016, arXiv
 1603.02754, equations (5) to (7) and, for missing values, algorithm 3; Ke, Meng, Finley,
@@ -93,8 +93,8 @@ def derivatives(loss: str, values: Floats, y: NDArray[Any]) -> tuple[Ints, Ints]
 
 
 def total_of(loss: str, y: NDArray[Any]) -> int:
-    """Return what the start value needs of rows: how many have label 1, or the sum of
-    their targets in units of 1 / UNIT.
+    """Return the sum that the start value needs: the number of rows with label 1, or
+    the sum of the rows' targets in units of 1 / UNIT.
     """
     if loss != NUMBER:
         return int(y.sum())
@@ -103,7 +103,7 @@ def total_of(loss: str, y: NDArray[Any]) -> int:
 
 
 def total_fault(loss: str, rows: int, total: int) -> str:
-    """Return why ``total`` cannot be that of so many rows, or ""."""
+    """Return why ``total`` cannot be the total of ``rows`` rows, or ""."""
     if loss == NUMBER:
         bound = BOUNDS[NUMBER][0]
         return (
@@ -115,10 +115,10 @@ def total_fault(loss: str, rows: int, total: int) -> str:
 
 
 def start_value(loss: str, rows: int, ones: int) -> float:
-    """Return the best constant for so many rows, of which ``ones`` have label 1;
-    bounded where all have the same.
+    """Return the best constant for ``rows`` rows, ``ones`` of them with label 1; it is
+    bounded where all labels are equal.
 
-    Of numbers ``ones`` is their total, and the best constant the mean.
+    In regression ``ones`` is the total of the targets, and the best constant the mean.
     """
     if loss == NUMBER:
         return ones / UNIT / rows

@@ -1,8 +1,8 @@
-"""What a weak-learning oracle is: an object with ``fit`` and ``predict`` whose learners
-pack to named arrays of a fixed shape.
+"""Interface of a weak-learning oracle: an object with ``fit`` and ``predict`` whose
+learners pack to named arrays of a fixed shape.
 
-Points and values are PyTorch tensors or NumPy arrays; an oracle answers in the kind
-that it is given.
+Points and values are PyTorch tensors or NumPy arrays; an oracle returns the kind that
+it receives.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What boosting methods send their clients (``algorithms.common.sent``)."""
+"""Declarations of what boosting methods send (``algorithms.common.sent``)."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,8 @@ class OracleSent(Sent, prefix="oracle-"):
 
 @dataclass(frozen=True)
 class FunctionSent(Sent):
-    """Which learners of FFGB's function a message holds: those after version ``base``,
-    up to ``version``.
+    """A message holds the learners of FFGB's function after version ``base``, up to
+    ``version``.
     """
 
     base: int
@@ -41,7 +41,7 @@ class FFGBTraining(Sent):
 
 @dataclass(frozen=True)
 class HistogramSent(Sent):
-    """The loss of histogram boosting and, for training, how many sums are wanted."""
+    """The loss of histogram boosting and, for training, the number of sums to send."""
 
     loss: str
     sums: int | None = None

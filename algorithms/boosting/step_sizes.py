@@ -1,5 +1,5 @@
-"""Steps of boosting in function space: their sizes, what they come to, and the bounds
-of what is clipped. Numbers, no tensors.
+"""Steps of boosting in function space: their sizes, their combined result, and the
+clipping bounds. Numbers, no tensors.
 
 Sources: as in ``algorithms.boosting.functional``.
 """
@@ -7,8 +7,8 @@ Sources: as in ``algorithms.boosting.functional``.
 import math
 from collections.abc import Sequence
 
-#: Names of ``algorithms.boosting.functional.LOSSES``, for those who choose one and do
-#: not compute it.
+#: Names of ``algorithms.boosting.functional.LOSSES``, for code that selects a loss but
+#: does not compute it.
 LOSS_NAMES = ("cross-entropy", "square")
 SCHEDULES = ("decay", "homogeneous", "general")
 
@@ -32,8 +32,8 @@ def step_sizes(
 
 
 def summed_steps(etas: Sequence[float], mu: float) -> tuple[float, list[float]]:
-    """Return (c, a) with ``g^{K+1} = c f - sum_k a_k h^k``, what K steps ``g <- g -
-    eta_k (h^k + mu g)`` from f come to.
+    """Return (c, a) with ``g^{K+1} = c f - sum_k a_k h^k``, the result of K steps ``g
+    <- g - eta_k (h^k + mu g)`` from f.
     """
     shrink, coefficients = 1.0, [0.0] * len(etas)
     for k in reversed(range(len(etas))):
@@ -43,7 +43,7 @@ def summed_steps(etas: Sequence[float], mu: float) -> tuple[float, list[float]]:
 
 
 def clip_bounds(gradient_bound: float, gamma: float) -> tuple[float, float]:
-    """Return (G^2, G^1) = ((2 - gamma) G / gamma, (1 - gamma) G / gamma): what
-    gradients up to G and an edge gamma allow.
+    """Return the bounds (G^2, G^1) = ((2 - gamma) G / gamma, (1 - gamma) G / gamma) for
+    gradients up to G and an edge gamma.
     """
     return (2 - gamma) * gradient_bound / gamma, (1 - gamma) * gradient_bound / gamma

@@ -28,7 +28,7 @@ def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int, min_lea
     """Return the regression tree of this depth for x (n, features) and y (n, outputs).
     Ties: the first feature, its least value.
 
-    Leaves have at least ``min_leaf`` rows, as far as there are so many.
+    Leaves have at least ``min_leaf`` rows if there are enough rows.
     """
     inner = 2**depth - 1
     features, thresholds = np.zeros(inner, np.int32), np.zeros(inner, np.float32)
@@ -52,8 +52,8 @@ def fit_tree(x: NDArray[np.float32], y: NDArray[np.float64], depth: int, min_lea
 def _best_split(
     x: NDArray[np.float32], y: NDArray[np.float64], min_leaf: int
 ) -> tuple[int, np.float32] | None:
-    """Return feature and threshold of the split with the least squared error, None if
-    none is left with so many rows on each side.
+    """Return feature and threshold of the split with the least squared error, or None
+    if no split has ``min_leaf`` rows on each side.
 
     With the outputs centred, the error falls by ``|S_l|^2 / n_l + |S_r|^2 / n_r``, S
     being the sums on both sides, S_r = -S_l.
@@ -101,13 +101,13 @@ class TreeOracle:
         (trees, 2^d, outputs).
         """
         points, rest = (np.asarray(on_cpu(part)) for part in (x.reshape(len(x), -1), target.values))
-        found = []
+        trees = []
         rest = rest.astype(np.float64)
         for _ in range(self.trees):
             feature, threshold, value = fit_tree(points, rest, self.depth, self.min_leaf)
-            found.append((feature, threshold, (self.rate * value).astype(np.float32)))
-            rest = rest - walk(feature[None], threshold[None], found[-1][2][None], points)[0]
-        features, thresholds, values = (np.stack(column) for column in zip(*found, strict=True))
+            trees.append((feature, threshold, (self.rate * value).astype(np.float32)))
+            rest = rest - walk(feature[None], threshold[None], trees[-1][2][None], points)[0]
+        features, thresholds, values = (np.stack(column) for column in zip(*trees, strict=True))
         return {"feature": features, "threshold": thresholds, "value": values}
 
     def predict(self, learners: Mapping[str, Values], x: Values) -> Values:

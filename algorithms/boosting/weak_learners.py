@@ -33,8 +33,8 @@ WORST = 0.1
 
 @dataclass(frozen=True)
 class NetOptions:
-    """``kind``: "l2" (least squares), "linf" (the worst tenth of the points),
-    "lipschitz" (those, and the gradients by the inputs).
+    """Options of the network oracles. ``kind``: "l2" (least squares), "linf" (the worst
+    tenth of the points), "lipschitz" (the same, and the gradients by the inputs).
 
     ``fit``: Adam's steps, rate and batch. ``sobolev``: weight of the gradients.
     """
@@ -61,8 +61,8 @@ class NetOracle:
         self.model_fn, self.options = model_fn, options or NetOptions()
         self.runner: Runner = Eager
         if self.options.kind == "l2":
-            #: Takes them compiled; a client lets it be the ``runner`` where its message
-            #: says so.
+            #: Takes the steps compiled; a client uses it as the ``runner`` if its
+            #: message asks for that.
             self.compiler: Runner | None = None
         self.fitted = model_fn(0)  # what a fit works in: compiled steps belong to a module
         self.module = model_fn(0).eval()  # a template: all networks have its architecture
@@ -84,7 +84,7 @@ class NetOracle:
         }
 
     def compiled(self, wanted: bool) -> None:
-        """Let the steps of fits be compiled, or not."""
+        """Set whether the steps of fits are compiled."""
         self.runner = (getattr(self, "compiler", None) if wanted else None) or Eager
 
     def predict(self, learners: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -95,11 +95,11 @@ class NetOracle:
             return values
 
         def some(states: Mapping[str, Tensor], points: Tensor) -> Tensor:
-            found: Tensor = torch.vmap(one, in_dims=(0, None))(dict(states), points)
-            return found
+            outputs: Tensor = torch.vmap(one, in_dims=(0, None))(dict(states), points)
+            return outputs
 
-        found: Tensor = in_chunks(some, learners, x, self.width(x))
-        return found
+        values: Tensor = in_chunks(some, learners, x, self.width(x))
+        return values
 
     def width(self, x: Tensor) -> int:
         """Return the size of the largest layer output for one point."""
@@ -170,8 +170,8 @@ def gradient_gap(
     outputs = module(points)
     v = torch.from_numpy(rng.normal(size=outputs.shape[1])).to(outputs)
     wanted = torch.autograd.grad((function(points) @ v).sum(), points)[0]
-    found = torch.autograd.grad((outputs @ v).sum(), points, create_graph=True)[0]
-    return (wanted - found).flatten(1).square().sum(1).mean()
+    jacobian = torch.autograd.grad((outputs @ v).sum(), points, create_graph=True)[0]
+    return (wanted - jacobian).flatten(1).square().sum(1).mean()
 
 
 class RidgeOracle:
@@ -192,7 +192,7 @@ class RidgeOracle:
         bias = y0 - x0 @ weight
         if not bool(torch.isfinite(weight).all()):
             raise Diverged(
-                "ridge regression came to values that are not finite: choose ridge > 0, or check "
+                "ridge regression gave values that are not finite: choose ridge > 0, or check "
                 "the inputs"
             )
         return {"weight": weight.float().cpu().numpy(), "bias": bias.float().cpu().numpy()}

@@ -30,8 +30,8 @@ def weighted_average(models: Sequence[Sequence[NDArray[Any]]], weights: Sequence
     """
     if not models or len(models) != len(weights):
         raise ValueError(
-            f"weighted_average: {len(models)} models and {len(weights)} weights: need one weight a "
-            "model, at least one"
+            f"weighted_average: {len(models)} models and {len(weights)} weights: need one "
+            "weight per model, at least one"
         )
     total = float(np.sum(np.asarray(weights, dtype=np.float64)))
     if not np.isfinite(total) or total <= 0 or min(weights) < 0:

@@ -23,8 +23,8 @@ class ExactSum:
         self.parts: NDArray[np.int64] = np.zeros((3, size), np.int64)
 
     def add(self, values: Floats) -> None:
-        """Add a vector (n,). Raises ``OverflowError`` if a number in it is not finite
-        or 2^31 or more in size.
+        """Add a vector (n,). Raises ``OverflowError`` unless all its numbers are finite
+        and below 2^31 in size.
         """
         if not (np.abs(values) < LARGEST).all():
             raise OverflowError(
@@ -39,8 +39,8 @@ class ExactSum:
         self.parts[2] += np.rint(rest).astype(np.int64)
 
     def merge(self, parts: ArrayLike) -> None:
-        """Add another sum's parts (3, n). Raises ``ValueError`` if they are none of
-        this size.
+        """Add the parts (3, n) of another sum. Raises ``ValueError`` for another shape
+        or type.
         """
         other = np.asarray(parts)
         if other.shape != self.parts.shape or other.dtype != np.int64:

@@ -12,8 +12,8 @@ def late_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package (PEP 562).
 
-    They offer what its file ``path`` imports under ``if TYPE_CHECKING:``; type checkers
-    and editors read that list as it stands, so each name is written once.
+    They offer the names that the file ``path`` imports under ``if TYPE_CHECKING:``.
+    Type checkers and editors read the same list, so each name is written once.
     """
     blocks = [
         node

@@ -20,15 +20,15 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.floating]
 IntArray = npt.NDArray[np.integer]
-#: What stands for how well a model does, one for each kind of task: classes, numbers.
+#: The leading score of each kind of task: of classes, of numbers.
 LEADING = ("accuracy", "rmse")
-#: Words in the names of measures of which less is better.
+#: A measure is better when lower if its name contains one of these words.
 _LOWER = frozenset({"loss", "rmse", "mae", "mse"})
 
 
 def leading_of(scores: Iterable[str]) -> str:
-    """Return the name of the leading score among those of a model. Raises ``KeyError``
-    without one.
+    """Return which of a model's scores is the leading one. Raises ``KeyError`` if there
+    is none.
     """
     names = set(scores)
     for name in LEADING:
@@ -40,8 +40,8 @@ def leading_of(scores: Iterable[str]) -> str:
 
 
 def lower_is_better(name: str) -> bool:
-    """Return whether less is better of a measure by its name: ``rmse-mean``,
-    ``global-loss``.
+    """Return whether a measure of this name (``rmse-mean``, ``global-loss``) is better
+    when lower.
     """
     return not _LOWER.isdisjoint(name.split("-"))
 
@@ -118,9 +118,7 @@ def confidence_bin(confidence: FloatArray, bins: int) -> IntArray:
 
 
 def tail_size(n: int, share: float) -> int:
-    """Return how many of ``n`` clients the worst ``share`` are: ceil(share n), at least
-    one.
-    """
+    """Return the number of clients in a tail: ceil(share n) of ``n``, at least one."""
     if not 0 < share <= 1:
         raise ValueError(f"share = {share}: must be above 0 and at most 1")
     # 0.07 * 100 is slightly more than 7 in floating point: subtract possible rounding
@@ -178,8 +176,8 @@ def describe_clients(
     """Summarise one value per client as ``name-mean``, ``-std`` (population),
     ``-worst10``, ``-best10`` and ``-worst``.
 
-    ``share``: of the clients in a tail, which names it (0.2: ``-worst20``). ``loss``:
-    the highest values are the worst.
+    ``share``: the fraction of clients in a tail; it is part of the name (0.2:
+    ``-worst20``). ``loss``: the highest values are the worst.
     """
     values = _clients(values)
     sign = -1.0 if loss else 1.0

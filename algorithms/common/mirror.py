@@ -154,7 +154,7 @@ def _checked(alpha: ArrayLike, gradient: ArrayLike, rate: float) -> tuple[Array,
     weights, slope = check_distribution("alpha", alpha), _vector("gradient", gradient)
     if weights.shape != slope.shape:
         raise ValueError(
-            f"{len(weights)} weights, but a gradient of {len(slope)}: must be one entry a weight"
+            f"{len(weights)} weights, but a gradient of {len(slope)}: give one entry per weight"
         )
     with np.errstate(over="ignore"):
         move = rate * slope

@@ -26,8 +26,8 @@ def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
     state = model.state_dict()
     if len(arrays) != len(state):
         raise ValueError(
-            f"{len(arrays)} arrays for a model with {len(state)}: server and client build "
-            "different models"
+            f"{len(arrays)} arrays received, but the model has {len(state)}: use the same "
+            "model on server and client"
         )
     for (name, tensor), array in zip(state.items(), arrays, strict=True):
         if tuple(array.shape) != tuple(tensor.shape):
@@ -44,12 +44,12 @@ def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
 
 @contextmanager
 def torch_seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Within the context, layers draw (dropout, initial weights) from ``seed``; then
-    torch's generators are as they were.
+    """Seed torch's generators with ``seed`` (for dropout, initial weights), and restore
+    them when the context ends.
 
-    ``device``: where the layers are, if not on the CPU. ``torch.manual_seed`` seeds
-    every kind of device there might be: that takes milliseconds, and loads PyTorch's
-    compiler the first time.
+    ``device``: the device of the layers, if not the CPU. ``torch.manual_seed`` would
+    seed every kind of device, which takes milliseconds and loads PyTorch's compiler the
+    first time.
     """
     gpu = device if device is not None and device.type == "cuda" else None
     before, there = (
@@ -95,8 +95,8 @@ def normalisation(model: nn.Module) -> list[str]:
 
 
 def has_running_statistics(model: nn.Module) -> bool:
-    """Return whether the model has statistics of inputs, those of batch normalisation,
-    among its buffers.
+    """Return whether the model's buffers include running statistics of batch
+    normalisation.
     """
     return bool(_with_statistics(model))
 
@@ -106,8 +106,8 @@ def estimate_statistics(model: nn.Module, x: Tensor, batch_size: int = 1024) -> 
     """Set the running statistics of normalisation layers to the means over ``x`` (n,
     ...) at the model's parameters.
 
-    Where parameters are a mixture of two models', the statistics of neither are its
-    own. With a single sample they stay as they are.
+    A mixture of two models needs this, since the statistics of neither fit it. With a
+    single sample they stay unchanged.
     """
     layers, was_training = _with_statistics(model), model.training
     if not layers or len(x) < 2:

@@ -21,8 +21,8 @@ from algorithms.common.checks import check_choice, check_range
 
 @dataclass(frozen=True)
 class Declared:
-    """What :func:`option` declares for a field besides type and default; an open end
-    excludes the bound itself.
+    """The declaration that :func:`option` adds to a field's type and default; an open
+    end excludes the bound itself.
     """
 
     help: str
@@ -67,8 +67,8 @@ def option(
 
 
 def with_choices(kind: type, name: str, choices: Iterable[str]) -> Any:
-    """Return the option ``name`` of ``kind`` once more, for a subclass that knows what
-    values there are.
+    """Declare the option ``name`` of ``kind`` again, for a subclass that knows the
+    possible values.
     """
     (part,) = (part for part in fields(kind) if part.name == name)
     return field(
@@ -84,7 +84,7 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        """Check every option by itself, then :meth:`check` them together."""
+        """Check every option alone, then all together with :meth:`check`."""
         for part in fields(self):
             declared: Declared | None = part.metadata.get("option")
             if declared is None:

@@ -1,19 +1,20 @@
-"""Whether the packages beside this one are still this project's.
+"""Checks that another project's files have not replaced this project's packages.
 
 The package index has projects named ``algorithms`` and ``strategies``. pip installs
-their files over ours, in the same folders, and takes those away when it removes them.
+their files over ours, in the same folders, and deletes ours when it removes them.
 """
 
 from pathlib import Path
 
-#: What the ``__init__.py`` of each package of this project holds.
+#: The line that the ``__init__.py`` of each package of this project contains.
 MARK = 'PROJECT = "fedapps"'
 
 
 def check_ours(*names: str, root: Path | None = None) -> None:
-    """Raise ``ImportError`` if one of these packages is another project's by now.
+    """Raise ``ImportError`` if another project has replaced one of these packages.
 
-    ``root``: the folder of the packages, of this one by default. Nothing is imported.
+    ``root``: the folder of the packages, by default the one of this package. Nothing is
+    imported.
     """
     for name in names:
         init = (root or Path(__file__).parents[2]) / name / "__init__.py"

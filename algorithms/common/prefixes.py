@@ -1,5 +1,5 @@
-"""Named values of several owners in one mapping: the names of each begin with a prefix
-of its own.
+"""Named values of several owners in one mapping: each owner's names begin with its own
+prefix.
 """
 
 from collections.abc import Mapping

@@ -1,26 +1,27 @@
-"""Means of points of which some are arbitrary: coordinate-wise median and trimmed mean,
-(Multi-)Krum, geometric median.
+"""Robust means of points, some of which may be arbitrary: coordinate-wise median and
+trimmed mean, (Multi-)Krum, geometric median.
 
-All take points (n, d) as rows, of equal weight, and do not depend on their order. f of
-the n points are outliers, of any size; the others are called sound. What each promises,
-for any outliers:
+All take points (n, d) as rows of equal weight; the order does not matter. f of the n
+points are outliers of any size; the others are called sound. For any outliers, they
+guarantee:
 
     median, n > 2 f
         every coordinate lies between the least and the greatest of the sound points
     trimmed mean, n > 2 f
         the same; with f = 0 it is the mean
     Multi-Krum, n >= 2 f + 3
-        within (1 + sqrt((n - f - 2) / (n - 2 f - 1))) D of every sound point, D their
-        greatest distance
+        within (1 + sqrt((n - f - 2) / (n - 2 f - 1))) D of every sound point, D being
+        the greatest distance between sound points
     geometric median, n > 2 f
         within 2 sum_i |x_i - c| / (n - 2 f), over sound x_i, of any point c
 
-Krum's: a sound point has n - f - 1 sound points within D, so its score is at most (n -
-f - 2) D^2, and so is the score of each of the n - f points of least score. At least n -
-2 f - 1 of the n - f - 2 neighbours of such a point are sound, so the nearest of these
-is within sqrt((n - f - 2) / (n - 2 f - 1)) D. The geometric median's: it minimises sum
-|z - x_i|, so sum_i |z - x_i| <= sum_i |c - x_i|; the triangle inequality on either kind
-of point leaves (n - 2 f) |z - c| <= 2 sum_i |x_i - c| over the sound ones.
+Proof for Krum: a sound point has n - f - 1 sound points within D, so its score is at
+most (n - f - 2) D^2, and so is the score of each of the n - f points of least score. At
+least n - 2 f - 1 of the n - f - 2 neighbours of such a point are sound, so the nearest
+of these is within sqrt((n - f - 2) / (n - 2 f - 1)) D. Proof for the geometric median:
+it minimises sum |z - x_i|, so sum_i |z - x_i| <= sum_i |c - x_i|. The triangle
+inequality, applied to sound points and to outliers, gives (n - 2 f) |z - c| <= 2 sum_i
+|x_i - c| over the sound points.
 
 Sources: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning:
 Towards Optimal Statistical Rates", ICML 2018, arXiv 1803.01498 (median, trimmed mean);
@@ -43,8 +44,8 @@ SMOOTHING = 1e-8  # distances below this fraction of the typical one count as it
 
 
 def median(points: Points) -> Floats:
-    """Return the median of each coordinate, of an even number the mean of the two in
-    the middle; ``points``: (n, d).
+    """Return the median of each coordinate of ``points`` (n, d); for even n, the mean
+    of the two values in the middle.
     """
     return np.asarray(np.median(_checked(points, 1), axis=0))
 
@@ -115,8 +116,8 @@ def median_weights(points: Points) -> Floats:
 
 
 def distances(points: Floats) -> Floats:
-    """Return the distances (n, n) between points, from their differences: outliers cost
-    the others no digits.
+    """Return the distances (n, n) between points. They are computed from differences,
+    so that outliers do not reduce the precision of the others.
     """
     out = np.zeros((len(points), len(points)))
     for i, point in enumerate(points[:-1]):

@@ -28,12 +28,12 @@ CASTS: tuple[type, ...] = (bool, int, float, str)
 
 @dataclass(frozen=True)
 class Sent:
-    """Base of these dataclasses. A key is ``prefix`` and the name of its field."""
+    """Base of these dataclasses. A key is ``prefix`` followed by the field's name."""
 
     prefix: ClassVar[str] = ""
 
     def __init_subclass__(cls, prefix: str | None = None) -> None:
-        """Set the prefix of the keys; without one the class has that of its base."""
+        """Set the prefix of the keys; the default is the prefix of the base class."""
         if prefix is not None:
             cls.prefix = prefix
 
@@ -49,7 +49,7 @@ class Sent:
 
     @classmethod
     def of(cls, options: object) -> Self:
-        """Return what is sent where the fields are options of the same names."""
+        """Return the declaration with the values of the options of the same names."""
         return cls(**{part.name: getattr(options, part.name) for part in fields(cls)})
 
     @classmethod
@@ -57,21 +57,21 @@ class Sent:
         """Read what a server sent. Raises ``ValueError`` if a field without a default
         is missing.
         """
-        found = {}
+        arguments = {}
         for part in fields(cls):
             key = cls.key(part.name)
             if key in config:
                 value = config[key]
-                found[part.name] = part.type(value) if part.type in CASTS else value
+                arguments[part.name] = part.type(value) if part.type in CASTS else value
             elif part.default is MISSING:
                 raise ValueError(
                     f"{key!r} is missing in the configuration: the server's strategy must send "
                     f"{cls.__name__}"
                 )
-        return cls(**found)
+        return cls(**arguments)
 
     def to_config(self) -> dict[str, Any]:
-        """Return the fields under the keys of a message's configuration."""
+        """Return the fields by their keys in a message's configuration."""
         named = {self.key(part.name): getattr(self, part.name) for part in fields(self)}
         return {key: value for key, value in named.items() if value is not None}
 
@@ -89,8 +89,8 @@ class RoundFacts(Sent):
     seed: int = 0
     server_round: int = 1
     num_rounds: int = 0
-    #: The first round of this run, and the round of its last checkpoint: what clients
-    #: keep from later rounds of an interrupted run does not count.
+    #: The first round of this run, and the round of its last checkpoint. Clients ignore
+    #: what they stored in later rounds of an interrupted run.
     first_round: int = 1
     checkpoint_round: int | None = None
 

@@ -1,26 +1,27 @@
 """A local step as a function, and the loop that takes steps one by one.
 
-Without methods the loop is the one that everybody writes (``clients.steps.plain``):
+Plain training is the usual loop (``clients.steps.plain``):
 
     for x, y in batches:
         g = gradient of the mean loss of (x, y) at w
         v = momentum * v + g + weight_decay * w
         w = w - rate * v
 
-Methods change what is done with the gradient. So that is a function, the *step*, which
-changes tensors in place (``clients.steps.sgd.Descent`` is the one above):
+Methods differ in what they do with the gradient. This part is therefore a function, the
+*step*. It changes tensors in place (``clients.steps.sgd.Descent`` is the step above):
 
     step(gradient, state, numbers) -> mean loss of the mini-batch
 
 ``gradient(at)`` returns the loss of the step's mini-batch and its gradient at the
 parameters ``at``. ``state`` holds lists of tensors by name: those that training changes
-(``w``, ``v``) and those that it only reads (the received model). ``numbers`` are what
-changes from round to round or from step to step (the rate, mixing weights): floats or
-lists of floats, and tensors where the step is compiled, so that one graph serves all of
-them. What stays the same all through a run are fields of the step, a frozen dataclass.
+(``w``, ``v``) and those that it only reads (the received model). ``numbers`` change
+from round to round or from step to step (the rate, mixing weights). They are floats or
+lists of floats; in a compiled step they are tensors, so that one graph serves all
+values. Values that are constant during a run are fields of the step, a frozen
+dataclass.
 
-``Eager.run`` is the loop again, with any step in it; ``clients.steps.compiled`` takes
-the same steps several at a time.
+``Eager.run`` is the loop for any step; ``clients.steps.compiled`` takes several of the
+same steps at a time.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -57,8 +58,8 @@ class Problem:
     """What a client minimises over mini-batches (x, y): ``surrogate(loss(x, y))``,
     where ``loss`` is a mean at ``module``'s parameters.
 
-    ``criterion``: the loss is ``criterion(module(x), y)``; ``None``: it is something
-    else, which is not compiled.
+    ``criterion``: the loss is ``criterion(module(x), y)``; ``None``: any other loss,
+    which is not compiled.
     """
 
     module: nn.Module
@@ -73,15 +74,15 @@ class Problem:
 
 
 class Eager:
-    """Runs the steps of a problem one by one; called by them, it is the gradient at the
+    """Runs the steps of a problem one by one. The steps call it for the gradient at the
     current mini-batch.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.parameters = list(problem.moving.values())
-        #: The module's parameters as tensors. Gradients are taken there: a step that
-        #: writes its point there saves a copy.
+        #: The module's parameters as tensors. Gradients are computed there, so a step
+        #: that writes its point there saves a copy.
         self.place = [p.detach() for p in self.parameters]
         self.batch: tuple[Tensor, Tensor] | None = None
 
@@ -121,7 +122,7 @@ class Eager:
 
 
 class Runner(Protocol):
-    """What takes steps: eagerly or compiled."""
+    """Runs steps, eagerly or compiled."""
 
     def run(
         self,
@@ -136,7 +137,7 @@ class Runner(Protocol):
         """Go through all mini-batches of the epochs (x, y); return the sum of the
         losses of all samples.
 
-        ``state``: what the steps change, in place; ``constants``: what they read.
-        ``numbers``: of the i-th step, asked for in this order.
+        ``state``: tensors that the steps change in place; ``constants``: tensors that
+        they only read. ``numbers(i)``: the numbers of the i-th step, called in order.
         """
         ...

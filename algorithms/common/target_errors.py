@@ -1,20 +1,20 @@
-"""Errors of predicted numbers: a client's RMSE, MAE and R², and those of all clients'
-samples together, from sums.
+"""Errors of predicted numbers: RMSE, MAE and R² of one client, and of all clients'
+samples together, computed from sums.
 
-Of the n samples of a client, four numbers a target are enough:
+A client sums up its n samples in four numbers per target:
 
     E = sum (f_i - y_i)^2,
         A = sum |f_i - y_i|,    m = mean y_i,    S = sum (y_i - m)^2,
 
-since E and A of several clients add up, and with N = sum n_k and M = sum n_k m_k / N
+E and A of several clients are added. With N = sum n_k and M = sum n_k m_k / N,
 
-    sum over all samples of (y_i - M)^2  =  sum_k [S_k + n_k (m_k - M)^2].
+    S  =  sum over all samples of (y_i - M)^2  =  sum_k [S_k + n_k (m_k - M)^2].
 
-Then RMSE = sqrt(E / N), MAE = A / N and R² = 1 - E / S are to rounding those of the
-pooled samples. They are no means over clients: the root of a mean of squares is none of
-roots, and R² measures against the mean M of all, where each client's own measures
-against m_k. Of several targets E and A are taken over all of them (each in its own
-units), R² is the mean of the targets' own.
+RMSE = sqrt(E / N), MAE = A / N and R² = 1 - E / S then equal those of the pooled
+samples up to rounding. They differ from means over clients: the root of a mean of
+squares is not a mean of roots, and R² compares with the mean M of all samples, while a
+client's own R² compares with m_k. With several targets, E and A are summed over all
+targets (each in its own units), and R² is the mean over the targets.
 
 Source of the last identity: Chan, Golub, LeVeque, "Algorithms for Computing the Sample
 Variance: Analysis and Recommendations", The American Statistician 37(3), 1983, equation
@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-#: Numbers a target: E, A, m, S.
+#: Numbers per target: E, A, m, S.
 CHANNELS = 4
 
 
@@ -73,8 +73,8 @@ def pooled(parts: Sequence[tuple[int, Floats]]) -> tuple[int, Floats]:
 
 
 def errors_of(count: int, sums: Floats) -> dict[str, float]:
-    """Return ``rmse``, ``mae`` and, unless a target is constant, ``r2`` of so many
-    samples with these sums (targets, 4).
+    """Return ``rmse``, ``mae`` and, unless a target is constant, ``r2``, given the
+    number of samples and their sums (targets, 4).
     """
     squared, absolute, _, spread = sums.T
     samples = count * len(sums)

@@ -42,7 +42,7 @@ def _header(dtype: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], bytes] |
 @lru_cache(maxsize=4096)
 def _written(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
     if dtype.kind not in "biufc":
-        raise ValueError(f"an array of type {dtype}: only numbers travel")
+        raise ValueError(f"an array of type {dtype}: only arrays of numbers can be sent")
     out = BytesIO()
     facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(out, facts)
@@ -72,14 +72,14 @@ def read(array: Any) -> NDArray[Any]:
     try:
         dtype, shape = str(array.dtype), tuple(array.shape)
         if array.stype != "numpy.ndarray" or not isinstance(array.data, bytes):
-            raise WireError(f"an array of kind {str(array.stype)[:40]!r}: only .npy bytes are read")
+            raise WireError(f"an array of kind {str(array.stype)[:40]!r}: it must be .npy bytes")
         plain = len(dtype) <= 16 and len(shape) <= 32 and all(type(size) is int for size in shape)
         values = decode(array.data, dtype, shape) if plain else None
         if values is not None:
             return values
         if (values := _parse(array.data)).shape != shape:
             raise WireError(
-                f"an array of shape {values.shape} that was announced as {str(shape)[:80]}"
+                f"an array of shape {values.shape}, but the message declares {str(shape)[:80]}"
             )
         return values
     except WireError:
@@ -87,7 +87,7 @@ def read(array: Any) -> NDArray[Any]:
     # untrusted bytes may break NumPy's parser in ways that it does not document
     except Exception as error:
         raise WireError(
-            f"bytes that are no array: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            f"bytes are not an array: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
         ) from None
 
 
@@ -119,10 +119,10 @@ def _parse(data: bytes) -> NDArray[Any]:
         (2, 0): np.lib.format.read_array_header_2_0,
     }.get(version)
     if parse is None:
-        raise WireError(f"an array in version {version} of the .npy format: 1.0 and 2.0 are read")
+        raise WireError(f".npy format version {version} is not supported: use 1.0 or 2.0")
     shape, fortran, kind = parse(file)
     if kind.kind not in "biufc" or kind.subdtype:
-        raise WireError(f"an array of type {str(kind)[:40]}: only numbers are read")
+        raise WireError(f"an array of type {str(kind)[:40]}: it must hold numbers")
     if min(shape, default=0) < 0 or len(data) - file.tell() != kind.itemsize * math.prod(shape):
         raise WireError(
             f"{len(data) - file.tell()} bytes for an array of shape {shape} and type {kind}"

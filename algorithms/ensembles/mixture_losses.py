@@ -208,8 +208,8 @@ def centred(gradient: ArrayLike, weights: ArrayLike) -> Array:
     It is the gradient of ``L(alpha~ / sum alpha~)``, the log loss of the sampled
     predictors as a distribution, since ``L(alpha~ / s) = L(alpha~) + log s`` and
     ``<alpha~, g> = -1`` (``docs/fedboost.md``). It is linear in g, so it may be taken
-    before or after a weighted sum over clients. g itself is negative throughout:
-    whatever was drawn would gain over what was not.
+    before or after a weighted sum over clients. All entries of g itself are negative,
+    so every drawn predictor would gain weight over the others.
     """
     slope, sent = np.asarray(gradient, np.float64), np.asarray(weights, np.float64)
     return np.asarray(slope - (sent @ slope) / sent.sum())
@@ -266,8 +266,8 @@ def _mixture_inputs(alpha: ArrayLike, outputs: Floats, dimensions: int) -> Float
         )
     if outputs.ndim != dimensions or coefficients.shape != outputs.shape[:1]:
         raise ValueError(
-            f"{coefficients.shape} weights for outputs of shape {outputs.shape}: must be one "
-            "weight a predictor"
+            f"{coefficients.shape} weights for outputs of shape {outputs.shape}: give one "
+            "weight per predictor"
         )
     if not np.isfinite(coefficients).all():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What ensemble methods send their clients (``algorithms.common.sent``)."""
+"""Declarations of what ensemble methods send (``algorithms.common.sent``)."""
 
 from dataclasses import dataclass
 
@@ -21,9 +21,9 @@ class PredictorsSent(Sent):
 
 @dataclass(frozen=True)
 class DrawSent(Sent):
-    """Which of the round's draws of predictors it is and, if clients keep a cache: its
-    size, what the server takes it to hold, and the hashes of the drawn predictors, of
-    which ``new`` are in the message.
+    """The number of the draw of predictors within the round. If clients keep a cache,
+    also its size, the contents that the server expects, and the hashes of the drawn
+    predictors; the message holds those in ``new``.
     """
 
     draw: int

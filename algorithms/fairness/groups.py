@@ -8,9 +8,9 @@ For every group g a client sends, over its own test samples,
         by bin of the top-1 probability: samples, right ones, the sum of that
         probability
 
-which is a row of 3 C + 3 B numbers. The rows of all clients are added, and the measures
-follow from the sum: they are those of the samples of all clients together, in which a
-sample counts once. With n = sum_c actual_c,
+These are 3 C + 3 B numbers per group. The rows of all clients are added, and the
+measures are computed from the sum: they describe the samples of all clients together,
+and every sample counts once. With n = sum_c actual_c,
 
     accuracy  sum_c hits_c / n
     selected  predicted_c / n                             P(prediction is c | group)
@@ -22,10 +22,10 @@ sample counts once. With n = sum_c actual_c,
         not c)
     ece  sum_b |right_b - confidence_b| / n
 
-Of two classes c = 1 is meant. Of more, tpr and fpr are means over the classes, each
-against the rest; ``selected`` would have the mean 1 / C in every group and is left out.
-A gap is the highest minus the lowest value among the groups that have one; those of
-rates are means over classes of the gap of a class.
+With two classes, c = 1. With more, tpr and fpr are means over the classes, each against
+the rest; ``selected`` would have the mean 1 / C in every group and is left out. A gap
+is the highest minus the lowest value among the groups that have one; the gap of a rate
+is the mean over classes of the gap of each class.
 
 Sources: demographic parity as in Dwork, Hardt, Pitassi, Reingold, Zemel, "Fairness
 Through Awareness", ITCS 2012, arXiv 1104.3913; equalised odds from Hardt, Price,
@@ -60,7 +60,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class Groups:
-    """What the numbers of a reply mean: the names of the groups, and the number of
+    """The layout of the sums in a reply: the names of the groups, and the number of
     classes.
     """
 
@@ -79,7 +79,7 @@ class Groups:
         return Sums(*np.split(np.asarray(sums, np.float64).reshape(self.shape), ends, axis=1))
 
     def fault(self, reported: object) -> str | None:
-        """Return why what a client reports cannot be sums over samples, or ``None``."""
+        """Return why a client's numbers cannot be sums over samples, or ``None``."""
         sums = np.asarray(reported, np.float64)
         if sums.ndim != 1 or sums.size != self.shape[0] * self.shape[1]:
             return f"{sums.size} numbers, but {self.shape[0]} groups need {self.shape[1]} each"
@@ -112,21 +112,21 @@ def group_sums(
     """Return the sums (G, 3 C + 3 B) of samples with these classes (n,), predicted
     classes (n,) and top-1 probabilities (n,).
 
-    ``members`` (n, G): whether a sample is of a group; it may be of none.
+    ``members`` (n, G): whether a sample belongs to a group; it may belong to none.
     """
     place, right = confidence_bin(confidence, BINS), labels == predicted
     rows = []
     for inside in members.T:
-        y, found, of, hit = labels[inside], predicted[inside], place[inside], right[inside]
-        by_class = [np.bincount(values, minlength=classes) for values in (y, found, y[hit])]
+        y, assigned, of, hit = labels[inside], predicted[inside], place[inside], right[inside]
+        by_class = [np.bincount(values, minlength=classes) for values in (y, assigned, y[hit])]
         by_bin = [np.bincount(of, weights, BINS) for weights in (None, hit, confidence[inside])]
         rows.append(np.concatenate([*by_class, *by_bin]))
     return np.array(rows, np.float64).reshape(members.shape[1], 3 * classes + 3 * BINS)
 
 
 def group_measures(sums: Floats, groups: Groups) -> list[dict[str, float]]:
-    """Return the measures of every group; what is undefined for lack of samples is not
-    among them.
+    """Return the measures of every group, without those that are undefined for lack of
+    samples.
 
     ``samples`` and ``right`` are counts, and with two classes ``tp``, ``fp``, ``fn``
     and ``tn``, for groups too small for rates.
@@ -161,7 +161,8 @@ def group_measures(sums: Floats, groups: Groups) -> list[dict[str, float]]:
 
 
 def group_gaps(sums: Floats, groups: Groups) -> dict[str, float]:
-    """Return the gaps between the groups, as far as two of them have the samples.
+    """Return the gaps between the groups that are defined: at least two groups have the
+    samples.
 
     ``group-accuracy-worst``, ``group-accuracy-gap``, ``demographic-parity-gap`` (of
     ``selected``), ``group-tpr-gap``, ``group-fpr-gap``, ``equalised-odds-gap`` (by
@@ -191,7 +192,7 @@ def group_gaps(sums: Floats, groups: Groups) -> dict[str, float]:
 
 
 def add_up(reported: Sequence[object], groups: Groups) -> Floats:
-    """Return the sum (G, 3 C + 3 B) of what clients report, without
+    """Return the sum (G, 3 C + 3 B) of the clients' reports, none of which may have a
     :meth:`Groups.fault`.
     """
     total = np.zeros(groups.shape)

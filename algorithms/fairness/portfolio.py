@@ -209,13 +209,13 @@ class LinearisedFTRL(Relative):
     can have linear regret).
 
     The step of (3.12), ``sqrt(ln K) / (L sqrt(t + 1))`` ("paper"), is for gradients
-    that are L large everywhere in every round. Of K = 689 clients with five a round
-    none moves: a client is heard in one round of 138. The step "sampled" is ``sqrt(ln
-    K) / G min(1, 2 / sqrt(C (t + 1)))``: what is common to all coordinates cancels, so
-    a score changes by at most ``G = (C2-C1) / (C (1+C1))``, and the variance of the
-    changes, on which the regret depends, is at most ``C G^2 / 4`` a round for weights
-    near uniform. ``docs/aaggff.md`` derives it. ``rate`` multiplies either step: 0 is
-    the prior, 1 with "paper" the paper.
+    that are L large everywhere in every round. With K = 689 clients, five per round, no
+    weight moves: a client is sampled in one round of 138. The step "sampled" is
+    ``sqrt(ln K) / G min(1, 2 / sqrt(C (t + 1)))``: a term common to all coordinates
+    cancels, so a score changes by at most ``G = (C2-C1) / (C (1+C1))``, and the
+    variance of the changes, on which the regret depends, is at most ``C G^2 / 4`` a
+    round for weights near uniform. ``docs/aaggff.md`` derives it. ``rate`` multiplies
+    either step: 0 is the prior, 1 with "paper" the paper.
 
     With a prior p0 the regulariser is the relative entropy to p0, so ``p ~ p0
     exp(...)``; with a cap, ``min(c p0 exp(...), cap p0)``.

@@ -1,28 +1,27 @@
-"""How far the worst client and the gap between clients are due to chance: the clients'
-test samples are drawn again.
+"""How much of the worst client's score and of the gap between clients is due to chance,
+by resampling the clients' test samples.
 
-Client k has right_k of its n_k test samples right, a_k = right_k / n_k. Drawing its
-samples anew with replacement leaves
+The model classifies right_k of the n_k test samples of client k correctly, a_k =
+right_k / n_k. Resampling them with replacement (the bootstrap) gives
 
     Binomial(n_k, a_k)
 
-right ones: that is the bootstrap, and as the right samples are all that matters, no
-sample is needed. A statistic of the a_k (their mean, the mean of the worst tenth, the
-minimum, the maximum minus the minimum) has over many draws the percentile interval. The
-clients are fixed: the interval says what other test samples of the *same* clients would
-show, not what other clients would.
+correct ones. Only this number matters, so the samples themselves are not needed. The
+percentile interval of a statistic of the a_k (mean, mean of the worst tenth, minimum,
+maximum minus minimum) is taken over many draws. The clients are fixed: the interval is
+about other test samples of the *same* clients, not about other clients.
 
 An extreme of noisy numbers is biased: the worst of many equally good clients looks bad
-and the best one good, the more so the fewer samples they have. A draw adds noise a
-second time, so the intervals of ``worst`` and ``gap`` lie too far out where clients are
-about equal, and never hold a true gap of 0. Hence the comparison with chance: if all
-clients had the same accuracy p = sum right / sum n, their samples would show
+and the best one looks good, more so with fewer samples. A draw adds noise a second
+time. So the intervals of ``worst`` and ``gap`` lie too far out where clients are about
+equal, and never contain a true gap of 0. Hence the comparison with chance: if all
+clients had the same accuracy p = sum right / sum n, their accuracies would be
 
     Binomial(n_k, p) / n_k,
 
 whose mean statistic over the draws is ``chance``. ``p`` is the share of such draws that
-are at least as extreme as what was measured, (1 + number) / (1 + draws): where it is
-small, the clients differ; where it is not, the samples do not say so.
+are at least as extreme as the measured value, (1 + number) / (1 + draws). If it is
+small, the clients differ; otherwise the samples do not show a difference.
 
 Source: Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics
 7(1), 1979; the p-value's 1 + is that of Davison and Hinkley, "Bootstrap Methods and
@@ -39,8 +38,8 @@ from algorithms.common.measures import tail_size
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-#: Draws, and the numbers drawn in all from which on there are fewer, down to a tenth:
-#: many clients make up for them.
+#: Number of draws. It falls, down to a tenth, when draws times clients exceed the
+#: second value: many clients make up for fewer draws.
 DRAWS, NUMBERS = 1000, 2_000_000
 LEVEL = 0.95
 #: Numbers drawn at a time.

@@ -1,8 +1,8 @@
 """AAggFF's responses: client losses mapped to [C1, C2] by a distribution function; and
 the decision loss of client weights.
 
-``r_i = C1 + (C2 - C1) CDF(F_i / mean F)`` is bounded whatever the losses are and
-depends on their ratios only; the decision loss is ``-log(1 + <p, r>)``.
+``r_i = C1 + (C2 - C1) CDF(F_i / mean F)`` is bounded for any losses and depends only on
+their ratios; the decision loss is ``-log(1 + <p, r>)``.
 
 Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
 Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III, Definitions 3.3

@@ -1,9 +1,9 @@
-"""What weight rules with a memory have in common: an interface, a prior and a cap.
+"""The common base of weight rules with a memory: an interface, a prior and a cap.
 
-Every rule is relative to a prior (K,), uniform unless it is set: weights start there
-and return there where nothing is learned, and a client that counts as two in the prior
-moves like two clients with the same responses. A cap bounds every weight by a multiple
-of the prior, so that a client that reports an inflated loss gains no more than that.
+Every rule is relative to a prior (K,), which is uniform by default. Weights start at
+the prior and return to it where nothing is learned. A client that counts as two in the
+prior moves like two clients with the same responses. A cap bounds every weight by a
+multiple of the prior, which limits the gain of a client that reports an inflated loss.
 Clients are identified by positions 0..K-1.
 """
 
@@ -60,8 +60,8 @@ class WeightRule(Protocol):
 
 
 class Relative:
-    """What the rules have in common: a ``prior`` (K,) and a ``cap``, the largest
-    multiple of it that a weight may be; 0: none.
+    """Base of the rules: a ``prior`` (K,) and a ``cap``, the largest allowed multiple
+    of the prior; 0: no cap.
     """
 
     def __init__(self, count: int, cap: float) -> None:
@@ -110,7 +110,7 @@ class Weights(Relative):
         """
         stay = staying(positions, self.count)
         self.prior = normalise(self.prior[stay])
-        # Where all the weight leaves, the prior is left.
+        # If the clients that leave hold all the weight, return to the prior.
         self.p = self.capped(normalise(self.p[stay])) if self.p[stay].any() else self.prior.copy()
 
     def state_dict(self) -> dict[str, NDArray[Any]]:

@@ -1,12 +1,10 @@
-"""Weights on the simplex with upper bounds, and checks of what is said about clients by
-their positions.
+"""Weights on the simplex with upper bounds, and checks of values by client position.
 
-A bound on every weight, ``w <= limits``, goes with each of the two projections that
-weight rules use: in relative entropy, which scales what is below its bound
-(:func:`bounded`), and the Euclidean one in the metric of a prior, which shifts it
-(:func:`shifted`). Both fix the weights above their bounds and repeat with the others:
-that only raises the others, so a fixed weight stays above its bound, and the end is the
-exact projection.
+Weight rules use two projections, each with a bound on every weight, ``w <= limits``.
+The one in relative entropy scales the weights below their bounds (:func:`bounded`); the
+Euclidean one in the metric of a prior shifts them (:func:`shifted`). Both fix the
+weights above their bounds and repeat with the others. That only raises the others, so a
+fixed weight stays above its bound, and the result is the exact projection.
 """
 
 from collections.abc import Callable
@@ -19,7 +17,7 @@ Positions = NDArray[np.int64]
 
 # Tolerance for rounding errors where weights reach their bounds.
 EXCESS = 1e-12
-# Of the solver: the kind of a constraint that holds with equality, how a solution ends.
+# Constants of the solver: an equality constraint, the status of an optimal solution.
 EQUALITY, SOLVED, NOT_CONVEX = 5, 1, -5
 
 
@@ -74,8 +72,8 @@ def shifted(values: ArrayLike, prior: ArrayLike, limits: ArrayLike | None = None
     def share(free: NDArray[np.bool_], mass: float) -> Array:
         u, q = ratios[free], weights[free]
         top = int(u.argmax())
-        # Whatever is further below the largest than this ends at 0: cut first, so that
-        # large values lose nothing to rounding.
+        # Values further below the largest than this end at 0. They are cut first, so
+        # that large values lose nothing to rounding.
         u = np.maximum(u - u[top], -mass / q[top])
         order = np.argsort(-u)
         sums = np.cumsum(q[order])
@@ -90,8 +88,8 @@ def shifted(values: ArrayLike, prior: ArrayLike, limits: ArrayLike | None = None
 def _filled(
     start: Array, limits: Array, share: Callable[[NDArray[np.bool_], float], Array]
 ) -> Array:
-    """Return ``start`` with the weights above their limits fixed there, and what they
-    lose given to the others by ``share``.
+    """Return ``start`` with the weights above their limits fixed at the limits, and the
+    excess shared among the others by ``share``.
     """
     if limits.sum() < 1 - EXCESS:
         raise ValueError(f"limits sum to {limits.sum():g}: must be at least 1")
@@ -120,7 +118,7 @@ def minimise_on_simplex(
     least = np.broadcast_to(np.asarray(low, np.float64), n)
     most = np.broadcast_to(np.asarray(np.inf if high is None else high, np.float64), n)
     kinds = np.append(np.zeros(n, np.int32), np.int32(EQUALITY))
-    found, _, status, _ = daqp.solve(
+    solution, _, status, _ = daqp.solve(
         np.ascontiguousarray(hessian, np.float64),
         -np.asarray(linear, np.float64),
         np.ones((1, n)),
@@ -136,7 +134,7 @@ def minimise_on_simplex(
         raise ValueError(f"minimum on the simplex: {reason} (status {status} of the solver)")
     # Correct rounding errors: the lower bounds then hold exactly, the sum to machine
     # precision.
-    above = np.maximum(found - least, 0.0)
+    above = np.maximum(solution - least, 0.0)
     return least + above * ((1 - least.sum()) / above.sum()) if above.any() else least.copy()
 
 
@@ -179,7 +177,7 @@ def check_positions(positions: ArrayLike, count: int) -> Positions:
             f"positions reach from {ordered[0]} to {ordered[-1]}: must lie in 0..{count - 1}"
         )
     if (ordered[1:] == ordered[:-1]).any():
-        raise ValueError("a position is named twice: each client responds once a round")
+        raise ValueError("a position is repeated: each client responds once per round")
     return row.astype(np.int64)
 
 

@@ -1,14 +1,14 @@
-"""Centring of a matrix to be completed, from sums over clients: the mean, or mean and
+"""Centring for matrix completion, from sums over clients: the mean, or the mean and the
 biases of rows and columns.
 
-What varies little is best said by few numbers: a low-rank matrix that has to explain
-the level of the ratings has little left for anything else. The model of an entry is
-``rows[i] + columns[j] + scale * X[i, j]``; X is what the method learns, and ``scale``,
-the deviation of what is left, gives its entries unit size whatever the data.
+Without centring, a low-rank matrix that has to explain the level of the ratings has
+little left for anything else. The model of an entry is ``rows[i] + columns[j] + scale *
+X[i, j]``. The method learns X; ``scale``, the standard deviation of the residuals,
+gives the entries of X unit size for any data.
 
-Four questions (``STAGES``) are asked one after the other. All answers are sums over a
-client's observations, so a sum over clients is all that the server needs to see. The
-last one is about test observations: the errors of predictors that are not learnt.
+The server asks for four stages (``STAGES``), one after the other. All answers are sums
+over a client's observations, so the server only needs their sum over clients. The last
+stage is about test observations: the errors of trivial predictors.
 
 Source: Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender
 Systems", Computer 2009, DOI 10.1109/MC.2009.263 (biases). They are damped, as if
@@ -41,25 +41,25 @@ class Table(NamedTuple):
 
 def answer(
     stage: str,
-    told: Sequence[Array],
+    estimates: Sequence[Array],
     train: Table,
     test: Table,
     shape: tuple[int, int],
     limits: tuple[float, float],
 ) -> list[Float64]:
-    """Return a client's sums for a stage, of the shapes that :meth:`Centering.shapes`
-    says. Raises ``ValueError`` for another stage.
+    """Return a client's sums for a stage, in the shapes of :meth:`Centering.shapes`.
+    Raises ``ValueError`` for another stage.
 
-    ``told``: :meth:`Centering.told`. ``limits``: predictions other than 0 are clipped
-    to this range.
+    ``estimates``: :meth:`Centering.question`. ``limits``: predictions other than 0 are
+    clipped to this range.
     """
     check_choice("stage", stage, STAGES)
     rows, columns, values = train
     if stage == "moments":
         return [np.array([values.sum(), values @ values, len(values)])]
     if stage == "errors":
-        return [np.array([*_squared_errors(told, test, limits), len(test.values)])]
-    rest = values - told[0][0] - (told[1][columns] if stage == "rows" else 0.0)
+        return [np.array([*_squared_errors(estimates, test, limits), len(test.values)])]
+    rest = values - estimates[0][0] - (estimates[1][columns] if stage == "rows" else 0.0)
     in_rows = np.bincount(rows, rest, shape[0]).astype(np.float64, copy=False)
     if stage == "rows":
         return [in_rows, np.array([rest @ rest])]
@@ -75,8 +75,10 @@ def answer(
     ]
 
 
-def _squared_errors(told: Sequence[Array], test: Table, limits: tuple[float, float]) -> list[float]:
-    mean, by_row, by_column, row_biases, column_biases = told
+def _squared_errors(
+    estimates: Sequence[Array], test: Table, limits: tuple[float, float]
+) -> list[float]:
+    mean, by_row, by_column, row_biases, column_biases = estimates
     of_rows, of_columns, truth = test
     guesses = [mean[0], mean[0] + by_row[of_rows], mean[0] + by_column[of_columns]]
     guesses.append(mean[0] + row_biases[of_rows] + column_biases[of_columns])
@@ -85,8 +87,8 @@ def _squared_errors(told: Sequence[Array], test: Table, limits: tuple[float, flo
 
 
 class Centering:
-    """The server's half: asks the stages in turn, adds up, and gives the constants of
-    the model and the errors of the predictors.
+    """The server's half: goes through the stages, adds up the answers, and computes the
+    constants of the model and the errors of the predictors.
     """
 
     def __init__(self, shape: tuple[int, int], kind: str = "bias") -> None:
@@ -101,10 +103,10 @@ class Centering:
 
     @property
     def stage(self) -> str:
-        """The next question, or "" when all are answered."""
+        """The next stage, or "" when all are answered."""
         return STAGES[self._done] if self._done < len(STAGES) else ""
 
-    def told(self) -> list[Float64]:
+    def question(self) -> list[Float64]:
         """Return what clients need for the next answer."""
         mean = np.array([self._mean])
         if self.stage == "rows":
@@ -127,8 +129,8 @@ class Centering:
         return [(size,) for size in sizes[self.stage]]
 
     def take(self, sums: Sequence[Array]) -> None:
-        """Take the sums of the clients' answers. Raises ``ValueError`` if they are
-        those of no observation.
+        """Take the sums of the clients' answers. Raises ``ValueError`` if there are no
+        observations.
         """
         stage = self.stage
         if stage in ("moments", "errors") and not sums[0][-1] > 0:
@@ -153,8 +155,8 @@ class Centering:
         self._done += 1
 
     def constants(self) -> dict[str, Float64]:
-        """Return ``rows`` (p,), ``columns`` (q,) and ``scale`` (1,), which predict with
-        X; nothing if nothing is centred.
+        """Return ``rows`` (p,), ``columns`` (q,) and ``scale`` (1,) of the model;
+        nothing without centring.
         """
         if self.kind == "none":
             return {}
@@ -165,16 +167,14 @@ class Centering:
         return {"rows": rows, "columns": columns, "scale": np.array([scale])}
 
     def metrics(self) -> dict[str, float]:
-        """Return the root mean squared test errors of the predictors that are not
-        learnt.
-        """
+        """Return the root mean squared test errors of the trivial predictors."""
         return {
             f"test-rmse-of-{name}": float(error)
             for name, error in zip(PREDICTORS, self._errors, strict=True)
         }
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return what is known so far."""
+        """Return the state for a checkpoint."""
         numbers = np.array([self._done, self._mean, self._scale, self._deviation])
         return {
             "numbers": numbers,

@@ -121,10 +121,10 @@ def check_packed(
     """Return the arrays of a packed atom; raises ``ValueError`` unless they have the
     ``expected`` kinds ("i", "f", ...) and lengths.
     """
-    found = [(array.dtype.kind, array.shape) for array in map(np.asarray, arrays)]
-    if found != [(kind, (length,)) for kind, length in expected]:
+    received = [(array.dtype.kind, array.shape) for array in map(np.asarray, arrays)]
+    if received != [(kind, (length,)) for kind, length in expected]:
         wanted = ", ".join(f"{kind}({length})" for kind, length in expected)
-        got = ", ".join(f"{kind}{shape}" for kind, shape in found)
+        got = ", ".join(f"{kind}{shape}" for kind, shape in received)
         raise ValueError(
             f"a packed atom of {type(domain).__name__} {domain.shape} is {wanted}, but this is "
             f"{got}"

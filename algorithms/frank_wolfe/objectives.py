@@ -286,11 +286,11 @@ def read_qaplib(text: str) -> tuple[Float64, Float64]:
             "a QAPLIB file begins with the size, a whole number: this one begins with "
             f"{' '.join(words[:1])!r}"
         )
-    q, found = int(words[0]), len(words) - 1
-    if found != 2 * q * q:
+    q, count = int(words[0]), len(words) - 1
+    if count != 2 * q * q:
         raise ValueError(
             f"a QAPLIB file of size {q} has {2 * q * q} numbers (two square matrices) after the "
-            f"size: this one {found}"
+            f"size: this one has {count}"
         )
     try:
         numbers = np.array(words[1:], np.float64)

@@ -1,9 +1,9 @@
-"""The oracle of the nuclear-norm ball and the spectrahedron, taken apart into products
-with one vector at a time.
+"""The oracle of the nuclear-norm ball and the spectrahedron, split into products with
+one vector at a time.
 
-Whoever holds parts of a gradient G = sum_i G_i can add up the products of the parts;
-between two products only a normalisation is done, here. So the oracle runs where nobody
-sees a gradient, not even of a part.
+If every client holds a part of a gradient G = sum_i G_i, the server adds up the
+products of the parts; between two products it only normalises the sum. So the oracle
+runs although no gradient is sent, not even that of a part.
 
 Source: Zheng, Bellet, Gallinari, "A Distributed Frank-Wolfe Framework for Learning
 Low-Rank Matrices with the Trace Norm", Machine Learning 107, 2018, DOI
@@ -45,10 +45,11 @@ class PowerIteration:
     """Asks for one product after the other (``side``, ``vector``), and turns every
     ``iterations``-th iteration into an atom.
 
-    Of a spectrahedron the eigenvector of the smallest eigenvalue of G is wanted: that
-    of the largest of ``c I - G``. c is the largest ``||G v||`` seen: were it below the
-    mean of the extreme eigenvalues, the iteration would run to the other end of the
-    spectrum, and c grow on the way. Raises ``ValueError`` for another domain.
+    For a spectrahedron, the oracle needs the eigenvector of the smallest eigenvalue of
+    G, which is that of the largest eigenvalue of ``c I - G``. c is the largest ``||G
+    v||`` so far. If c is below the mean of the extreme eigenvalues, the iteration runs
+    to the other end of the spectrum, and c grows on the way. Raises ``ValueError`` for
+    another domain.
     """
 
     def __init__(self, domain: Domain, iterations: int = 1) -> None:
@@ -71,11 +72,11 @@ class PowerIteration:
 
     @property
     def size(self) -> int:
-        """The length of the product that is asked for."""
+        """The length of the next product."""
         return self.domain.shape[0 if self.side == RIGHT else 1]
 
     def take(self, total: Float64) -> Atom | None:
-        """Take the product with the sum; return an atom if it completes ``iterations``
+        """Take the product with G; return an atom if it completes ``iterations``
         iterations, otherwise ``None``.
         """
         norm = float(np.linalg.norm(total))

@@ -1,8 +1,8 @@
-"""Room for model-sized intermediate results, kept from step to step.
+"""Buffers for model-sized intermediate results, reused from step to step.
 
-An array of more than 32 MB goes back to the system when it is freed, and each new one
-is paged in and cleared again: on a matrix of 3000 x 4000 that took half as long again
-as the arithmetic.
+The system takes back an array of more than 32 MB when it is freed, and pages in and
+clears each new one. With a matrix of 3000 x 4000, that took half as long as the
+arithmetic itself.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 
 from algorithms.frank_wolfe.atoms import Array
 
-#: Numbers that are squared at once.
+#: How many numbers are squared at a time.
 PIECE = 2**18
 
 
@@ -26,10 +26,10 @@ _room = _Room()
 
 
 def scratch(x: Array, y: Array, number: int = 0) -> Any:
-    """Return an array for a result of x and y, with any content; the next call with the
+    """Return an uninitialised array for a result of x and y; the next call with the
     same ``number`` may return it again.
 
-    It belongs to the calling thread. Nothing that outlives a step may refer to it.
+    The array belongs to the calling thread. Do not refer to it after the step.
     """
     kind = np.result_type(x, y)
     held = _room.arrays.get(number)

@@ -1,4 +1,4 @@
-"""What constrained methods send their clients (``algorithms.common.sent``)."""
+"""Declarations of what constrained methods send (``algorithms.common.sent``)."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from algorithms.common.sent import Sent
 @dataclass(frozen=True)
 class PhaseSent(Sent):
     """``phase``: "prepare" asks for the sums of ``stage``, "evaluate" for the measures;
-    without one clients train.
+    if there is none, clients train.
     """
 
     phase: str | None = None
@@ -31,8 +31,8 @@ class FedFWSent(Sent):
 
 @dataclass(frozen=True)
 class FedFWExtras(Sent):
-    """Whether the mean of the dual variables follows the point, and whether the client
-    is to send its state.
+    """Whether the message holds the mean of the dual variables after the point, and
+    whether the client must send its state.
     """
 
     dual_mean: bool | None = None
@@ -41,7 +41,7 @@ class FedFWExtras(Sent):
 
 @dataclass(frozen=True)
 class DFWTraceSent(Sent):
-    """On which side of the gradient the vector stands."""
+    """The side of the gradient on which it is multiplied by the vector."""
 
     side: str
 

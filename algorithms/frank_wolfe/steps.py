@@ -91,9 +91,9 @@ def automatic_lambda_0(
     """Return the lambda_0 with which the penalty ends at the curvature of f_i / n
     (times ``PULL``).
 
-    The clients agree once the penalty matches what pulls them apart, the curvature of
-    f_i / n: one that never gets there leaves every client at a solution of its own, a
-    much larger one leaves all of them near the start. On generated ratings 0.3 and 3
+    The clients agree once the penalty matches the curvature of f_i / n, which pulls
+    them apart. With a smaller penalty every client stays at its own solution; with a
+    much larger one all stay near the start. On generated ratings, factors of 0.3 and 3
     are worse.
     """
     last = (
@@ -139,9 +139,9 @@ def dual_step(y: Array, x: Array, x_bar: Array, lambda_0: float) -> None:
     """Set y_i to ``y_i + lambda_0 (x_i - x_bar)``, in place: Algorithm 2's dual step,
     before the gradient.
 
-    It is taken once a round, at the first local step, where x_bar is the mean of the
-    clients' points: later in the round it is not, and dual variables never forget the
-    difference (``docs/fedfw.md``).
+    It is taken once per round, at the first local step, where x_bar is the mean of the
+    clients' points. Later in the round it is not, and dual variables keep the
+    difference forever (``docs/fedfw.md``).
     """
     change = np.subtract(x, x_bar, out=scratch(x, x_bar))
     change *= lambda_0

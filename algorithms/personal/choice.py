@@ -1,10 +1,10 @@
-"""Which mixing weight a client uses: its own validation losses, those of all clients,
-or its own shrunk towards those of all.
+"""Selects a client's mixing weight: from its own validation losses, from those of all
+clients, or from its own shrunk towards those of all.
 
-A client has the mean losses ``c_i`` of its n_i validation samples at the weights of a
-grid: its curve. Only differences along the grid matter for the least loss, so that
-every curve is taken less its mean. Where a client has a dozen samples, its curve is
-mostly noise. Let ``c_i = p + d_i + e_i``, with the clients' common curve p, the
+The curve ``c_i`` of a client holds the mean losses of its n_i validation samples at the
+weights of a grid. Only differences along the grid matter for the least loss, so every
+curve is centred at its mean. With a dozen samples, a client's curve is mostly noise.
+Let ``c_i = p + d_i + e_i``, with the clients' common curve p, the
 client's own deviation d_i with variance tau^2, and the noise e_i of n_i samples with
 variance sigma^2 / n_i (variances are sums over the grid). The best linear estimate of
 the client's true curve is then
@@ -12,7 +12,8 @@ the client's true curve is then
     p + w_i (c_i - p),
         w_i = tau^2 / (tau^2 + sigma^2 / n_i) = n_i / (n_i + k),    k = sigma^2 / tau^2
 
-k is the number of samples at which a client's own curve and the common one count alike.
+k is the number of samples at which a client's own curve and the common one have equal
+weight.
 sigma^2 is estimated from the two halves a, b of every client's samples, whose curves
 differ by noise alone: ``E |c_a - c_b|^2 = sigma^2 (1 / n_a + 1 / n_b)``; tau^2 from
 what is left of the spread of the clients' curves, as in a one-way analysis of variance
@@ -26,13 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-#: How many times longer than the median one a curve may be that counts for others.
+#: A curve that counts for other clients may be at most this many times longer than the
+#: median curve.
 MOST = 3.0
 
 
 def least(losses: Floats, accuracies: Floats | None = None) -> int:
-    """Return where the loss is least; of several places, the most accurate, and of
-    these the first (the most federated).
+    """Return the position of the least loss. Ties: the highest accuracy, then the first
+    position (the most federated).
     """
     order = np.where(np.isnan(losses), math.inf, losses)
     return min(
@@ -73,8 +75,8 @@ def bounded(losses: Floats) -> Floats:
 
 
 def half_noise(first: Floats, second: Floats, samples: tuple[int, int]) -> float:
-    """Return an unbiased estimate of sigma^2 from the curves of two halves with so many
-    samples.
+    """Return an unbiased estimate of sigma^2, given the curves of two halves and their
+    numbers of samples.
     """
     a, b = samples
     return float(a * b / (a + b) * ((centred(first) - centred(second)) ** 2).sum())
@@ -84,8 +86,8 @@ def shrinkage(losses: Floats, samples: Floats, noise: Floats) -> float:
     """Return k of the module docstring, infinite where the clients' curves differ by no
     more than noise.
 
-    ``losses``: shape (clients, grid); ``samples``, ``noise`` (clients,): of each
-    client, the latter as of :func:`half_noise`.
+    ``losses``: shape (clients, grid); ``samples`` (clients,); ``noise`` (clients,): the
+    estimate of :func:`half_noise` for each client.
     """
     clients, total = len(samples), samples.sum()
     middle = np.median(noise)

@@ -1,8 +1,8 @@
-"""Filter-normalised random directions in parameter space, along which the loss shows
-how flat a minimum is.
+"""Filter-normalised random directions in parameter space. The loss along them shows how
+flat a minimum is.
 
-A ReLU net is the same function when one layer is scaled up and the next one down, so a
-step of fixed length means nothing. Every filter of a random direction is therefore
+A ReLU net is the same function when one layer is scaled up and the next one down, so
+the length of a step has no meaning. Every filter of a random direction is therefore
 scaled to the norm of the net's filter: d_ij <- d_ij ||theta_ij|| / ||d_ij||. Biases,
 and scales and shifts of normalisation layers, do not move.
 

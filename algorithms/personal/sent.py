@@ -7,7 +7,7 @@ from algorithms.common.sent import Sent
 
 @dataclass(frozen=True)
 class LocalSent(Sent, prefix="local-"):
-    """The share of a round's steps that a client takes that trains alone."""
+    """The share of a round's steps that a client takes when it trains alone."""
 
     share: float = 1.0
 
@@ -37,7 +37,7 @@ class FedRepSent(Sent, prefix="fedrep-"):
 
 @dataclass(frozen=True)
 class PatternsSent(Sent, prefix="partial-"):
-    """Patterns of the names of shared arrays, and of those that clients keep."""
+    """Name patterns of the shared arrays, and of the arrays that clients keep."""
 
     share: str
     keep: str
@@ -53,7 +53,7 @@ class FedBABUSent(Sent, prefix="fedbabu-"):
 
 @dataclass(frozen=True)
 class APFLScoring(Sent, prefix="apfl-"):
-    """The weight of the personal model in a client that has not learned its own."""
+    """The initial weight of the personal model, used until a client learns its own."""
 
     alpha: float
 
@@ -85,7 +85,7 @@ class DittoSent(Sent, prefix="ditto-"):
 
 @dataclass(frozen=True)
 class FedALASent(Sent, prefix="fedala-"):
-    """How FedALA's clients learn the weights of the mixture that they start from."""
+    """How FedALA's clients learn the weights of their initial mixture."""
 
     layers: int
     rate: float
@@ -95,7 +95,7 @@ class FedALASent(Sent, prefix="fedala-"):
 
 @dataclass(frozen=True)
 class PerFedAvgTraining(Sent, prefix="per-fedavg-"):
-    """The rate of adaptation, and what is done about the Hessian."""
+    """The rate of adaptation, and the treatment of the Hessian."""
 
     alpha: float
     hessian: str
@@ -124,7 +124,7 @@ class SuPerFedScoring(SuPerFedTraining):
     """What SuPerFed sends for evaluation: also how clients choose lambda, and the
     pooled curve of the last evaluation.
 
-    ``lambda_``: set by a client for itself, as it was chosen before.
+    ``lambda_``: set by the client itself, to repeat its earlier choice.
     """
 
     lambda_choice: str = "own"

@@ -3,8 +3,8 @@ without computing its first layer at each of them.
 
 A linear layer whose input does not depend on the parameters is linear in them too: at
 ``(1 - lambda) f + lambda p`` its output is ``(1 - lambda) W_f x + lambda W_p x``, so
-that two products serve all lambda. In a fully connected net that is most of the work:
-of TwoNN's 199,210 weights 157,000.
+two products serve all lambda. In a fully connected net the first layer is most of the
+work: 157,000 of TwoNN's 199,210 weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from algorithms.common.modules import outputs_of
 
-#: Numbers of the first layer's outputs that are held at once, at both ends; a net with
-#: more is computed as usual.
+#: Largest size of the first layer's outputs in memory, at both ends together; a net
+#: with more is computed as usual.
 HELD = 32_000_000
-#: Inputs that are computed at once.
+#: Inputs per batch.
 BATCH = 1024
 
 
@@ -44,12 +44,12 @@ class SharedFirstLayer:
         inputs: Sequence[Tensor],
     ) -> "SharedFirstLayer | None":
         """Return the net prepared for the line, or ``None`` if its first layer is not
-        linear, or not on its own.
+        linear, or its parameters are used elsewhere, too.
 
         ``mixed``: the net's trainable parameters, in order, which are overwritten;
         ``federated``, ``personal``: the ends of the line.
         """
-        model.eval()  # once: to tell all modules of a small net takes as long as its outputs
+        model.eval()  # once: listing all modules of a small net takes as long as its outputs
         layer = _first_linear(model, inputs[0][:1])
         if layer is None or 2 * layer.out_features * sum(map(len, inputs)) > HELD:
             return None
@@ -68,8 +68,8 @@ class SharedFirstLayer:
         for i, (out, value) in enumerate(zip(mixed, half, strict=True)):
             if i not in at:
                 out.copy_(value)
-        found = shared._with(lambda _: torch.lerp(*ends, 0.5), one)
-        if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())):
+        actual = shared._with(lambda _: torch.lerp(*ends, 0.5), one)
+        if not torch.allclose(actual, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())):
             return None
         shared.ends = [
             [shared._ends(part, federated, personal) for part in parts] for parts in shared.inputs
@@ -77,8 +77,8 @@ class SharedFirstLayer:
         return shared
 
     def outputs(self, value: float) -> list[Tensor]:
-        """Return the outputs (n, ...) for each of the inputs at lambda = ``value``; the
-        other parameters hold it already.
+        """Return the outputs (n, ...) for each of the inputs at lambda = ``value``. The
+        other parameters must already be mixed at this lambda.
         """
         return [
             torch.cat(
@@ -112,9 +112,7 @@ class SharedFirstLayer:
 
     @torch.no_grad()
     def _with(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return the model's outputs with another function in the place of its first
-        layer.
-        """
+        """Return the model's outputs with ``forward`` in place of its first layer."""
         self.layer.forward = forward  # type: ignore[method-assign, assignment]
         try:
             out: Tensor = self.model(x)

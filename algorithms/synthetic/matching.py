@@ -40,8 +40,8 @@ def nearby(net: nn.Module, radius: float) -> dict[str, Tensor]:
 
 
 class _Both(nn.Module):
-    """Returns features and outputs side by side, flat; of a net without ``body`` and
-    ``classifier`` only the outputs.
+    """Returns features and outputs side by side, flat; only the outputs if the net has
+    no ``body`` and ``classifier``.
     """
 
     def __init__(self, net: nn.Module) -> None:

@@ -56,10 +56,10 @@ def beside_class(
     """Return the length of each sample's gradient (m, ...) in units of the median
     length in its class; 1 where that is 0.
 
-    Nets that have learnt to tell noise from data are flat far from the data: what is
-    still noise then hardly moves, and is told by that from the others of its class. The
-    sign of the energy says nothing of the kind: it is one for a whole class, and says
-    who knows it.
+    Nets that have learnt to distinguish noise from data are flat far from the data. A
+    sample that is still noise then hardly moves, which distinguishes it from the others
+    of its class. The sign of the energy does not show this: it is the same for a whole
+    class, and shows which clients know the class.
     """
     lengths = np.sqrt((np.asarray(gradient, np.float64).reshape(len(labels), -1) ** 2).sum(1))
     medians = np.array([np.median(lengths[labels == label]) for label in labels])
@@ -74,11 +74,11 @@ def restarted(
     spread: float,
     rng: np.random.Generator,
 ) -> tuple[Numbers, NDArray[np.bool_]]:
-    """Return samples (m, ...) of which each ``stale`` one is a ``good`` one of its
-    label plus N(0, spread^2), and which changed.
+    """Return the samples (m, ...), each ``stale`` one replaced by a ``good`` one of its
+    label plus N(0, spread^2), and which of them changed.
 
-    Where no sample of the label is good, the stale ones stay. Two sets of draws are
-    made whatever is stale.
+    If no sample of the label is good, the stale ones stay. The same two sets of random
+    numbers are drawn however many samples are stale.
     """
     out, changed = x.copy(), np.zeros(len(x), bool)
     picks, noise = rng.random(len(x)), rng.standard_normal(x.shape, np.float32)

@@ -1,4 +1,6 @@
-"""What methods that make samples send their clients (``algorithms.common.sent``)."""
+"""Declarations of what methods with synthetic samples send
+(``algorithms.common.sent``).
+"""
 
 from dataclasses import dataclass
 

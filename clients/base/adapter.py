@@ -103,8 +103,8 @@ def to_client_app(
 
 
 def answer_identity(app: ClientApp, check: Callable[[Context], None] | None = None) -> ClientApp:
-    """Let ``app`` answer the question who its client is, so that sampling follows
-    client ids and a run can be repeated; return it.
+    """Let ``app`` report its client's id, so that sampling follows client ids and a run
+    can be repeated; return it.
 
     The answer is ``client-id`` or ``partition-id`` of the node's configuration.
     ``check``: as in :func:`to_client_app`.

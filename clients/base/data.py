@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # a client with trees has its samples as arrays, and does without PyTorch
+if TYPE_CHECKING:  # a client with trees has its samples as arrays and does not need PyTorch
     import torch
 
 
@@ -17,10 +17,10 @@ class Split:
     """One part of a client's samples: inputs ``x`` (n, ...) and labels ``y`` (n,), or
     (n, length) for sequences, int64.
 
-    Where numbers are predicted, ``y`` is (n, targets), float32.
+    For regression, ``y`` is (n, targets), float32.
 
-    ``groups`` (n, G), bool, if measures by group are wanted: whether a sample is of a
-    group; it may be of none.
+    ``groups`` (n, G), bool, if measures by group are wanted: whether a sample belongs
+    to a group; it may belong to none.
     """
 
     x: "torch.Tensor"

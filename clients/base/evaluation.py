@@ -1,12 +1,11 @@
 """Losses and metrics of clients: for classification, binary classification with one
 logit, and next-token prediction.
 
-Those for numbers to predict: ``regression.py``.
+``regression.py`` has those for regression.
 
 Metrics are computed over the whole set, never as a mean over mini-batches.
-``test-samples`` is the number of samples that the accuracy is a mean over; where the
-samples have groups, ``group-sums`` is the list of ``algorithms.fairness.groups``,
-flattened.
+The accuracy is a mean over ``test-samples`` samples. If the samples have groups,
+``group-sums`` is the list of ``algorithms.fairness.groups``, flattened.
 """
 
 from collections.abc import Callable

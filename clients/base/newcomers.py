@@ -1,9 +1,9 @@
 """A client that takes no part in training, scored as it is and after some local epochs;
 server half: ``strategies/base/newcomers.py``.
 
-Every score begins anew, in a client without any state; what it would keep or send is
-dropped with it. Measures are called ``new-NAME`` where the client has not trained,
-``new-NAME-E`` after E local epochs of the method's own.
+Every score starts with a client without state; the state and replies of this client are
+discarded. Measures are called ``new-NAME`` if the client has not trained,
+``new-NAME-E`` after E local epochs of the method's own training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ MEASURES = ("accuracy", "loss", "ece", "auroc", "rmse", "mae", "r2")
 
 @runtime_checkable
 class Meeting(Protocol):
-    """A client that can be scored as a new one; ``store``: where it keeps state between
+    """A client that can be scored as a new one; ``store`` holds its state between
     rounds.
     """
 
@@ -35,8 +35,8 @@ class Meeting(Protocol):
         train_parameters: Arrays,
         train_config: Config,
     ) -> tuple[float, int, dict[str, Any]]:
-        """Return what ``evaluate`` does, of a client that has first trained alone for
-        so many local epochs (0: has not).
+        """Return the result of ``evaluate`` after the client has trained alone for this
+        many local epochs (0: none).
         """
 
 
@@ -49,22 +49,22 @@ def newcomer_metrics(
     """Return the number of test samples and the measures of a new client; ``client`` is
     left without state.
 
-    ``evaluated``, ``trained``: what it is sent for each. Raises ``TypeError`` if it
-    cannot be scored as a new one.
+    ``evaluated``, ``trained``: the messages for each. Raises ``TypeError`` if the
+    client cannot be scored as a new one.
     """
     if not isinstance(client, Meeting):
         raise TypeError(
             f"{type(client).__name__} has no evaluate_new: it cannot be scored as a new client"
         )
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     number = 0
     for done in dict.fromkeys([0, *epochs]):
         client.store = MessageStore(RecordDict())
         _, number, metrics = client.evaluate_new(done, *evaluated, *trained)
-        found |= {
+        measures |= {
             f"new-{name}{f'-{done}' if done else ''}": metrics[name]
             for name in MEASURES
             if name in metrics
         }
     client.store = MessageStore(RecordDict())
-    return number, found
+    return number, measures

@@ -14,7 +14,7 @@ from algorithms.common.schedule import decayed
 from algorithms.common.sent import Config as Config
 from algorithms.common.sent import RoundFacts, Sent
 
-#: What options are called elsewhere.
+#: Names of options in other projects.
 ALIASES = {
     "lr": "learning-rate",
     "rate": "learning-rate",
@@ -34,7 +34,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 @dataclass(frozen=True)
 class TrainOptions(Options, Sent):
     """Options of local training, as a server sends them in a message's configuration;
-    what it does not send keeps its default.
+    options that are not sent keep their defaults.
     """
 
     learning_rate: float = option(0.01, "learning rate of the first round", low=0, open_low=True)
@@ -54,11 +54,11 @@ class TrainOptions(Options, Sent):
     )
     weight_decay: float = option(1e-4, "weight decay", low=0)
     local_epochs: int = option(10, "E, passes over a client's samples in a round", low=1)
-    batch_size: int = option(10, "B, samples of a step", low=1)
+    batch_size: int = option(10, "B, samples per step", low=1)
     lr_decay_every: int = option(1, "rounds between decays of the learning rate", low=1)
     compile: str = option(
         "auto",
-        "run local steps as compiled code; auto: on where the run's steps are worth it",
+        "run local steps as compiled code; auto: on if the run has enough steps to pay for it",
         choices=COMPILE,
     )
     optimizer: str = option(
@@ -78,7 +78,7 @@ class TrainOptions(Options, Sent):
 
         Without momentum that is the number of steps K; with momentum beta the k-th last
         step counts ``(1 - beta^k) / (1 - beta)`` times, because its gradient stays in
-        the momentum buffer. ``num_samples``: those of the client's training set.
+        the momentum buffer. ``num_samples``: the size of the client's training set.
         """
         steps = self.local_epochs * -(-num_samples // self.batch_size)
         beta = self.momentum
@@ -98,8 +98,8 @@ def keys_read(kind: type) -> frozenset[str] | None:
 
 
 def notice_unread(kind: type, config: Config) -> None:
-    """Log the keys of a configuration that clients of this class do not read, once a
-    process: a misspelt option would otherwise keep its default in silence.
+    """Log the keys of a configuration that clients of this class do not read, once per
+    process: a misspelt option would otherwise silently keep its default.
     """
     known = keys_read(kind)
     if known is None:

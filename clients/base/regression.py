@@ -1,10 +1,10 @@
-"""Losses and scores for numbers to predict.
+"""Losses and scores for regression.
 
 Targets (n, targets) are standardised by one scale that all clients share, as the
 model's outputs are; losses are in these units. Scores are in the targets' own units,
-over the whole set (``algorithms.common.target_errors``): ``rmse``, ``mae``, ``r2``,
-unless the targets of the set are constant, and the list ``error-sums``, from which the
-server knows the scores of all clients' samples together.
+over the whole set (``algorithms.common.target_errors``): ``rmse``, ``mae``, ``r2``
+(unless the targets of the set are constant), and the list ``error-sums``, from which
+the server computes the scores of all clients' samples together.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def mean_loss(outputs: Tensor, y: Tensor, of: Callable[[Tensor, Tensor], Tensor]
     return of(outputs.reshape(y.shape), y)
 
 
-#: One object each: compiled steps are kept by their criterion.
+#: One object per loss, since compiled steps are cached by their criterion.
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "squared": partial(mean_loss, of=functional.mse_loss),
     "huber": partial(mean_loss, of=functional.huber_loss),

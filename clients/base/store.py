@@ -120,10 +120,10 @@ class DiskStore:
         """
         first = RoundFacts.from_config(config).first_round
         pattern = re.compile(rf"{re.escape(name)}\.(\d+)\.(.+)\.safetensors")
-        found: dict[int, Path] = {}
+        files: dict[int, Path] = {}
         for entry in sorted(os.listdir(self.folder)) if self.folder.is_dir() else []:
             if match := pattern.fullmatch(entry):
                 server_round, run = int(match[1]), match[2]
-                if run == self.run or (server_round < first and server_round not in found):
-                    found[server_round] = self.folder / entry
-        return found
+                if run == self.run or (server_round < first and server_round not in files):
+                    files[server_round] = self.folder / entry
+        return files

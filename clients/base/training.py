@@ -1,5 +1,5 @@
-"""What all clients with a net share: options, moving arrays. Their steps:
-``clients.steps``.
+"""Code that all clients with a net share: options, moving arrays. ``clients.steps`` has
+their steps.
 """
 
 from torch import Tensor, nn

@@ -1,8 +1,8 @@
-"""A client's part of a matrix to be completed: squared error on its observations, sums
-for the centring, errors on test observations.
+"""A client's part in matrix completion: squared error on its observations, sums for the
+centring, errors on test observations.
 
-Constants that the server has found (``algorithms/frank_wolfe/centering.py``) come with
-every message after the point; without any the observations are used as they are.
+Every message holds the server's constants (``algorithms/frank_wolfe/centering.py``)
+after the point; if there are none, the observations are used unchanged.
 """
 
 import math
@@ -19,8 +19,8 @@ ANY = (-math.inf, math.inf)
 
 
 class CompletionProblem:
-    """``f_i(X) = sum (X - z)^2`` over the training observations, z being what is left
-    of them after the constants.
+    """``f_i(X) = sum (X - z)^2`` over the training observations, z being the
+    observations centred and scaled by the constants.
 
     ``clip``: predictions are clipped to the range of the client's training observations
     before they are scored.
@@ -59,9 +59,9 @@ class CompletionProblem:
                 self._objective = self._plain.with_values(left)
         return self
 
-    def answer(self, stage: str, told: Sequence[Array]) -> list[Float64]:
+    def answer(self, stage: str, estimates: Sequence[Array]) -> list[Float64]:
         """Return the sums that a stage of the centring asks for."""
-        return answer(stage, told, self.train, self.test, self.shape, self.limits)
+        return answer(stage, estimates, self.train, self.test, self.shape, self.limits)
 
     def value(self, x: Array) -> float:
         """Return f_i(x)."""

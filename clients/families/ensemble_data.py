@@ -164,12 +164,12 @@ class DensityData:
         """
         if is_packed(predictors):
             self._check_size(int(predictors["size"][0]))
-            found = columns(predictors, data.outcomes)
+            outputs = columns(predictors, data.outcomes)
         else:
-            found = self._tables(predictors)[:, data.outcomes].astype(np.float64)
-        found *= 1 - self.epsilon
-        found += self.epsilon / data.size
-        return found
+            outputs = self._tables(predictors)[:, data.outcomes].astype(np.float64)
+        outputs *= 1 - self.epsilon
+        outputs += self.epsilon / data.size
+        return outputs
 
     def _tables(self, predictors: Predictors) -> NDArray[Any]:
         tables = unpack(predictors) if is_packed(predictors) else predictors["table"]

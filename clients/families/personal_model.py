@@ -44,7 +44,7 @@ class PersonalClient(FedAvgClient):
         kept = self.store.load(self.kept_as, config, before)
         if kept is not None and [a.shape for a in kept] != self.shapes():
             raise ValueError(
-                f"client {self.client_id} keeps a personal model of another architecture: use "
+                f"client {self.client_id} has stored a personal model of another architecture: use "
                 "another results folder"
             )
         return kept

@@ -1,8 +1,8 @@
 """Base for clients of constrained problems: local objectives, mini-batch gradients,
 replies to evaluation messages.
 
-The message formats are documented in ``strategies/families/consensus.py``. Without
-PyTorch, which small devices do without: ``torch_problem.py`` has the loss of a net.
+The message formats are documented in ``strategies/families/consensus.py``. This module
+does not need PyTorch, for small devices; ``torch_problem.py`` has the loss of a net.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,12 +50,12 @@ class Problem(Protocol):
 
 @runtime_checkable
 class PreparedProblem(Problem, Protocol):
-    """A problem with constants that the server finds out from all clients before the
-    first step.
+    """A problem with constants that the server computes from all clients' sums before
+    the first step.
     """
 
-    def answer(self, stage: str, told: Arrays) -> Arrays:
-        """Return sums over this client's samples, for a question of the server."""
+    def answer(self, stage: str, estimates: Arrays) -> Arrays:
+        """Return sums over this client's samples for a stage of the preparation."""
 
     def given(self, constants: Arrays) -> Problem:
         """Return the problem with the constants that came with a message, or with

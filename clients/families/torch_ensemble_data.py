@@ -60,7 +60,7 @@ class TorchEnsembleData:
         (``uniform-``), and of the one with the smallest loss on this client's training
         data (``best-single-``); and of each alone its loss on the training data and its
         accuracy (``single-train-loss``, ``single-accuracy``), from which the server
-        knows the one that is best for all clients.
+        computes which one is best for all clients.
         """
         weights = np.asarray(alpha, np.float64)
         seen, unseen = (

@@ -1,5 +1,5 @@
 """Local steps. Read ``plain`` first: the loop that everything here equals. Then
 ``sgd``, its step as a function, to which methods add terms; ``batches``, the
-mini-batches of a round; ``compiled``, the same steps as compiled code. What a step is,
-and the loop that takes any of them: ``algorithms.common.steps``.
+mini-batches of a round; ``compiled``, the same steps as compiled code.
+``algorithms.common.steps`` defines a step, and the loop that takes any step.
 """

@@ -1,14 +1,14 @@
 """Local steps as compiled code: four steps unrolled in one graph, and a graph of a
-single step for what is left of an epoch.
+single step for the rest of an epoch.
 
 The step that runs eagerly (``algorithms.common.steps``) is traced down to PyTorch's
 basic operations, its backward pass included, and compiled ahead of time by
 ``torch.export`` and AOTInductor into a library that a process loads in milliseconds.
 Libraries are kept in a folder under a name that covers everything they depend on, so
-that the processes of a run and later runs share them; two processes that want the same
-one do not both compile it. The first time that a process uses a library, it takes the
-same steps eagerly, too: a library that does not agree to rounding is not used. Whatever
-cannot be compiled runs eagerly, with one line in the log.
+that the processes of a run and later runs share them; two processes that need the same
+one do not both compile it. When a process first uses a library, it also takes the same
+steps eagerly: if the results differ by more than rounding, the library is not used.
+Steps that cannot be compiled run eagerly, with one line in the log.
 """
 
 import hashlib
@@ -36,17 +36,18 @@ from algorithms.common.adam import descend
 from algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
 from clients.steps.sgd import SGD
 
-#: Steps of a graph. More make no graph faster that was measured, and longer to compile.
+#: Steps per graph. In measurements more steps did not make graphs faster, only longer
+#: to compile.
 UNROLLED = 4
-#: Of the compiler: random numbers are PyTorch's own; what the processor can do is what
-#: it says, without a test program; loops run on one thread (matrix products on all),
-#: since an index out of range, which is one client's failure, would end the process on
-#: others.
+#: Compiler settings: random numbers are PyTorch's own; the compiler reads the
+#: processor's features instead of running a test program; loops run on one thread
+#: (matrix products on all), since on other threads an index out of range, which is one
+#: client's failure, would end the process.
 OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": True, "cpp.threads": 1}
-#: The oldest PyTorch that was seen to do it; 2.6's compiler fails at some of these
+#: The oldest PyTorch with which this works; 2.6's compiler fails at some of these
 #: graphs.
 OLDEST = (2, 14)
-#: Change this when the way in which steps are traced changes.
+#: Change this when the tracing of steps changes.
 FORMAT = 2
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -54,7 +55,7 @@ logger = logging.getLogger("flwr")
 
 
 class CannotCompile(RuntimeError):
-    """These steps run eagerly; the message says why."""
+    """The steps cannot be compiled; the message is the reason."""
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Compiler:
     build: bool = True
     built: list[float] = field(default_factory=list)
     graphs: dict[Any, Graph] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    logged: set[str] = field(default_factory=set)
 
     def run(
         self,
@@ -142,46 +143,48 @@ class Compiler:
             try:
                 run = self._library(training, x, y, numbers, bool(batch_size))
             except Exception as error:
-                self._tell(error)
+                self._log_once(error)
             if run is not None:
-                # what it raises is this client's own failure
+                # its exceptions are this client's own failure
                 expected = _eager_end(training, x, y, numbers, bool(batch_size))
                 try:
                     _check(training, run, expected, x, y, numbers)
                 except Exception as error:
                     run = None
-                    self._tell(error)
+                    self._log_once(error)
             graph = self.graphs[key] = Graph(weakref.ref(training.problem.module), run)
         return graph
 
     def _library(
         self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
     ) -> Run:
-        """Return a library from the folder, compiled if need be. Raises
-        ``CannotCompile`` and whatever PyTorch raises.
+        """Return a library from the folder; compile it first if it is missing. Raises
+        ``CannotCompile`` and PyTorch's own exceptions.
         """
         if x.device.type != "cpu":
             raise CannotCompile("only steps on the CPU are compiled")
         if training.problem.criterion is None:
-            raise CannotCompile("the client has a loss of its own")
+            raise CannotCompile("the client has its own loss")
         if any(isinstance(module, nn.RNNBase) for module in training.problem.module.modules()):
             raise CannotCompile(
-                "recurrent nets are not: their time is that of PyTorch's own recurrent layers"
+                "recurrent nets are not compiled: PyTorch's recurrent layers take most of the time"
             )
         facts = training.facts(x, y, numbers, many)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (status := self.folder.stat()).st_uid != os.getuid() or status.st_mode & 0o022:
-            raise CannotCompile(f"{self.folder} is not this user's alone")
+            raise CannotCompile(f"{self.folder} must belong to you alone")
         if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
             raise CannotCompile(
-                f"that takes PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and this is "
+                f"compiling needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, but this is "
                 f"{torch.__version__}"
             )
         name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
         path = self.folder / f"{name}.pt2"
         if not path.exists():
             if not self.build:
-                raise CannotCompile("this process loads libraries and compiles none")
+                raise CannotCompile(
+                    "the compiled steps are not in the folder, and this process may not compile"
+                )
             with _lock(self.folder / f"{name}.lock"):
                 if not path.exists():
                     logger.info("compiling local steps (once; a minute or less)")
@@ -190,10 +193,10 @@ class Compiler:
                     self.built.append(time.monotonic() - began)
         return _load(path)
 
-    def _tell(self, error: Exception) -> None:
+    def _log_once(self, error: Exception) -> None:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        if reason not in self.told:
-            self.told.add(reason)
+        if reason not in self.logged:
+            self.logged.add(reason)
             logger.warning("local steps run uncompiled: %s", reason)
 
 
@@ -228,7 +231,7 @@ class _Training:
 
     @property
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """What is minimised, as a function of the net's outputs and y."""
+        """The minimised loss as a function of the net's outputs and y."""
         assert self.problem.criterion is not None
         return self.problem.criterion
 
@@ -257,7 +260,7 @@ class _Training:
         return next(left)
 
     def write(self) -> None:
-        """Write what training changed to where the client keeps it."""
+        """Copy the changed tensors back to the client's own."""
         for name, tensors in self.state.items():
             for target, value in zip(tensors, self.now[name], strict=True):
                 if target is not value:
@@ -471,8 +474,8 @@ def _load(path: Path) -> Run:
 def _eager_end(
     training: _Training, x: Tensor, y: Tensor, numbers: list[Numbers], many: bool
 ) -> list[Tensor]:
-    """Return where eager steps end: copies of the state and of the buffers. Leaves
-    tensors and random numbers as they are.
+    """Return the result of eager steps: copies of the state and of the buffers. Does
+    not change tensors or random generators.
     """
     training.write()
     places = [*training.eager.place, *training.others.values()]
@@ -496,8 +499,8 @@ def _check(
     y: Tensor,
     numbers: list[Numbers],
 ) -> None:
-    """Raise ``CannotCompile`` if eager steps end elsewhere. Leaves tensors and random
-    numbers as they are.
+    """Raise ``CannotCompile`` if eager steps give another result. Does not change
+    tensors or random generators.
     """
     with torch.random.fork_rng(devices=[]):
         outputs = run(training.inputs(x, y, numbers))
@@ -544,8 +547,8 @@ def _plain(module: nn.Module) -> list[str]:
 
 
 def _source(thing: Any) -> str:
-    """Return the hash of the file in which a class or function is written; PyTorch's
-    own go by its version.
+    """Return the hash of the file that defines a class or function; for PyTorch's own,
+    its version.
     """
     if thing.__module__.startswith("torch."):
         return ""

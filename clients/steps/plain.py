@@ -1,7 +1,7 @@
 """The plain loop that local steps equal: mini-batches with PyTorch's own optimisers.
 
-``FedAvgClient.train`` comes to the same parameters and the same loss; in double
-precision to the last bit, which a test holds. It does not call this function, because
+``FedAvgClient.train`` gives the same parameters and the same loss; in double precision
+to the last bit, as a test checks. It does not call this function, because
 ``torch.optim`` takes two seconds to import, and because methods add to the step.
 """
 

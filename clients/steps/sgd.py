@@ -1,6 +1,5 @@
-"""SGD and Adam as steps: what ``clients.steps.plain`` does with a gradient, on lists of
-tensors and without an optimiser object; and what methods' own steps compute with such
-lists.
+"""SGD and Adam as steps: as in ``clients.steps.plain``, but on lists of tensors and
+without an optimiser object; and operations on such lists for the steps of methods.
 """
 
 from collections.abc import Sequence
@@ -145,8 +144,8 @@ def optimiser_of(options: TrainOptions) -> Optimiser:
 
 @dataclass(frozen=True)
 class Penalty:
-    """What a method adds to the gradient: ``mu (w - anchor) + sum_j c_j t_j``, for
-    ``terms`` (t_j, c_j); each is a list with a tensor for each one of w.
+    """The terms that a method adds to the gradient: ``mu (w - anchor) + sum_j c_j
+    t_j``, for ``terms`` (t_j, c_j); each list has one tensor per tensor of w.
     """
 
     mu: float = 0.0
@@ -190,8 +189,8 @@ def add(tensors: Tensors, others: Tensors | tuple[Tensor, ...], coefficient: Num
 def between(
     gradient: Gradient, tensors: Tensors, others: Tensors, weights: Sequence[Number]
 ) -> Tensors:
-    """Return ``(1 - weight) tensors + weight others``, written where ``gradient`` is
-    taken if it says where.
+    """Return ``(1 - weight) tensors + weight others``, written to the tensors at which
+    ``gradient`` is computed, if it has any.
     """
     place = getattr(gradient, "place", None) or [None] * len(tensors)
     return [

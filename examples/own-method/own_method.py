@@ -1,8 +1,8 @@
-"""A method, a task and a net of one's own, in one file outside the project. README.md
-says how they run.
+"""Your own method, task and net, in one file outside the project. README.md shows how
+to run them.
 
-The method is FedExP: the server steps further than the mean update where the clients'
-updates differ much, since these then point to their own optima and their mean is short.
+The method is FedExP: the server steps further than the mean update if the clients'
+updates differ much. They then point to different optima, and their mean is short.
 
 Source: Jhunjhunwala, Wang, Joshi, "FedExP: Speeding Up Federated Averaging via
 Extrapolation", ICLR 2023, arXiv 2301.09604. With the updates D_k = w_k - w, their mean
@@ -42,21 +42,21 @@ from strategies.base.updates import moved, updates
 
 @dataclass(frozen=True)
 class ExPOptions(Options):
-    """Options of FedExP, in a table of settings of their own."""
+    """Options of FedExP, in their own table of the settings."""
 
     epsilon: float = option(
         1e-3,
-        "added to the squared length of the mean update; the larger, the closer to FedAvg",
+        "added to the squared length of the mean update; a larger value is closer to FedAvg",
         low=0,
     )
 
 
 class FedExP(FedAvg):
-    """Server half. A reply is FedAvg's, with the squared length of the client's update
-    among its metrics.
+    """Server half. A reply is FedAvg's plus the metric ``squared-length``, the squared
+    length of the client's update.
     """
 
-    # all it takes from the replies are means weighted by their samples
+    # the model depends only on means of the replies, weighted by samples
     capabilities = FedAvg.capabilities
 
     def __init__(self, options: ExPOptions):
@@ -74,7 +74,7 @@ class FedExP(FedAvg):
     def aggregate_train(
         self, server_round, replies: Iterable
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Step along the mean update, further where the clients do not agree."""
+        """Step along the mean update, further if the clients do not agree."""
         average, metrics = super().aggregate_train(server_round, replies)
         if average is None:
             return average, metrics
@@ -86,7 +86,7 @@ class FedExP(FedAvg):
 
 
 class FedExPClient(FedAvgClient):
-    """Client half: FedAvg's, which also says how long its update is."""
+    """Client half: FedAvg's, which also reports how long its update is."""
 
     def fit(self, parameters, config):
         """Train as FedAvg's client does."""
@@ -115,12 +115,12 @@ METHOD = Method(
 
 @dataclass(frozen=True)
 class RowsOptions(Options):
-    """Options of the task. A path that is called ``source`` is made absolute: workers
-    run in another folder.
+    """Options of the task. The path ``source`` is made absolute, because workers run in
+    another folder.
     """
 
     source: str = option("patients.csv", "csv file; its other columns are numbers")
-    site: str = option("site", "column that names the site of a row: each is a client")
+    site: str = option("site", "column that names the site of a row; each site is a client")
     label: str = option("label", "column of the class, a whole number from 0")
 
 
@@ -129,8 +129,8 @@ class SiteRows(TorchTask):
 
     name = "site-rows"
     objective = CLASSIFICATION
-    # nothing is made of the clients' rows before the first round, so that differential
-    # privacy may use it
+    # the task computes nothing from the clients' rows before the first round, so it can
+    # be used with differential privacy
     from_clients = ""
 
     @cached_property
@@ -138,7 +138,7 @@ class SiteRows(TorchTask):
         """The numbers (n, F) and classes (n,) of each site's rows, by its name."""
         o = self.options
         if not Path(o.source).is_file():
-            raise UserError(f"rows.source = {o.source!r}: there is no such file")
+            raise UserError(f"rows.source = {o.source!r}: no such file")
         with open(o.source, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         for key, column in (("site", o.site), ("label", o.label)):
@@ -156,15 +156,14 @@ class SiteRows(TorchTask):
         return {name: (x[site == name], y[site == name]) for name in sorted(set(site))}
 
     def natural_clients(self) -> int:
-        """Return how many clients there are: the sites."""
+        """Return the number of clients, one per site."""
         return len(self.sites)
 
     def check(self, num_clients: int) -> None:
-        """Read everything that a run needs, before it starts."""
+        """Read everything that a run needs before it starts."""
         if num_clients > len(self.sites):
             raise UserError(
-                f"num-clients = {num_clients}, but there are {len(self.sites)} sites: choose at "
-                "most so many"
+                f"num-clients = {num_clients}, but there are only {len(self.sites)} sites"
             )
         for client in range(num_clients):
             self.client_data(client, num_clients)
@@ -200,7 +199,7 @@ TASK = TaskKind(SiteRows, RowsOptions, "rows")
 
 
 class Net(nn.Module):
-    """Two layers; the last one is the head, for methods that treat it on its own."""
+    """Two layers; the last one is the head, for methods that treat it separately."""
 
     head = ("last.",)
 

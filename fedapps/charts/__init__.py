@@ -1,1 +1,1 @@
-"""Charts as SVG in a page. Knows nothing about runs."""
+"""Charts as SVG in a page. This package does not depend on runs."""

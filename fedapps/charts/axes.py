@@ -1,5 +1,5 @@
-"""Axes with limits and ticks, and panels that hold what is drawn between them;
-`layout.py` gives them a place on a canvas.
+"""Axes with limits and ticks, and panels with the shapes between them. `layout.py`
+places them on a canvas.
 """
 
 import math
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from fedapps.charts.canvas import Area, Dots, Line, Points, Shape, Text, text_width
 from fedapps.charts.theme import MOST, THEME, Colour, Theme
 
-#: What is drawn and left out in turn, in widths of the line.
+#: Dash patterns: lengths of dashes and gaps, in widths of the line.
 _DASHES = {"-": (), "--": (3.7, 1.6), ":": (1.0, 1.65), "-.": (6.4, 1.6, 1.0, 1.6)}
 
-# what is larger, or infinite, lies outside of every axis: differences could not be told
+# Larger and infinite values are ignored for the limits: their differences may overflow.
 _HUGE = 1e300
 
 Style = str | Sequence[float]
@@ -25,13 +25,14 @@ Style = str | Sequence[float]
 
 @dataclass
 class Axis:
-    """One axis of a panel; what is None is found from the data.
+    """One axis of a panel. Values that are None are computed from the data.
 
-    low, high: limits. most: ticks at most, `whole` for whole numbers only. ticks:
-    positions with their names. tell: the texts of ticks. size: of these texts; 0: none.
-    upright: they read upwards. grid: lines at the ticks. down: from top to bottom. For
-    those who ask a chart for its values: percent: they are fractions, shown in per
-    cent. log: they are logarithms to base ten. names: what stands at 0, 1, 2, ...
+    low, high: limits. most: maximum number of ticks. whole: ticks only at whole
+    numbers. ticks: positions with their names. format: makes the texts of ticks. size:
+    font size of these texts, 0 for none. upright: the texts read upwards. grid: lines
+    at the ticks. down: values grow from top to bottom. The following describe the
+    values that a chart shows at the pointer: percent: they are fractions, shown in per
+    cent. log: they are logarithms to base ten. names: the names of 0, 1, 2, ...
     """
 
     label: str = ""
@@ -41,7 +42,7 @@ class Axis:
     most: int | None = None
     whole: bool = False
     ticks: tuple[Sequence[float], Sequence[str]] | None = None
-    tell: Callable[[Sequence[float]], list[str]] | None = None
+    format: Callable[[Sequence[float]], list[str]] | None = None
     size: float = 9.0
     upright: bool = False
     grid: bool = True
@@ -51,28 +52,29 @@ class Axis:
     names: Sequence[str] = ()
 
     def limits(self, values: list[Points], touches_zero: bool) -> tuple[float, float]:
-        """The ends of the axis: those set, else those of the values with a margin, but
-        none beside zero that bars stand on.
+        """The ends of the axis: `low` and `high` if set, else the range of the values
+        with a margin. With `touches_zero` there is no margin below 0, where bars begin.
         """
-        found = np.concatenate([part[np.abs(part) < _HUGE] for part in values] or [np.zeros(0)])
-        low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
+        usable = np.concatenate([part[np.abs(part) < _HUGE] for part in values] or [np.zeros(0)])
+        low, high = (float(usable.min()), float(usable.max())) if usable.size else (0.0, 1.0)
         margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
         low, high = low if touches_zero and low == 0 else low - margin, high + margin
         low, high = low if self.low is None else self.low, high if self.high is None else self.high
         return low, high if high > low else low + (abs(low) or 1.0)
 
     def marks(
-        self, low: float, high: float, length: float, lies: bool
+        self, low: float, high: float, length: float, horizontal: bool
     ) -> tuple[list[float], list[str]]:
-        """Positions of the ticks between two limits, and their texts, which have room;
-        `length` of the axis in points.
+        """Positions and texts of the ticks between two limits, so few that the texts do
+        not overlap. `length`: of the axis, in points.
         """
         if self.ticks is not None:
             return list(self.ticks[0]), list(self.ticks[1]) if self.size else []
         for most in range(self.most or max(2, min(9, int(length / 22))), 0, -1):
             places = round_numbers(low, high, most, self.whole)
-            texts = (self.tell or plain)(places) if self.size else []
-            if not lies or sum(text_width(text, self.size) + self.size for text in texts) <= length:
+            texts = (self.format or plain)(places) if self.size else []
+            width = sum(text_width(text, self.size) + self.size for text in texts)
+            if not horizontal or width <= length:
                 break
         return places, texts
 
@@ -93,7 +95,7 @@ def round_numbers(low: float, high: float, most: int, whole: bool = False) -> li
 
 
 def plain(values: Sequence[float]) -> list[str]:
-    """Numbers with as many decimals as it takes to tell them apart; powers of ten where
+    """Numbers with as many decimals as needed to distinguish them; powers of ten if
     they are huge or tiny.
     """
     step = (
@@ -111,8 +113,8 @@ def plain(values: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True)
 class Reading:
-    """Values that a chart tells at x (n,): y (n,), or what lies between low (n,) and
-    high (n,); `series` as shapes have it.
+    """Values that a chart shows at x (n,): y (n,), or a range from low (n,) to high
+    (n,). `series`: as in shapes.
     """
 
     series: str
@@ -125,7 +127,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Table:
-    """Values (rows, columns) that a chart tells of the cells between edges on the x
+    """Values (rows, columns) that a chart shows for the cells between edges on the x
     axis (columns + 1) and the y axis (rows + 1).
     """
 
@@ -136,8 +138,8 @@ class Table:
 
 @dataclass
 class Panel:
-    """What one pair of axes shows. `shapes` have the data's units, an infinite position
-    is the panel's border.
+    """One pair of axes and its content. `shapes` are in the data's units; an infinite
+    position means the panel's border.
     """
 
     theme: Theme = THEME
@@ -148,13 +150,13 @@ class Panel:
     y: Axis = field(default_factory=Axis)
     shapes: list[Shape] = field(default_factory=list)
     legend: list[tuple[str, list[Shape]]] = field(default_factory=list)
-    key: "Panel | None" = None  # what colours mean: a narrow panel on the right of this one
+    key: "Panel | None" = None  # the colour key: a narrow panel on the right of this one
     hidden: bool = False
-    most: int = 0  # points of a line; 0: as the theme says
+    most: int = 0  # maximum number of points per line; 0: the theme's
     readings: list[Reading] = field(default_factory=list)
     table: Table | None = None
     percent: bool = False  # the values of the table are fractions, shown in per cent
-    # a chart tells of the point beside the pointer, not of all that have its x
+    # show the value of the point at the pointer, not of all points with its x
     by_point: bool = False
 
     def __post_init__(self) -> None:
@@ -176,10 +178,10 @@ class Panel:
         style: Style = "-",
         label: str = "",
         dots: float = 0,
-        told: bool = True,
+        readable: bool = True,
     ) -> None:
-        """A line, with discs of size `dots` at its points; it has a gap where a number
-        is missing. `told`: a chart has its values.
+        """A line, with discs of size `dots` at its points and gaps where a number is
+        missing. `readable`: the chart shows its values at the pointer.
         """
         points = np.stack([np.asarray(x, float), np.asarray(y, float)], axis=1)
         points = points[extremes(points[:, 1], self.most)]
@@ -193,7 +195,7 @@ class Panel:
         if dots and parts:
             drawn.append(Dots(points[known], colour, dots, series=label))
         self.shapes += drawn
-        if told and drawn:
+        if readable and drawn:
             self.readings.append(Reading(label, colour, points[known][:, 0], points[known][:, 1]))
         if label and drawn:
             self.legend.append((label, drawn[:1] + drawn[len(parts) :]))
@@ -224,14 +226,14 @@ class Panel:
         label: str = "",
         series: str = "",
     ) -> None:
-        """What lies between two lines; `series`: the label of the line that it belongs
-        to, if it has none of its own.
+        """The area between two lines. `series`: the label of the line it belongs to, if
+        it has no `label`.
         """
         x, low, high = (np.asarray(values, float) for values in (x, low, high))
-        there = np.isfinite(low) & np.isfinite(high)
-        x, low, high = x[there], low[there], high[there]
-        chosen = np.union1d(extremes(low, self.most), extremes(high, self.most))
-        x, low, high = x[chosen], low[chosen], high[chosen]
+        known = np.isfinite(low) & np.isfinite(high)
+        x, low, high = x[known], low[known], high[known]
+        shown = np.union1d(extremes(low, self.most), extremes(high, self.most))
+        x, low, high = x[shown], low[shown], high[shown]
         if len(x):
             ring = np.stack([np.append(x, x[::-1]), np.append(low, high[::-1])], axis=1)
             self._add(Area((ring,), colour, alpha, series=series), label)
@@ -245,7 +247,7 @@ class Panel:
         colour: Colour,
         label: str = "",
     ) -> None:
-        """Bars that stand on zero, `width` in units of the x axis."""
+        """Bars that start at zero; `width` is in units of the x axis."""
         ends = zip(
             np.asarray(middles) - width / 2, np.asarray(middles) + width / 2, heights, strict=True
         )
@@ -266,12 +268,17 @@ class Panel:
     ) -> None:
         """The outline of bars (n) between edges (n + 1)."""
         self.line(
-            np.repeat(edges, 2)[1:-1], np.repeat(heights, 2), colour, width, label=label, told=False
+            np.repeat(edges, 2)[1:-1],
+            np.repeat(heights, 2),
+            colour,
+            width,
+            label=label,
+            readable=False,
         )
 
     def blocks(self, edges: Any, heights: Any, colour: Colour, label: str = "") -> None:
-        """Bars (n) between edges (n + 1) as one shape, which leaves none of them too
-        thin to see.
+        """Bars (n) between edges (n + 1) as one shape, so that none is too thin to
+        see.
         """
         edges, heights = np.asarray(edges, float), np.asarray(heights, float)
         middles, shown = (edges[1:] + edges[:-1]) / 2, extremes(heights, self.most)
@@ -289,15 +296,15 @@ class Panel:
         label: str = "",
         series: str = "",
     ) -> None:
-        """Straight lines from starts (n, 2) to ends (n, 2); `series`: the label of what
-        they belong to, if they have none.
+        """Straight lines from starts (n, 2) to ends (n, 2). `series`: the label of the
+        shape they belong to, if they have no `label`.
         """
         for pair in zip(starts, ends, strict=True):
             self._add(Line(np.array(pair, float), colour, width, series=label or series), label)
             series, label = label or series, ""
 
     def text(self, x: float, y: float, text: str, size: float, colour: Colour) -> None:
-        """A text around a place."""
+        """A text centred at a position."""
         self._add(Text(np.array([[x, y]]), text, size, colour, "middle"))
 
     def limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -311,8 +318,8 @@ class Panel:
 
 
 def extremes(values: Points, most: int = MOST) -> NDArray[np.intp]:
-    """Indices, rising, of about `most` of the values (n,) that draw the same line: the
-    lowest and highest of each part, the ends.
+    """Indices, ascending, of about `most` of the values (n,) that draw the same line:
+    the ends, and the lowest and highest value of each section.
     """
     if len(values) <= most:
         return np.arange(len(values))
@@ -327,5 +334,5 @@ def extremes(values: Points, most: int = MOST) -> NDArray[np.intp]:
 
 
 def rectangle(left: float, bottom: float, right: float, top: float) -> Points:
-    """Its corners (4, 2)."""
+    """The corners (4, 2) of a rectangle."""
     return np.array([[left, bottom], [left, top], [right, top], [right, bottom]], float)

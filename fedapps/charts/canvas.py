@@ -1,8 +1,8 @@
-"""Shapes in the plane, and the elements of SVG that they become.
+"""Shapes in the plane, and their SVG elements.
 
-Positions are points (1/72 inch) from the upper left corner. A plot is some hundred
-shapes, so that it takes milliseconds, and no library for plots has to be imported at
-the end of every run.
+Positions are in points (1/72 inch) from the upper left corner. A plot has about a
+hundred shapes, so it takes milliseconds, and a run need not import a plotting library
+at its end.
 """
 
 import html
@@ -26,11 +26,11 @@ _MEASURED = 64  # pixels of the font that measures texts
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points (n, 2); `dash` says how much is drawn and left out in turn,
-    nothing is a solid line.
+    """A line through points (n, 2). `dash`: lengths of dashes and gaps; () is a solid
+    line.
 
-    `series`, here and below: the label in the legend of what the shape belongs to, if
-    it has one.
+    `series`, here and below: the legend's label of the series that the shape belongs
+    to, or "".
     """
 
     points: Points
@@ -42,8 +42,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Area:
-    """Filled polygons, each (n, 2), of one colour; `crisp`: their edges are horizontal
-    and vertical and stay sharp.
+    """Filled polygons, each (n, 2), of one colour. `crisp`: all edges are horizontal or
+    vertical and stay sharp.
     """
 
     rings: tuple[Points, ...]
@@ -55,7 +55,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Dots:
-    """Discs around points (n, 2), `size` across, or what else FORMS holds."""
+    """Discs around points (n, 2), `size` across, or another form of FORMS."""
 
     points: Points
     colour: Colour
@@ -66,8 +66,8 @@ class Dots:
 
 @dataclass(frozen=True)
 class Text:
-    """One line of text: `points` (1, 2) is its start, middle or end on the baseline,
-    `size` the font's; upright reads upwards.
+    """One line of text. `points` (1, 2): its start, middle or end on the baseline.
+    `size`: the font size. `upright`: it reads upwards.
     """
 
     points: Points
@@ -79,8 +79,8 @@ class Text:
     upright: bool = False
 
 
-#: Corners (n, 2) of the forms that dots may have, on a disc of radius 1 or a little
-#: outside; a disc has none.
+#: Corners (n, 2) of the forms of dots, on or slightly outside a disc of radius 1; a
+#: disc has none.
 FORMS = {
     "disc": np.zeros((0, 2)),
     "square": np.array([(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)]),
@@ -111,8 +111,8 @@ Shape = Line | Area | Dots | Text
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """The width of a text in points, in DejaVu Sans: hardly any font that a browser
-    would take is wider.
+    """The width of a text in points, in DejaVu Sans, which is wider than nearly every
+    font that browsers use.
     """
     return _width(printable(text), bold) * size
 
@@ -124,7 +124,7 @@ def _width(text: str, bold: bool) -> float:
 
 @cache
 def _font(bold: bool) -> ImageFont.FreeTypeFont:
-    package = find_spec("matplotlib")  # its fonts are used, but nothing of it is imported
+    package = find_spec("matplotlib")  # only its fonts are used; it is not imported
     assert package is not None
     assert package.origin is not None
     fonts = Path(package.origin).parent / "mpl-data" / "fonts" / "ttf"
@@ -133,8 +133,8 @@ def _font(bold: bool) -> ImageFont.FreeTypeFont:
 
 
 def printable(text: str) -> str:
-    """Foreign text without what cannot be drawn: line breaks, control characters,
-    halves of characters.
+    """Untrusted text without characters that cannot be drawn: line breaks, control
+    characters, lone surrogates.
     """
     return "".join(char if char.isprintable() else " " for char in text)
 
@@ -157,8 +157,8 @@ def svg(
 
 
 def element(shape: Shape, colour: str, mark: str = "") -> str:
-    """The shape as an element of SVG in a `colour` as SVG names it; `mark`: more
-    attributes, with a space before each.
+    """The shape as an SVG element. `colour`: an SVG colour. `mark`: more attributes,
+    each after a space.
     """
     if isinstance(shape, Line):
         ends = (
@@ -207,13 +207,13 @@ def element(shape: Shape, colour: str, mark: str = "") -> str:
 
 
 def outlines(dots: Dots) -> list[Points]:
-    """The polygons of dots that are no discs."""
+    """The polygons of dots that are not discs."""
     return [point + FORMS[dots.form] * (dots.size / 2) for point in dots.points]
 
 
 def _path(points: Points) -> str:
-    """Through these points, each as a step from the one before: differences of what is
-    written, so that no error adds up.
+    """An SVG path through points, each as a step from the one before. Steps are
+    differences of rounded positions, so that errors do not add up.
     """
     written = np.round(points, 2)
     text, last = "M" + _pair(*written[0].tolist()), "M"
@@ -237,5 +237,5 @@ def _pair(x: float, y: float) -> str:
 
 
 def _short(number: float) -> str:
-    """A coordinate to a hundredth of a point."""
+    """A coordinate, rounded to a hundredth of a point."""
     return f"{round(number, 2):g}" if abs(number) < 1e4 else f"{number:.2f}"

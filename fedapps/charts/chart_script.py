@@ -1,9 +1,9 @@
-"""The script of a page with charts: values at the pointer or the arrow keys, and series
-that can be switched off.
+"""The script of a page with charts: it shows values at the pointer or the arrow keys,
+and switches series off.
 
-It is plain JavaScript over the SVG that `charts.py` writes: the drawing stays what it
-is, so that bars, maps and lines need no second implementation, and a page weighs six
-kilobytes more than its pictures. It loads nothing and keeps nothing.
+It is plain JavaScript over the SVG of `charts.py`. It does not draw the charts, so
+bars, maps and lines need no second implementation, and it adds only six kilobytes to a
+page. It loads nothing and stores nothing.
 """
 
 import base64
@@ -28,8 +28,8 @@ const number = v => {
 const value = (axis, v) => v === null ? "?"
   : number((axis.log ? 10 ** v : v) * (axis.percent ? 100 : 1)) + axis.unit;
 const name = (axis, v) => {
-  const found = axis.names && axis.names[Math.round(v)];
-  return found === undefined ? value(axis, v) : found;
+  const label = axis.names && axis.names[Math.round(v)];
+  return label === undefined ? value(axis, v) : label;
 };
 const head = (axis, v) => {
   if (axis.names) return (/^client/.test(axis.label) ? "client " : "") + name(axis, v);
@@ -45,7 +45,7 @@ function setUp(figure) {
   const tip = figure.appendChild(document.createElement("div"));
   tip.className = "tip"; tip.hidden = true; tip.setAttribute("role", "status");
   figure.tabIndex = 0; figure.setAttribute("role", "group");
-  let at = null;  // panel and place that are told
+  let at = null;  // the panel and the place that are shown
 
   const drawings = [...figure.querySelectorAll("svg")];
   const drawing = () => drawings.find(one => one.getBoundingClientRect().width) || drawings[0];
@@ -66,12 +66,12 @@ function setUp(figure) {
   function places(p) {
     const panel = data.panels[p];
     if (panel.table) {
-      const [xs, ys, cells] = panel.table, found = [];
+      const [xs, ys, cells] = panel.table, full = [];
       const middle = (ends, i) => (ends[i] + ends[i + 1]) / 2;
       for (let r = 0; r < ys.length - 1; r++)
         for (let c = 0; c < xs.length - 1; c++)
-          if (cells[r][c] !== null) found.push([middle(xs, c), middle(ys, r), r, c]);
-      return found;
+          if (cells[r][c] !== null) full.push([middle(xs, c), middle(ys, r), r, c]);
+      return full;
     }
     if (panel.point) {
       const points = row => panel.xs[row.x].map((x, i) => [x, row.y[i], row]);
@@ -86,7 +86,7 @@ function setUp(figure) {
     for (const mark of figure.querySelectorAll(".mark")) mark.remove();
   }
 
-  function tell(p, place) {
+  function showValues(p, place) {
     clear();
     at = [p, place];
     const panel = data.panels[p], svg = drawing(), [l, t, w, h] = frame(p), lines = [];
@@ -112,14 +112,14 @@ function setUp(figure) {
     } else {
       title = head(panel.x, place[0]);
       make("line", mark, {x1: x, x2: x, y1: t, y2: t + h});
-      const told = {};
+      const byName = {};
       for (const row of rows(p)) {
         const xs = panel.xs[row.x];
         const far = k => xs[k] === null ? Infinity : Math.abs(xs[k] - place[0]);
-        // long lines are drawn by some of their points each
+        // long lines have only some of their points, so take the nearest
         const i = xs.reduce((best, _, k) => far(k) < far(best) ? k : best, 0);
         if (!(far(i) / (panel.x.hi - panel.x.lo) * w < 6)) continue;
-        const line = told[row.n + "\0" + row.s] ||=
+        const line = byName[row.n + "\0" + row.s] ||=
           lines[lines.push([row.c, row.n, "", ""]) - 1];
         if (row.y) {
           line[2] = value(panel.y, row.y[i]);
@@ -147,7 +147,7 @@ function setUp(figure) {
     const middle = box.left - outer.left + x * scale, wide = tip.offsetWidth;
     const right = middle + 12 + wide < outer.width;
     tip.style.left = Math.max(4, right ? middle + 12 : middle - 12 - wide) + "px";
-    const small = panel.point || panel.table;  // what is marked
+    const small = panel.point || panel.table;  // the mark is small
     const below = outer.width < 420 && !small ? h : 0;  // a phone has no room beside the values
     const down = box.top - outer.top + (top + below) * scale + (small ? 12 : 6);
     tip.style.top = Math.max(4, down) + "px";
@@ -169,7 +169,7 @@ function setUp(figure) {
       const far = aside + (place.length > 1 ? 3 * Math.abs(upward(p, place[1]) - py) : 0);
       if (far < least) [best, least] = [place, far];
     }
-    if (best) tell(p, best); else clear();
+    if (best) showValues(p, best); else clear();
   }
 
   function keys(event) {
@@ -187,7 +187,7 @@ function setUp(figure) {
     else return;
     event.preventDefault();
     const from = panel === p ? all : places(panel);
-    if (from.length) tell(panel, from[Math.min(from.length - 1, Math.max(0, next))]);
+    if (from.length) showValues(panel, from[Math.min(from.length - 1, Math.max(0, next))]);
   }
 
   const labels = [];
@@ -275,5 +275,5 @@ figure.chart:focus-visible, [data-k]:focus-visible {
 
 
 def fingerprint(script: str = SCRIPT) -> str:
-    """What a page's policy calls a script that may run: no other does."""
+    """The source expression for a page's policy that allows only this script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

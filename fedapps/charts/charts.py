@@ -1,9 +1,9 @@
-"""Charts of a page: figures as SVG in the page itself, and beside them the values that
-a reader can ask for.
+"""Charts of a page: figures as SVG in the page itself, with the values that a reader
+can look up.
 
-Without JavaScript the drawing is all there is, for a wide and for a narrow screen, in
-colours that follow the page's scheme. The script adds what `chart_script.py` says; it
-finds the values as JSON in the figure.
+Without JavaScript a chart is only its drawing, for wide and for narrow screens, in
+colours that follow the page's scheme. The script of `chart_script.py` adds the values
+at the pointer; it reads them as JSON from the figure.
 """
 
 import json
@@ -20,16 +20,16 @@ from fedapps.charts.layout import Figure
 
 
 def chart(name: str, description: str, figure: Figure) -> Html:
-    """One figure; `name` tells it from the others of the page."""
+    """One figure; its `name` is unique on the page."""
     labels = list(dict.fromkeys(label for label, _ in figure.legend))
     drawings, frames = [], {}
     for style, drawn in (("wide", figure), ("narrow", figure.narrow())):
         drawing, frames[style] = _svg(drawn, style, description, labels)
         drawings.append(drawing)
     panels = [_panel(panel, labels) for panel in figure.panels if not panel.hidden]
-    told = {"frames": frames, "panels": panels}
-    data = json.dumps(told, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    # no end of the element within it
+    content = {"frames": frames, "panels": panels}
+    data = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    # escaped, so that no text can end the script element
     data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return Html(
         f'<figure class="chart" data-name="{text(name)}" '
@@ -51,7 +51,7 @@ def _svg(
             mark = f' data-s="{labels.index(series)}"' if series in labels else ""
             drawing = element(_rounded(shape), css(shape.colour), mark)
             look, sign, path = drawing.partition(' d="')
-            # lines of one look are one path
+            # lines with the same style become one path
             if parts and sign and " stroke=" in look and parts[-1][0] == look:
                 parts[-1] = look, parts[-1][1].removesuffix('"/>') + path
             else:
@@ -70,8 +70,8 @@ def _svg(
 
 
 def _rounded(shape: Shape) -> Shape:
-    """A shape at tenths of a point, which no screen shows; points of a line that then
-    coincide or lie between equals are left out.
+    """A shape rounded to tenths of a point, which no screen can show. Points of a line
+    that become redundant are omitted.
     """
     if isinstance(shape, Line):
         return replace(shape, points=_fewer(shape.points))
@@ -91,8 +91,8 @@ def _fewer(points: Points) -> Points:
 
 
 def _panel(panel: Panel, labels: Sequence[str]) -> dict[str, Any]:
-    """What the script needs to tell the values of a panel: its axes, and the values at
-    them, in units of the axes.
+    """The data for the script to show the values of a panel: its axes, and the values
+    in their units.
     """
     low_high = panel.limits()
     xs: list[list[float | None]] = []
@@ -102,7 +102,7 @@ def _panel(panel: Panel, labels: Sequence[str]) -> dict[str, Any]:
         if x not in xs:
             xs.append(x)
         rows.append(_row(reading, panel, labels) | {"x": xs.index(x)})
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "x": _axis(panel.x, *low_high[0]),
         "y": _axis(panel.y, *low_high[1]),
         "xs": xs,
@@ -110,13 +110,13 @@ def _panel(panel: Panel, labels: Sequence[str]) -> dict[str, Any]:
         "point": panel.by_point,
     }
     if panel.table is not None:
-        told["table"] = [
+        content["table"] = [
             _numbers(panel.table.x),
             _numbers(panel.table.y),
             [_numbers(row, 3) for row in panel.table.values],
         ]
-        told["unit"], told["percent"] = " %" if panel.percent else "", panel.percent
-    return told
+        content["unit"], content["percent"] = " %" if panel.percent else "", panel.percent
+    return content
 
 
 def _row(reading: Reading, panel: Panel, labels: Sequence[str]) -> dict[str, Any]:
@@ -132,19 +132,19 @@ def _row(reading: Reading, panel: Panel, labels: Sequence[str]) -> dict[str, Any
 
 def _axis(axis: Axis, low: float, high: float) -> dict[str, Any]:
     label = axis.label.removesuffix(" (%)")
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "lo": low,
         "hi": high,
         "label": label,
         "unit": " %" if axis.percent or label != axis.label else "",
     }
-    told |= {key: True for key in ("percent", "log", "down") if getattr(axis, key)}
-    return told | ({"names": [str(name)[:60] for name in axis.names]} if len(axis.names) else {})
+    content |= {key: True for key in ("percent", "log", "down") if getattr(axis, key)}
+    return content | ({"names": [str(name)[:60] for name in axis.names]} if len(axis.names) else {})
 
 
 def _numbers(values: Points, digits: int = 4) -> list[float | None]:
-    """Values as JSON has them: whole numbers as they are, others with so many digits,
-    none for what is no number.
+    """Values for JSON: whole numbers unchanged, others with `digits` significant
+    digits, None for NaN and infinite values.
     """
     return [
         None

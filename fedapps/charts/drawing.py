@@ -1,7 +1,7 @@
-"""How every plot looks: axes, lines, legends.
+"""The common style of all plots: axes, lines, legends.
 
-The rooms above say what is drawn, here is how; `canvas.py` turns it into SVG and
-`files.py` into files.
+The packages that use this module decide what is drawn. `canvas.py` turns figures into
+SVG, `files.py` into files.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def svg(figure: Figure, dark: bool = False) -> bytes:
 
 
 def one_panel(heading: str, theme: Theme = THEME) -> tuple[Figure, Panel]:
-    """A figure of the size every plot of a run has, with its heading."""
+    """A figure in the size of all plots of a run, with its heading."""
     figure, axes = panels(1, 1, (6.2, 4.0), theme)
     title(axes[0], heading)
     return figure, axes[0]
@@ -39,8 +39,8 @@ def panels(
     theme: Theme = THEME,
     number: int | None = None,
 ) -> tuple[Figure, list[Panel]]:
-    """A figure with a grid of panels, row by row; `size` in inches. Of a `number` of
-    panels that leaves places in the last row, these stay empty.
+    """A figure with a grid of panels, row by row; `size` is in inches. With a `number`
+    of panels, the remaining places of the last row stay empty.
     """
     places = range(rows * columns)
     axes = [Panel(theme, hidden=number is not None and place >= number) for place in places]
@@ -61,15 +61,15 @@ def line(
     label: str = "",
     width: float = 2.0,
 ) -> None:
-    """A line, with dots as long as they can be told apart."""
+    """A line, with dots if these are few enough to be distinguished."""
     axes.line(x, y, colour, width, style, label, dots=4.6 if len(x) <= 30 else 0)
 
 
 def line_with_range(
     axes: Panel, x: Any, stack: np.ndarray, colour: Colour, style: str, label: str
 ) -> None:
-    """The mean of `stack` (runs x points) as a line, from lowest to highest run as a
-    band.
+    """The mean of `stack` (runs, points) as a line, and the range from the lowest to
+    the highest run as a band.
     """
     if len(stack) > 1:
         axes.band(x, stack.min(axis=0), stack.max(axis=0), colour, series=label)
@@ -83,10 +83,10 @@ def heat(
     ends: tuple[float, float],
     colours: Sequence[Colour],
 ) -> None:
-    """A table (rows, columns) in colours, NaN in none.
+    """A table (rows, columns) in colours; NaN has no colour.
 
-    `edges` are the borders of columns (columns + 1) and rows (rows + 1), `ends` the
-    values that the outer two colours stand for.
+    `edges`: the borders of columns (columns + 1) and rows (rows + 1). `ends`: the
+    values of the first and the last colour.
     """
     low, high = ends
     shades = gradient(colours, _SHADES)
@@ -95,13 +95,13 @@ def heat(
     rings: dict[int, list[canvas.Points]] = {}
     for row, (top, bottom) in enumerate(pairwise(edges[1])):
         cuts = [0, *(np.flatnonzero(np.diff(index[row])) + 1).tolist(), table.shape[1]]
-        for first, last in pairwise(cuts):  # neighbours of one colour are one rectangle
+        for first, last in pairwise(cuts):  # neighbours of the same colour form one rectangle
             rings.setdefault(int(index[row, first]), []).append(
                 rectangle(edges[0][first], bottom, edges[0][last], top)
             )
     axes.shapes += [
-        canvas.Area(tuple(found), shades[shade], crisp=True)
-        for shade, found in rings.items()
+        canvas.Area(tuple(rectangles), shades[shade], crisp=True)
+        for shade, rectangles in rings.items()
         if shade >= 0
     ]
     axes.table = Table(np.asarray(edges[0], float), np.asarray(edges[1], float), table)
@@ -117,7 +117,7 @@ def heat(
 def heat_key(
     axes: Panel, ends: tuple[float, float], colours: Sequence[Colour], label: str
 ) -> Panel:
-    """The panel beside `axes` that says what their colours mean; returns it."""
+    """Adds the panel beside `axes` that explains the colours, and returns it."""
     axes.key = Panel(axes.theme, x=Axis(size=0), y=Axis(label=label))
     edges = np.linspace(
         *(ends if ends[0] < ends[1] else (ends[0] - 0.5, ends[0] + 0.5)), _SHADES + 1
@@ -127,8 +127,8 @@ def heat_key(
 
 
 def gradient(colours: Sequence[Colour], number: int) -> list[Colour]:
-    """So many colours from the first to the last of `colours`, through those between
-    them.
+    """A gradient of `number` colours from the first to the last of `colours`, through
+    those between them.
     """
     light, dark = (_mixed(scheme, number) for scheme in zip(*colours, strict=True))
     return list(map(Colour, light, dark))
@@ -154,16 +154,16 @@ def label_values(axes: Panel, key: str, of_what: str) -> None:
     """Labels the y axis with the metric `key`, fractions in per cent."""
     unit = ""
     if is_percent(key):
-        unit, axes.y.tell, axes.y.percent = " (%)", percents, True
+        unit, axes.y.format, axes.y.percent = " (%)", percents, True
     axes.y.label = ", ".join(filter(None, (metric_name(key), of_what))) + unit
 
 
 def percents(ticks: Sequence[float]) -> list[str]:
-    """Fractions in per cent, without decimals where all are whole."""
+    """Fractions in per cent, without decimals if all are whole."""
     whole = all(abs(100 * tick - round(100 * tick)) < 1e-6 for tick in ticks)
     return [f"{100 * tick:.0f}" if whole else three_digits(100 * tick) for tick in ticks]
 
 
 def legend(figure: Figure, axes: Panel) -> None:
-    """The legend of `axes` below the figure, if anything has a label."""
+    """Puts the legend of `axes` below the figure, if anything has a label."""
     figure.legend = axes.legend

@@ -1,5 +1,5 @@
-"""Figures as files for papers and slides: PDF, PNG and SVG, drawn by Matplotlib, which
-is imported for nothing else. Texts stay texts.
+"""Writes figures as files for papers and slides: PDF, PNG and SVG. Matplotlib draws
+them and is imported only here. Texts stay texts.
 """
 
 import io
@@ -11,8 +11,8 @@ from fedapps.charts.canvas import Area, Dots, Line, Points, Text, outlines, prin
 from fedapps.charts.layout import Figure
 
 FORMATS = ("pdf", "png", "svg")
-_DPI = 160  # of a PNG
-# The same figure gives the same file: no date in it, no random names.
+_DPI = 160  # for PNG
+# Without dates and random names, so that equal figures give equal files.
 _SETTINGS: Any = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "fedapps"}
 _NO_DATE = {"pdf": {"CreationDate": None}, "png": {}, "svg": {"Date": None}}
 

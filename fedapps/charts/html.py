@@ -1,9 +1,9 @@
-"""One self-contained HTML page: styles, pictures and the script of its charts inline,
-nothing loaded from anywhere.
+"""A self-contained HTML page: styles, pictures and the script of its charts are inline,
+and it loads nothing.
 
-Works offline, printed, on a phone, in a light and a dark colour scheme. Every function
-takes plain text and escapes it, because names of clients and reasons of failures come
-from outside; only `Html` passes unchanged.
+It works offline, printed, on a phone, and in a light and a dark colour scheme. Every
+function takes plain text and escapes it, because names of clients and error messages
+come from outside. Only `Html` passes unchanged.
 """
 
 import base64
@@ -23,8 +23,8 @@ class Html(str):
     __slots__ = ()
 
 
-# Cells that hold numbers, by the number of columns of text before them: a class for
-# each cell would be half of a long table.
+# Selectors of the cells with numbers, by the number of text columns before them. A
+# class on every cell would double the size of a long table.
 _NUMBERS = ", ".join(f"table.text{count} tr > :nth-child(n + {count + 1})" for count in range(5))
 
 _CSS = f"""
@@ -192,13 +192,14 @@ def page(
 ) -> str:
     """The whole document; `heading` is the window's title.
 
-    `scripts` run at its end, and no others; `connect`: whom they may ask.
+    `scripts`: the only scripts that may run, at the end of the page. `connect`: the
+    addresses they may request, as a CSP source list.
     """
     allowed = " ".join(map(fingerprint, scripts))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # Nothing foreign may run or load even if an escape were forgotten.
+        # Even if an escape were forgotten, no foreign code could run or load.
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src "
         f'{allowed}; connect-src {connect}">\n'
@@ -218,8 +219,8 @@ def css(colour: Colour) -> str:
 
 
 def palette(body: Iterable[str]) -> str:
-    """The style sheet that says which colours stand behind the names in charts of a
-    page, in both schemes.
+    """The style sheet with the colours behind the names in a page's charts, for both
+    schemes.
     """
     pairs = sorted({pair for part in body for pair in _COLOUR.findall(part)})
     light, dark = ("".join(f"--p-{a}-{b}:#{(a, b)[which]};" for a, b in pairs) for which in (0, 1))
@@ -241,14 +242,14 @@ def heading(content: object) -> Html:
     return Html(f"<h2>{text(content)}</h2>")
 
 
-def header(title: str, subject: str, note: str, state: str = "", told: str = "") -> Html:
-    """The head of a page: its title and what it is about, a note, and `told`, how
-    things are, in the colour of a `state` ("completed", "failed", ...).
+def header(title: str, subject: str, note: str, state: str = "", status: str = "") -> Html:
+    """The head of a page: its title and subject, a note, and the text `status` in the
+    colour of a `state` ("completed", "failed", ...).
     """
     on = f" <small>on {text(subject)}</small>" if subject else ""
     parts = [f"<header><h1>{text(title)}{on}</h1>", paragraph(note, "quiet") if note else ""]
     if state:
-        parts.append(f'<div class="state {state}">{text(told)}</div>')
+        parts.append(f'<div class="state {state}">{text(status)}</div>')
     return Html("\n".join(filter(None, parts)) + "</header>")
 
 
@@ -272,13 +273,13 @@ def cards(entries: Iterable[tuple[str, str, str]], style: str = "cards") -> Html
 
 
 def image(description: str, data: bytes) -> Html:
-    """A PNG that is the same in both colour schemes."""
+    """A PNG, which looks the same in both colour schemes."""
     uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     return Html(f'<figure><img alt="{text(description)}" src="{uri}"></figure>')
 
 
 def pairs(rows: Iterable[tuple[object, object]]) -> Html:
-    """Names and their values, one pair a line, as wide as they need."""
+    """Names and their values, one pair per line, in a table as wide as its content."""
     lines = "".join(
         f"<tr><td>{text(name)}</td><td>{text(value)}</td></tr>\n" for name, value in rows
     )

@@ -1,5 +1,5 @@
-"""Figures: panels in a grid with a legend below, and where on the canvas every line and
-text of them goes.
+"""Figures: panels in a grid with a legend below, and the position of every line and
+text on the canvas.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from fedapps.charts.theme import Colour
 # label
 _GAP = 4.0
 _BORDER = (7.0, 5.0)  # around every panel with its texts: beside it, and above and below
-_LINE = 1.25  # a line of text is so much higher than its font
+_LINE = 1.25  # height of a line of text, relative to its font
 _NOTE = 8.0  # font of a panel's note
 _KEY = 9.0  # width of a colour key
 # a legend's font, width of a sample, space between columns
@@ -31,8 +31,8 @@ _NARROW = (300.0, 235.0)  # a panel on a phone
 
 @dataclass(frozen=True)
 class Placed:
-    """A figure on its canvas: what is drawn, the entries of its legend by label, and
-    the frame of each panel.
+    """A figure on its canvas: its shapes, the entries of its legend by label, and the
+    frame of each panel.
     """
 
     shapes: list[Shape]
@@ -42,8 +42,8 @@ class Placed:
 
 @dataclass
 class Figure:
-    """Panels in a grid, row by row, on a canvas of `size` points (width, height);
-    `legend`: labels, each with what it explains.
+    """Panels in a grid, row by row, on a canvas of `size` points (width, height).
+    `legend`: labels, each with the shapes it explains.
     """
 
     size: tuple[float, float]
@@ -52,7 +52,7 @@ class Figure:
     legend: list[tuple[str, list[Shape]]] = field(default_factory=list)
 
     def shapes(self) -> list[Shape]:
-        """Everything that is drawn, placed on the canvas."""
+        """All shapes, placed on the canvas."""
         placed = self.placed()
         return placed.shapes + [shape for _, shapes in placed.entries for shape in shapes]
 
@@ -70,7 +70,7 @@ class Figure:
         return Figure((_NARROW[0], tall * len(shown) + room), 1, panels, self.legend)
 
     def placed(self) -> Placed:
-        """Where everything goes."""
+        """All shapes with their positions on the canvas."""
         theme = self.panels[0].theme
         legend, high = _legend(self.legend, self.size, theme.ink)
         width, height = self.size[0], self.size[1] - high
@@ -114,8 +114,8 @@ class Figure:
 
 
 class _Laid:
-    """A panel of about that size: its limits, its ticks, and the space that its texts
-    take.
+    """A panel of roughly the given size: its limits, its ticks, and the space for its
+    texts.
     """
 
     def __init__(self, panel: Panel, width: float, height: float) -> None:
@@ -133,7 +133,9 @@ class _Laid:
 
     @cached_property
     def sides(self) -> tuple[float, float, float, float]:
-        """Points that the texts take on the left, above, on the right and below."""
+        """The space for the texts on the left, above, on the right and below, in
+        points.
+        """
         panel = self.panel
         if panel.hidden:
             return 0.0, 0.0, 0.0, 0.0
@@ -155,8 +157,8 @@ class _Laid:
         )
 
     def placed(self, left: float, top: float, width: float, height: float) -> Iterator[Shape]:
-        """All shapes of the panel with its axes and texts; the arguments say where the
-        data go.
+        """All shapes of the panel with its axes and texts. The arguments are the frame
+        of the data.
         """
         panel, theme = self.panel, self.panel.theme
         if panel.hidden:
@@ -181,7 +183,7 @@ class _Laid:
             if isinstance(shape, Area):
                 yield replace(shape, rings=tuple(map(place, shape.rings)))
             else:
-                # of a text's height, above its baseline
+                # the middle of a text, as a share of its height above the baseline
                 middle = 0.36 * shape.size if isinstance(shape, Text) else 0.0
                 aside = (
                     [middle, 0.0] if isinstance(shape, Text) and shape.upright else [0.0, middle]
@@ -251,7 +253,7 @@ class _Laid:
 
 
 def _wrapped(heading: str, size: float) -> str:
-    """A heading in as many lines as it needs on a phone."""
+    """A heading, wrapped for the width of a phone."""
     lines = [""]
     for word in heading.split():
         if (
@@ -295,7 +297,7 @@ def _table_width(widths: Sequence[float], columns: int) -> float:
 
 
 def _sample(shape: Shape, left: float, middle: float) -> Shape:
-    """What stands before a label: a short line, a patch or a disc as in the picture."""
+    """The sample before a label: a short line, a patch or a disc as in the picture."""
     right = left + _HANDLE
     if isinstance(shape, Area):
         patch = np.array(

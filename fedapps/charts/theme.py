@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Points of a line at most: one of every column of pixels that a plot has on a screen.
+#: Maximum number of points per line: about one per column of pixels of a plot.
 MOST = 280
 
 
@@ -20,10 +20,10 @@ class Colour(NamedTuple):
 
 @dataclass(frozen=True)
 class Theme:
-    """How plots look: colours, of which `series` are told apart with every common
-    colour blindness, in this order.
+    """The colours of plots. The colours in `series` remain distinct with every common
+    colour blindness.
 
-    points: most that a line is drawn by; fewer on a page that would be too large.
+    points: maximum number of points per line; lower on pages that would be too large.
     """
 
     surface: Colour

@@ -1,9 +1,9 @@
-"""`fedapps adapt MODEL --data FOLDER`: a site goes on with an exported model on samples
-of its own, after the federation has ended.
+"""`fedapps adapt MODEL --data FOLDER`: a site trains an exported model further on its
+own samples, after the federation has ended.
 
-A fifth of the samples is held back to say what came of it, another part to choose:
-after every local epoch the model is scored on the latter, and the one with the least
-loss is kept, which may be the one that was there before.
+One fifth of the samples is held back as test samples, another part for validation.
+After every local epoch the model is scored on the validation samples. The model with
+the lowest loss is kept; this may be the original one.
 """
 
 import argparse
@@ -28,8 +28,8 @@ SITE = "site"
 
 @dataclass(frozen=True)
 class Adapted:
-    """A model that was trained on: its arrays, the epoch that was kept (0: none), and
-    the scores on the test samples.
+    """A model after further training: its arrays, the best epoch (0: the original
+    model), and its scores on the test samples before and after.
     """
 
     arrays: "dict[str, Tensor]"
@@ -41,24 +41,24 @@ class Adapted:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Train a model that `fedapps export` wrote on the samples of one site, and write the best "
-        "epoch."
+        "Train a model from `fedapps export` further on the samples of one site, and write the "
+        "model of the best epoch."
     )
     parser.add_argument(
-        "model", type=Path, metavar="MODEL", help="safetensors file of `fedapps export`"
+        "model", type=Path, metavar="MODEL", help="safetensors file from `fedapps export`"
     )
     parser.add_argument(
         "--data",
         type=Path,
         required=True,
         metavar="FOLDER",
-        help="the samples: a folder or file, as a site's data",
+        help="the site's samples: a folder or a file",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="the new model (default: MODEL-adapted.safetensors)",
+        help="file for the new model (default: MODEL-adapted.safetensors)",
     )
     parser.add_argument(
         "--epochs", type=int, default=5, metavar="E", help="local epochs (default: 5)"
@@ -67,59 +67,63 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--rate",
         type=float,
         metavar="R",
-        help="learning rate (default: that of the run's first round)",
+        help="learning rate (default: the one of the run's first round)",
     )
     parser.add_argument(
-        "--batch-size", type=int, metavar="B", help="samples of a step (default: the run's)"
+        "--batch-size", type=int, metavar="B", help="samples per step (default: the run's)"
     )
     parser.add_argument(
         "--validation",
         type=float,
         default=0.2,
         metavar="SHARE",
-        help="of the samples, to choose the epoch by (default: 0.2)",
+        help="share of the samples that choose the best epoch (default: 0.2)",
     )
     parser.add_argument(
-        "--net", default="", metavar="MODULE:NAME", help="the net, where it is code of your own"
+        "--net", default="", metavar="MODULE:NAME", help="the net, if it is your own code"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the file that is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Adapt the model and return the exit status."""
     out = arguments.out or arguments.model.with_name(f"{arguments.model.stem}-adapted.safetensors")
     if out.exists() and not arguments.overwrite:
-        raise UserError(f"{out} is there already: add --overwrite, or choose another --out")
-    arrays, told, settings = read_model(arguments.model, arguments.net)
-    settings = with_choices(settings, arguments)
-    found = adapted(arrays, settings, arguments.data, arguments.epochs, str(arguments.model))
-    for name, scores in (("before", found.before), ("after", found.after)):
+        raise UserError(f"{out} already exists: add --overwrite, or choose another --out")
+    arrays, metadata, settings = read_model(arguments.model, arguments.net)
+    settings = with_options(settings, arguments)
+    adapted = adapt(arrays, settings, arguments.data, arguments.epochs, str(arguments.model))
+    for name, scores in (("before", adapted.before), ("after", adapted.after)):
         leading = leading_of(scores)
         shown = (
             f"{leading} {metric_text(leading, scores[leading])}, on {scores['test-samples']} "
             "test samples"
         )
         print(f"{name + ':':<8}loss {scores['loss']:.4f}, {shown}")
-    best = f"epoch {found.epoch} of {arguments.epochs}"
-    worse = f"the model as it was: none of {arguments.epochs} epochs was better"
-    print(f"kept:   {best if found.epoch else worse}, by the loss on validation samples")
-    numbers = {name: value for name, value in found.after.items() if isinstance(value, int | float)}
-    settled = {**json.loads(told[SETTINGS]), "train.learning-rate": settings.train.learning_rate}
-    facts = {**told, **numbers, "adapted-epochs": found.epoch, SETTINGS: json.dumps(settled)}
-    write(found.arrays, {name: str(value) for name, value in facts.items()}, out)
+    best = f"epoch {adapted.epoch} of {arguments.epochs}"
+    original = f"the original model, none of the {arguments.epochs} epochs was better"
+    print(f"kept:   {best if adapted.epoch else original} (by the loss on validation samples)")
+    numbers = {
+        name: value for name, value in adapted.after.items() if isinstance(value, int | float)
+    }
+    trained_with = json.loads(metadata[SETTINGS])
+    trained_with["train.learning-rate"] = settings.train.learning_rate
+    facts = {**metadata, **numbers, "adapted-epochs": adapted.epoch}
+    facts[SETTINGS] = json.dumps(trained_with)
+    write(adapted.arrays, {name: str(value) for name, value in facts.items()}, out)
     print(f"written: {out}")
     return 0
 
 
 def write(arrays: "dict[str, Tensor]", metadata: dict[str, str], out: Path) -> None:
-    """Write a model, whole or not at all. Raises ``UserError``."""
+    """Write a model; an error leaves no partial file. Raises ``UserError``."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    from fedapps.records.files import replace as written
+    from fedapps.records.files import replace as replace_file
 
     try:
-        written(
+        replace_file(
             out,
             lambda path: save_file(
                 {name: tensor.contiguous() for name, tensor in arrays.items()}, path, metadata
@@ -129,8 +133,10 @@ def write(arrays: "dict[str, Tensor]", metadata: dict[str, str], out: Path) -> N
         raise UserError(f"{out}: cannot be written ({error})") from None
 
 
-def with_choices(settings: Settings, arguments: argparse.Namespace) -> Settings:
-    """Return the settings with what the command line says. Raises ``UserError``."""
+def with_options(settings: Settings, arguments: argparse.Namespace) -> Settings:
+    """Return the settings with the options of the command line. Raises
+    ``UserError``.
+    """
     if arguments.epochs < 1:
         raise UserError(f"--epochs {arguments.epochs}: must be at least 1")
     if not 0 < arguments.validation <= 0.6:
@@ -148,7 +154,7 @@ def with_choices(settings: Settings, arguments: argparse.Namespace) -> Settings:
             str(error).replace("learning-rate", "--rate").replace("batch-size", "--batch-size")
         ) from None
     data, problem = replace(settings.data, validation=arguments.validation), settings.problem
-    # of a table
+    # a table has a validation share of its own
     problem = (
         replace(problem, validation=arguments.validation)
         if hasattr(problem, "validation")
@@ -157,13 +163,13 @@ def with_choices(settings: Settings, arguments: argparse.Namespace) -> Settings:
     return replace(settings, train=train, data=data, problem=problem, device="cpu")
 
 
-def adapted(
+def adapt(
     arrays: "dict[str, Tensor]", settings: Settings, data: Path, epochs: int, name: str
 ) -> Adapted:
-    """Return the model after the epoch whose loss on the validation samples in ``data``
-    is the least.
+    """Return the model of the epoch with the lowest loss on the validation samples in
+    ``data``.
 
-    ``name``: of the model, for error messages. Raises ``UserError`` if model and
+    ``name``: the model's name in error messages. Raises ``UserError`` if model and
     samples do not fit.
     """
     import torch
@@ -172,7 +178,7 @@ def adapted(
     from fedapps.models.weights import check_arrays
 
     if not data.exists():
-        raise UserError(f"--data {data}: there is no such folder or file")
+        raise UserError(f"--data {data}: no such folder or file")
     task: Any = make_task(settings.task, settings.problem, settings.context, str(data.absolute()))
     one_thread()
     net = task.work_model()
@@ -182,14 +188,14 @@ def adapted(
     )
     net.load_state_dict(arrays)
     before, best = client.score(client.data.test), client.score(client.data.validation)["loss"]
-    kept, chosen = client.scored([], {}, {}), 0
+    kept, best_epoch = client.scored([], {}, {}), 0
     config = {"seed": settings.seed, **settings.train.to_config(), "local-epochs": 1}
     for epoch in range(1, epochs + 1):
         client.train({**config, "server-round": epoch})
         loss = client.score(client.data.validation)["loss"]
-        if loss < best:  # not for one that diverged, whose loss is no number
-            best, kept, chosen = loss, client.scored([], {}, {}), epoch
+        if loss < best:  # false for NaN, the loss of a model that diverged
+            best, kept, best_epoch = loss, client.scored([], {}, {}), epoch
     if not all(bool(torch.isfinite(tensor).all()) for tensor in kept.values()):
-        raise UserError(f"{name}: holds numbers that are not finite")
+        raise UserError(f"{name}: the model holds NaN or infinite values. Export a sound model.")
     net.load_state_dict(kept)
-    return Adapted(kept, chosen, before, client.score(client.data.test))
+    return Adapted(kept, best_epoch, before, client.score(client.data.test))

@@ -1,4 +1,4 @@
-"""`fedapps compare`: one table, plots and a page over several runs."""
+"""`fedapps compare`: compares several runs in one table, plots and a page."""
 
 import argparse
 import sys
@@ -7,26 +7,28 @@ from pathlib import Path
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.description = "One table, plot and page over several runs."
-    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR")
+    parser.description = "Compare several runs: prints a table, and writes plots and a page."
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="DIR", help="results folders of the runs"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="where the page goes (default: comparison, beside the first run)",
+        help="folder for the page (default: comparison, beside the first run)",
     )
     parser.add_argument(
         "--worst",
         type=_share,
         default=0.1,
         metavar="SHARE",
-        help="how many of the clients are the worst (default: 0.1)",
+        help="share of the clients that counts as the worst (default: 0.1)",
     )
     parser.add_argument(
         "--reference",
         type=Path,
         metavar="DIR",
-        help="run over which each client's gain is measured (default: the first of method local)",
+        help="run that the gains are measured against (default: the first run of method local)",
     )
 
 

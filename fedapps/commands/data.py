@@ -1,6 +1,4 @@
-"""`fedapps data`: prints and draws which samples each client gets, before anything
-trains.
-"""
+"""`fedapps data`: prints and draws which samples each client gets, without training."""
 
 import argparse
 import sys
@@ -18,19 +16,22 @@ from fedapps.runs.prepare import with_defaults
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Show the partition that settings describe, before anything trains: samples by client "
-        "and class, and what looks wrong."
+        "Show which samples each client would get: numbers by client and class, and warnings "
+        "about the partition. Trains nothing."
     )
     parser.add_argument(
-        "settings", nargs="*", metavar="FILE.toml | key=value", help="settings; later ones win"
+        "settings",
+        nargs="*",
+        metavar="FILE.toml | key=value",
+        help="settings; a later one overrides an earlier one",
     )
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw it")
+    parser.add_argument(
+        "--png", type=Path, metavar="FILE", help="also write a picture of the partition"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print the partition that the settings describe, and draw it if asked to; return
-    the exit status.
-    """
+    """Print the partition, draw it with --png, and return the exit status."""
     deal, settings, notes = deal_for(with_defaults(given_by(arguments.settings)))
     print_table(deal, settings)
     for line in notes:
@@ -44,8 +45,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def print_table(deal: Deal, settings: Any) -> None:
-    """Print a row a client, with the classes that it trains on; of more clients than
-    fit, the smallest and the largest.
+    """Print one row per client with the classes it trains on. If there are too many
+    clients, print the smallest and the largest.
     """
     from rich.console import Console
     from rich.table import Table
@@ -53,13 +54,13 @@ def print_table(deal: Deal, settings: Any) -> None:
     sizes, counts = deal.sizes, deal.trained
     few = len(deal.classes) <= MAX_CLASSES
     table = Table(box=None, pad_edge=False)
-    what = "quarters" if deal.numbers else "classes"
+    kind = "quarters" if deal.numbers else "classes"
     heads = [
         "client",
         "train",
         "validation",
         "test",
-        what,
+        kind,
         *(deal.classes if few else ["largest class"]),
     ]
     for place, head in enumerate(heads):
@@ -87,16 +88,16 @@ def print_table(deal: Deal, settings: Any) -> None:
     dealt = o.partition + (f" by {o.natural_id}" if o.partition == "natural" else "")
     dealt += f", {o.partition_arguments}" if o.partition_arguments else ""
     source = getattr(settings.problem, "source", "") or settings.data.source
-    # a table, whose clients are in it
+    # a table names its clients itself
     if settings.data.source == "digits" and hasattr(settings.problem, "client"):
-        source, dealt = settings.problem.source or "generated table", "those of the table"
+        source, dealt = settings.problem.source or "generated table", "as named in the table"
     print(
         f"{source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} "
-        f"{what}{' of the targets' * deal.numbers}, counted in training samples"
+        f"{kind}{' of the targets' * deal.numbers}, counted in training samples"
     )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     if len(deal.names) > MAX_CLIENTS:
-        print(f"({MAX_CLIENTS} of {len(deal.names)} clients: the smallest and the largest)")
+        print(f"({MAX_CLIENTS} of {len(deal.names)} clients shown: the smallest and the largest)")
     means = ", ".join(
         f"{name} {int(n.sum())}"
         for name, n in zip(("train", "validation", "test"), sizes.T, strict=True)
@@ -105,10 +106,9 @@ def print_table(deal: Deal, settings: Any) -> None:
     if len(counts) > 1 and total.min():
         mean, low, high = (f"{100 * share:.0f} %" for share in common_share(counts))
         print(
-            f"{what}: two clients have {mean} of their mixtures in common, on average ({low} to "
-            f"{high})"
+            f"{kind}: two clients share {mean} of their mixtures on average (from {low} to {high})"
         )
     print(
-        f"samples: {means}; a client learns from {total.min()} to {total.max()}, "
+        f"samples: {means}; a client trains on {total.min()} to {total.max()}, "
         f"{total.mean():.0f} on average"
     )

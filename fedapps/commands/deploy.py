@@ -1,5 +1,5 @@
-"""`fedapps deploy`: a SuperLink and SuperNodes as processes on this machine;
-certificates and keys for deployments on several.
+"""`fedapps deploy`: runs a SuperLink and SuperNodes on this machine, and makes
+certificates and keys for deployments on several machines.
 """
 
 import argparse
@@ -20,86 +20,90 @@ DEFAULT = Path("deployment")
 def add_options(deploy: argparse.ArgumentParser) -> None:
     """Add the subcommands."""
     deploy.description = (
-        "Real processes on the loopback interface, with TLS and node authentication."
+        "Run a SuperLink and SuperNodes on the loopback interface, with TLS and node "
+        "authentication."
     )
     actions = deploy.add_subparsers(required=True, metavar="ACTION")
 
-    up = _action(actions, "up", _up, "start a deployment, or what is not running of one")
+    up = _action(actions, "up", _up, "start a deployment, or its stopped processes")
     up.add_argument(
         "--nodes",
         type=int,
         metavar="N",
-        help="sites that share the data of the settings (default: 3)",
+        help="number of sites; they share the data of the settings (default: 3)",
     )
     up.add_argument(
         "--site",
         action="append",
         default=[],
         metavar="NAME=PATH",
-        help="a site with data of its own; may stand several times",
+        help="a site with its own data; repeat the option for more sites",
     )
     up.add_argument(
         "--port", type=int, help="port of the SuperLink on 127.0.0.1 (default: a free one)"
     )
     up.add_argument(
-        "--insecure", action="store_true", help="plain HTTP, and no keys: for trying only"
+        "--insecure", action="store_true", help="plain HTTP without keys: for experiments only"
     )
     up.add_argument(
         "--no-wall",
         action="store_true",
-        help="leave the ports open to every process of this machine",
+        help="let every process on this machine reach the ports",
     )
     up.add_argument(
         "--warm",
         action="store_true",
-        help="each site keeps a process with what its client imports, and forks it for every "
-        "message",
+        help="each site imports its client's packages once and forks that process for every "
+        "message: messages are answered sooner",
     )
 
     _action(
         actions,
         "status",
         _status,
-        "say which sites run and are connected; exit status 1 if not all are",
+        "show which sites are running and connected; exit status 1 unless all are",
     )
     logs = _action(actions, "logs", _logs, "print the log of the SuperLink or of a site")
     logs.add_argument("site", nargs="?", metavar="SITE", help="default: the SuperLink")
     logs.add_argument(
-        "--lines", type=int, default=50, metavar="N", help="so many from the end (default: 50)"
+        "--lines", type=int, default=50, metavar="N", help="print the last N lines (default: 50)"
     )
     json_log.add_option(logs)
     flwr = _action(
-        actions, "flwr", _flwr, "run Flower's own command on the deployment, as connection `own`"
+        actions,
+        "flwr",
+        _flwr,
+        "run Flower's `flwr` on the deployment, whose connection is named `own`",
     )
     flwr.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="for example: run . own --stream"
     )
-    down = _action(actions, "down", _down, "end all processes and remove the folder")
+    down = _action(actions, "down", _down, "stop all processes and remove the folder")
     down.add_argument(
         "--keep",
         action="store_true",
-        help="keep the folder: keys, data, what the clients have stored",
+        help="keep the folder with the keys, the data and the clients' stored state",
     )
 
     certificates = _action(
         actions,
         "certificates",
         _certificates,
-        "write a CA and a server certificate, for real machines",
+        "write a CA and a server certificate for deployments on several machines",
         folder=False,
     )
     certificates.add_argument(
         "hosts",
         nargs="+",
         metavar="HOST",
-        help="names and addresses by which the sites reach the server",
+        help="host names and addresses under which sites reach the server",
     )
     certificates.add_argument(
         "--dir",
         type=Path,
         default=Path("certificates"),
         metavar="DIR",
-        help="where (default: certificates)",
+        help="folder for the files (default: certificates)",
     )
     key = _action(
         actions, "key", _key, "write a key pair for a site, FILE and FILE.pub", folder=False
@@ -109,7 +113,7 @@ def add_options(deploy: argparse.ArgumentParser) -> None:
         actions,
         "warm",
         _warm,
-        "write a folder for the front of a SuperNode's PATH: clients start warm",
+        "write a folder to put first on a SuperNode's PATH: its clients then start faster",
         folder=False,
     )
     warm.add_argument("folder", type=Path, metavar="DIR")
@@ -117,7 +121,7 @@ def add_options(deploy: argparse.ArgumentParser) -> None:
         actions,
         "check",
         _check,
-        "say whether a SuperLink can be reached from here, and if not, why",
+        "check whether this machine can reach a SuperLink, and if not, print the reason",
         folder=False,
     )
     check.add_argument("address", metavar="HOST:PORT")
@@ -152,7 +156,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _up(arguments: argparse.Namespace) -> int:
     from fedapps.deployment.local import FACTS, Deployment
     from fedapps.engines.processes import signals_ignored
-    from fedapps.engines.wall import choice
+    from fedapps.engines.wall import decide_wall
 
     folder = arguments.dir.expanduser().absolute()
     again = (folder / FACTS).exists()
@@ -166,13 +170,13 @@ def _up(arguments: argparse.Namespace) -> int:
             or arguments.warm
         ):
             raise UserError(
-                f"{folder} holds a deployment: `fedapps deploy down` first, or give nothing but "
-                "--dir to start it again"
+                f"{folder} already holds a deployment. To start it again, give only --dir. To "
+                "replace it, run `fedapps deploy down` first."
             )
         deployment = Deployment.open(folder)
     else:
         sites = sites_of(arguments)
-        walled, warning = choice(refused="--no-wall" if arguments.no_wall else "")
+        walled, warning = decide_wall(refused="--no-wall" if arguments.no_wall else "")
         if warning:
             print(f"fedapps: {warning}", file=sys.stderr)
         deployment = Deployment.create(
@@ -198,18 +202,18 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def reach(deployment: "Deployment") -> str:
-    """Return who can reach the ports of a deployment's programs."""
+    """Return a text that says who can reach the deployment's ports."""
     if deployment.holder is not None:
-        return "in a network namespace of their own, which only you can enter"
-    return "open to every process of this machine, which can start code under your name with them"
+        return "in a separate network namespace, which only you can enter"
+    return "open to every process on this machine: each of them can run code as your user"
 
 
 def sites_of(arguments: argparse.Namespace) -> dict[str, dict[str, Value]]:
     """Return the node configurations requested by --nodes or --site, by site name."""
     if arguments.nodes is not None and arguments.site:
         raise UserError(
-            "--nodes and --site: give one of them: the settings' data are dealt to sites, or sites "
-            "have their own"
+            "--nodes and --site exclude each other. With --nodes the sites share the settings' "
+            "data; with --site each has its own."
         )
     if not arguments.site:
         nodes = 3 if arguments.nodes is None else arguments.nodes
@@ -221,9 +225,9 @@ def sites_of(arguments: argparse.Namespace) -> dict[str, dict[str, Value]]:
         name, sign, path = text.partition("=")
         source = Path(path).expanduser().absolute()
         if not sign or not path:
-            raise UserError(f"--site {text}: write NAME=PATH, PATH being the site's data")
+            raise UserError(f"--site {text}: write NAME=PATH, where PATH holds the site's data")
         if name in sites:
-            raise UserError(f"--site {name}: named twice: every site needs a name of its own")
+            raise UserError(f"--site {name}: given twice. Every site needs a different name.")
         if not source.exists():
             raise UserError(f"--site {name}: {source}: no such folder or file")
         sites[name] = {"client-id": name, "data": str(source)}
@@ -238,7 +242,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
     deployment = Deployment.open(arguments.dir)
     rows = deployment.status()
-    tell(deployment.warnings())
+    print_warnings(deployment.warnings())
     link = (
         "answers"
         if deployment.healthy()
@@ -257,14 +261,14 @@ def _status(arguments: argparse.Namespace) -> int:
     for row in rows:
         table.add_row(*row.values())
     Console(width=None if sys.stdout.isatty() else 160).print(table)
-    well = link == "answers" and all(
+    healthy = link == "answers" and all(
         row["process"] == "running" and row["superlink"] == "online" for row in rows
     )
-    return 0 if well else 1
+    return 0 if healthy else 1
 
 
-def tell(warnings: list[str]) -> None:
-    """Print warnings where they do not disturb what another program reads."""
+def print_warnings(warnings: list[str]) -> None:
+    """Print warnings to standard error, since programs may read standard output."""
     for line in warnings:
         print(f"fedapps: warning: {line}", file=sys.stderr)
 
@@ -274,7 +278,7 @@ def _logs(arguments: argparse.Namespace) -> int:
 
     deployment = Deployment.open(arguments.dir)
     if arguments.site and arguments.site not in deployment.sites:
-        raise UserError(f"no site {arguments.site!r}: there are {', '.join(deployment.sites)}")
+        raise UserError(f"no site {arguments.site!r}: choose one of {', '.join(deployment.sites)}")
     program = deployment.sites[arguments.site] if arguments.site else deployment.superlink
     lines = program.words().splitlines()[-arguments.lines :]
     if json_log.chosen():
@@ -303,7 +307,7 @@ def _down(arguments: argparse.Namespace) -> int:
     deployment = Deployment.open(arguments.dir)
     with signals_ignored():
         (deployment.stop if arguments.keep else deployment.remove)()
-    print(f"ended, {deployment.folder} " + ("kept" if arguments.keep else "removed"))
+    print(f"stopped, {deployment.folder} " + ("kept" if arguments.keep else "removed"))
     return 0
 
 
@@ -324,7 +328,7 @@ def _certificates(arguments: argparse.Namespace) -> int:
         f"{folder / SERVER_KEY} (secret)"
     )
     print(f"sites:  {folder / CA} (until {end_of(folder / CA):%Y-%m-%d})")
-    tell(warnings({folder / CA: end_of(folder / CA)}, folder / CA))
+    print_warnings(warnings({folder / CA: end_of(folder / CA)}, folder / CA))
     return 0
 
 
@@ -354,9 +358,9 @@ def _check(arguments: argparse.Namespace) -> int:
     end = check_connection(host.strip("[]"), int(port), arguments.ca)
     if arguments.ca is not None and end is not None:
         server = Path(f"the certificate of {arguments.address}")
-        tell(warnings({arguments.ca: end_of(arguments.ca), server: end}, arguments.ca))
+        print_warnings(warnings({arguments.ca: end_of(arguments.ca), server: end}, arguments.ca))
     print(
         f"{arguments.address} can be reached"
-        + (", and its certificate is good" if arguments.ca else ", over plain HTTP")
+        + (", and its certificate is valid" if arguments.ca else " over plain HTTP")
     )
     return 0

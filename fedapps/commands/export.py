@@ -1,7 +1,8 @@
 """`fedapps export DIR --client 7`: writes the model that a client of a finished run was
-scored with, as named arrays and as a program; without a client, the global model.
+scored with, as named arrays and as a program. Without ``--client``, it writes the
+global model.
 
-The files also say which net they are of (``runs.model_files``).
+The files also name their net (``runs.model_files``).
 """
 
 import argparse
@@ -19,40 +20,43 @@ from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Write the model that a client of a finished run was scored with: its arrays, as "
-        "safetensors under the net's names."
+        "Write the model that a client of a finished run was scored with, or the global model, as "
+        "a safetensors file."
     )
     parser.add_argument("run", type=Path, metavar="DIR", help="results folder")
     parser.add_argument(
-        "--client", type=int, metavar="N", help="whose model (default: the global one, of nobody)"
+        "--client",
+        type=int,
+        metavar="N",
+        help="the client whose model is written (default: the global model)",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="the arrays (default: DIR/client-N.safetensors, DIR/global.safetensors)",
+        help="file for the arrays (default: DIR/client-N.safetensors or DIR/global.safetensors)",
     )
     parser.add_argument(
         "--program",
         type=Path,
         metavar="FILE.pt2",
-        help="also the net with its arrays, by torch.export",
+        help="also write the net with its arrays, by torch.export",
     )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Write the model and return the exit status."""
     if arguments.client is None:
-        client, scores, found = of_nobody(arguments.run, arguments.program is not None)
+        client, scores, tensors = of_nobody(arguments.run, arguments.program is not None)
     else:
-        client, scores, found = exported(arguments.run, arguments.client)
+        client, scores, tensors = exported(arguments.run, arguments.client)
     name = "global" if arguments.client is None else f"client-{arguments.client}"
     out = arguments.out or arguments.run / f"{name}.safetensors"
-    arrays = {name: tensor.numpy() for name, tensor in found.items()}
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     settings = settings_in(arguments.run, own=True)
     task = build_task(settings)
     metadata = {name: str(value) for name, value in scores.items()} | described(settings, task)
-    # for whoever loads it without this project
+    # for users who load the model without this project
     if (scale := scale_of(settings, task, arguments.client)) is not None:
         metadata |= {
             name: json.dumps(getattr(scale, name).tolist()) for name in ("mean", "deviation")
@@ -62,7 +66,7 @@ def execute(arguments: argparse.Namespace) -> int:
             name: json.dumps(values)
             for name, values in task.input_scale(settings.num_clients).items()
         }
-    if isinstance(task, PredictsNumbers):  # what is predicted is center + scale * output
+    if isinstance(task, PredictsNumbers):  # the prediction is center + scale * output
         metadata |= {
             f"target-{name}": json.dumps(getattr(task.target_scale, name).tolist())
             for name in ("center", "scale")
@@ -70,6 +74,6 @@ def execute(arguments: argparse.Namespace) -> int:
     save_file(arrays, out, metadata=metadata)
     print(f"written: {out} ({', '.join(f'{name} {value}' for name, value in scores.items())})")
     if arguments.program:
-        write_program(client, found, arguments.program)
+        write_program(client, tensors, arguments.program)
         print(f"written: {arguments.program}")
     return 0

@@ -1,5 +1,5 @@
-"""`fedapps figures`: the plots of a run, or of several runs compared, as
-files for papers.
+"""`fedapps figures`: writes the plots of a run, or of a comparison of runs, as files
+for papers.
 """
 
 import argparse
@@ -14,38 +14,38 @@ from fedapps.results.parts import run_figures, write_figures
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Write the plots of a run, or those of several runs compared, as files for papers."
+        "Write the plots of a run, or of a comparison of several runs, as files for papers."
     )
     parser.add_argument(
         "runs",
         nargs="+",
         type=Path,
         metavar="DIR",
-        help="results folder; of a sweep: its DIR/cells/*",
+        help="results folder of a run; for the runs of a sweep, DIR/cells/*",
     )
     parser.add_argument(
-        "--format", choices=("pdf", "png", "svg"), default="pdf", help="of the files (default: pdf)"
+        "--format", choices=("pdf", "png", "svg"), default="pdf", help="file format (default: pdf)"
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="where they go (default: figures, in or beside the first run)",
+        help="folder for the files (default: figures, in the run or beside the first of several)",
     )
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Write the figures and print the files' paths. Raises ``UserError`` for a folder
-    that holds no run, or nothing to draw.
+    """Write the figures and print the files' paths. Raises ``UserError`` if a folder
+    holds no run, or if there is nothing to draw.
     """
     first = arguments.runs[0]
     for folder in arguments.runs:
         run_folder(folder)
     alone = len(arguments.runs) == 1
-    found = run_figures(read_run(first)) if alone else compared(arguments.runs).figures()
-    if not found:
-        raise UserError(f"{first} has nothing to draw yet: no round has ended")
+    figures = run_figures(read_run(first)) if alone else compared(arguments.runs).figures()
+    if not figures:
+        raise UserError(f"{first} has nothing to draw: wait until its first round has ended")
     out = arguments.out or (first if alone else first.resolve().parent) / "figures"
-    for path in write_figures(out, found, arguments.format):
+    for path in write_figures(out, figures, arguments.format):
         print(path)
     return 0

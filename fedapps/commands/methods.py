@@ -1,4 +1,4 @@
-"""`fedapps methods`: the table of methods."""
+"""`fedapps methods`: prints the table of methods."""
 
 import argparse
 import shutil
@@ -18,18 +18,18 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedapps.extensions.registered import registered
     from fedapps.methods import METHODS, registered_methods
 
-    others = registered("method")
+    entries = registered("method")
     if arguments.names:
-        print("\n".join(dict.fromkeys([*METHODS, *others])))
+        print("\n".join(dict.fromkeys([*METHODS, *entries])))
         return 0
-    found, warnings = registered_methods()
+    installed, warnings = registered_methods()
     for warning in warnings:
         print(f"fedapps: warning: {warning}", file=sys.stderr)
     table = Table(box=None, pad_edge=False)
-    for column in ("method", "what it does", "kind", "paper", *(["from"] if found else [])):
+    for column in ("method", "what it does", "kind", "paper", *(["from"] if installed else [])):
         table.add_column(column, no_wrap=column == "method")
-    for name, method in [*METHODS.items(), *found.items()]:
-        origin = [others[name].package if name in found else ""] if found else []
+    for name, method in [*METHODS.items(), *installed.items()]:
+        origin = [entries[name].package if name in installed else ""] if installed else []
         table.add_row(name, method.summary, method.trait, method.paper, *origin)
     width = max(140, shutil.get_terminal_size().columns)
     Console(width=None if sys.stdout.isatty() else width).print(table)

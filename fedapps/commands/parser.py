@@ -1,6 +1,6 @@
-"""The command `fedapps`. Each command is a module of this package, imported when it is
-chosen: ``add_options(parser)`` and ``execute(arguments)``, which returns the exit
-status.
+"""The command `fedapps`. Each of its commands is a module of this package with
+``add_options(parser)`` and ``execute(arguments)``, which returns the exit status. Only
+the module of the chosen command is imported.
 
 Exit status: 0 success; 1 the run failed; 2 bad settings or input; 130 interrupted.
 """
@@ -29,7 +29,7 @@ COMMANDS = {
     "figures": "write the plots of a run as files for papers",
     "deploy": "start a SuperLink and SuperNodes on this machine",
 }
-# What the extra `app` brings: commands import it, and the library alone lacks it.
+# Packages of the extra `app`. Commands need them, the library alone does not.
 APPLICATION = {
     "torch",
     "torchvision",
@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (missing := str(error.name).partition(".")[0]) not in APPLICATION:
             raise
         print(
-            f"fedapps: {missing} is not installed: the command needs more than the library, pip "
-            "install 'fedapps[app]'",
+            f"fedapps: this command needs {missing}, which is not installed: pip install "
+            "'fedapps[app]'",
             file=sys.stderr,
         )
         return USAGE_ERROR
@@ -76,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_error(text: str) -> None:
-    """Print what ended the command."""
-    chosen = json_log.chosen()
-    line = json_log.line("ERROR", text, event="error") if chosen else f"fedapps: {text}"
+    """Print the error that ended the command."""
+    as_json = json_log.chosen()
+    line = json_log.line("ERROR", text, event="error") if as_json else f"fedapps: {text}"
     print(line, file=sys.stderr)
 
 

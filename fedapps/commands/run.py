@@ -1,4 +1,6 @@
-"""`fedapps run`: runs one method; writes its results folder, a table and a report."""
+"""`fedapps run`: runs one method, prints a table, and writes its results folder with a
+report.
+"""
 
 import argparse
 import sys
@@ -17,13 +19,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = "Run one method and write its results folder."
     parser.add_argument(
-        "settings", nargs="*", metavar="FILE.toml | key=value", help="settings; later ones win"
+        "settings",
+        nargs="*",
+        metavar="FILE.toml | key=value",
+        help="settings; a later one overrides an earlier one",
     )
     parser.add_argument(
         "--engine",
         choices=["ray", "inline", "deployment"],
         default="ray",
-        help="Flower's Ray simulation (default), this process, or the SuperNodes of a deployment",
+        help="where clients run: Flower's Ray simulation (default), this process, or the "
+        "SuperNodes of a deployment",
     )
     parser.add_argument(
         "--deployment",
@@ -36,7 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--nodes",
         type=int,
         metavar="N",
-        help="virtual clients (num-clients; default: as many as the data have, or 20)",
+        help="number of virtual clients, as num-clients (default: one per client in the data, or "
+        "20)",
     )
     parser.add_argument(
         "--gpus-per-client",
@@ -49,29 +56,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="one-CPU worker processes (ray; default: the CPUs of the machine)",
+        help="number of worker processes, one CPU each (ray; default: one per CPU)",
     )
     parser.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help="join this Ray cluster, whose machines share DIR and the data (ray; docs/cluster.md)",
+        help="join this Ray cluster; its machines must share DIR and the data (ray; "
+        "docs/cluster.md)",
     )
     parser.add_argument(
         "--node-per-client",
         action="store_true",
-        help="a Flower node of its own for every client, instead of one a worker that clients "
-        "share: same numbers, slower (ray)",
+        help="start one Flower node per client instead of one per worker: same numbers, slower "
+        "(ray)",
     )
     parser.add_argument(
         "--port",
         type=int,
-        help="port of the run's own SuperLink on 127.0.0.1 (ray; default: a free one)",
+        help="port of the run's SuperLink on 127.0.0.1 (ray; default: a free one)",
     )
     parser.add_argument(
         "--no-wall",
         action="store_true",
-        help="leave the run's ports open to every process of this machine, and it the network "
-        "(ray)",
+        help="let every process on this machine reach the run's ports, and let the run reach the "
+        "network (ray)",
     )
     parser.add_argument(
         "--out",
@@ -80,22 +88,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="results folder (default: results/METHOD-TASK-seedN)",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint in DIR"
+        "--resume", action="store_true", help="continue from the last checkpoint in DIR"
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="delete the run that DIR holds first"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="first delete the run in DIR")
     parser.add_argument(
         "--metrics-port",
         type=int,
         metavar="N",
-        help="serve counters for Prometheus at 127.0.0.1:N/metrics meanwhile",
+        help="serve counters for Prometheus at 127.0.0.1:N/metrics during the run",
     )
     json_log.add_option(parser)
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="serve a page that follows the run, to this machine alone",
+        help="serve a page that shows the progress, to this machine only",
     )
 
 
@@ -119,7 +125,7 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     elif status == "interrupted":
         print(
-            f"interrupted; go on with: fedapps run --resume --out {folder} --engine "
+            f"interrupted; continue with: fedapps run --resume --out {folder} --engine "
             f"{arguments.engine}",
             file=sys.stderr,
         )
@@ -129,8 +135,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def settings_of(arguments: argparse.Namespace) -> "Settings":
-    """Return the merged settings, in increasing precedence: method's defaults, task's
-    defaults, files, key=value, flags.
+    """Return the merged settings. From lowest to highest precedence: defaults of the
+    method, defaults of the task, files, key=value, flags.
     """
     from fedapps.runs.prepare import with_defaults
     from fedapps.toml_text import read_toml
@@ -152,8 +158,8 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
 
 
 def given_by(words: list[str]) -> dict[str, Any]:
-    """Return the settings that files and assignments ``key=value`` give; assignments
-    win.
+    """Return the settings of TOML files and ``key=value`` assignments; assignments
+    override files.
     """
     from fedapps.toml_text import parse_assignment, read_toml
 

@@ -25,7 +25,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = "List all settings, or explain those of one table, or one key."
     parser.add_argument(
-        "name", nargs="?", default="", metavar="TABLE | KEY", help="what to say more about"
+        "name",
+        nargs="?",
+        default="",
+        metavar="TABLE | KEY",
+        help="the table or key to explain (default: list all)",
     )
 
 
@@ -54,19 +58,17 @@ def is_registered(name: str) -> bool:
 
 
 def tables_of(name: str) -> dict[str, type]:
-    """Return the table of a method or a task of the user's own. Raises
-    ``UserError``.
-    """
-    found = load(
+    """Return the table of your own method or task. Raises ``UserError``."""
+    loaded = load(
         "settings", reference_of("method", name) or reference_of("task", name) or name, name
     )
     kind = (
-        checked_method("settings", name, found)
-        if isinstance(found, Method)
-        else checked_task(name, found)
+        checked_method("settings", name, loaded)
+        if isinstance(loaded, Method)
+        else checked_task(name, loaded)
     )
     if kind.options is None:
-        raise UserError(f"{name} has no options of its own")
+        raise UserError(f"{name} has no options, so there is nothing to explain")
     return {kind.table: kind.options}
 
 
@@ -84,4 +86,10 @@ def overview(known: Sequence[Setting], width: int) -> str:
         )
         for table, own in tables.items()
     ]
-    return "\n".join([*blocks, "", "fedapps settings TABLE | TABLE.KEY says what they mean."])
+    return "\n".join(
+        [
+            *blocks,
+            "",
+            "To explain a table or one of its keys: fedapps settings TABLE | TABLE.KEY",
+        ]
+    )

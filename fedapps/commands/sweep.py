@@ -1,5 +1,5 @@
-"""`fedapps sweep`: runs a grid of settings in parallel, resumable, and writes tables,
-plots and a report.
+"""`fedapps sweep`: runs a grid of settings in parallel, and writes tables, plots and a
+report.
 
 The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
 ``table.md``, ``plots/`` and ``report.html``. Running the same file again skips the
@@ -24,49 +24,51 @@ from fedapps.sweeps.pool import finished
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Run every combination of a file's lists, and make tables, plots and a page of them."
+        "Run every combination of the values that a file lists, and write tables, plots and a page."
     )
     parser.add_argument(
         "file",
         type=Path,
         metavar="FILE.toml | DIR",
-        help="settings; a list is an axis of the grid. DIR: all sweeps in it, in turn",
+        help="settings, where each list is an axis of the grid; or a folder, whose sweeps run one "
+        "after the other",
     )
     parser.add_argument(
         "settings",
         nargs="*",
         metavar="key=value",
-        help="settings that win over the file's; lists, too: seed=[0,1]",
+        help="settings that override the file's, also lists such as seed=[0,1]",
     )
     parser.add_argument(
         "--scale",
         default="",
         metavar="NAME",
-        help="use the file's table [scale.NAME]; full: the file as it stands",
+        help="apply the file's table [scale.NAME]; full: apply none",
     )
     parser.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
-        help="read a data set from DIR/NAME where DIR has the last name of its source",
+        help="read a data set from DIR/NAME if that exists; NAME is the last part of its source",
     )
     parser.add_argument(
         "--jobs",
         type=int,
         default=0,
         metavar="N",
-        help="runs at a time (default: as many as there are cores)",
+        help="number of runs at a time (default: one per core)",
     )
     parser.add_argument(
         "--engine",
         choices=["inline", "ray"],
         default="inline",
-        help="parallel processes (default), or Ray, run after run",
+        help="run in parallel processes (default), or through Ray, one run after the other",
     )
     parser.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help="run on this Ray cluster: runs as tasks, or, with --engine ray, one after the other",
+        help="use this Ray cluster: one task per run, or, with --engine ray, one run after the "
+        "other",
     )
     parser.add_argument(
         "--gpus-per-client",
@@ -81,9 +83,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="serve a page that follows the runs, to this machine alone",
+        help="serve a page that shows the progress, to this machine only",
     )
-    parser.add_argument("--dry-run", action="store_true", help="list the runs and start none")
+    parser.add_argument("--dry-run", action="store_true", help="only list the runs")
     json_log.add_option(parser)
 
 
@@ -92,7 +94,7 @@ def execute(arguments: argparse.Namespace) -> int:
     try:
         return _sweep(arguments)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        print("interrupted; repeat the command to continue", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -134,17 +136,21 @@ def _sweep(arguments: argparse.Namespace) -> int:
             )
     if failed:
         raise RunFailed(
-            f"{failed} of {total} runs: see above, mend, and start again; what is finished is kept"
+            f"{failed} of {total} runs failed. Correct the errors above and repeat the command: "
+            "finished runs are kept."
         )
     return 0
 
 
 def minutes_text(plans: Sequence[Plan]) -> str:
-    """Return how long sweeps take, by what their files say of it; "" if none says."""
+    """Return how long sweeps take according to their files; "" if no file gives
+    a time.
+    """
     known = [plan.grid.options.minutes for plan in plans if plan.grid.options.minutes]
     if not known:
         return ""
-    more = f", and {len(plans) - len(known)} that do not say" if len(known) < len(plans) else ""
+    unknown = len(plans) - len(known)
+    more = f"; {unknown} more give no time" if unknown else ""
     return (
         f"about {seconds_text(60 * math.fsum(known))} on two cores for {len(known)} "
         f"sweep{'s' * (len(known) > 1)}{more}"

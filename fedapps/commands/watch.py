@@ -1,4 +1,4 @@
-"""`fedapps watch`: a page that follows a run or a sweep."""
+"""`fedapps watch`: serves a page that follows a run or a sweep."""
 
 import argparse
 from pathlib import Path
@@ -7,12 +7,12 @@ from pathlib import Path
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Serve a page on 127.0.0.1 that follows a run, or the runs of a sweep, while they "
-        "write. Ctrl-C ends it."
+        "Serve a page on 127.0.0.1 that shows the progress of a run or a sweep. Ctrl-C stops "
+        "the page, not the run."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="results folder")
     parser.add_argument(
-        "--port", type=int, default=0, metavar="P", help="where to listen (default: a free port)"
+        "--port", type=int, default=0, metavar="P", help="port of the page (default: a free port)"
     )
     parser.add_argument("--until-end-of-input", action="store_true", help=argparse.SUPPRESS)
 

@@ -1,3 +1,3 @@
-"""A SuperLink and SuperNodes as real processes of this machine, with certificates and
+"""A SuperLink and SuperNodes as real processes on this machine, with certificates and
 keys.
 """

@@ -1,8 +1,8 @@
 """Certificates and keys for a deployment: a certificate authority, a server certificate
-signed by it, a key pair for every site.
+signed by it, and a key pair for every site.
 
-Private keys are readable by their owner only (0600), and so are their folders (0700).
-Nothing but :func:`check_connection` uses the network.
+Only their owner can read private keys (0600) and enter their folders (0700). Only
+:func:`check_connection` uses the network.
 """
 
 import ipaddress
@@ -28,8 +28,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedapps.errors import UserError
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
-# every site has to be given a new authority; only the server sees a new certificate of
-# its own
+# A new authority must be copied to every site; a new server certificate only concerns
+# the server.
 CA_DAYS, SERVER_DAYS = 3653, 365
 WARN_DAYS = 30
 RENEWAL = "renew it with `fedapps deploy certificates`, and restart the SuperLink"
@@ -37,21 +37,21 @@ CONNECT_SECONDS = 5.0
 
 
 def now() -> datetime:
-    """Return the time by which certificates are made and judged."""
+    """Return the time used to make and check certificates."""
     return datetime.now(UTC)
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write a server certificate for ``hosts`` (names and addresses) into ``folder``,
-    signed by the authority there or by a new one.
+    signed by the authority in this folder or by a new one.
 
-    Sites need only ``ca.pem``; ``ca.key`` need not be on the server, it is only used to
-    renew the certificate, with the same call. Raises ``UserError`` if there is half an
-    authority, or one whose time is over.
+    Sites need only ``ca.pem``. ``ca.key`` is only used to renew the certificate, with
+    the same call, so it need not stay on the server. Raises ``UserError`` if the
+    authority is incomplete or has expired.
     """
     if not hosts:
         raise UserError(
-            "no host named: say by which names and addresses the sites reach the server"
+            "no host given: give the names and addresses at which sites reach the server"
         )
     private_folder(folder)
     if (folder / CA).exists() or (folder / CA_KEY).exists():
@@ -69,8 +69,8 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def ends(folder: Path) -> dict[Path, datetime]:
-    """Return the end of every certificate in a folder of :func:`make_certificates`;
-    nothing of one that is not there.
+    """Return the end of every certificate in a folder of :func:`make_certificates`.
+    Missing certificates are left out.
     """
     return {path: end_of(path) for name in (CA, SERVER) if (path := folder / name).exists()}
 
@@ -83,17 +83,17 @@ def end_of(path: Path) -> datetime:
 def warnings(
     certificates: Mapping[Path, datetime], authority: Path, renewal: str = RENEWAL
 ) -> list[str]:
-    """Return a line for every certificate that has ended, or will within WARN_DAYS.
+    """Return one line for each certificate that has ended or will end within WARN_DAYS.
 
-    certificates: their ends, as of :func:`ends`; authority: which of them signs the
-    others; renewal: how a server's is renewed.
+    certificates: their ends, as from :func:`ends`; authority: the one that signs the
+    others; renewal: instruction for renewing a server's certificate.
     """
     lines = []
     for path, end in certificates.items():
         left = end - now()
         if left > timedelta(days=WARN_DAYS):
             continue
-        said = (
+        state = (
             f"ends on {end:%Y-%m-%d}, in {left.days} days"
             if left > timedelta(0)
             else f"has ended on {end:%Y-%m-%d}"
@@ -101,7 +101,7 @@ def warnings(
         remedy = "make a new authority in another folder, and give every site its ca.pem"
         if path != authority:
             remedy = renewal
-        lines.append(f"{path} {said}: {remedy}")
+        lines.append(f"{path} {state}: {remedy}")
     return lines
 
 
@@ -111,7 +111,7 @@ def make_site_key(path: Path) -> Path:
     """
     if path.exists():
         raise UserError(
-            f"{path} exists already: a site's key is made once, choose another name or delete it"
+            f"{path} already exists: choose another name, or delete it to replace the site's key"
         )
     private_folder(path.parent)
     key = ec.generate_private_key(ec.SECP384R1())
@@ -134,9 +134,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that is readable by its owner only, from the moment it is
-    created.
-    """
+    """Write a file that only its owner can read, from the moment it is created."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
@@ -151,11 +149,11 @@ def check_connection(
     """Return when the certificate of the SuperLink at this address ends; None without
     TLS.
 
-    Raises ``UserError`` with the reason if a site could not connect there.
+    Raises ``UserError`` with the reason if a site could not connect to it.
 
     ``authority``: the CA certificate that must have signed the server's; ``None``: a
-    deployment without TLS. ``connect`` connects in some other way than from here,
-    within so many seconds.
+    deployment without TLS. ``connect(seconds)`` makes the connection, with this
+    timeout; by default directly from this process.
     """
     connect = connect or (lambda seconds: socket.create_connection((host, port), seconds))
     where = f"{host}:{port}"
@@ -167,8 +165,7 @@ def check_connection(
                 )
                 if plain.recv(5) != b"HTTP/":
                     raise UserError(
-                        f"{where}: TLS is spoken there, not plain HTTP: give the {CA} of that "
-                        "server, not --insecure"
+                        f"{where}: the server uses TLS: give its {CA} instead of --insecure"
                     )
                 return None
             # A server without TLS may wait for a request instead of answering the
@@ -179,23 +176,23 @@ def check_connection(
                 return datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
     except ssl.SSLCertVerificationError as error:
         raise UserError(
-            f"{where}: the server's certificate was not accepted ({error.verify_message}): wrong "
-            "CA? "
-            f"{authority} must be the {CA} that belongs to that server"
+            f"{where}: the server's certificate was not accepted ({error.verify_message}): check "
+            f"that {authority} is the {CA} of that server"
         ) from None
     except (ssl.SSLError, TimeoutError, ConnectionResetError):
         if authority is None:
             raise UserError(
-                f"{where}: no HTTP is spoken there: a server with TLS, or another port"
+                f"{where}: no answer to plain HTTP: check the port, or give the {CA} of the server "
+                "if it uses TLS"
             ) from None
         raise UserError(
-            f"{where}: no TLS is spoken there: a plain HTTP server, or another port"
+            f"{where}: no answer to TLS: check the port, or use --insecure if the server has no TLS"
         ) from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(
-            f"{where}: no connection ({reason}): is the SuperLink running, and is it reachable "
-            "from here?"
+            f"{where}: no connection ({reason}): check that the SuperLink is running and that this "
+            "machine can reach it"
         ) from None
 
 
@@ -203,31 +200,33 @@ def _certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: holds no certificate ({error})") from None
+        raise UserError(f"{path} is not a certificate ({error})") from None
 
 
 def _authority_of(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """Return the authority in a folder, certificate and key. Raises ``UserError``
-    unless both are there, and fit, and are valid.
+    unless both exist, belong together, and are valid.
     """
-    for there, missing in ((CA, CA_KEY), (CA_KEY, CA)):
+    for present, missing in ((CA, CA_KEY), (CA_KEY, CA)):
         if not (folder / missing).exists():
             raise UserError(
-                f"{folder / there} is there without {missing}: bring that back from where it is "
-                "kept and give the same command again, "
-                f"or name another --dir for a new authority, which every site needs then"
+                f"{folder / present} exists without {missing}: copy {missing} back and repeat the "
+                f"command, or choose another --dir for a new authority, whose {CA} every site "
+                "then needs"
             )
     authority = _certificate(folder / CA)
     try:
         key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{folder / CA_KEY}: holds no key without a password ({error})") from None
+        raise UserError(
+            f"{folder / CA_KEY} is not a private key without a password ({error})"
+        ) from None
     if (
         not isinstance(key, ec.EllipticCurvePrivateKey)
         or key.public_key() != authority.public_key()
     ):
         raise UserError(
-            f"{folder / CA_KEY}: is not the key of {folder / CA}: bring back the one that is"
+            f"{folder / CA_KEY} is not the key of {folder / CA}: copy the right one back"
         )
     if authority.not_valid_after_utc <= now():
         raise UserError(
@@ -284,7 +283,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now() - timedelta(hours=1))  # the clocks of sites differ
+        .not_valid_before(now() - timedelta(hours=1))  # clocks of sites may be slow
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )

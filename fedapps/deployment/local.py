@@ -8,10 +8,10 @@ the loopback interface, in one folder.
         deployment.sites["a"].start()
 
 The folder holds everything: `certificates/`, `superlink/` (database, log, Flower's home
-with the connection `own`), and `sites/NAME/`, each with the key, log, Flower home, data
-and store of one site, as on a machine of its own. The programs outlive the process that
-starts them; another process finds them by the folder (`Deployment.open`). Behind a wall
-(`engines/wall.py`), `wall/` is its holder's.
+with the connection `own`), and `sites/NAME/` with the key, log, Flower home, data and
+store of each site, as on a separate machine. The programs continue after the process
+that starts them has ended; another process finds them by the folder
+(`Deployment.open`). With a wall (`engines/wall.py`), `wall/` belongs to its holder.
 """
 
 import contextlib
@@ -70,25 +70,24 @@ class Program:
 
     def __init__(self, folder: Path, deployment: Path, command: Sequence[str]) -> None:
         self.folder, self.command = folder, list(command)
-        self.wall: Wall | None = None  # to start behind
-        # kept, if this process started it, so that it can be waited for when it ends
+        self.wall: Wall | None = None  # the wall to start behind
+        # set if this process started the program, to wait for its end
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "log"
         self.environment = environment_of(os.environ, folder / "home", program("flwr").parent)
-        # every poll costs each site 2 ms, even without a run
+        # each poll costs a site 2 ms, even without a run
         self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"
-        # otherwise a site would compile the app anew for every message
+        # otherwise a site would compile the app's Python files for every message
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        # These mark the program's processes, by which they are found; the second marks
-        # those of the whole deployment.
+        # They identify the processes of this program, and of the whole deployment.
         self.mark = f"FEDAPPS_PROGRAM={folder}"
         self.environment |= {"FEDAPPS_PROGRAM": str(folder), "FEDAPPS_DEPLOYMENT": str(deployment)}
         for name in ("home", "cwd"):
             private_folder(folder / name)
 
     def launch(self) -> int:
-        """Start the program in its own session; return the byte offset at which its log
-        output begins.
+        """Start the program in its own session. Return the offset in bytes at which its
+        log begins.
         """
         begin = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
@@ -106,9 +105,7 @@ class Program:
         return begin
 
     def alive(self) -> bool:
-        """Return whether the program itself is running, whichever process started
-        it.
-        """
+        """Return whether the program is running, no matter which process started it."""
         if self.process is not None:
             return self.process.poll() is None
         path = self.folder / "pid"
@@ -120,7 +117,7 @@ class Program:
         return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
     def kill(self) -> None:
-        """End the program and its child processes immediately (SIGKILL), as in a power
+        """End the program and its child processes at once (SIGKILL), as in a power
         failure.
         """
         while signal_marked(self.mark, signal.SIGKILL):
@@ -135,8 +132,8 @@ class Program:
 
 
 def end_programs(programs: Sequence[Program]) -> None:
-    """Send SIGTERM to all programs once, and kill what is left after END_SECONDS. A
-    second SIGTERM would abort their shutdown.
+    """Send SIGTERM to all programs once, and kill the remaining ones after END_SECONDS.
+    A second SIGTERM would abort their shutdown.
     """
     for one in programs:
         signal_marked(one.mark, signal.SIGTERM)
@@ -200,17 +197,17 @@ class Site(Program):
     def wait(self) -> None:
         """Wait until the SuperNode is connected.
 
-        After a SIGKILL the SuperLink considers the old SuperNode connected until it has
-        not heard from it for a minute, and refuses the new one until then.
+        After a SIGKILL, the SuperLink considers the old SuperNode connected for another
+        minute, and refuses the new one until then.
         """
         deadline = time.monotonic() + START_SECONDS
-        while not (said := ONLINE.findall(words := self.words(self.begin))):
+        while not (node_ids := ONLINE.findall(words := self.words(self.begin))):
             if not self.alive():
-                refused = f"site {self.name!r} was not let in: {reason_of(words)}"
+                refused = f"the SuperLink refused site {self.name!r}: {reason_of(words)}"
                 if NOT_ACTIVATED in words and not (self.folder / "registered").exists():
                     raise RunFailed(
-                        f"{refused}; its key is not registered: flwr supernode register "
-                        f"{self.folder / 'key.pub'} own"
+                        f"{refused}; register its key with `flwr supernode register "
+                        f"{self.folder / 'key.pub'} own`"
                     )
                 if NOT_ACTIVATED not in words or time.monotonic() > deadline:
                     raise RunFailed(refused)
@@ -223,7 +220,7 @@ class Site(Program):
                     f"{self.log}"
                 )
             time.sleep(0.1)
-        self.node_id = said[-1]
+        self.node_id = node_ids[-1]
         (self.folder / "node-id").write_text(self.node_id)
 
 
@@ -276,25 +273,25 @@ class Deployment:
         starting anything.
 
         sites: node configurations by site name; a `store-dir` in the site's folder is
-        added. port: of the SuperLink; None: a free one. walled: nobody but this user
-        reaches the programs' ports, and they reach no network. warm: sites keep a
+        added. port: the SuperLink's port; None: a free one. walled: only this user can
+        reach the programs' ports, and the programs have no network. warm: sites keep a
         process from which their clients are forked (`warm_process.py`).
         """
         folder = folder.expanduser().absolute()
         if (folder / FACTS).exists() or (folder.exists() and any(folder.iterdir())):
             raise UserError(
-                f"{folder} is not empty: `fedapps deploy down --dir {folder}` removes a "
-                "deployment, or choose another --dir"
+                f"{folder} is not empty: remove the deployment with `fedapps deploy down --dir "
+                f"{folder}`, or choose another --dir"
             )
         if not sites:
             raise UserError(
-                "a deployment needs at least one site: --nodes 3, or --site NAME=FOLDER"
+                "a deployment needs at least one site: add --nodes 3, or --site NAME=FOLDER"
             )
         for name in sites:
             if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
                 raise UserError(
-                    f"site {name!r}: a name has letters, digits, '.', '-' and '_', and begins with "
-                    "a letter or digit"
+                    f"site {name!r}: choose a name of letters, digits, '.', '-' and '_' that "
+                    "begins with a letter or digit"
                 )
         chosen = free_port() if port is None else checked_port(port)
         private_folder(folder).chmod(0o700)
@@ -345,11 +342,11 @@ class Deployment:
             return cls(folder, json.loads((folder / FACTS).read_text()))
         except FileNotFoundError:
             raise UserError(
-                f"{folder}: no deployment there: `fedapps deploy up --dir {folder}` makes one"
+                f"{folder} has no deployment: make one with `fedapps deploy up --dir {folder}`"
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{folder / FACTS}: cannot be read ({error}): remove the folder and make a new one"
+                f"{folder / FACTS}: cannot be read ({error}): delete the folder and make a new one"
             ) from None
 
     @property
@@ -379,14 +376,15 @@ class Deployment:
 
     @property
     def wall(self) -> Wall | None:
-        """The wall around the programs; None if there shall be none. Raises NoWall if
-        there shall be one and it does not stand.
+        """The wall around the programs, or None if the deployment has no wall. Raises
+        NoWall if the wall is not running.
         """
         if self.holder is None:
             return None
         if not self.holder.alive():
             raise NoWall(
-                f"the deployment is not running: `fedapps deploy up --dir {self.folder}` starts it"
+                "the deployment is not running: start it with `fedapps deploy up --dir "
+                f"{self.folder}`"
             )
         return self._wall_of(lambda: True)
 
@@ -396,11 +394,13 @@ class Deployment:
         return Wall.of(holder, self.holder.words, alive)
 
     def build_wall(self) -> None:
-        """Build the wall if there shall be one and it does not stand. Raises NoWall."""
+        """Build the deployment's wall if it has one that is not running. Raises
+        NoWall.
+        """
         if self.holder is None or self.holder.alive():
             return
-        self.stop()  # what is left behind a wall whose holder was killed cannot be reached any more
-        self.holder.log.unlink(missing_ok=True)  # "ready" there is what its predecessor said
+        self.stop()  # programs behind a wall whose holder was killed cannot be reached any more
+        self.holder.log.unlink(missing_ok=True)  # it has the "ready" of the previous holder
         self.holder.launch()
         self._wall_of(self.holder.alive)
 
@@ -409,14 +409,16 @@ class Deployment:
         if self.superlink.alive():
             return
         if self.warnings() and (self.certificates / CA_KEY).exists():
-            # which the authority that the sites know signs
+            # renew the certificate, signed by the authority that the sites know
             make_certificates(self.certificates, HOSTS)
         self.superlink.wall = self.wall
         self.superlink.launch()
         deadline = time.monotonic() + START_SECONDS
         while not self.healthy():
             if not self.superlink.alive():
-                raise RunFailed(f"the SuperLink has ended: {reason_of(self.superlink.words())}")
+                raise RunFailed(
+                    f"the SuperLink has ended unexpectedly: {reason_of(self.superlink.words())}"
+                )
             if time.monotonic() > deadline:
                 raise RunFailed(
                     f"the SuperLink did not answer within {START_SECONDS:.0f} s; see "
@@ -457,13 +459,13 @@ class Deployment:
         down = [site.name for site in self.sites.values() if not site.alive()]
         if down:
             raise UserError(
-                f"not running: {', '.join(down)}: `fedapps deploy up --dir {self.folder}` starts "
-                "them again"
+                f"not running: {', '.join(down)}: start them with `fedapps deploy up --dir "
+                f"{self.folder}`"
             )
 
     def check_connection(self, authority: Path | None) -> None:
-        """Raise UserError with the reason if the SuperLink cannot be reached by who
-        trusts this authority.
+        """Raise UserError with the reason if a site that trusts this authority cannot
+        reach the SuperLink.
         """
         check_connection(HOST, self.port, authority, self.connect)
 
@@ -471,7 +473,7 @@ class Deployment:
         """Return a connection to the SuperLink. Raises OSError."""
         try:
             return connect(self.wall, self.port, seconds)
-        except NoWall:  # never to the port of the same number outside
+        except NoWall:  # never connect to this port outside the wall
             raise ConnectionRefusedError(
                 errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)
             ) from None
@@ -502,8 +504,8 @@ class Deployment:
     # --- questions --------------------------------------------------------------------
 
     def status(self) -> list[dict[str, str]]:
-        """Return a row per site: its name, node id, whether its process is running, and
-        its status on the SuperLink.
+        """Return one row per site: its name, node id, the state of its process, and its
+        status on the SuperLink.
         """
         seen: dict[str, str] = {}
         if self.healthy():
@@ -531,7 +533,7 @@ class Deployment:
         return rows
 
     def warnings(self) -> list[str]:
-        """Return a line for every certificate that has ended or soon will."""
+        """Return one line for each certificate that has ended or will end soon."""
         renewal = (
             f"renew it with `fedapps deploy down --keep --dir {self.folder}`, then `fedapps "
             f"deploy up --dir {self.folder}`"
@@ -569,8 +571,8 @@ class DeploymentConnection(Connection):
         return self.deployment.superlink.alive()
 
     def log_text(self) -> str:
-        """Return what the SuperLink has logged since this connection was made: it may
-        have run for months.
+        """Return the SuperLink's log since this connection was made. The whole log may
+        cover months.
         """
         return self.deployment.superlink.words(self.begin)
 

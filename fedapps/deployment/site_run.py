@@ -28,7 +28,7 @@ def run_on_deployment(
     run = SubmittedRun(connection, following)
     try:
         with tempfile.TemporaryDirectory(prefix="app-", dir=connection.base) as folder:
-            return run.carry_out(
+            return run.execute(
                 copy_app(Path(folder) / "app", own_files(run_config), run_config), run_config
             )
     except KeyboardInterrupt:

@@ -1,24 +1,24 @@
-"""A process that has imported what a client needs, and forks itself for every message:
-a client then starts in milliseconds.
+"""A process that has imported the packages of a client, and forks itself for every
+message. A client then starts in milliseconds.
 
 Flower starts the program ``flwr-clientapp`` for every message, and finds it by its
-name. ``fedapps.deployment.warm`` writes a program of that name which runs this file,
-for the front of the SuperNode's PATH:
+name. ``fedapps.deployment.warm`` writes a program with that name, which runs this file,
+into a folder at the front of the SuperNode's PATH:
 
     python -P warm_process.py ask SOCKET ENTRY PROGRAM [ARGUMENT ...]
-        the stand-in: hands its arguments over, ends as the client does
+        the stand-in: passes its arguments on and ends with the client's exit status
     python -P warm_process.py keep SOCKET PARENT ENTRY
-        the warm process: ends with the process PARENT; ENTRY, as module:function, is
-        what it calls in place of PROGRAM
+        the warm process: ends with the process PARENT; it calls ENTRY, given as
+        module:function, instead of PROGRAM
 
-The first message finds no warm process: it runs PROGRAM, as without this file, and
-starts one for the next. That one imports Flower's client program, and after every
-message what the client had imported from the installed packages, PyTorch for one. It
-never imports an app: every message still has a process of its own, which loads the app
-of its run as always and leaves nothing behind.
+For the first message there is no warm process: the stand-in runs PROGRAM, as without
+this file, and starts a warm process for the next message. This process imports Flower's
+client program and, after every message, the installed packages that the client has
+imported, such as PyTorch. It never imports an app: every message still has its own
+process, which loads the app of its run and leaves nothing behind.
 
 This file imports no part of fedapps: the app of a run has packages of the same names,
-and must not find them imported.
+and must import its own.
 """
 
 import atexit
@@ -46,8 +46,8 @@ LONGEST = 100  # characters of a Unix socket's path, of which systems allow 103 
 
 
 def ask(path: str, entry: str, program: str, arguments: list[str]) -> int:
-    """Have the warm process run the client and return its exit status; run the program
-    itself where there is none.
+    """Let the warm process run the client, and return its exit status. Without a warm
+    process, run the program itself.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         try:
@@ -68,7 +68,7 @@ def ask(path: str, entry: str, program: str, arguments: list[str]) -> int:
 
 
 def start_keeping(path: str, entry: str) -> None:
-    """Start the warm process, which ends with this one's parent: the program that
+    """Start the warm process. It ends with the parent of this process, the program that
     starts the clients.
     """
     parent = os.getppid()
@@ -83,7 +83,7 @@ def start_keeping(path: str, entry: str) -> None:
 
 
 def near(path: str) -> str:
-    """Return a name of the socket that is short enough for one."""
+    """Return a path of the socket that is short enough for a Unix socket."""
     if len(path) <= LONGEST:
         return path
     return f"/proc/self/fd/{os.open(os.path.dirname(path), os.O_RDONLY)}/{os.path.basename(path)}"
@@ -98,7 +98,7 @@ def keep(path: str, parent: int, entry: str) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return 0  # another one is there
+        return 0  # another warm process is running
     module, _, name = entry.partition(":")
     run: Callable[[], Any] = getattr(import_module(module), name)
     with contextlib.suppress(FileNotFoundError):
@@ -107,7 +107,7 @@ def keep(path: str, parent: int, entry: str) -> int:
     os.umask(0o077)
     listener.bind(near(path))
     listener.listen(16)
-    # by the pipe that brings a client's report and ends with it
+    # by the pipe that receives a client's report and closes with the client
     clients: dict[int, tuple[int, socket.socket]] = {}
     while alive(parent):
         waiting: list[int | socket.socket] = [listener, *clients]
@@ -120,8 +120,8 @@ def keep(path: str, parent: int, entry: str) -> int:
                     line.close()
                     continue
                 report, end = os.pipe()
-                # else the child's collector would touch, and so copy, all that it
-                # shares with this process
+                # otherwise the child's garbage collector would touch, and so copy, all
+                # memory that it shares with this process
                 gc.freeze()
                 if not (child := os.fork()):
                     listener.close()
@@ -130,12 +130,12 @@ def keep(path: str, parent: int, entry: str) -> int:
                 for stream in streams:
                     os.close(stream)
                 clients[report] = child, line
-                tell(line, child)
+                send(line, child)
             else:
                 child, line = clients.pop(one)
                 with os.fdopen(one, "rb") as pipe:
                     names = pipe.read(LIMIT)
-                tell(line, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                send(line, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
                 line.close()
                 warm(names.decode().split())
     os.unlink(path)
@@ -143,16 +143,16 @@ def keep(path: str, parent: int, entry: str) -> int:
 
 
 def alive(process: int) -> bool:
-    """Return whether a process of this user is there."""
+    """Return whether a process of this user is running."""
     try:
         os.kill(process, 0)
-    except (ProcessLookupError, PermissionError):  # the second: the number is another one's by now
+    except (ProcessLookupError, PermissionError):  # PermissionError: another user's process
         return False
     return True
 
 
-def tell(line: socket.socket, number: int) -> None:
-    """Send a number to the stand-in, if it has not gone."""
+def send(line: socket.socket, number: int) -> None:
+    """Send a number to the stand-in, if it is still running."""
     with contextlib.suppress(OSError):
         line.sendall(b"%d\n" % (number if number >= 0 else 128 - number))
 
@@ -160,7 +160,7 @@ def tell(line: socket.socket, number: int) -> None:
 def run_client(
     run: Callable[[], Any], request: dict[str, Any], streams: list[int], report: int
 ) -> NoReturn:
-    """Run the client, in a forked process, as the program would; end with its exit
+    """Run the client in a forked process, as the program would, and end with its exit
     status.
     """
     for stream, given in zip((1, 2), streams, strict=True):
@@ -170,7 +170,7 @@ def run_client(
     sys.argv = request["arguments"]
     before = set(sys.modules)
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # else every client would begin with the state of the warm process
+        numpy.random.seed()  # otherwise every client would have the same random state
     try:
         run()
         status = 0
@@ -186,27 +186,27 @@ def run_client(
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(status)  # to take apart everything that was imported takes longer than many a client
+    os._exit(status)  # a normal exit would take long to tear down the imported modules
 
 
 def installed(before: set[str]) -> list[str]:
-    """Return the modules imported since, in this order, that are of installed packages:
-    not those of an app, wherever it lies.
+    """Return the modules of installed packages that are imported now but not in
+    ``before``, in order. Modules of an app are left out.
     """
     roots = tuple(
         os.path.join(sysconfig.get_path(kind), "")
         for kind in ("stdlib", "platstdlib", "purelib", "platlib")
     )
-    found = []
+    names = []
     for name, module in list(sys.modules.items()):
         origin = getattr(getattr(module, "__spec__", None), "origin", None)
         if name not in before and isinstance(origin, str) and origin.startswith(roots):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def warm(names: list[str]) -> None:
-    """Import modules for the next client; whatever prevents it, that client does it
+    """Import modules for the next client. If that fails, the client imports them
     itself.
     """
     for name in names:

@@ -1,3 +1,3 @@
-"""Engines that run the app: inline in this process, in Flower's Ray simulation, or on a
-deployment's SuperNodes.
+"""Engines that run the app: inline in this process, in Flower's Ray simulation, or on
+the SuperNodes of a deployment.
 """

@@ -1,4 +1,4 @@
-"""The app's packages: whether those that are imported are its own, and the folder of
+"""The app's packages: a check that Python imports the right ones, and the folder with
 them that is passed to `flwr run`.
 """
 
@@ -16,11 +16,12 @@ PACKAGES = ("algorithms", "strategies", "clients", "fedapps")
 
 
 def check_packages() -> None:
-    """Raise ``UserError`` if another package of the same name hides one of this app's,
-    or was installed over it, naming the path.
+    """Raise ``UserError`` with the path if another package of the same name hides one
+    of this app's, or was installed over it.
 
-    Python takes the first of a name on its path, on which the current folder may stand:
-    a user's own folder `strategies`, say.
+    Python imports the first package of a name on its path. The path may contain the
+    current folder, and this folder may contain the user's own `strategies`, for
+    example.
     """
     root = Path(__file__).resolve().parents[2]
     for name in PACKAGES:
@@ -32,14 +33,14 @@ def check_packages() -> None:
         ):
             continue
         place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-        found = Path(place or "nothing")
-        found = found.parent if found.name == "__init__.py" else found
+        other = Path(place or "nothing")
+        other = other.parent if other.name == "__init__.py" else other
         raise UserError(
-            f"{found} hides the package {name!r} of fedapps, which is in {root / name}: rename it, "
-            f"or take {found.parent} off the path "
+            f"{other} hides the package {name!r} of fedapps, which is in {root / name}: rename it, "
+            f"or remove {other.parent} from the path "
             f"(PYTHONPATH, or the current folder with `python -m`)"
         )
-    from algorithms.common.packages import check_ours  # late: it is ours, as far as is known by now
+    from algorithms.common.packages import check_ours  # late: after the check that it is ours
 
     try:
         check_ours("algorithms", "strategies", "clients")
@@ -55,16 +56,16 @@ def copy_app(
     """Copy this project's Flower app, and nothing else, into a new folder inside
     `folder`; return the new folder.
 
-    `own`: files of the user's own that the app shall have too, by their places in it.
-    `run_config`: settings of the run, of which the app shall know those in tables of
-    the user's own, too.
+    `own`: the user's own files, by their paths in the app; they are added to it.
+    `run_config`: settings of the run; those in the user's own tables are added to the
+    app's settings.
 
-    A copy works the same from a checkout and from an installed wheel. It also keeps
-    Flower, which scans the whole app folder and may edit its pyproject.toml, away from
+    A copy works the same from a checkout and from an installed wheel. Flower scans the
+    whole app folder and may edit its pyproject.toml: in a copy it cannot touch
     environments, results and the user's files.
     """
     package = Path(__file__).resolve().parent.parent
-    root, inside = package.parent, package / "pyproject.toml"  # in a wheel it is inside the package
+    root, inside = package.parent, package / "pyproject.toml"  # in a wheel: inside the package
     app = folder / "fedapps"  # Flower accepts letters, digits and hyphens in the name
     app.mkdir(parents=True)
     shutil.copy(inside if inside.exists() else root / "pyproject.toml", app)

@@ -1,10 +1,9 @@
-"""A Ray cluster that exists already (`--ray-address`): joins it, and asks each of its
-machines what it has and sees.
+"""An existing Ray cluster (`--ray-address`): joins it and checks each of its machines.
 
-What a run needs on every machine: this package with its dependencies, and the results
-folder and the data under the same path, that is, on a file system that the machines
-share. Nothing is shipped: an environment of some gigabytes for every run would take
-longer than most runs. A machine that lacks something is named before anything starts.
+A run needs this package with its dependencies on every machine. It also needs the
+results folder and the data under the same path, on a file system that the machines
+share. Nothing is shipped: sending an environment of some gigabytes would take longer
+than most runs. A machine that lacks something is reported before anything starts.
 """
 
 import logging
@@ -22,16 +21,16 @@ from typing import Any
 from fedapps.engines.processes import threads
 from fedapps.errors import UserError
 
-#: Packages whose versions decide on numbers, or on whether the parts of a run
-#: understand each other.
+#: Packages that must have the same version everywhere: they affect the numbers, or the
+#: protocol between the parts of a run.
 PACKAGES = ("flwr", "ray", "torch", "numpy")
-#: Seconds that a machine may take to answer.
+#: Seconds to wait for a machine's answer.
 PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a cluster has, all machines together."""
+    """The resources of a cluster, of all machines together."""
 
     machines: int
     cpus: int
@@ -42,8 +41,8 @@ def address_of(given: str | None) -> str:
     """Return the address of the cluster to join: ``given``, else `$RAY_ADDRESS`; "" for
     none.
     """
-    found = given or os.environ.get("RAY_ADDRESS", "")
-    return "" if found == "local" else found
+    address = given or os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
 
 
 @contextmanager
@@ -57,8 +56,8 @@ def joined(address: str) -> Iterator[Any]:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         except OSError as error:
             raise UserError(
-                f"--ray-address {address}: nothing answers there ({error.strerror or error}): `ray "
-                "status` on the head of the cluster"
+                f"--ray-address {address}: nothing answers there ({error.strerror or error}): "
+                "check the address, and `ray status` on the head node"
             ) from None
     import ray
 
@@ -70,11 +69,11 @@ def joined(address: str) -> Iterator[Any]:
             logging_level=logging.ERROR,
             runtime_env={"env_vars": {"PYTHONPATH": path, **threads(1)}},
         )
-    except Exception as error:  # Ray raises whatever its parts do
+    except Exception as error:  # Ray raises errors of many types
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"--ray-address {address}: no Ray cluster answers there ({reason}): `ray status` on "
-            "the head"
+            f"--ray-address {address}: no Ray cluster answers there ({reason}): check the "
+            "address, and `ray status` on the head node"
         ) from None
     try:
         yield ray
@@ -83,8 +82,8 @@ def joined(address: str) -> Iterator[Any]:
 
 
 def checked_cluster(address: str, paths: Sequence[Path]) -> Cluster:
-    """Return what the cluster has. Raises ``UserError`` naming the first machine that
-    lacks a path or a package of this version.
+    """Return the resources of the cluster. Raises ``UserError`` for the first machine
+    that lacks a path or has another version of a package.
     """
     mine = versions()
     with joined(address) as ray:
@@ -117,32 +116,32 @@ def checked_cluster(address: str, paths: Sequence[Path]) -> Cluster:
 def lacks(
     name: str, mine: Mapping[str, str], theirs: Mapping[str, str], lacking: Sequence[str]
 ) -> str:
-    """Return what a machine lacks, as a sentence that says how to mend it, or ""."""
+    """Return an error message if a machine lacks something, else ""."""
     for package, own in mine.items():
         if theirs.get(package) != own:
             return (
-                f"{name} of the cluster has {package} {theirs.get(package)}, this machine "
-                f"{own}: install the same versions"
+                f"{name} of the cluster has {package} {theirs.get(package)}, this machine has "
+                f"{own}: install the same version"
             )
     if lacking:
         return (
-            f"{name} of the cluster does not see {lacking[0]}: choose a folder that all of its "
-            "machines share, under the same path"
+            f"{name} of the cluster has no {lacking[0]}: choose a folder that all machines share "
+            "under the same path"
         )
     return ""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide on numbers."""
-    found = {"python": platform.python_version().rpartition(".")[0]}
+    """Return the versions of Python and of PACKAGES."""
+    installed = {"python": platform.python_version().rpartition(".")[0]}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 def _look(paths: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return a machine's versions and those of the paths that it does not see."""
+    """Return a machine's versions, and the paths that it does not have."""
     return versions(), [path for path in paths if not Path(path).exists()]

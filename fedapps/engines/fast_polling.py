@@ -9,15 +9,13 @@ from flwr.app import Message
 
 from strategies.base.wrapped_grid import WrappedGrid
 
-# Seconds between two polls: a fraction of the time waited so far, so that a long phase
-# needs few polls; and its bounds.
+# Seconds between two polls: a share of the time waited so far, within these limits. A
+# long phase then needs few polls.
 SHARE, LEAST, MOST = 0.1, 0.1, 3.0
 
 
 class PollingGrid(WrappedGrid):
-    """Wraps ``grid``; differs from it only in the polling interval of
-    ``send_and_receive``.
-    """
+    """Wraps ``grid`` and changes only the polling interval of ``send_and_receive``."""
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -29,9 +27,9 @@ class PollingGrid(WrappedGrid):
         waiting = {one for one in self.grid.push_messages(messages) if one}
         begin, replies = time.monotonic(), list[Message]()
         while waiting:
-            found = list(self.grid.pull_messages(waiting))
-            replies += found
-            waiting -= {reply.metadata.reply_to_message_id for reply in found}
+            arrived = list(self.grid.pull_messages(waiting))
+            replies += arrived
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
             waited = time.monotonic() - begin
             if not waiting or (timeout is not None and waited >= timeout):
                 break

@@ -1,9 +1,9 @@
 """Run one Flower simulation in isolation, with a reliable outcome.
 
-`flwr run` exits 0 even if the simulation has died, can only be waited for by streaming
-its log, and keeps running after Ctrl-C. Here a run gets its own SuperLink
-(`superlink.py`), its log is passed on line by line, its status is read from `flwr
-list`, and no process or folder is ever left behind.
+`flwr run` exits with 0 even if the simulation has died. It can only be waited for by
+streaming its log, and the run continues after Ctrl-C. Here a run gets its own SuperLink
+(`superlink.py`). Its log is passed on line by line, its status is read from `flwr
+list`, and no process or folder is left behind.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from fedapps.engines.app_folder import copy_app
 from fedapps.engines.cluster import Cluster
 from fedapps.engines.processes import checked_port, free_port
 from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
-from fedapps.engines.wall import choice
+from fedapps.engines.wall import decide_wall
 from fedapps.errors import RunFailed, UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.toml_text import Value, quoted_toml
@@ -49,12 +49,13 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a simulation's clients get, and what Ray is told that there is.
+    """The resources of a simulation's clients, and those that Ray may use.
 
-    nodes: number of virtual clients. ray_cpus, ray_gpus: of this machine; None: the
-    actual numbers. ray_cpus / cpus_per_client clients run concurrently. Tests give
-    ray_gpus, to see the shares of a GPU that is not there. cluster: address of a Ray
-    cluster that the run joins, instead of starting Ray on this machine.
+    nodes: number of virtual clients. ray_cpus, ray_gpus: numbers of CPUs and GPUs of
+    this machine that Ray may use; None: all. ray_cpus / cpus_per_client clients run
+    concurrently. Tests set ray_gpus to check shares of a GPU without having one.
+    cluster: address of a Ray cluster that the run joins, instead of starting Ray on
+    this machine.
     """
 
     nodes: int
@@ -76,14 +77,14 @@ class Resources:
         return " ".join(f"{key}={value}" for key, value in words.items() if value is not None)
 
     def check(self) -> None:
-        """Raise UserError for requests that would otherwise fail after Ray's start with
-        "ActorPool is empty".
+        """Raise UserError for resources that are not available. Otherwise the run would
+        fail later with "ActorPool is empty".
         """
         if self.cluster:  # its resources count, not this machine's
             if self.ray_cpus is not None:
                 raise UserError(
-                    f"ray_cpus = {self.ray_cpus}, but the run joins a cluster with its own: drop "
-                    "one of them"
+                    f"ray_cpus = {self.ray_cpus}, but the run joins a cluster, which has its own "
+                    "CPUs: leave one of them out"
                 )
             return
         cpus, gpus = self.cpus_per_client, self.gpus_per_client
@@ -93,14 +94,12 @@ class Resources:
                 f"cpus-per-client = {cpus}, but there are {available} CPUs: choose 1..{available}"
             )
         if gpus < 0:
-            raise UserError(
-                f"gpus-per-client = {gpus}, but it is a share of a GPU: choose 0 or more"
-            )
+            raise UserError(f"gpus-per-client = {gpus}: it is a share of a GPU: choose 0 or more")
         if gpus > 0:
             count = gpus_found() if self.ray_gpus is None else self.ray_gpus
             if count == 0:
                 raise UserError(
-                    f"gpus-per-client = {gpus}, but no GPU was found: choose 0, or see "
+                    f"gpus-per-client = {gpus}, but no GPU was found: choose 0, or check "
                     "`nvidia-smi` and CUDA_VISIBLE_DEVICES"
                 )
             if gpus > count:
@@ -114,11 +113,11 @@ class Following:
     """How a run is followed.
 
     log_path: the run's log is appended to this file, line by line; `on_line` is called
-    with every line as well. poll: called about ten times a second while waiting. ended:
-    returns the final status recorded by the ServerApp itself, `completed` or `failed`;
-    None while it is running. Flower's simulation then still waits for every client to
-    return, for ever if one hangs, so it is stopped after LINGER_SECONDS. written:
-    whether a completed run has written everything: Flower and Ray, which would take
+    with every line. poll: called about ten times per second while waiting. ended:
+    returns the final status recorded by the ServerApp, `completed` or `failed`, or None
+    while it is running. After its end, Flower's simulation waits for every client to
+    return, forever if one hangs, so it is stopped after LINGER_SECONDS. written:
+    returns whether a completed run has written everything. Flower and Ray, which take
     seconds to end, are then stopped at once.
     """
 
@@ -145,13 +144,13 @@ def run_simulation(
     app_dir: the folder with the app's pyproject.toml; None: this project's app.
     run_config: flat dotted keys, each present in the app's `[tool.flwr.app.config]`.
     port: the SuperLink's port on the loopback interface; None: a free one. env: added
-    to this process's environment. walled: run behind a wall (`wall.py`): unreachable
-    for other users of the machine, and without the network. With a cluster, the run's
-    own folder, with the app in it, is made beside the log, which all machines of the
-    cluster must see.
+    to this process's environment. walled: run behind a wall (`wall.py`), where other
+    users of the machine cannot reach it, and without the network. With a cluster, the
+    run's temporary folder with the app is made next to the log, in a folder that all
+    machines of the cluster share.
 
-    superlink: one that is on its way already (`launched`), for this run alone; `port`,
-    `env` and `walled` are then its own.
+    superlink: a SuperLink that is already starting (`launched`), for this run alone;
+    `port`, `env` and `walled` are then ignored.
 
     KeyboardInterrupt stops the run and is reported as status `interrupted`; it is not
     raised again. Raises UserError before anything is started: no such GPU, too few
@@ -166,13 +165,13 @@ def run_simulation(
         cpus = resources.cpus_per_client
         superlink = SuperLink(_port(port), environment, cpus, _ignore, walled, within)
     superlink.poll = following.poll
-    if cluster:  # it is left in order
+    if cluster:  # let Flower and Ray end normally, so that the cluster is left clean
         following = replace(following, written=lambda: False)
     run = SubmittedRun(superlink, following)
     outcome = Outcome("failed", "", log_path)
     try:
         superlink.start()
-        outcome = run.carry_out(
+        outcome = run.execute(
             app_dir or copy_app(superlink.base / "app", own_files(run_config), run_config),
             run_config,
             resources.federation(),
@@ -188,8 +187,8 @@ def run_simulation(
 
 @contextlib.contextmanager
 def launched(port: int | None, walled: bool) -> Iterator[SuperLink]:
-    """Have a SuperLink for one `run_simulation` on this machine get ready while
-    something else is done; end it, used or not.
+    """Start a SuperLink for one `run_simulation` on this machine in the background.
+    Leaving the context ends it.
     """
     superlink = SuperLink(_port(port), os.environ | {"RAY_ADDRESS": "local"}, 1, _ignore, walled)
     try:
@@ -210,12 +209,12 @@ def nodes_for(
     workers: int | None,
     cluster: Cluster | None = None,
 ) -> int:
-    """Return how many nodes the clients of a simulation share: as many as run at a
-    time, so that each worker gets one message.
+    """Return the number of nodes that the clients of a simulation share: the number
+    that can run at a time, so that each worker gets one message.
     """
     cores = os.cpu_count() or 1
     cpus = cluster.cpus if cluster else workers or cores
-    # The first two: threads that Flower feeds its workers with.
+    # min(32, cores + 4): the number of threads with which Flower feeds its workers
     at_once = min(32, cores + 4, cpus // cpus_per_client, workers or cpus)
     if gpus_per_client > 0:
         at_once = min(at_once, int((cluster.gpus if cluster else gpus_found()) / gpus_per_client))
@@ -230,17 +229,17 @@ def gpus_found() -> int:
 
 
 def wall_wanted(refused: bool = False, cluster: str = "") -> tuple[bool, str]:
-    """Return whether a simulation shall run behind a wall, and a warning for the user,
-    or "".
+    """Return whether to run a simulation behind a wall, and a warning for the user or
+    "".
     """
-    return choice("--no-wall" if refused else "the run joins a Ray cluster" if cluster else "")
+    return decide_wall("--no-wall" if refused else "the run joins a Ray cluster" if cluster else "")
 
 
 def last_error(lines: list[str]) -> str | None:
-    """Return the last exception in a log's tracebacks, except Flower's wrappers, as
-    `Name: message`; None if there is none.
+    """Return the last exception in a log's tracebacks as `Name: message`, or None.
+    Flower's wrappers are skipped.
     """
-    found: list[str] = []
+    exceptions: list[str] = []
     inside = False
     for line in lines:
         if line.startswith("Traceback (most recent call last)"):
@@ -248,10 +247,9 @@ def last_error(lines: list[str]) -> str | None:
         elif inside and line and not line[0].isspace():
             inside = False
             if not line.endswith(WRAPPERS):
-                found.append(line)
-    # Strip the exception's module: "fedapps.errors.RunFailed: ..." reads better without
-    # it.
-    return re.sub(r"^[\w.]*\.(?=\w+(:|$))", "", found[-1]) if found else None
+                exceptions.append(line)
+    # without the module's name, as in "fedapps.errors.RunFailed: ..."
+    return re.sub(r"^[\w.]*\.(?=\w+(:|$))", "", exceptions[-1]) if exceptions else None
 
 
 class _Rejected(Exception):
@@ -266,13 +264,13 @@ class SubmittedRun:
     def __init__(self, superlink: Connection, following: Following) -> None:
         self.superlink, self.following, self.log_path = superlink, following, following.log_path
         self.converter = json_log.Converter(run=self.log_path.parent.name)
-        # the ServerApp's own status, if the simulation was not waited for
+        # the ServerApp's status, if the simulation was stopped before its end
         self.lingered: str | None = None
         self.run_id: str | None = None
         self.reader: threading.Thread | None = None
         self.lines: list[str] = []
 
-    def carry_out(
+    def execute(
         self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None = None
     ) -> Outcome:
         """Submit the run, follow it and return its outcome. `federation`: the
@@ -286,7 +284,7 @@ class SubmittedRun:
         return self.outcome()
 
     def failed(self, error: RunFailed) -> Outcome:
-        """Return the outcome of a run whose SuperLink failed; keeps the end of the
+        """Return the outcome of a run whose SuperLink failed, and keep the end of the
         SuperLink's log.
         """
         self.keep_superlink_log()
@@ -333,7 +331,7 @@ class SubmittedRun:
         started, deadline = False, time.monotonic() + START_SECONDS
         end_seen = math.inf
         while True:
-            # checked first, so that the queue is complete if it has ended
+            # checked before the queue is emptied: after the end, nothing is added
             ended = not self.reader.is_alive()
             while not arrived.empty():
                 line = arrived.get()
@@ -359,21 +357,23 @@ class SubmittedRun:
             self.superlink.tick()
 
     def note(self, text: str) -> None:
-        """Append to the log; where there is no room on the disk the run goes on
-        without.
+        """Append to the log; if the disk is full, the line is dropped and the run
+        continues.
         """
         with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:
             log.write((self.converter.convert(text) if json_log.chosen() else text) + "\n")
 
     def outcome(self) -> Outcome:
-        """Return how the run ended, as Flower reports it: exit codes do not tell."""
+        """Return how the run ended, as reported by `flwr list`: exit codes do not
+        show it.
+        """
         if self.lingered:
             return Outcome(
                 self.lingered,
                 last_error(self.lines) or "" if self.lingered != "completed" else "",
                 self.log_path,
             )
-        while True:  # the log stream can end shortly before the status changes, or break off
+        while True:  # the log can end shortly before the status changes
             self.superlink.check_alive()
             run = self.superlink.ask("list", "own", "--run-id", str(self.run_id))["runs"][0]
             if run["status"].startswith("finished"):
@@ -389,8 +389,8 @@ class SubmittedRun:
         )
 
     def stop(self) -> None:
-        """Stop the run gracefully, within a bounded time; ending the SuperLink does the
-        rest.
+        """Stop the run gracefully, within a limited time. Processes that remain end
+        with the SuperLink.
         """
         if self.run_id is not None:
             self.superlink.stop_run(self.run_id)
@@ -398,7 +398,7 @@ class SubmittedRun:
             self.reader.join(STOP_SECONDS)  # the log ends when the run has
 
     def keep_superlink_log(self) -> None:
-        """Append the end of the SuperLink's log to the run's: it may hold the reason,
-        and its folder is removed.
+        """Append the end of the SuperLink's log to the run's log. It may contain the
+        reason, and its folder will be removed.
         """
         self.note(f"--- the end of the SuperLink's log ---\n{self.superlink.log_text()[-5000:]}")

@@ -1,10 +1,10 @@
-"""A Grid of sites of which each answers for many clients: a gateway of devices, a
-hospital with wards.
+"""A Grid of sites with many clients each, such as a gateway of devices or a hospital
+with wards.
 
-Every site is asked once which clients it has. From then on these are clients like
-others, with ids, samples, failures and states of their own, and what goes to those of a
-site in a phase is one message (``node_grid``). Unlike in a simulation a client is at
-its site, and so is what it keeps: nothing of it travels.
+Every site is asked once for its clients. From then on they are clients like others,
+with their own ids, samples, failures and states. In each phase, one message goes to all
+clients of a site (``node_grid``). Unlike in a simulation, clients and their states stay
+at the site.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,12 @@ from fedapps.engines.packing import CLIENTS
 from strategies.base.messages import trains
 from strategies.base.roster import Numbered
 
-PATIENCE = 300.0  # seconds that a site has to say which clients it has: it may read its data first
-MOST_CLIENTS = 100_000  # of one site
+PATIENCE = 300.0  # seconds to wait for a site's clients: it may read its data first
+MOST_CLIENTS = 100_000  # per site
 
 
 class GatewayGrid(NodeGrid):
-    """The clients behind the nodes of ``grid``, which are told apart by their names."""
+    """The clients behind the nodes of ``grid``, distinguished by their names."""
 
     def __init__(self, grid: Grid, most_bytes: int = MOST_BYTES) -> None:
         super().__init__(grid, 0, (), most_bytes)
@@ -33,7 +33,7 @@ class GatewayGrid(NodeGrid):
         self._begun = False
 
     def known_clients(self) -> Numbered | None:
-        """Return ``None``: the clients say who they are, and whether they can take
+        """Return ``None``: the clients send their ids, and whether they can take
         part.
         """
         return None
@@ -68,17 +68,17 @@ class GatewayGrid(NodeGrid):
         }
         for answer in answers:
             node = places[answer.metadata.reply_to_message_id]
-            names, fault = _told(answer)
+            names, fault = _clients_of(answer)
             if fault:
                 log(
                     ERROR if answer.has_content() else WARNING,
-                    "a site does not say which clients it has: %s",
+                    "A site did not send its list of clients: %s",
                     fault,
                 )
                 if not self._begun:  # do not start a run without an expected site
-                    raise ValueError(f"a site does not say which clients it has: {fault}")
-                continue  # it is asked again: it may have been about to stop
-            # no node of Flower's is negative
+                    raise ValueError(f"a site did not send its list of clients: {fault}")
+                continue  # it is asked again later: it may have been stopping
+            # Flower's node ids are never negative
             self._behind[node] = [-1 - len(self._homes) - place for place in range(len(names))]
             self._homes |= {
                 virtual: (node, name)
@@ -96,8 +96,8 @@ class GatewayGrid(NodeGrid):
         return sorted(shares.items())
 
 
-def _told(answer: Message) -> tuple[list[str], str]:
-    """Return the names of a site's clients, or why there are none."""
+def _clients_of(answer: Message) -> tuple[list[str], str]:
+    """Return the names of a site's clients, or the reason why there are none."""
     if answer.has_error():
         return [], (answer.error.reason or f"error code {answer.error.code}").strip().splitlines()[
             -1
@@ -115,9 +115,9 @@ def _told(answer: Message) -> tuple[list[str], str]:
         or len(set(names)) < len(names)
     ):
         return [], "its answer is not a list of different names"
-    found = [name for name in names if isinstance(name, str)]
+    clients = [name for name in names if isinstance(name, str)]
     return (
-        (found, "")
-        if 0 < len(found) <= MOST_CLIENTS
-        else ([], f"it names {len(found)} clients: 1 to {MOST_CLIENTS:,} are taken")
+        (clients, "")
+        if 0 < len(clients) <= MOST_CLIENTS
+        else ([], f"it has {len(clients)} clients: 1 to {MOST_CLIENTS:,} are allowed")
     )

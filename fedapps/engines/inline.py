@@ -1,9 +1,9 @@
-"""A Grid that runs a ClientApp in this process: no Ray, no SuperLink, an overhead of
-about 0.1 ms per client.
+"""A Grid that runs a ClientApp in this process, without Ray and SuperLink. The overhead
+is about 0.1 ms per client.
 
-For tests, debugging, notebooks, sweeps and experiments with very many cheap rounds.
-Strategies and clients are the same as in the other engines. Limitation: a client that
-never returns cannot be ended, since it has no process of its own.
+It is meant for tests, debugging, notebooks, sweeps and experiments with very many cheap
+rounds. Strategies and clients are the same as in the other engines. Limitation: a
+client that never returns cannot be stopped, since it has no separate process.
 """
 
 import traceback
@@ -20,8 +20,8 @@ from strategies.base.roster import Numbered
 
 
 class Contexts(Mapping[int, Context]):
-    """The contexts of virtual nodes, made when they are needed and kept when they hold
-    something.
+    """The contexts of virtual nodes. They are created when needed, and kept if they
+    hold a state.
     """
 
     def __init__(self, num_clients: int, run_config: Mapping[str, Any], run_id: int) -> None:
@@ -42,7 +42,7 @@ class Contexts(Mapping[int, Context]):
         )
 
     def keep(self, context: Context) -> None:
-        """Keep a context, unless it is as it was made."""
+        """Keep a context, unless it is new and has no state."""
         if context.state or context.node_id in self._kept:
             self._kept[context.node_id] = context
 
@@ -61,8 +61,8 @@ class InlineGrid(Grid):
     """Grid over ``num_clients`` virtual clients of ``client_app``, with partition ids 0
     to ``num_clients`` - 1.
 
-    ``numbered``: the app knows its clients by these numbers, so that none has to be
-    asked who it is.
+    ``numbered``: the app knows its clients by these numbers, so that they need not be
+    asked for their ids.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""The program behind `wall.py`: makes a network namespace and holds it open, or
-connects to a port from inside of one.
+"""The program behind `wall.py`: creates a network namespace and holds it open, or
+connects to a port from inside one.
 
     python namespace.py hold
-        prints "ready user" or "ready net", or why it cannot be done, and stays
+        prints "ready user", "ready net" or the reason for its failure, and stays
     python namespace.py connect PORT FD SECONDS
-        connects to 127.0.0.1:PORT, hands the socket over through the Unix socket FD
+        connects to 127.0.0.1:PORT and passes the socket on through the Unix socket FD
 
-It imports the standard library only and starts in some milliseconds: in the namespace
-of a user, `unshare` must come before any thread.
+It imports only the standard library and starts in a few milliseconds. For a user
+namespace, `unshare` must be called before any thread starts.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ def leave() -> str:
             _unshare(NEW_NET)
             return "net"
         except OSError:
-            pass  # root of a container, without the right to it
+            pass  # root in a container without this permission
     _unshare(NEW_USER | NEW_NET)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
@@ -42,9 +42,7 @@ def leave() -> str:
 
 
 def raise_loopback() -> None:
-    """Switch the loopback interface on, which is all that a new network namespace
-    has.
-    """
+    """Switch on the loopback interface, the only interface of a new namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         answer = fcntl.ioctl(any_socket, GET_FLAGS, struct.pack("16sH14x", b"lo", 0))
         _, flags = struct.unpack("16sH14x", answer)
@@ -52,8 +50,8 @@ def raise_loopback() -> None:
 
 
 def hold() -> None:
-    """Make the namespace, say so, and stay until a signal arrives: with its last
-    process it would be gone.
+    """Create the namespace, print that it is ready, and stay until a signal arrives. A
+    namespace ends with its last process.
     """
     try:
         kind = leave()
@@ -67,7 +65,7 @@ def hold() -> None:
 
 
 def connect(port: int, channel: int, seconds: float) -> None:
-    """Connect from here and hand the socket, or the number of the error, over."""
+    """Connect from inside and pass on the socket, or the number of the error."""
     with socket.socket(fileno=channel) as unix:
         try:
             with socket.create_connection(("127.0.0.1", port), seconds) as made:

@@ -1,11 +1,11 @@
-"""The client half of many clients behind one node: one message holds theirs, one reply
-their replies (server half: ``node_grid``).
+"""Many clients behind one node, client half: one message holds the messages of all
+clients, one reply holds their replies (server half: ``node_grid``).
 
-Every client runs as if it had a node of its own: with its own configuration, its own
-context, its own state. What one of them raises is that client's failure. In a
-simulation the state comes with the message and returns with the reply, so that any node
-can run any client; a client that is named belongs to its node, and its state stays in
-that node's context. After a failure it is the one before.
+Every client runs as on its own node, with its own configuration, context and state. An
+exception is the failure of the client that raised it. In a simulation the state comes
+with the message and returns with the reply, so that any node can run any client. A
+client with a name belongs to its node, and its state stays in that node's context.
+After a failure, the previous state is kept.
 """
 
 import traceback
@@ -32,10 +32,10 @@ FIRST_NODE = 1000
 def answer_for_many(
     app: ClientApp, clients: Callable[[Context], list[str]] | None = None
 ) -> ClientApp:
-    """Let ``app`` answer messages for many clients, each as it answers that client's
-    own; return it.
+    """Let ``app`` answer messages for many clients, and return it. Each client's part
+    is answered like a message to that client.
 
-    ``clients(context)`` names those that belong to a node.
+    ``clients(context)`` returns the names of the clients that belong to a node.
     """
 
     @app.query("many")
@@ -43,7 +43,7 @@ def answer_for_many(
         facts, parts = unpack(message.content)
         states: dict[int | str, RecordDict] = {}
         if "sum" in facts:
-            from fedapps.engines.node_sums import NodeSum  # not for clients that have no use for it
+            from fedapps.engines.node_sums import NodeSum  # imported late: rarely needed
 
             total: NodeSum | None = NodeSum(facts["sum"])
         else:
@@ -76,9 +76,9 @@ def answer_for_many(
         answer = ConfigRecord()
         try:
             answer["clients"] = clients(context) if clients else []
-        # whatever is wrong with a site's data must be reported to the server
+        # any error in a site's data must be reported to the server
         except Exception as error:
-            log(ERROR, "this site cannot take part: %s", error)
+            log(ERROR, "This site cannot take part: %s", error)
             answer["fault"] = str(error) or type(error).__name__
         return Message(RecordDict({"config": answer}), reply_to=message)
 
@@ -86,8 +86,8 @@ def answer_for_many(
 
 
 def _context(node: Context, client: int | str, num_clients: int, state: RecordDict) -> Context:
-    """Return the context of a client, with a copy of its state: a failure leaves the
-    original as it was.
+    """Return the context of a client, with a copy of its state, so that a failure does
+    not change the original.
     """
     if isinstance(client, str):
         return Context(
@@ -129,7 +129,7 @@ def _answer(
         reply = app(inner, context)
     except Exception:  # a client may fail in any way, which must not reach the others
         reason = traceback.format_exc(limit=-3)
-        log(ERROR, "client %s failed: %s", part.facts["client"], reason)
+        log(ERROR, "Client %s failed: %s", part.facts["client"], reason)
         return Part({"reason": reason})
     if reply.has_error():
         return Part({"reason": reply.error.reason or ""}, None, context.state)

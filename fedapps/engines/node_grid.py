@@ -1,14 +1,14 @@
-"""A Grid of many clients behind few nodes: what goes to the clients of a node goes in
-one message (client half: ``node_app``).
+"""A Grid of many clients behind few nodes: one message holds the messages of all
+clients of a node (client half: ``node_app``).
 
-Flower pays some milliseconds for every message, and sends a client's whole state both
-ways with it. Here a simulation has as many nodes as workers, and the clients of a round
-are dealt to them so that all have the same number of samples to work on, as far as it
-is known from earlier replies. A message holds the shared model once, and beside it what
-differs; it is cut where it, or the replies to it, would exceed ``most_bytes``. Whoever
-uses the grid sees clients: their messages, replies, failures. Any node can run any
-client: the state that a client keeps in its context stays here and travels when it is
-not empty.
+In Flower, each message costs some milliseconds, and a client's whole state is sent both
+ways with it. Here a simulation has one node per worker. The clients of a round are
+distributed over the nodes so that each node has the same number of samples, as far as
+earlier replies have reported them. A message holds the shared model once, together with
+the parts that differ. It is split if it, or the replies to it, would exceed
+``most_bytes``. A strategy sees single clients: their messages, replies and failures.
+Any node can run any client: the states of clients stay here, and those that are not
+empty are sent with the messages.
 """
 
 import heapq
@@ -32,8 +32,8 @@ from strategies.base.messages import content_bytes, trains
 from strategies.base.roster import Numbered, Travel
 from strategies.base.wrapped_grid import WrappedGrid
 
-#: Most bytes of a message, or of what is expected in return: enough to hide what a
-#: message costs, little beside a worker's memory.
+#: Largest size in bytes of a message, or of the expected reply: large enough to make
+#: the cost per message negligible, small compared to a worker's memory.
 MOST_BYTES = 32 * 2**20
 
 
@@ -48,16 +48,16 @@ class NodeGrid(WrappedGrid):
         super().__init__(grid)
         self.nodes, self.most_bytes = sorted(nodes), most_bytes
         self.roster = Numbered(FIRST_NODE, num_clients)
-        #: What travelled in the last phase.
+        #: Messages and bytes of the last phase.
         self.travel = Travel()
         #: States of the clients that keep one in their context.
         self.states: dict[int | str, RecordDict] = {}
-        #: What the nodes sum before they answer; ``None``: nothing.
+        #: Returns what the nodes sum before they answer; ``None``: nothing.
         self.plan: Callable[[], Plan] | None = None
         self._samples = np.zeros(num_clients, np.float32)  # of the clients that have replied
 
     def known_clients(self) -> Numbered | None:
-        """Return all clients: none has to be asked who it is."""
+        """Return all clients: they need not be asked for their ids."""
         return self.roster
 
     def get_node_ids(self) -> Iterable[int]:
@@ -114,7 +114,7 @@ class NodeGrid(WrappedGrid):
         return out
 
     def _client(self, message: Message) -> int | str:
-        """Return which client a message is for, in the words of its node."""
+        """Return the client that a message is for, as its node names it."""
         return message.metadata.dst_node_id - FIRST_NODE
 
     def _shares(self, messages: Sequence[Message]) -> Iterable[tuple[int, Sequence[int]]]:
@@ -132,18 +132,19 @@ class NodeGrid(WrappedGrid):
         return Part(facts, message.content, self.states.get(client))
 
     def _costs(self, clients: Sequence[int]) -> list[float]:
-        """Return what each client is expected to cost: its samples, or the mean of the
-        others if they are not known.
+        """Return the expected cost of each client: its number of samples, or the mean
+        of the others if it is not known.
         """
         known = self._samples[clients].astype(float)
         usual = known[known > 0].mean() if (known > 0).any() else 1.0
         return [float(cost) for cost in np.where(known > 0, known, usual)]
 
     def _chunks(self, messages: Sequence[Message], returns: bool) -> Iterator[list[Message]]:
-        """Cut a node's messages where the package, or the replies to it, would exceed
-        ``most_bytes``.
+        """Split a node's messages so that neither a package nor the replies to it
+        exceed ``most_bytes``.
 
-        ``returns``: a client that trains answers with as much as it was sent.
+        ``returns``: whether the reply of a client that trains is as large as its
+        message.
         """
         chunk: list[Message] = []
         load, answers = _Load(), 0
@@ -172,7 +173,7 @@ class NodeGrid(WrappedGrid):
     def _opened(
         self, inside: Sequence[Message], reply: Message, mean: GridSum | None
     ) -> list[Message]:
-        """Return the clients' replies in a node's reply; a node's error is one of each
+        """Return the clients' replies in a node's reply. A node's error counts for each
         of its clients.
         """
         if reply.has_error():
@@ -198,9 +199,9 @@ class NodeGrid(WrappedGrid):
             self.states.pop(client, None)
         for record in part.content.values():
             if isinstance(record, MetricRecord) and "num-examples" in record:
-                told = record["num-examples"]
-                if isinstance(client, int) and isinstance(told, int | float):
-                    self._samples[client] = min(max(told, 0), 1e9)
+                samples = record["num-examples"]
+                if isinstance(client, int) and isinstance(samples, int | float):
+                    self._samples[client] = min(max(samples, 0), 1e9)
         return Message(part.content, reply_to=message)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -213,12 +214,11 @@ class NodeGrid(WrappedGrid):
 
 
 def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
-    """Return the grid of ``num_clients`` clients of a simulation that has fewer nodes,
-    or ``grid`` itself if it has as many.
+    """Return a grid of ``num_clients`` clients for a simulation with fewer nodes, or
+    ``grid`` itself if it has one node per client.
 
-    A simulation never gets more nodes than it says, so waiting for the others would be
-    in vain. Raises ``TimeoutError`` if its nodes are not connected after ``patience``
-    seconds.
+    A simulation never gets more nodes than it reports. Raises ``TimeoutError`` if these
+    are not connected after ``patience`` seconds.
     """
     deadline = time.monotonic() + patience
     while not (nodes := list(grid.get_node_ids())) and time.monotonic() < deadline:
@@ -237,8 +237,8 @@ def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
     while len(nodes := list(grid.get_node_ids())) < count:
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"{len(nodes)} of the {count} nodes of the simulation connected within "
-                f"{patience:g} s"
+                f"only {len(nodes)} of the {count} nodes of the simulation connected within "
+                f"{patience:g} s: free some CPUs or memory, or choose fewer --workers"
             )
         time.sleep(0.05)
     log(INFO, "%d clients share %d nodes", num_clients, len(nodes))
@@ -246,25 +246,25 @@ def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
 
 
 def summing(grid: Grid, num_clients: int, plan: Callable[[], Plan]) -> NodeGrid:
-    """Return a grid whose nodes sum by ``plan``: ``grid``, or a node around the clients
-    of this process. Raises ``ValueError``.
+    """Return a grid whose nodes sum models by ``plan``: ``grid``, or for clients of
+    this process a grid with a single node. Raises ``ValueError``.
     """
     if isinstance(grid, InlineGrid):
         grid = NodeGrid(grid, num_clients, grid.get_node_ids()[:1])
     if not isinstance(grid, NodeGrid):
         raise ValueError(
-            "node-sums = true: no clients share a node here: choose false, or leave "
-            "--node-per-client out"
+            "node-sums = true: each client has its own node here: choose false, or leave out "
+            "--node-per-client"
         )
     grid.plan = plan
     return grid
 
 
 def deal(clients: Sequence[int], costs: Sequence[float], hands: int) -> list[list[int]]:
-    """Return ``hands`` lists of places in ``clients``, of about the same cost: the
-    largest first, each to the least loaded hand.
+    """Return ``hands`` lists of indices in ``clients`` with about equal costs. The most
+    expensive client comes first; each goes to the list with the lowest cost.
 
-    The messages of one client stay in one hand, in their order.
+    All messages of a client are in one list, in their order.
     """
     together: dict[int, list[int]] = {}
     for place, client in enumerate(clients):
@@ -284,13 +284,11 @@ def _failed(message: Message, reason: str) -> Message:
 
 
 class _Load:
-    """Bytes of contents that travel together: what several of them share counts
-    once.
-    """
+    """Bytes of contents that are sent together: shared records count once."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        # holds what it counts, so that nothing else gets its identity
+        # keeps the counted objects alive, so that no other object gets the same id
         self._seen: dict[int, object] = {}
         self._sizes: dict[int, int] = {}
 
@@ -318,8 +316,8 @@ class _Load:
 
 
 def _things(content: RecordDict) -> list[tuple[Array | ConfigRecord | MetricRecord, int]]:
-    """Return what a content holds, with its bytes: arrays one by one, other records
-    whole.
+    """Return the parts of a content with their bytes: single arrays, and whole records
+    of other types.
     """
     out: list[tuple[Array | ConfigRecord | MetricRecord, int]] = []
     for record in content.values():

@@ -1,12 +1,12 @@
-"""A node that sums before it answers: of its clients' models one sum travels, and their
-metrics one by one.
+"""A node that sums before it answers: it sends one sum of its clients' models, and the
+metrics of each client.
 
-For strategies that need no more of the models than their weighted average
+This is for strategies that need only the weighted average of the models
 (``strategies.base.capabilities``). The sums are in fixed point
 (``algorithms.common.exact_sum``), so that their bits do not depend on which client ran
-where. What the server would check in each model before averaging it, the node checks in
-its place, with the same rules: a client with a fault is in no sum. On the server every
-reply then holds the mean of all: a strategy that averages them gets that mean.
+where. The node checks each model with the same rules as the server, and leaves out the
+model of a client with a fault. On the server every reply then holds the mean of all
+models, so a strategy that averages the replies gets that mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,66 +26,67 @@ from strategies.base.reply_validation import Rules, UpdateBound, length_of_sums
 from strategies.base.weights import weight_key
 
 #: Name of the array of a sum: the parts of all arrays of a model, one after the other,
-#: and at the end of the weights.
+#: followed by the parts of the weights.
 PARTS = "parts"
 
 
 @dataclass
 class Plan:
-    """What is to be summed: ``weight`` names the metric by which a model counts ("":
-    each once); ``rules`` for each reply.
+    """What a node sums. ``weight``: the metric that weights a model ("": all weights
+    are 1). ``rules``: checks for each reply.
     """
 
     weight: str
     rules: Rules
 
     def facts(self) -> dict[str, Any]:
-        """Return what a node has to know."""
+        """Return the plan as values that can be sent to a node."""
         rules = self.rules
-        told = {
+        checks = {
             "weight": rules.weight,
             "beside": rules.beside,
             "any_scale": rules.any_scale,
             "bound": asdict(rules.bound),
         }
-        told |= {"like_model": rules.like_model, "sums": rules.sums}
-        return {"weight": self.weight, "rules": told}
+        checks |= {"like_model": rules.like_model, "sums": rules.sums}
+        return {"weight": self.weight, "rules": checks}
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> "Plan":
-        """Return the plan that :meth:`facts` tells."""
-        told = facts["rules"]
+        """Return the plan with these :meth:`facts`."""
+        checks = facts["rules"]
         names = ("like_model", "sums", "weight", "beside", "any_scale")
-        rules = Rules(**{name: told[name] for name in names})
-        rules.bound = UpdateBound(**told["bound"])
+        rules = Rules(**{name: checks[name] for name in names})
+        rules.bound = UpdateBound(**checks["bound"])
         return cls(facts["weight"], rules)
 
 
 def plan_of(strategy: Strategy, rules: Rules) -> Plan:
-    """Return what a strategy needs summed. Raises ``ValueError`` if it needs more than
-    a sum.
+    """Return what the nodes sum for a strategy. Raises ``ValueError`` if it needs more
+    than a sum.
     """
-    found = declared(strategy)
+    capabilities = declared(strategy)
     if (
-        found is None
-        or found.replies not in ("model", "sums")
-        or found.aggregation == "single replies"
+        capabilities is None
+        or capabilities.replies not in ("model", "sums")
+        or capabilities.aggregation == "single replies"
     ):
         raise ValueError(
-            f"node-sums: {declarer(strategy)} does not say that it needs only the average of its "
-            "clients' models, or sums: false"
+            f"node-sums = true: {declarer(strategy)} does not declare that it only needs the "
+            "average or the sum of the clients' models: choose false"
         )
     if rules.bound.max_weight:
         raise ValueError(
-            "node-sums: max-weight compares the weights of all clients of a round: choose 0, or "
-            "node-sums = false"
+            "node-sums = true: max-weight compares the weights of all clients of a round: choose "
+            "max-weight = 0, or node-sums = false"
         )
-    return Plan(weight_key(strategy) if found.aggregation == "weighted average" else "", rules)
+    weighted = capabilities.aggregation == "weighted average"
+    return Plan(weight_key(strategy) if weighted else "", rules)
 
 
 class WholeSum(ExactSum):
-    """A sum of vectors (n,) of whole numbers: ``parts`` (n,), without the lower parts
-    and without the bound.
+    """A sum of vectors (n,) of whole numbers: ``parts`` (n,). Unlike ``ExactSum`` it
+    has no lower parts and no bound.
     """
 
     def __init__(self, size: int) -> None:
@@ -97,8 +98,8 @@ class WholeSum(ExactSum):
 
 
 class NodeSum:
-    """The sum of the models of a node's clients, or of their sums: client half of
-    :class:`GridSum`.
+    """The sum of the replies of a node's clients, models or sums. It is the client half
+    of :class:`GridSum`.
     """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
@@ -106,8 +107,8 @@ class NodeSum:
         self.sum: ExactSum | None = None
 
     def take(self, message: Message, reply: Message) -> str | None:
-        """Take the model out of a client's reply into the sum; return why it cannot be,
-        or ``None``.
+        """Move the model of a client's reply into the sum. Return the reason if that is
+        not possible, else ``None``.
         """
         if fault := self.plan.rules.fault(message, reply):
             return fault
@@ -141,11 +142,11 @@ class NodeSum:
 
 
 class GridSum:
-    """The mean of all clients' models, of the sums of the nodes. ``sent``: the model
-    that they trained; ``name``: of its record.
+    """The mean of all clients' models, from the sums of the nodes. ``sent``: the model
+    that was sent; ``name``: the name of its record.
 
-    If ``sums``, the replies are sums of whole numbers: then the first is given the
-    total, the others zeros.
+    If ``sums``, the replies are sums of whole numbers. Then the first reply gets the
+    total, the others get zeros.
     """
 
     def __init__(self, sent: RecordDict, sums: bool = False) -> None:
@@ -156,13 +157,13 @@ class GridSum:
         self.sum = WholeSum(length_of_sums(sent)) if sums else ExactSum(sum(self.sizes) + 1)
 
     def merge(self, content: RecordDict) -> None:
-        """Add a node's sum. Raises ``ValueError`` if it is none of such a model."""
+        """Add a node's sum. Raises ``ValueError`` if it does not fit the model."""
         (record,) = arrays_of(content)
         self.sum.merge(read(record[PARTS]))
 
     def give(self, replies: Sequence[Message]) -> None:
-        """Put the mean into the clients' replies, each of which gets a record of its
-        own with the same arrays.
+        """Put the mean into the clients' replies. Each gets its own record with the
+        same arrays.
         """
         if isinstance(self.sum, WholeSum):
             for place, reply in enumerate(replies):

@@ -1,10 +1,9 @@
-"""Wire format of a message for many clients, and of their answers: both halves of
+"""Wire format of a message for many clients, and of their replies; used by
 ``node_grid`` and ``node_app``.
 
-A packed content is a RecordDict of records named "0", "1", ..., each of them once
-however many clients it is for, and an index that says, as JSON, which client gets which
-of them under which name. Nothing in it is executed when it is read; a malformed one is
-a ``ValueError``.
+A packed content is a RecordDict of records named "0", "1", ... A record that several
+clients get is in it once. A JSON index lists, for each client, its records and their
+names. Reading it executes nothing; malformed content raises ``ValueError``.
 """
 
 import json
@@ -15,13 +14,13 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 INDEX = "index"
-#: Types of a message for many clients, and of the question which clients a node has.
+#: Types of a message for many clients, and of a request for a node's list of clients.
 MANY, CLIENTS = "query.many", "query.clients"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One client's part of a packed message. ``facts``: whatever JSON holds;
+    """One client's part of a packed message. ``facts``: values that JSON can hold.
     ``content``, ``state``: records, or ``None``.
     """
 
@@ -31,8 +30,8 @@ class Part:
 
 
 def pack(parts: Iterable[Part], facts: Mapping[str, Any] | None = None) -> RecordDict:
-    """Return the parts, and ``facts`` about all of them, as one content; records that
-    several parts hold are in it once.
+    """Return the parts, and ``facts`` about all of them, as one content. Records that
+    several parts share are in it once.
     """
     table: dict[int, str] = {}
     contents: dict[int, int] = {}
@@ -51,7 +50,7 @@ def pack(parts: Iterable[Part], facts: Mapping[str, Any] | None = None) -> Recor
             layouts.append(layout)
         return contents[id(content)]
 
-    kept = list(parts)  # alive until the end: records are recognised by their identity
+    kept = list(parts)  # keeps the records alive: they are compared by id
     for part in kept:
         row: dict[str, Any] = {"facts": part.facts}
         if part.content is not None:
@@ -67,8 +66,8 @@ def pack(parts: Iterable[Part], facts: Mapping[str, Any] | None = None) -> Recor
 
 
 def unpack(packed: RecordDict) -> tuple[dict[str, Any], list[Part]]:
-    """Return what :func:`pack` was given; every part has records of its own, so that
-    one client's changes are not another's.
+    """Return the arguments of :func:`pack`. Each part gets its own copies of records,
+    so that a client's changes do not affect others.
 
     Raises ``ValueError`` if the content is malformed.
     """
@@ -79,17 +78,17 @@ def unpack(packed: RecordDict) -> tuple[dict[str, Any], list[Part]]:
         def content(row: dict[str, Any], kind: str) -> RecordDict | None:
             if kind not in row:
                 return None
-            found = RecordDict()
+            records = RecordDict()
             for name, key in layouts[int(row[kind])]:
-                found[name] = packed[key].copy()
-            return found
+                records[name] = packed[key].copy()
+            return records
 
         parts = [
             Part(dict(row["facts"]), content(row, "content"), content(row, "state"))
             for row in index["parts"]
         ]
         return dict(index["facts"]), parts
-    except Exception as error:  # whatever a node may have written
+    except Exception as error:  # a node may have sent anything
         raise ValueError(
             f"a message for many clients cannot be read: {type(error).__name__}: {error}"
         ) from None

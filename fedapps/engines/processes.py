@@ -1,10 +1,10 @@
 """Start and end the programs of one run: locate them, choose ports, leave no process
 behind.
 
-Everything a run starts inherits an environment variable whose value is unique to the
-run. By it the run's processes are found again, wherever they are in the process tree,
-and no others are ever touched. Linux shows the environment of a process in /proc;
-elsewhere the leader's process group is used instead.
+Everything that a run starts inherits an environment variable with a value unique to the
+run. It identifies the run's processes anywhere in the process tree, so that no others
+are touched. Linux shows the environment of a process in /proc; elsewhere the leader's
+process group is used instead.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ PROC = Path("/proc")
 
 
 def threads(count: int) -> dict[str, str]:
-    """Return the environment variables that give the numerical libraries of a process
-    ``count`` threads.
+    """Return the environment variables that limit the numerical libraries of a process
+    to ``count`` threads.
     """
     return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(count))
 
@@ -41,7 +41,8 @@ def program(name: str) -> Path:
         if (folder / name).exists():
             return folder / name
     raise UserError(
-        f"{name} is not installed beside {sys.executable}: pip install 'flwr[simulation]' there"
+        f"{name} is not installed next to {sys.executable}: install it there with pip install "
+        "'flwr[simulation]'"
     )
 
 
@@ -56,7 +57,7 @@ def checked_port(port: int) -> int:
     """Return `port` if a server can listen on it; raises UserError if not."""
     if not 1 <= port <= 65535:
         raise UserError(
-            f"port = {port}, but ports are 1..65535: choose one of these, or none to get a free one"
+            f"port = {port}: choose a port in 1..65535, or leave it out to get a free one"
         )
     with socket.socket() as probe:
         # As the server does: a recently closed connection does not block the port, a
@@ -67,16 +68,16 @@ def checked_port(port: int) -> int:
         except OSError as error:
             reason = (error.strerror or "not usable").lower()
             raise UserError(
-                f"port = {port}, but it cannot be used ({reason}): choose another one, or none to "
-                "get a free one"
+                f"port = {port}: it cannot be used ({reason}): choose another one, or leave it "
+                "out to get a free one"
             ) from None
     return port
 
 
 def answers(connect: Callable[[], socket.socket], authority: Path | None = None) -> bool:
-    """Return whether a healthy SuperLink answers on the connection that `connect`
-    makes, which raises OSError where it cannot. authority: the CA certificate that
-    signs the SuperLink's; None: plain HTTP.
+    """Return whether a healthy SuperLink answers on the connection made by `connect`,
+    which raises OSError if it fails. authority: the CA certificate that signed the
+    SuperLink's; None: plain HTTP.
     """
     connection = http.client.HTTPConnection("127.0.0.1")
     try:
@@ -96,22 +97,22 @@ def marked(mark: str) -> list[int]:
     """Return the ids of the running processes whose environment contains `mark`
     ("NAME=value"), excluding this one.
     """
-    wanted, found = mark.encode(), []
+    wanted, processes = mark.encode(), []
     for entry in PROC.iterdir() if PROC.is_dir() else ():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):  # the process has ended, or is another user's
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+                    processes.append(int(entry.name))
+    return processes
 
 
 def signal_marked(mark: str, number: signal.Signals) -> bool:
     """Send a signal to the processes with `mark`; return whether there are any."""
-    found = marked(mark)
-    for process in found:
+    processes = marked(mark)
+    for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
-    return bool(found)
+    return bool(processes)
 
 
 def end_marked(mark: str, leader: "subprocess.Popen[bytes] | None", patience: float) -> None:
@@ -162,8 +163,8 @@ class Guard:
         root = Path(__file__).resolve().parents[2]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fedapps.engines.processes", mark, str(folder)],
-            # end-of-file is the signal; the kernel delivers it however this process
-            # ends
+            # End-of-file on this pipe starts the cleanup. The kernel sends it whenever
+            # and however this process ends.
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -173,7 +174,7 @@ class Guard:
         )
 
     def release(self) -> None:
-        """Let the helper remove the folder and end; return when it has."""
+        """Let the helper remove the folder, and wait for its end."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()

@@ -1,11 +1,11 @@
 """A private SuperLink: started on a loopback port in a clean environment, controlled
 through the `flwr` command, and ended.
 
-`flwr run` alone uses whatever SuperLink answers on its fixed port, with that
-SuperLink's working directory and environment. Here each has an empty working directory
-(Ray puts it first on its workers' import path), its own Flower home and its own Ray
-folder, all in one temporary folder. The path of the home also marks its processes, by
-which they are found.
+`flwr run` alone uses any SuperLink that answers on its fixed port, with that
+SuperLink's working directory and environment. Here each SuperLink has an empty working
+directory (Ray puts it first on its workers' import path), its own Flower home and its
+own Ray folder, all in one temporary folder. The path of the home also identifies its
+processes.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from fedapps.errors import RunFailed
 from strategies.base.flower_private import EXIT, HARMLESS
 
 TICK = 0.1  # seconds between two calls of `poll`
-# timeout for the SuperLink to answer, for one `flwr` command, for the run's first line
-# of log
+# timeout for the SuperLink's answer, for one `flwr` command, and for the first line of
+# the run's log
 START_SECONDS = 120.0
 # timeout of each graceful step of shutting down, before the next, more forceful one
 STOP_SECONDS = 10.0
@@ -37,8 +37,8 @@ LONGEST_TEMP_DIR = 24
 
 
 class Connection:
-    """Runs `flwr` commands in an environment of their own, in which the connection
-    `own` is a SuperLink.
+    """Runs `flwr` commands in a separate environment, in which the connection `own` is
+    a SuperLink.
 
     base: folder for their output; programs start in its subfolder `cwd`. environment:
     of everything started. poll: called about ten times a second by every method that
@@ -105,7 +105,9 @@ class Connection:
     def check_alive(self) -> None:
         """Raise RunFailed if the SuperLink has ended."""
         if not self.alive():
-            raise RunFailed(f"Flower's SuperLink has ended: {reason_of(self.log_text())}")
+            raise RunFailed(
+                f"Flower's SuperLink has ended unexpectedly: {reason_of(self.log_text())}"
+            )
 
     def stop_run(self, run_id: str) -> None:
         """Ask the SuperLink to stop a run, within a bounded time."""
@@ -164,8 +166,8 @@ class SuperLink(Connection):
             self.process = self.spawn(command, log)
 
     def start(self) -> None:
-        """Start the SuperLink if need be; wait until it answers. Raises RunFailed with
-        the end of its log if it does not, or NoWall.
+        """Start the SuperLink if necessary, and wait until it answers. Raises RunFailed
+        with the end of its log if it does not, or NoWall.
         """
         if self.process is None:
             self.launch()
@@ -177,10 +179,10 @@ class SuperLink(Connection):
             self.tick()
 
     def _build_wall(self) -> None:
-        said = self.base / "wall.log"
-        with said.open("wb") as log:
+        path = self.base / "wall.log"
+        with path.open("wb") as log:
             holder = self.holder = self.spawn(HOLD, log)
-        self.wall = Wall.of(holder.pid, said.read_text, lambda: holder.poll() is None)
+        self.wall = Wall.of(holder.pid, path.read_text, lambda: holder.poll() is None)
 
     def alive(self) -> bool:
         """Return whether the SuperLink is running."""
@@ -226,21 +228,21 @@ def one_line(text: str) -> str:
 
 
 def reason_of(log: str) -> str:
-    """Return the reason why a Flower program ended, taken from its log: its last words
-    that are an error's, on one line.
+    """Return the reason why a Flower program ended, on one line: the last error in its
+    log.
 
-    A program that is killed says none, and the last line before, of level INFO, is no
-    reason ("uvicorn.error" is a logger's name).
+    A program that is killed logs no error. Its last line, of level INFO, is not a
+    reason ("uvicorn.error" is the name of a logger).
     """
     exits = EXIT.findall(log)
     errors = [
         line for line in log.splitlines() if "error" in line.lower() and not HARMLESS.match(line)
     ]
-    said = exits or errors
+    reasons = exits or errors
     return (
-        one_line(said[-1])
-        if said
-        else "its log gives no reason; it was killed, by someone or for want of memory"
+        one_line(reasons[-1])
+        if reasons
+        else "its log gives no reason; it was probably killed, by a user or out of memory"
     )
 
 
@@ -279,11 +281,10 @@ def _environment(given: Mapping[str, str], base: Path, programs: Path, cpus: int
     ray = {
         "RAY_TMPDIR": str(base / "ray"),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # two processes that Flower's simulation has no use for: its own are started
-        # later
+        # saves two processes that Flower's simulation does not use
         "RAY_prestart_worker_first_driver": "0",
-        # otherwise some of Ray's processes overwrite the environment that marks them
-        # with their title
+        # otherwise the titles of some Ray processes overwrite the environment that
+        # identifies them
         "SPT_NOENV": "1",
     }
     return environment_of(given, base / "home", programs, cpus) | ray

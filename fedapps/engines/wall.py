@@ -1,13 +1,13 @@
 """A wall around the programs of a run or of a deployment on one machine: a private
 network namespace.
 
-A SuperLink on the loopback interface takes runs, which are code, from every process of
-the machine that knows its port, whoever started it; the SuperNodes' and Ray's ports are
-as open. Flower 1.41 can ask nobody for a name without an identity provider, and none of
-its programs listens on a Unix socket (docs/deployment.md says what was tried). So
-everything starts inside a network namespace where the system lets a user make one: its
-loopback interface is another one, which only processes inside see, and only its user,
-and root, can enter it. There is no other interface in it, hence no network.
+Every process of the machine that can reach the SuperLink's port can start a run, and a
+run executes code as your user. The ports of SuperNodes and Ray are as open. Flower 1.41
+cannot authenticate users without an identity provider, and none of its programs listens
+on a Unix socket (docs/deployment.md lists what was tried). So everything starts inside
+a network namespace, if the system lets a user create one. It has its own loopback
+interface, which only processes inside can reach, and only its user and root can enter
+it. It has no other interface, so there is no network.
 """
 
 import errno
@@ -25,14 +25,14 @@ from pathlib import Path
 from fedapps.errors import RunFailed
 
 PROGRAM = Path(__file__).with_name("namespace.py")
-SECONDS = 10.0  # for the namespace to be made: milliseconds, on a machine that is not overloaded
-SESSIONS = Path("/run/systemd/users")  # one file a user; there is no utmp any more on some systems
-FIRST_PERSON = 1000  # the least number of a user who is a person
+SECONDS = 10.0  # timeout for making the namespace, which usually takes milliseconds
+SESSIONS = Path("/run/systemd/users")  # one file per user; some systems have no utmp any more
+FIRST_PERSON = 1000  # the lowest user id of a person
 HOLD = [sys.executable, "-I", "-S", str(PROGRAM), "hold"]
 
 
 class NoWall(RunFailed):
-    """Why no namespace can be made here, in some words."""
+    """The reason why no namespace can be made here."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Wall:
     kind: str
 
     @classmethod
-    def of(cls, holder: int, said: Callable[[], str], alive: Callable[[], bool]) -> "Wall":
-        """Return the wall that a process started with HOLD makes, once it is ready.
-        ``said``: its output. Raises NoWall.
+    def of(cls, holder: int, output: Callable[[], str], alive: Callable[[], bool]) -> "Wall":
+        """Wait until the process ``holder``, started with HOLD, is ready, and return
+        its wall. ``output`` returns the text that it printed. Raises NoWall.
         """
         deadline = time.monotonic() + SECONDS
         while True:
             ended = not alive()
-            words = said().strip().rpartition("\n")[2]
+            words = output().strip().rpartition("\n")[2]
             if words.startswith("ready "):
                 if os.readlink(f"/proc/{holder}/ns/net") == os.readlink("/proc/self/ns/net"):
-                    raise NoWall("its network namespace is not its own")
+                    raise NoWall("the process is not in a separate network namespace")
                 return cls(holder, words.split()[1])
             if ended or time.monotonic() > deadline:
                 raise NoWall(words.removeprefix("no namespace: ") or "no namespace was made")
@@ -91,19 +91,19 @@ class Wall:
                 words, descriptors, *_ = socket.recv_fds(ours, 16, 1)
         if descriptors:
             made = socket.socket(fileno=descriptors[0])
-            made.settimeout(seconds)  # also since it is not a blocking one where it comes from
+            made.settimeout(seconds)  # it arrives as a non-blocking socket
             return made
         number = int(words or errno.ENETUNREACH)
         raise OSError(number, os.strerror(number))
 
 
 @lru_cache(maxsize=1)
-def obstacle() -> str:
-    """Return why no wall can be built on this system, or "". Tried with a namespace
-    that is given up at once.
+def no_wall_reason() -> str:
+    """Return the reason why no wall can be built on this system, or "". It makes a
+    namespace to find out, and ends it at once.
     """
     if sys.platform != "linux":
-        return "network namespaces are Linux's"
+        return "only Linux has network namespaces"
     try:
         _nsenter()
         with subprocess.Popen(HOLD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as holder:
@@ -115,33 +115,32 @@ def obstacle() -> str:
             finally:
                 holder.kill()
     except (NoWall, OSError) as error:
-        # Nobody listens inside: a refusal, by the loopback interface of the namespace,
-        # is what shall be.
+        # Nothing listens inside, so the loopback interface of the namespace must refuse
+        # the connection.
         return "" if isinstance(error, ConnectionRefusedError) else str(error)
-    return "somebody listens inside"
+    return "another program listens in the new namespace"
 
 
-def choice(refused: str = "") -> tuple[bool, str]:
-    """Return whether a run that opens ports shall be behind a wall, and what is to be
-    said to the user, or "".
+def decide_wall(refused: str = "") -> tuple[bool, str]:
+    """Return whether a run that opens ports is put behind a wall, and a warning for the
+    user or "".
 
-    refused: why it shall not, if so.
+    refused: the reason if no wall is wanted.
     """
-    if not (reason := refused or obstacle()):
+    if not (reason := refused or no_wall_reason()):
         return True, ""
     others = neighbours()
     if not others:
         return False, ""
     return False, (
-        f"warning: {', '.join(others)}: logged in here, too. Every process of this machine can "
-        "reach the SuperLink and start code "
-        f"under your name ({reason}): on a shared machine choose --engine inline, which opens no "
-        "port"
+        f"warning: other users are logged in ({', '.join(others)}). Every process of this machine "
+        f"can reach the SuperLink and execute code as your user ({reason}). On a shared machine "
+        "choose --engine inline, which opens no port"
     )
 
 
 def connect(wall: Wall | None, port: int, seconds: float) -> socket.socket:
-    """Return a connection to 127.0.0.1:port, behind a wall or without one. Raises
+    """Return a connection to 127.0.0.1:port, inside the wall if there is one. Raises
     OSError.
     """
     return (
@@ -152,20 +151,20 @@ def connect(wall: Wall | None, port: int, seconds: float) -> socket.socket:
 
 
 def entered(wall: Wall | None, command: Sequence[str]) -> list[str]:
-    """Return the command that runs ``command`` behind a wall, or without one."""
+    """Return the command that runs ``command``, inside the wall if there is one."""
     return wall.enter(command) if wall else list(command)
 
 
 def _nsenter() -> str:
-    found = shutil.which("nsenter") or shutil.which("nsenter", path="/usr/bin:/bin:/usr/sbin")
-    if not found:
-        raise NoWall("nsenter, of util-linux, is not installed")
-    return found
+    path = shutil.which("nsenter") or shutil.which("nsenter", path="/usr/bin:/bin:/usr/sbin")
+    if not path:
+        raise NoWall("nsenter (package util-linux) is not installed")
+    return path
 
 
 def neighbours() -> list[str]:
-    """Return the names of the other users who are logged in, as far as the system says;
-    never raises.
+    """Return the names of the other users who are logged in, as far as the system shows
+    them. Never raises.
     """
     try:
         import pwd
@@ -179,14 +178,12 @@ def neighbours() -> list[str]:
                 for entry in SESSIONS.iterdir()
                 if entry.name.isdigit()
             }
-        # Not oneself; nor root, who can do everything anyway; nor the screen that asks
-        # for a name.
+        # without this user, root (who can do everything anyway) and the login screen
         return sorted(
             name
             for name in names
             if people.get(name, FIRST_PERSON) >= FIRST_PERSON and people.get(name) != os.getuid()
         )
-    # a user without a name, no `who`, /run not readable: a warning is not worth a
-    # failure
+    # A user without a name, no `who`, /run not readable: skip the warning, do not fail.
     except Exception:
         return []

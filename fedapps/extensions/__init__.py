@@ -1,1 +1,1 @@
-"""What other projects bring: code named by a setting, installed packages."""
+"""Extensions: the user's own code, named by a setting, and installed packages."""

@@ -1,12 +1,12 @@
-"""Methods, tasks and nets that installed packages register by entry points, and then
-are chosen by name like ours.
+"""Methods, tasks and nets that installed packages register by entry points. They are
+chosen by name, like ours.
 
     [project.entry-points."fedapps.methods"]
     fedexp = "my_package.methods:METHOD"
 
 Groups: ``fedapps.methods``, ``fedapps.tasks``, ``fedapps.models``. The names are read
-from the packages' metadata, once a process and only where a name is none of ours; a
-package is imported when what it registers is used.
+from the packages' metadata, once per process and only for a name that is not ours. A
+package is imported when one of its entries is used.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ GROUPS = {"method": "fedapps.methods", "task": "fedapps.tasks", "model.name": "f
 
 @dataclass(frozen=True)
 class Registered:
-    """A name, what it stands for as ``module:name``, and the package that registers
+    """A registered name, the object as ``module:name``, and the package that registers
     it.
     """
 
@@ -31,26 +31,26 @@ class Registered:
 
 @lru_cache
 def registered(key: str) -> dict[str, Registered]:
-    """Return what packages register for the setting ``key``, by name; of several of one
-    name that of the first package.
+    """Return the entries that packages register for the setting ``key``, by name. If
+    several packages register a name, the first package counts.
     """
-    from importlib.metadata import entry_points  # late: most commands need none
+    from importlib.metadata import entry_points  # imported late: most commands need none
 
-    found: dict[str, Registered] = {}
+    entries: dict[str, Registered] = {}
     for point in sorted(
         entry_points(group=GROUPS[key]),
         key=lambda point: (point.dist.name if point.dist else "", point.name),
     ):
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "?"
-        found.setdefault(
+        entries.setdefault(
             point.name, Registered(point.name, f"{point.module}:{point.attr}", package)
         )
-    return found
+    return entries
 
 
 def reference_of(key: str, name: object) -> str | None:
-    """Return what the value ``name`` of the setting ``key``, none of ours, stands for
-    as ``module:name``; ``None``: nothing.
+    """Return the object that ``name``, a value of the setting ``key``, stands for as
+    ``module:name``; ``None`` if it is unknown. Our own names are not looked up.
     """
     if not isinstance(name, str) or not name:
         return None

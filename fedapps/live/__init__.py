@@ -1,1 +1,1 @@
-"""Following a run or a sweep in the browser."""
+"""Pages and progress displays that follow a run or a sweep."""

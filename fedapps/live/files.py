@@ -1,4 +1,4 @@
-"""What the files of a run, or of a sweep's runs, tell while they are being written."""
+"""Reads the state of a run or a sweep from its files while they are being written."""
 
 import time
 from pathlib import Path
@@ -13,35 +13,29 @@ FILES = (
     "curves.json",
     "summary.json",
 )
-# seconds without a change after which a run may have been killed, and at least so many
-# rounds' time:
+# A run may have been killed if nothing changes for this many seconds, and for the time
+# of this many rounds.
 QUIET = 60.0
 _QUIET_ROUNDS = 20
-_WINDOW = 10  # rounds whose seconds tell the time left
+_WINDOW = 10  # rounds that the time left is estimated from
 
 
 def runs_of(folder: Path) -> dict[str, Path]:
-    """Return the folders of a sweep's runs by name; none if ``folder`` is no
-    sweep's.
-    """
+    """Return the folders of a sweep's runs by name; {} if ``folder`` holds no sweep."""
     cells = folder / "cells"
-    found = sorted(path for path in cells.iterdir() if path.is_dir()) if cells.is_dir() else []
-    return {path.name: path for path in found}
+    runs = sorted(path for path in cells.iterdir() if path.is_dir()) if cells.is_dir() else []
+    return {path.name: path for path in runs}
 
 
 def is_watchable(folder: Path) -> bool:
-    """Return whether a folder holds a run or a sweep, perhaps one that has just
-    begun.
-    """
+    """Return whether a folder holds a run or a sweep, even if it has only begun."""
     return (folder / "cells").is_dir() or any(
         (folder / name).is_file() for name in (*FILES, "run.log")
     )
 
 
 def seconds_left(run: RunFolder) -> float | None:
-    """Return about how long a run still takes, by its last rounds; ``None`` if nothing
-    is known of it.
-    """
+    """Return the estimated seconds left, from the last rounds; ``None`` if unknown."""
     times = _seconds(run)
     if not times or run.num_rounds is None:
         return None
@@ -54,14 +48,16 @@ def patience(run: RunFolder) -> float:
 
 
 def last_written(folder: Path) -> float:
-    """Return when a run wrote last (seconds, Unix), or now if it has not."""
+    """Return the time of a run's last change (seconds, Unix), or now if there
+    is none.
+    """
     times = [path.stat().st_mtime for name in FILES if (path := folder / name).is_file()]
     return max(times, default=time.time())
 
 
 def is_quiet(run: RunFolder, now: float) -> bool:
-    """Return whether a run that has not ended has written nothing for longer than its
-    rounds explain, at ``now`` (seconds, Unix).
+    """Return whether an unfinished run has written nothing for longer than its rounds
+    usually take. ``now``: seconds, Unix.
     """
     return run.state == "running" and now - last_written(run.path) > patience(run)
 

@@ -1,10 +1,9 @@
-"""A page that follows a run, or the runs of a sweep, while they write: what `fedapps
-watch` serves.
+"""The page of `fedapps watch`, which follows a run or the runs of a sweep.
 
-It reads the files that a run writes anyway, in a process of its own, and only when a
-page asks and something has changed. It listens on the loopback interface; who does not
-know the token in the address, or asks under another name than this machine's own, gets
-nothing. No path of a request is ever looked for on the disk.
+A separate process reads the files of the run when a page requests them and they have
+changed. It listens on the loopback interface. It refuses requests that lack the token
+in the address, or whose Host header is not a name of this machine. Paths in requests
+are never opened as files.
 """
 
 import hmac
@@ -37,8 +36,8 @@ from fedapps.live.sweep import Sweep
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.results.report import report_body, report_title
 
-SHARE = 0.03  # of a core, that making the page anew may take
-_GRACE = 5.0  # seconds in which a page may still fetch the end of a run
+SHARE = 0.03  # share of a core that updates of the page may use
+_GRACE = 5.0  # seconds in which a page can still fetch the end of a run
 
 _LIVE = r"""
 (() => {
@@ -46,7 +45,7 @@ _LIVE = r"""
 let stamp = document.querySelector("main").dataset.stamp, failed = 0;
 const note = document.body.appendChild(document.createElement("p"));
 note.id = "gone"; note.hidden = true; note.setAttribute("role", "status");
-note.textContent = "No longer served: this is the last that was seen.";
+note.textContent = "Connection lost: this page is no longer updated.";
 function put(news) {
   const main = document.querySelector("main"), open = {};
   const at = document.activeElement, focus = at && at.dataset.name;
@@ -82,10 +81,11 @@ setTimeout(look, 1000);
 
 
 def admitted(path: str, host: str | None, token: str, port: int) -> str | None:
-    """Return what a request asks for behind the token; ``None`` if it must get nothing.
+    """Return the part of a request's path after the token; ``None`` if the request must
+    be refused.
 
-    ``host``: its Host header. Only this machine's own names count, so that no page
-    elsewhere reaches the server under its own name.
+    ``host``: its Host header. Only this machine's own names are accepted, so that
+    foreign pages cannot reach the server through DNS rebinding.
     """
     if host not in (f"127.0.0.1:{port}", f"localhost:{port}"):
         return None
@@ -94,8 +94,8 @@ def admitted(path: str, host: str | None, token: str, port: int) -> str | None:
 
 
 def news(folder: Path, now: float, sweep: Sweep | None = None) -> dict[str, str]:
-    """Return title, body and palette of the page of a run or a sweep as it is now;
-    ``sweep``: what is known of it from before.
+    """Return title, body and palette of the current page of a run or a sweep.
+    ``sweep``: its runs as read earlier.
     """
     if (folder / "cells").is_dir():
         title, body = folder.name, (sweep or Sweep(folder)).body(now)
@@ -113,15 +113,15 @@ def _hope(run: RunFolder, now: float) -> str:
     if run.state != "running":
         return ""
     if is_quiet(run, now):
-        return "Nothing has been written for a while: the run may have been killed."
+        return "Nothing was written for a while: the run may have been stopped."
     left = seconds_left(run)
     return "" if left is None else f"About {seconds_text(left)} left."
 
 
 @dataclass(frozen=True)
 class Known:
-    """The page of a folder as it was: of which ``files``, when it was made (Unix), and
-    the CPU seconds that this took.
+    """The last page of a folder: the stamp of its ``files``, when it was made (Unix),
+    and the CPU seconds that this took.
     """
 
     news: dict[str, str]
@@ -131,8 +131,8 @@ class Known:
 
 
 def is_due(known: Known, files: str, now: float, hurry: bool = False) -> bool:
-    """Return whether a page is to be made anew: large ones wait, so that following a
-    run takes a bounded share of a core.
+    """Return whether a page must be made again. Large pages wait longer, so that
+    updates use a bounded share of a core.
     """
     since = now - known.made
     return since > QUIET or (files != known.files and (hurry or since >= known.cost / SHARE))
@@ -149,8 +149,8 @@ class Pages(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.folder = folder
         self.token = secrets.token_urlsafe(32)
-        self.told: dict[Path, str] = {}  # the last stamp that a page has had
-        self.asked = 0.0
+        self.sent: dict[Path, str] = {}  # the last stamp that was sent to a page
+        self.requested_at = 0.0
         self.hurry = False  # whether the run has ended
         self._known: dict[Path, Known] = {}
         self._sweep = Sweep(folder)
@@ -158,26 +158,26 @@ class Pages(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def current(self, folder: Path) -> dict[str, str]:
-        """Return the news of a folder, made anew if its files have changed, though not
-        more often than the run can bear.
+        """Return the page of a folder, made again if its files have changed, but not so
+        often that it would slow the run.
         """
         with self._lock:
             now, files, known = time.time(), stamp_of(folder), self._known.get(folder)
             if known is None or is_due(known, files, now, self.hurry):
                 began = time.thread_time()
-                made = news(folder, now, self._sweep if folder == self.folder else None)
-                digest = f"{files}-{hash(made['body']) & 0xFFFFFFFF:08x}"
+                page = news(folder, now, self._sweep if folder == self.folder else None)
+                digest = f"{files}-{hash(page['body']) & 0xFFFFFFFF:08x}"
                 known = self._known[folder] = Known(
-                    {**made, "stamp": digest}, files, now, time.thread_time() - began
+                    {**page, "stamp": digest}, files, now, time.thread_time() - began
                 )
             return known.news
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A page that goes away while it is answered is no error."""
+        """Ignore pages that are closed while they are answered."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -190,23 +190,24 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if rest is None:
             return self._answer(404, "text/plain", "not found\n")
-        name, _, what = rest.rpartition("/")
+        name, _, part = rest.rpartition("/")
         folder = self.server.folder if not name else runs_of(self.server.folder).get(name)
-        if folder is None or what not in ("", "news"):
+        if folder is None or part not in ("", "news"):
             return self._answer(404, "text/plain", "not found\n")
-        found = self.server.current(folder)
+        current = self.server.current(folder)
         after = parse_qs(urlsplit(self.path).query).get("after", [""])[0]
-        self.server.told[folder], self.server.asked = found["stamp"], time.monotonic()
-        if what == "news":
-            keys = ("stamp",) if after == found["stamp"] else ("stamp", "title", "body", "palette")
+        self.server.sent[folder], self.server.requested_at = current["stamp"], time.monotonic()
+        if part == "news":
+            changed = after != current["stamp"]
+            keys = ("stamp", "title", "body", "palette") if changed else ("stamp",)
             return self._answer(
-                200, "application/json", json.dumps({key: found[key] for key in keys})
+                200, "application/json", json.dumps({key: current[key] for key in keys})
             )
-        page = html.page(found["title"], [Html(found["body"])], (SCRIPT, _LIVE), "'self'")
+        page = html.page(current["title"], [Html(current["body"])], (SCRIPT, _LIVE), "'self'")
         return self._answer(
             200,
             "text/html; charset=utf-8",
-            page.replace("<main>", f'<main data-stamp="{found["stamp"]}">', 1),
+            page.replace("<main>", f'<main data-stamp="{current["stamp"]}">', 1),
         )
 
     def _answer(self, status: int, kind: str, text: str) -> None:
@@ -226,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal is the run's."""
+        """Print nothing: the terminal belongs to the run."""
 
 
 def watch(folder: Path, port: int = 0, until_end: bool = False) -> int:
@@ -235,13 +236,13 @@ def watch(folder: Path, port: int = 0, until_end: bool = False) -> int:
     """
     folder = folder.expanduser().absolute()
     if not until_end and not is_watchable(folder):
-        raise UserError(f"{folder} holds neither a run nor a sweep: name the results folder of one")
+        raise UserError(f"{folder} holds neither a run nor a sweep: give a results folder")
     try:
         pages = Pages(folder, port)
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"--port {port}: cannot be used ({error}): choose another one, or none to get a free "
-            "one"
+            f"--port {port}: cannot be used ({error}). Choose another port, or omit the option for "
+            "a free one."
         ) from None
     if hasattr(os, "nice"):
         os.nice(10)  # the run comes first
@@ -252,19 +253,19 @@ def watch(folder: Path, port: int = 0, until_end: bool = False) -> int:
         try:
             pages.serve_forever(poll_interval=0.5)
         except KeyboardInterrupt:
-            print("no longer watched", file=sys.stderr)
+            print("stopped watching", file=sys.stderr)
     return 0
 
 
 def _end_after(pages: Pages) -> None:
-    """Wait for the end of standard input, and then until pages that are open have had
-    the end of the run.
+    """Wait for the end of standard input, and then until open pages have fetched the
+    end of the run.
     """
     sys.stdin.buffer.read()
     pages.hurry = True
     until = time.monotonic() + _GRACE
-    while time.monotonic() < until and time.monotonic() - pages.asked < 2 * _GRACE:
-        if pages.told.get(pages.folder) == pages.current(pages.folder)["stamp"]:
+    while time.monotonic() < until and time.monotonic() - pages.requested_at < 2 * _GRACE:
+        if pages.sent.get(pages.folder) == pages.current(pages.folder)["stamp"]:
             break
         time.sleep(0.2)
     pages.shutdown()

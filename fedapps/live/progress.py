@@ -1,10 +1,10 @@
 """Progress display of a run, independent of the engine: it reads the rounds.jsonl that
 the run writes.
 
-On a terminal a live bar; in a notebook a bar in the cell's output; elsewhere (a log, a
-pipe, continuous integration) a few plain lines, which are flushed. The reader keeps its
-position in the file, so polling is cheap when there is nothing new, and a line that is
-still being written is left for the next poll.
+A terminal shows a live bar and a notebook a bar in the cell's output. Elsewhere (a log,
+a pipe, continuous integration) it prints a few plain lines and flushes them. The reader
+remembers its position in the file, so polling is cheap when there is nothing new. A
+line that is still being written is read by the next poll.
 """
 
 import math
@@ -68,7 +68,7 @@ class RoundReader:
 
 
 class Display:
-    """Where a progress display writes: a bar in a terminal, a notebook's cell, or
+    """The output of a progress display: a bar in a terminal, a notebook's cell, or
     lines.
 
     ``console``: by default standard output, with ``stderr`` standard error unless it is
@@ -127,7 +127,7 @@ class Progress(Display):
 
     @property
     def failures(self) -> int:
-        """The number of replies left out in the rounds done so far."""
+        """The number of replies skipped in the rounds done so far."""
         return sum(count for number, count in self._failures.items() if number <= self.done)
 
     def __enter__(self) -> Self:
@@ -171,8 +171,8 @@ class Progress(Display):
             self._print_line()
 
     def note(self, text: str) -> None:
-        """Show a status while no round ends: `starting Ray`, `loading data`, `writing
-        the report`.
+        """Show a status between rounds: `starting Ray`, `loading data`, `writing the
+        report`.
         """
         self._note = one_line(text, 80)
         if self._bar is not None:
@@ -199,7 +199,7 @@ class Progress(Display):
         for record in records:
             evaluated |= self._take(record, quiet=resumed)
             if json_log.chosen() and not resumed:
-                self._tell(record)
+                self._print_json(record)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, description=self._describe())
         elif self._is_due(evaluated):
@@ -208,8 +208,8 @@ class Progress(Display):
 
     def _take(self, record: dict[str, Any], quiet: bool) -> bool:
         """Process one record; return whether it held an evaluation."""
-        # A run resumed from an older checkpoint continues below the last round that it
-        # had reached.
+        # A run resumed from an older checkpoint repeats rounds that it had already
+        # done.
         self.done = record["round"]
         loss = numbers(record.get("train")).get("loss")
         self._loss = loss if loss is not None else self._loss
@@ -262,13 +262,13 @@ class Progress(Display):
             parts.append(self._note)
         return "  ".join(parts)
 
-    def _tell(self, record: dict[str, Any]) -> None:
-        """Print a round, and each reply that was left out, as JSON lines."""
+    def _print_json(self, record: dict[str, Any]) -> None:
+        """Print a round, and each reply that was skipped, as JSON lines."""
         for failure in record.get("failures", []):
-            told = {"round": record["round"], "client": failure["client"]} | self._facts
+            fields = {"round": record["round"], "client": failure["client"]} | self._facts
             print(
                 json_log.line(
-                    "WARNING", f"reply left out: {failure['reason']}", event="failure", **told
+                    "WARNING", f"reply skipped: {failure['reason']}", event="failure", **fields
                 ),
                 flush=True,
             )
@@ -311,6 +311,4 @@ class Progress(Display):
                 one_line(str(failure.get("client")), 40),
                 one_line(str(failure.get("reason")), 200),
             )
-            self._print(
-                f"round {self.done}: reply of client {client} left out: {reason}", style="yellow"
-            )
+            self._print(f"Round {self.done}: skipped client {client}: {reason}", style="yellow")

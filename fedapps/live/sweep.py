@@ -1,8 +1,8 @@
-"""The page of a sweep while it runs: how its runs stand, and the curves of those that
-are going on.
+"""The page of a sweep while it runs: the state of its runs, and the curves of the
+unfinished ones.
 
-Of each run as much is kept as the page shows, and read anew only when its files have
-changed: a sweep may have hundreds of runs.
+A sweep may have hundreds of runs. The page therefore stores only what it shows of each,
+and reads a run again only when its files have changed.
 """
 
 import json
@@ -26,8 +26,8 @@ from fedapps.live.files import last_written, patience, runs_of, stamp_of
 from fedapps.records.reader import read_run
 from fedapps.results.grid_plots import look
 
-LINES = 14  # runs that are drawn one by one: seven colours, each twice
-_POINTS = 160  # of a line, some three pixels each
+LINES = 14  # runs with a line of their own: seven colours in two styles
+_POINTS = 160  # points per line, about three pixels each
 _ORDER = ("failed", "quiet", "running", "interrupted", "completed")
 
 Curve = tuple[list[int], list[float]]  # rounds, values
@@ -35,8 +35,8 @@ Curve = tuple[list[int], list[float]]  # rounds, values
 
 @dataclass(frozen=True)
 class Glance:
-    """What the page shows of one run. ``rest``: seconds after the last news,
-    ``written`` (Unix), when it may have been killed.
+    """What the page shows of one run. ``written``: its last change (Unix).
+    ``patience``: seconds after that until it counts as quiet.
     """
 
     name: str
@@ -47,21 +47,22 @@ class Glance:
     key: str
     value: float
     curves: Mapping[str, Curve]  # by name: the measure's, and "training loss"
-    rest: float
+    patience: float
     written: float
 
     def state_at(self, now: float) -> str:
-        """Return the state, "quiet" for one that has written nothing for longer than
-        its rounds explain.
+        """Return the state; "quiet" for a run that has written nothing for longer than
+        its rounds usually take.
         """
-        return "quiet" if self.state == "running" and now - self.written > self.rest else self.state
+        quiet = self.state == "running" and now - self.written > self.patience
+        return "quiet" if quiet else self.state
 
 
 LOSS = "training loss"
 
 
 def glance(path: Path) -> Glance | None:
-    """Return what is to be seen of the run in a folder; ``None`` if it has just
+    """Return what the page shows of the run in a folder; ``None`` if it has only
     begun.
     """
     try:
@@ -69,8 +70,8 @@ def glance(path: Path) -> Glance | None:
     except UserError:
         return None
     key = next((k for k in (*LEADING_MEANS, *run.evaluation) if k in run.evaluation), "")
-    found = {key: run.series("evaluate").get(key), LOSS: run.series("train").get("loss")}
-    curves = {name: _thinned(curve) for name, curve in found.items() if curve}
+    series = {key: run.series("evaluate").get(key), LOSS: run.series("train").get("loss")}
+    curves = {name: _thinned(curve) for name, curve in series.items() if curve}
     value = run.evaluation.get(key, float("nan"))
     counts = (run.rounds_completed, run.num_rounds, len(run.failures))
     return Glance(
@@ -85,8 +86,8 @@ def _thinned(curve: Curve) -> Curve:
 
 @dataclass
 class Sweep:
-    """The runs of a sweep, as they were last seen, and which line of the charts each
-    that goes on has.
+    """The runs of a sweep as last read, and the place of each unfinished run among the
+    lines of the charts.
     """
 
     folder: Path
@@ -98,13 +99,13 @@ class Sweep:
         runs = self._glances()
         states = {run.name: run.state_at(now) for run in runs}
         counts = Counter(states.values())
-        told = ", ".join(f"{counts[state]} {state}" for state in _ORDER if counts[state])
+        states_text = ", ".join(f"{counts[state]} {state}" for state in _ORDER if counts[state])
         if waiting := max(0, self._planned() - len(runs)):
-            told += f"{', ' if told else ''}{waiting} to come"
+            states_text += f"{', ' if states_text else ''}{waiting} waiting"
         done = not waiting and counts and set(counts) == {"completed"}
         style = "failed" if counts["failed"] else "completed" if done else "running"
         return [
-            html.header(self.folder.name, "", "", style, told or "no run has begun yet"),
+            html.header(self.folder.name, "", "", style, states_text or "no run has begun yet"),
             *self._charts(runs, states),
             html.panel(_table(runs, states)),
         ]
@@ -129,11 +130,11 @@ class Sweep:
             return 0
 
     def _charts(self, runs: Sequence[Glance], states: Mapping[str, str]) -> list[Html]:
-        """Return a chart of the measure and one of the training loss, of the runs that
+        """Return a chart of the measure and one of the training loss, for the runs that
         have them.
         """
-        going = [run for run in runs if states[run.name] in ("running", "quiet")]
-        alone = list(runs) if len(runs) <= LINES else going
+        unfinished = [run for run in runs if states[run.name] in ("running", "quiet")]
+        alone = list(runs) if len(runs) <= LINES else unfinished
         self._give_places([run.name for run in alone])
         charts = []
         for key in dict.fromkeys([*(run.key for run in runs if run.key), LOSS]):
@@ -147,8 +148,8 @@ class Sweep:
         return [html.panel(Html("".join(charts)), "plots")] if charts else []
 
     def _give_places(self, names: Sequence[str]) -> None:
-        """Let every run keep its place among the lines while it goes on, so that its
-        colour stays.
+        """Give every run a place among the lines. An unfinished run keeps its place,
+        and so its colour.
         """
         self._places = {name: place for name, place in self._places.items() if name in names}
         for name in names:

@@ -1,4 +1,4 @@
-"""The process beside a run, or a sweep, that serves the page which follows it."""
+"""Starts the process that serves the page of a run or a sweep."""
 
 import subprocess
 import sys
@@ -9,13 +9,13 @@ from pathlib import Path
 
 @contextmanager
 def watched(folder: Path, wanted: bool) -> Iterator[None]:
-    """Let a process of its own serve a page that follows what is in ``folder``; it ends
-    with this one, however that ends.
+    """Serve a page that follows ``folder`` from a separate process. It ends with this
+    process, even if this one is killed.
     """
     if not wanted:
         yield
         return
     command = [sys.executable, "-m", "fedapps", "watch", str(folder), "--until-end-of-input"]
-    # Ctrl-C is for the run
+    # a new session, so that Ctrl-C reaches only the run
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
-        yield  # then its standard input is closed, and its end waited for
+        yield  # leaving the block closes its standard input and waits for its end

@@ -1,7 +1,7 @@
 """Table of all methods by name: strategy, client, options and tasks. To add a method,
 add an entry (see CONTRIBUTING.md).
 
-A method of the user's own is an entry in a module of theirs, named in settings as
+A user's own method is an entry in the user's module. Settings name it as
 ``module:name``, or by the name that an installed package registers for it.
 """
 
@@ -37,8 +37,8 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(name: object, key: str = "method") -> Method:
-    """Return the method of this name, the value of the setting ``key``. Raises
-    ``UserError``, with the most similar name, if none.
+    """Return the method of this name, which is the value of the setting ``key``. For an
+    unknown name, raises ``UserError`` with the most similar one.
     """
     if name in METHODS:
         return METHODS[str(name)]
@@ -46,59 +46,60 @@ def find_method(name: object, key: str = "method") -> Method:
         return checked_method(key, str(name), load(key, reference, str(name)))
     known = [*METHODS, *registered("method")]
     raise UserError(
-        f"{key} = {name!r}: {nearest(str(name), known)}'fedapps methods' lists all {len(known)}"
+        f"{key} = {name!r}: {nearest(str(name), known)}`fedapps methods` lists all {len(known)}"
     )
 
 
-def checked_method(key: str, name: str, found: object) -> Method:
-    """Return ``found``, what ``name`` stands for. Raises ``UserError`` if it is no
-    entry that could run.
+def checked_method(key: str, name: str, entry: object) -> Method:
+    """Return ``entry``, the object that ``name`` stands for. Raises ``UserError`` if it
+    is not a complete method.
     """
-    if not isinstance(found, Method):
+    if not isinstance(entry, Method):
         what = (
-            f"the class {found.__name__}"
-            if isinstance(found, type)
-            else f"a {type(found).__name__}"
+            f"the class {entry.__name__}"
+            if isinstance(entry, type)
+            else f"of type {type(entry).__name__}"
         )
         raise UserError(
-            f"{key} = {name!r}: is {what}, no fedapps.methods.Method: write METHOD = "
+            f"{key} = {name!r}: is {what}, not a fedapps.methods.Method: write METHOD = "
             "Method(summary=..., strategy=..., client=...)"
         )
-    if found.wrap is None and (found.strategy is None or found.client is None):
-        missing = "strategy" if found.strategy is None else "client"
+    if entry.wrap is None and (entry.strategy is None or entry.client is None):
+        missing = "strategy" if entry.strategy is None else "client"
         raise UserError(
-            f"{key} = {name!r}: has no {missing}: a method has a strategy and a client, or wraps "
-            "another one (wrap)"
+            f"{key} = {name!r}: has no {missing}: give it a strategy and a client, or let it wrap "
+            "another method (wrap)"
         )
-    if found.wrap is not None and not hasattr(found.options, "base"):
+    if entry.wrap is not None and not hasattr(entry.options, "base"):
         raise UserError(
-            f"{key} = {name!r}: wraps a method, but its options have no 'base' that names it"
+            f"{key} = {name!r}: wraps a method, so its options need a field 'base' with the "
+            "method's name"
         )
-    if found.loss is not None and found.wrap is None:
+    if entry.loss is not None and entry.wrap is None:
         raise UserError(
-            f"{key} = {name!r}: has a loss for another method's clients, but does not wrap one "
-            "(wrap)"
+            f"{key} = {name!r}: has a loss for another method's clients, but wraps no method: add "
+            "wrap"
         )
-    if not found.tasks:
+    if not entry.tasks:
         raise UserError(f"{key} = {name!r}: tasks = (): name the tasks that it runs on")
-    check_options(key, name, found.options, found.table)
-    return found
+    check_options(key, name, entry.options, entry.table)
+    return entry
 
 
 def registered_methods() -> tuple[dict[str, Method], list[str]]:
-    """Return the methods that installed packages register, by name, and a line for each
-    that cannot be used.
+    """Return the methods that installed packages register, by name, and one warning for
+    each that cannot be used.
     """
-    found, warnings = {}, []
+    methods, warnings = {}, []
     for name, entry in registered("method").items():
         if name in METHODS:
             warnings.append(
-                f"{entry.package} registers a method {name!r}: the name is one of ours, and stays "
-                "ours"
+                f"{entry.package} registers a method {name!r}, which is ignored: fedapps has a "
+                "method of this name"
             )
             continue
         try:
-            found[name] = find_method(name)
+            methods[name] = find_method(name)
         except UserError as error:
             warnings.append(f"{entry.package}: {error}")
-    return found, warnings
+    return methods, warnings

@@ -31,7 +31,7 @@ def boosting(variant: str) -> StrategyFactory:
         rounds = context.num_rounds
         if options.at_once and rounds > 1:
             raise ValueError(
-                f"at-once = {options.at_once}, num-rounds = {rounds}: there is one round, set "
+                f"at-once = {options.at_once}, num-rounds = {rounds}: at-once takes one round: set "
                 "num-rounds = 1"
             )
         return FFGB(options, variant)
@@ -48,8 +48,8 @@ def boosting_client(variant: str) -> ClientFactory:
         from fedapps.tasks.boosting_oracles import learner_of, oracle_of
 
         oracle, outputs = oracle_of(task, options, variant), task.num_outputs
-        # Trees on a table need no PyTorch, but what the clients of FFGB.L check, the
-        # Lipschitz constant, does.
+        # Trees on a table need no PyTorch, but the clients of FFGB.L check the
+        # Lipschitz constant, which needs it.
         if (
             learner_of(task, options) == "trees"
             and isinstance(task, HasTable)
@@ -68,18 +68,17 @@ def histogram_strategy(
     options: HistogramBoostingOptions, task: Any, context: RunContext
 ) -> Strategy:
     """Return the strategy of histogram boosting for the features of a table. Raises
-    ``UserError`` for what is none.
+    ``UserError`` if the task has no table.
     """
     numbers, outputs = isinstance(task, PredictsNumbers), task.num_outputs
     if not isinstance(task, HasTable):
         raise UserError(
-            "method = 'histogram-boosting': grows trees on the columns of a table: name it in "
-            "regression.source"
+            "method = 'histogram-boosting': needs a table: name one in regression.source"
         )
     if numbers and outputs > 1:
         raise UserError(
-            "method = 'histogram-boosting': predicts one number, regression.label names "
-            f"{outputs}: choose one"
+            "method = 'histogram-boosting': predicts one number, but regression.label names "
+            f"{outputs}: name one"
         )
     return HistogramBoosting(task.num_features, options, numbers)
 
@@ -130,8 +129,8 @@ METHODS: dict[str, Method] = {
         tasks=BOOSTED_TASKS,
     ),
     "histogram-boosting": Method(
-        summary="gradient boosted trees for tables, grown from sums over all clients: those of the "
-        "pooled rows",
+        summary="gradient boosted trees for tables, grown from sums over all clients: the same "
+        "trees as from pooled rows",
         paper="Chen and Guestrin 2016; Ong et al. 2020",
         trait="boosts",
         builds=HistogramBoosting,

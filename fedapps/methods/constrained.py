@@ -50,7 +50,9 @@ def constrained_client(kind: "Callable[[], type[ConstrainedClient]]") -> ClientF
 
 
 def parts(task: Any) -> dict[str, Any]:
-    """Return what every strategy takes from a constrained task beside the domain."""
+    """Return the arguments that every strategy takes from a constrained task, besides
+    the domain.
+    """
     return {"measure": task.measure, "preparation": task.preparation()}
 
 

@@ -34,8 +34,8 @@ def ensemble_client(
 
 
 def library_of(task: Any, options: FedBoostOptions) -> Any:
-    """Return the task's predictor library, that of a folder, or a function that builds
-    one from the clients' predictors.
+    """Return the predictor library of the task or of a folder, or a function that
+    builds one from the clients' predictors.
     """
     if options.library == "clients":
         return Library.from_arrays
@@ -48,7 +48,7 @@ def library_of(task: Any, options: FedBoostOptions) -> Any:
 
 METHODS: dict[str, Method] = {
     "fedboost": Method(
-        summary="weights of an ensemble of pre-trained predictors, a few of them sent a round",
+        summary="weights of an ensemble of pre-trained predictors, a few of them sent per round",
         paper="Hamer, Mohri, Suresh 2020",
         trait="boosts",
         builds=FedBoost,

@@ -1,5 +1,5 @@
-"""Fair methods, each around another one: weights by losses or updates of clients, and
-the loss that PropFair's clients minimise.
+"""Fair methods, which wrap another method: they weight clients by their losses or
+updates, or change the loss (PropFair).
 """
 
 import clients
@@ -42,13 +42,13 @@ METHODS: dict[str, Method] = {
         wrap=AAggFFD,
     ),
     "afl": Method(
-        summary="weights climb the losses: the model for the worst mixture of clients",
+        summary="weights ascend the losses: the model for the worst mixture of clients",
         paper="Mohri et al. 2019",
         trait="re-weights",
         wrap=AFL,
     ),
     "q-fedavg": Method(
-        summary="clients count by a power of their loss, the step by a Lipschitz estimate",
+        summary="weights clients by a power of their loss; step size from a Lipschitz estimate",
         paper="Li et al. 2020 (q-FFL)",
         trait="re-weights",
         page="qfedavg",
@@ -56,7 +56,7 @@ METHODS: dict[str, Method] = {
         table="q-fedavg",
     ),
     "term": Method(
-        summary="clients count by the exponential of their loss",
+        summary="weights clients by the exponential of their loss",
         paper="Li et al. 2021",
         trait="re-weights",
         wrap=TERM,
@@ -75,7 +75,8 @@ METHODS: dict[str, Method] = {
         loss=with_proportional_loss,
         options=with_base(
             PropFairOptions,
-            "any method whose clients train by gradients of a loss; it takes its own table",
+            "any method whose clients train by gradients of a loss; its settings are in its own "
+            "table",
         ),
     ),
 }

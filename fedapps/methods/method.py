@@ -30,22 +30,25 @@ class Method:
     ``strategy``: a Strategy class, or ``strategy(options, task, context) -> Strategy``
     if it takes more than its options; ``builds`` is then its class. ``client``: a class
     of clients that train the task's torch model, or its name in ``clients``, or a
-    factory ``client(options, task, client_id, num_clients, store) -> NumPyClient``. Or
-    ``wrap(strategy, options) -> Strategy`` for a method around another one, named
-    ``base`` in its options, whose strategy and client it uses; or neither (warm-start,
-    which uses those of two other methods). ``loss``: of a method that wraps, what makes
-    the other one's client class minimise its loss; those without decide weights.
+    factory ``client(options, task, client_id, num_clients, store) -> NumPyClient``.
+
+    ``wrap(strategy, options) -> Strategy``: for a method that wraps another one and
+    uses its strategy and client; the field ``base`` of the options names it. ``loss``:
+    for such a method, a function that makes the other method's client class minimise
+    another loss; without it, the method decides weights. Warm-start has none of these:
+    it uses two other methods.
 
     ``all_clients``: needs full participation. ``public``: the server distils on
-    unlabelled images (table ``public``). ``options``: dataclass of the method's own
-    settings table ``table``, or ``None``; by default that of the class's parameter
-    ``options``, with ``base`` if it wraps, and the table has the name of its module in
-    ``strategies``. ``tasks``: tasks it can run on; the first is
-    the default. ``defaults``: settings of the method's default job that differ from the
-    general defaults. ``model``: the meaning of ``model.name = "auto"``, if it differs
-    from the task's. ``synthetic``: produces a set of images (table ``synthetic``); the
-    model is the classifier trained on it. ``page``: the method's page in ``docs``, if
-    it has not the name of the table, or of the method if that has no table.
+    unlabelled images (table ``public``). ``options``: dataclass of the method's
+    settings table ``table``, or ``None``. By default it is the type of the class's
+    parameter ``options``, with ``base`` if the method wraps, and the table is named
+    after the class's module in ``strategies``. ``tasks``: tasks that it can run on; the
+    first is the default. ``defaults``: settings of the method's default job that differ
+    from the general defaults. ``model``: the meaning of ``model.name = "auto"``, if it
+    differs from the task's. ``synthetic``: produces a set of images (table
+    ``synthetic``); the model is the classifier trained on it. ``page``: the method's
+    page in ``docs``; by default named after the table, or after the method if it has no
+    table.
     """
 
     summary: str
@@ -67,7 +70,7 @@ class Method:
     builds: type[Strategy] | None = None
 
     def __post_init__(self) -> None:
-        """Fill in what follows from the classes."""
+        """Fill in the fields that follow from the classes."""
         kind = self.builds or self.strategy or self.wrap
         if isinstance(kind, type):
             object.__setattr__(self, "builds", kind)
@@ -88,18 +91,18 @@ class Method:
 
     @property
     def strategy_factory(self) -> StrategyFactory:
-        """What makes the strategy of a method that does not wrap."""
+        """The factory of the strategy of a method that does not wrap another."""
         return cast(StrategyFactory, self.strategy)
 
     @property
     def client_factory(self) -> ClientFactory:
-        """What makes its clients."""
+        """The factory of its clients."""
         return cast(ClientFactory, self.client)
 
 
 @dataclass(frozen=True)
 class Built:
-    """Factory of strategies of a class that takes its options, if any, and no more."""
+    """Factory of strategies of a class that takes only its options, if any."""
 
     kind: type[Strategy]
     takes_options: bool
@@ -113,16 +116,17 @@ def options_of(kind: type) -> type[Options] | None:
     """Return the options class that the parameter ``options`` of a class is annotated
     with, or ``None``.
     """
-    found = inspect.signature(kind).parameters.get("options")
-    kinds = (found.annotation, *get_args(found.annotation)) if found else ()
+    parameter = inspect.signature(kind).parameters.get("options")
+    kinds = (parameter.annotation, *get_args(parameter.annotation)) if parameter else ()
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, Options)), None)
 
 
 def with_base(
-    kind: type[Options], help: str = "any method that averages by weight; it takes its own table"
+    kind: type[Options],
+    help: str = "any method with a weighted average; its settings are in its own table",
 ) -> type[Options]:
-    """Return an options class like ``kind`` with an additional field ``base``, the
-    method to be wrapped.
+    """Return an options class like ``kind`` with an additional field ``base``, the name
+    of the wrapped method.
     """
     return make_dataclass(
         kind.__name__, [("base", str, option("fedavg", help))], bases=(kind,), frozen=True
@@ -134,8 +138,8 @@ def _class_of(client: "type[FedAvgClient] | str") -> "type[FedAvgClient]":
         return client
     import clients
 
-    found: type[FedAvgClient] = getattr(clients, client)
-    return found
+    kind: type[FedAvgClient] = getattr(clients, client)
+    return kind
 
 
 @dataclass(frozen=True)
@@ -158,8 +162,8 @@ class TorchClient:
     def with_loss(
         self, change: "Callable[[type[FedAvgClient]], type[FedAvgClient]]"
     ) -> "TorchClient":
-        """Return a factory of clients of the class that ``change`` makes of this one;
-        raises ``ValueError`` if it cannot.
+        """Return a factory for the client class that ``change`` returns for this one.
+        Raises ``ValueError`` if the class cannot be changed.
         """
         kind = change(self.kind())
         return TorchClient(lambda: kind)

@@ -50,7 +50,7 @@ def sharing(share: str) -> StrategyFactory:
 
 def declared_head(task: Any, context: RunContext) -> tuple[str, ...]:
     """Return the name prefixes of the head of the task's model. Raises ``UserError`` if
-    it declares none.
+    the model declares no head.
     """
     from clients import partial_sharing
 
@@ -59,18 +59,20 @@ def declared_head(task: Any, context: RunContext) -> tuple[str, ...]:
     except ValueError:
         layers = ", ".join(layers_of(task.work_model()))
         raise UserError(
-            f"model.head = '': {context.model.name!r} declares no head: name it, one of {layers}"
+            f"model.head = '': {context.model.name!r} declares no head: set it to one of {layers}"
         ) from None
 
 
 def fedbn(options: None, task: Any, context: RunContext) -> Strategy:
-    """Return the FedBN strategy; say so if the model has no normalisation layer."""
+    """Return the FedBN strategy; log a warning if the model has no normalisation
+    layer.
+    """
     from algorithms.common.modules import normalisation
 
     if not (own := normalisation(task.work_model())):
         logger.warning(
-            "fedbn: the net has no normalisation layer, so that everything is averaged, as by "
-            "fedavg"
+            "fedbn: the net has no normalisation layer, so all layers are averaged, as in fedavg: "
+            "choose another net"
         )
     return fitting(FedBN(own), task, context)
 
@@ -92,8 +94,7 @@ def pfedme(options: PFedMeOptions, task: Any, context: RunContext) -> Strategy:
     if options.lambda_ * rate > 1:
         raise UserError(
             f"pfedme.lambda = {options.lambda_:g}, but the rate is {rate:g}: their product must be "
-            "at most 1: choose "
-            f"pfedme.rate = {1 / options.lambda_:.3g} or less"
+            f"at most 1: choose pfedme.rate = {1 / options.lambda_:.3g} or less"
         )
     return PFedMe(options)
 
@@ -107,14 +108,14 @@ METHODS: dict[str, Method] = {
         client="LocalClient",
     ),
     "finetune": Method(
-        summary="FedAvg, whose model every client trains further before it uses it",
+        summary="FedAvg; every client fine-tunes the model before using it",
         paper="baseline",
         trait="personalises",
         strategy=Finetune,
         client="FinetuneClient",
     ),
     "superfed-mm": Method(
-        summary="federated and personal model mixed at random, one weight a model",
+        summary="federated and personal model mixed at random, one weight per model",
         paper="Hahn et al. 2022 (SuPerFed-MM)",
         trait="personalises",
         builds=SuPerFed,
@@ -122,7 +123,7 @@ METHODS: dict[str, Method] = {
         client="SuPerFedClient",
     ),
     "superfed-lm": Method(
-        summary="federated and personal model mixed at random, one weight a layer",
+        summary="federated and personal model mixed at random, one weight per layer",
         paper="Hahn et al. 2022 (SuPerFed-LM)",
         trait="personalises",
         builds=SuPerFed,
@@ -175,7 +176,7 @@ METHODS: dict[str, Method] = {
         client="PFedMeClient",
     ),
     "ditto": Method(
-        summary="FedAvg, and beside it a personal model that is pulled to the global one",
+        summary="FedAvg, and a personal model per client that is pulled to the global one",
         paper="Li et al. 2021",
         trait="personalises",
         page="personal-models",
@@ -220,8 +221,8 @@ METHODS: dict[str, Method] = {
         client="FedALAClient",
     ),
     "fedrod": Method(
-        summary="a global model trained with a balanced loss, and a second head of each client's "
-        "own",
+        summary="a global model trained with a balanced loss, and a second, personal head per "
+        "client",
         paper="Chen, Chao 2022",
         trait="personalises",
         strategy=FedRoD,

@@ -32,8 +32,8 @@ SYNTHETIC_JOB: dict[str, bool | int | float | str] = {
 }
 
 
-#: A generator that is averaged needs hundreds of local steps, and few rounds, each of
-#: which costs its size in bytes.
+#: An averaged generator needs hundreds of local steps, but few rounds: in each round
+#: the whole generator is sent.
 GENERATOR_JOB = {**SYNTHETIC_JOB, "num-rounds": 2, "train.local-epochs": 100}
 
 
@@ -61,8 +61,8 @@ def evg_strategy(options: FedEvgOptions, task: Any, context: RunContext) -> Stra
 def evg_client(
     options: FedEvgOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
 ) -> NumPyClient:
-    """Return a FedEvg client, which has its own energy network, and an architecture of
-    its own if several are named.
+    """Return a FedEvg client, which has its own energy network. Architectures differ
+    between clients if ``fedevg.net`` names several.
     """
     from fedapps.models.generative_nets import build_energy_net
 
@@ -82,15 +82,15 @@ def evg_client(
 
 
 def names_of_nets(text: str) -> list[str]:
-    """Return the nets that ``fedevg.net`` names: the k-th is client k's, and so on in
-    turn.
+    """Return the nets that ``fedevg.net`` names. Client k uses the k-th; with more
+    clients than nets, they repeat.
     """
     return [name.strip() for name in text.split(",")]
 
 
 def dm_strategy(options: FedDMOptions, task: Any, context: RunContext) -> Strategy:
-    """Return the FedDM strategy for the task's images. Raises ``UserError`` if they are
-    none.
+    """Return the FedDM strategy for the task's images. Raises ``UserError`` if the
+    samples are not images.
     """
     from fedapps.tasks.set_evaluator import SetEvaluator
 
@@ -155,7 +155,7 @@ def generator_client(name: str) -> ClientFactory:
 
 METHODS: dict[str, Method] = {
     "fedevg": Method(
-        summary="a synthetic data set refined by the clients' energy signals: no network travels",
+        summary="a synthetic data set refined by the clients' energy signals; no network is sent",
         paper="Hahn 2024 (FedEvg)",
         trait="makes data",
         builds=FedEvg,
@@ -168,7 +168,7 @@ METHODS: dict[str, Method] = {
     ),
     "feddm": Method(
         summary="synthetic images that each client makes by distribution matching, pooled by the "
-        "server; one round may do",
+        "server; one round may be enough",
         paper="Xiong et al. 2023",
         trait="makes data",
         page="fedevg",

@@ -10,8 +10,8 @@ from strategies.families.shared_part import SharedPart
 
 
 def composable(method: Method) -> bool:
-    """Return whether a warm start can compose the method: it starts from the task's
-    torch model, and what it sends to the clients are whole models like it.
+    """Return whether a warm start can use the method: it must start from the task's
+    torch model and send whole models to the clients.
     """
     if method.wrap is not None:
         return True

@@ -104,9 +104,8 @@ def imagenet_features() -> dict[str, Tensor]:
     # network errors, disk errors and corrupt files raise exceptions of many types
     except Exception as error:
         raise UserError(
-            f"model.pretrained = true: cannot get the weights ({error}): use a network, put "
-            f"{source.url} into "
-            f"{torch.hub.get_dir()}/checkpoints, or set it to false"
+            f"model.pretrained = true: cannot load the weights ({error}): connect to a network, "
+            f"copy {source.url} to {torch.hub.get_dir()}/checkpoints, or set it to false"
         ) from error
     return {
         name.removeprefix("features."): value
@@ -145,7 +144,8 @@ class M5(Classifier):
     def __init__(self, shape: Shape, num_classes: int) -> None:
         if shape[:2] != (1, 1):
             raise UserError(
-                "model.name = 'm5': a net for sound in one channel: use it with task = 'speech'"
+                "model.name = 'm5': it only takes sound with one channel: use it with task = "
+                "'speech'"
             )
         layers: list[nn.Module] = [nn.Conv1d(1, 64, 80, stride=4)]
         for inputs, outputs in ((64, 64), (64, 128), (128, 256)):
@@ -158,8 +158,8 @@ class M5(Classifier):
         layers += [nn.BatchNorm1d(256), nn.ReLU(), nn.MaxPool1d(4)]
         super().__init__(nn.Sequential(*layers), nn.Linear(256, num_classes))
         with torch.no_grad():
-            # RuntimeError if the sound is too short; the running statistics are reset
-            # later
+            # Raises RuntimeError if the sound is too short. The running statistics are
+            # reset later.
             self(torch.zeros(2, *shape))
 
     def forward(self, x: Tensor) -> Tensor:

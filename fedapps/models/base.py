@@ -15,8 +15,8 @@ class Classifier(nn.Module):
 
     # The head consists of the parameters whose names start with one of these prefixes.
     head: tuple[str, ...] = ("classifier.",)
-    # Whether the net sets its own weights, pretrained or drawn by its own rule; these
-    # are not redrawn.
+    # Whether the net initialises its own weights, pretrained or by its own rule. These
+    # are kept.
     initialised = False
 
     def __init__(self, body: nn.Module, classifier: nn.Module) -> None:
@@ -37,8 +37,8 @@ def features_of(body: nn.Module, shape: Shape) -> int:
 
 
 def draw_weights(model: nn.Module, seed: int) -> None:
-    """Draw all weights from ``seed`` (Xavier normal; biases 0); normalisation layers
-    start as the identity.
+    """Initialise all weights at random from ``seed`` (Xavier normal; biases 0).
+    Normalisation layers start as the identity.
     """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():

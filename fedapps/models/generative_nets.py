@@ -1,7 +1,7 @@
 """Networks of the methods that generate synthetic images: energy-based classifiers, an
 auxiliary-classifier GAN, a conditional VAE.
 
-Weights are drawn from a seed. Sizes and layers follow the program of the dissertation.
+Weights are initialised from a seed. Sizes and layers follow the dissertation's code.
 
 Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
 Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter IV.
@@ -26,7 +26,7 @@ class SpectralLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, outputs) of features (n, inputs)."""
-        # as many rows as classes: far cheaper than an SVD of the weights
+        # one row per class, so this is far cheaper than an SVD of the weights
         gram = self.weight @ self.weight.T
         return functional.linear(
             x, self.weight / torch.linalg.eigvalsh(gram)[-1].clamp(min=1e-12).sqrt(), self.bias
@@ -162,8 +162,8 @@ ENERGY_NETS = {
 
 
 def build_energy_net(name: str, shape: Shape, num_classes: int, seed: int) -> Classifier:
-    """Return an energy net with weights drawn from ``seed`` (Xavier normal; biases
-    0).
+    """Return an energy net with weights initialised from ``seed`` (Xavier normal;
+    biases 0).
     """
     check_choice("net", name, ENERGY_NETS)
     # layers draw weights when they are constructed; these are replaced
@@ -198,7 +198,8 @@ class ACGAN(nn.Module):
         stages = next((s for s in _STAGES if 4 * 2**s >= max(shape[1:])), 0)
         if not stages:
             raise ValueError(
-                f"images of {shape[1]} x {shape[2]}: this net makes up to 64 x 64, set data.resize"
+                f"images of {shape[1]} x {shape[2]}: this net makes at most 64 x 64 pixels: set "
+                "data.resize"
             )
         self.side = 4 * 2**stages
         widths = [hidden * factor for factor in _STAGES[stages]]
@@ -317,7 +318,7 @@ def build_generator(
     kind: type[nn.Module], shape: Shape, num_classes: int, hidden: int, seed: int
 ) -> nn.Module:
     """Return an ``ACGAN`` (weights from N(0, 0.02^2)) or a ``CVAE`` (Xavier normal),
-    drawn from ``seed``; biases are 0.
+    initialised from ``seed``; biases are 0.
     """
     with torch.random.fork_rng(devices=[]):
         net = kind(shape, num_classes, hidden)

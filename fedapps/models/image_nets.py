@@ -1,12 +1,12 @@
-"""Networks for images, windows of sensors and vectors by name; SuPerFed's deep ones:
-``superfed_nets``, AAggFF's: ``aaggff_nets``.
+"""Networks for images, windows of sensors and vectors, by name. The deep nets of
+SuPerFed are in ``superfed_nets``, those of AAggFF in ``aaggff_nets``.
 
-A model is a ``body`` followed by a ``classifier``. Methods that keep one part local ask
-the model which parameters are its head (``model.head``, prefixes of parameter names),
-which is declared explicitly. TwoNN and TwoCNN are the nets of SuPerFed, without biases;
-their head is the part that the source defines as the classifier. Every net accepts all
-images that are large enough for its convolutions; those of dense layers accept windows
-(C, 1, L) and vectors (1, 1, d), too, and ``cnn-1d`` windows.
+A model is a ``body`` followed by a ``classifier``. It declares the parameters of its
+head (``model.head``, prefixes of parameter names), for methods that keep one part
+local. TwoNN and TwoCNN are the nets of SuPerFed, without biases; their head is the part
+that the source defines as the classifier. Every net accepts all images that are large
+enough for its convolutions. Nets of dense layers also accept windows (C, 1, L) and
+vectors (1, 1, d); ``cnn-1d`` accepts windows.
 
 Sources: ``mcmahan_2nn``: McMahan, Moore, Ramage, Hampson, Aguera y Arcas,
 "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
@@ -33,15 +33,15 @@ from fedapps.models.own_net import build_own
 
 
 def logistic(shape: Shape, num_classes: int) -> Classifier:
-    """Multinomial logistic regression on the pixels. All parameters are head: there is
+    """Multinomial logistic regression on the pixels. Head: all parameters, so there is
     no body to share.
     """
     return Classifier(nn.Flatten(), _dense(_size(shape), num_classes))
 
 
 def linear(shape: Shape, num_outputs: int) -> Classifier:
-    """Linear regression: the net of :func:`logistic`, by the name that it has where its
-    outputs are numbers.
+    """Linear regression: the net of :func:`logistic`, under its usual name for numeric
+    outputs.
     """
     return logistic(shape, num_outputs)
 
@@ -99,8 +99,8 @@ def small_cnn(shape: Shape, num_classes: int) -> Classifier:
 
 
 def cnn_1d(shape: Shape, num_classes: int) -> Classifier:
-    """For windows of sensors (C, 1, L): two convolutions over time that halve it, and a
-    hidden layer of 64. Head: both dense layers.
+    """For windows of sensors (C, 1, L): two convolutions over time, each of which
+    halves the length, and a hidden layer of 64. Head: both dense layers.
 
     71,942 parameters for 9 channels, 128 steps and 6 classes.
     """
@@ -194,13 +194,13 @@ ONE_OR_THREE = ("efficientnet-b0",)
 def build_model(
     name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False
 ) -> nn.Module:
-    """Build model ``name`` for samples (C, H, W) with weights drawn from ``seed``
-    (Xavier normal; biases 0, or by the net's own rule).
+    """Build model ``name`` for samples (C, H, W) with weights initialised from ``seed``
+    (Xavier normal and biases 0, or by the net's own rule).
 
     The same arguments give the same weights, and the global random state is not
     changed. ``pretrained``: use published weights for the body. A name with a colon is
-    a net of the user's own (``own_net.py``). Raises UserError for an unknown name,
-    missing pretrained weights, or samples of a shape that the net does not take.
+    the user's own net (``own_net.py``). Raises UserError for an unknown name, missing
+    pretrained weights, or samples of a shape that the net does not accept.
     """
     name = net_for(input_shape) if name == BY_SHAPE else name
     own = name not in MODELS and reference_of("model.name", name)
@@ -214,8 +214,8 @@ def build_model(
             f"{', '.join(PRETRAINED)}, or set it to false"
         )
     _check_shape(name, input_shape)
-    # Layers draw weights when they are constructed. They are replaced below, except in
-    # nets with a rule of their own, hence the seed.
+    # Layers initialise their weights when they are constructed. The weights are
+    # replaced below, except in nets with their own rule, which therefore need the seed.
     with torch_seeded(seed):
         try:
             model = (PRETRAINED if pretrained else MODELS)[name](input_shape, num_classes)
@@ -232,12 +232,12 @@ def build_model(
 
 
 def unknown(name: str, names: Iterable[str]) -> str:
-    """Return what is said of a name that is not one of ``names``."""
+    """Return the error message for a name that is not one of ``names``."""
     names = list(names)
     module = name if name.replace(".", "").isidentifier() else "MODULE"
     return (
-        f"model.name = {name!r}: {nearest(name, names)}choose one of {', '.join(names)}; a net "
-        f"of your own is {module}:NAME"
+        f"model.name = {name!r}: {nearest(name, names)}choose one of {', '.join(names)}, or name "
+        f"your own net as {module}:NAME"
     )
 
 

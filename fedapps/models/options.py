@@ -15,12 +15,13 @@ class ModelOptions(Options):
 
     name: str = option(
         "auto",
-        "a net of fedapps/models, one of a library (timm:, torchvision:, transformers:NAME), or "
-        "one of yours as module:name; "
-        "auto: mlp for images and vectors, cnn-1d for windows, logistic for tables, char-lstm for "
-        "text",
+        "a net of fedapps/models, of a library (timm:, torchvision:, transformers:NAME), or your "
+        "own as module:name; auto: mlp for images and vectors, cnn-1d for windows, logistic for "
+        "tables, char-lstm for text",
     )
-    weights: str = option("", "safetensors file of the weights to start from, by the net's names")
+    weights: str = option(
+        "", "safetensors file with the weights to start from, under the net's parameter names"
+    )
     pretrained: bool = option(
         False,
         "start from published weights (efficientnet-b0, transformers:FOLDER, the DistilBERT of "
@@ -28,14 +29,14 @@ class ModelOptions(Options):
     )
     head: str = option(
         "",
-        'fedper, lg-fedavg, fedrep: layers that are the head, separated by commas; "": as the net '
-        "declares",
+        'fedper, lg-fedavg, fedrep: the layers of the head, separated by commas; "": those that '
+        "the net declares",
     )
 
 
 def local_name(name: str) -> str:
-    """Return the value of ``model.name`` with the path of a folder in full: workers run
-    in another directory.
+    """Return the value of ``model.name``, with the path of a folder made absolute:
+    workers run in another directory.
     """
     path = Path(name.removeprefix(PREFIX)).expanduser()
     return f"{PREFIX}{path.absolute()}" if name.startswith(PREFIX) and path.is_dir() else name

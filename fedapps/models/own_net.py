@@ -1,11 +1,10 @@
-"""A net of the user's own as the model of a run: ``model.name = "my_nets:build"``.
+"""The user's own net as the model of a run: ``model.name = "my_nets:build"``.
 
-``build`` is a function or a class. It is called with ``input_shape`` (channels,
-height, width), ``num_classes`` and ``seed``, without those that it has no parameter
-for, and returns a module that maps samples (n, C, H, W), float, to logits (n,
-num_classes).
-``torchvision:NAME`` and ``timm:NAME`` are the nets of these libraries by their names
-there, ``transformers:NAME`` those of ``fedapps.models.transformers_nets``.
+``build`` is a function or a class. It is called with ``input_shape`` (channels, height,
+width), ``num_classes`` and ``seed``; arguments without a parameter of this name are
+left out. It returns a module that maps samples (n, C, H, W), float, to logits (n,
+num_classes). ``torchvision:NAME`` and ``timm:NAME`` are nets of these libraries,
+``transformers:NAME`` those of ``fedapps.models.transformers_nets``.
 """
 
 import importlib
@@ -30,19 +29,19 @@ KEY = "model.name"
 def build_own(
     name: str, input_shape: Shape, num_classes: int, seed: int, pretrained: bool = False
 ) -> nn.Module:
-    """Return the net ``name``; weights that it draws follow from ``seed``, and the
-    global random state is not changed.
+    """Return the net ``name``, initialised from ``seed``. The global random state is
+    not changed.
 
-    ``pretrained``: with the weights that are kept for it, which only nets of
-    transformers have.
+    ``pretrained``: with pretrained weights, which only nets of transformers have.
 
-    Raises ``UserError`` if there is none, if it cannot be built, or if its outputs have
+    Raises ``UserError`` if the net does not exist, cannot be built, or has outputs of
     another shape.
     """
     build = _hub(name, input_shape, pretrained) or load(KEY, reference_of(KEY, name) or name, name)
     if not callable(build):
         raise UserError(
-            f"{KEY} = {name!r}: is a {type(build).__name__}, no function or class that makes a net"
+            f"{KEY} = {name!r}: is of type {type(build).__name__}: name a function or class that "
+            "makes a net"
         )
     offered = {"input_shape": input_shape, "num_classes": num_classes, "seed": seed}
     with torch_seeded(seed):
@@ -53,14 +52,16 @@ def build_own(
         except Exception as error:
             raise UserError(f"{KEY} = {name!r}: cannot be built: {_first_line(error)}") from error
     if not isinstance(net, nn.Module):
-        raise UserError(f"{KEY} = {name!r}: returned a {type(net).__name__}, no torch.nn.Module")
+        raise UserError(
+            f"{KEY} = {name!r}: returns a {type(net).__name__}: it must return a torch.nn.Module"
+        )
     _check_outputs(name, net, input_shape, num_classes)
     return net
 
 
 def asked_for(name: str, build: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Return those of ``offered`` that ``build`` has parameters for; one that only
-    takes ``**kwargs`` gets ``num_classes``.
+    """Return the arguments among ``offered`` that ``build`` has parameters for. A
+    function that only takes ``**kwargs`` gets ``num_classes``.
     """
     parameters = inspect.signature(build).parameters
     for parameter in parameters.values():
@@ -70,8 +71,8 @@ def asked_for(name: str, build: Callable[..., Any], offered: dict[str, Any]) -> 
         )
         if parameter.name not in offered and not optional:
             raise UserError(
-                f"{KEY} = {name!r}: asks for {parameter.name!r}; it is given {', '.join(offered)}: "
-                "give the others a default"
+                f"{KEY} = {name!r}: its parameter {parameter.name!r} needs a default: only "
+                f"{', '.join(offered)} are given"
             )
     chosen = {key: value for key, value in offered.items() if key in parameters}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -80,8 +81,8 @@ def asked_for(name: str, build: Callable[..., Any], offered: dict[str, Any]) -> 
 
 
 def _hub(name: str, shape: Shape, pretrained: bool) -> Callable[..., nn.Module] | None:
-    """Return what builds a net of a library that keeps many; ``None`` if ``name`` names
-    none.
+    """Return the function that builds a net of a library, or ``None`` if ``name`` does
+    not name one.
     """
     if name.startswith(PREFIX):
         return lambda num_classes: image_classifier(name, shape, num_classes, pretrained)
@@ -113,14 +114,14 @@ def _check_outputs(name: str, net: nn.Module, shape: Shape, num_classes: int) ->
     finally:
         net.train(training)
     if not isinstance(out, torch.Tensor) or out.shape != (2, num_classes):
-        found = (
+        what = (
             f"shape {tuple(out.shape)}"
             if isinstance(out, torch.Tensor)
             else f"a {type(out).__name__}"
         )
         raise UserError(
-            f"{KEY} = {name!r}: of two samples its output is {found}, but there must be "
-            f"{num_classes} logits for each"
+            f"{KEY} = {name!r}: for two samples its output is {what}: it must be {num_classes} "
+            "logits for each sample"
         )
 
 

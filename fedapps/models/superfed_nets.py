@@ -1,9 +1,9 @@
 """Deep networks of SuPerFed: ResNet9, MobileNet and VGG9, without biases.
 
 Layers are normalised in groups of 16 channels (``nn.GroupNorm``), which needs no
-running statistics: those of heterogeneous clients do not average well, and a mixture of
-two models has none. The number of scales and shifts is that of batch normalisation.
-Head of each net: the two dense layers.
+running statistics. Running statistics of heterogeneous clients do not average well, and
+a mixture of two models has none. There are as many scales and shifts as in batch
+normalisation. Head of each net: the two dense layers.
 
 Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
 Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter II.

@@ -35,15 +35,15 @@ class StackedLSTM(Classifier):
 
 
 class _Outputs(nn.Module):
-    """Selects the outputs at all positions from what an LSTM returns."""
+    """Selects the outputs at all positions from the values that an LSTM returns."""
 
     def forward(self, returned: tuple[Tensor, tuple[Tensor, Tensor]]) -> Tensor:
         return returned[0]
 
 
 def build_lstm(vocabulary: int, embedding: int, hidden: int, layers: int, seed: int) -> StackedLSTM:
-    """Return a net with torch's default initialisation, drawn from ``seed``; the global
-    random state is not changed.
+    """Return a net with torch's default initialisation from ``seed``. The global random
+    state is not changed.
     """
     with torch_seeded(seed):
         return StackedLSTM(vocabulary, embedding, hidden, layers)

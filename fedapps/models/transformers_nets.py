@@ -3,8 +3,8 @@ for characters.
 
 NET is a type of net (``vit``, ``resnet``, ``gpt2``) with the library's default sizes, a
 folder with a ``config.json``, or a hub name whose files are in the library's cache.
-Weights are drawn or, with ``model.pretrained``, those of the safetensors files there,
-all but the head. Nothing is fetched, nothing is unpickled, and code that lies beside a
+Weights are random or, with ``model.pretrained``, read from the safetensors files there,
+except for the head. Nothing is downloaded, nothing is unpickled, and code next to a
 config is never run.
 """
 
@@ -24,8 +24,8 @@ HERE = {"local_files_only": True, "trust_remote_code": False}
 
 
 class Logits(nn.Module):
-    """A net of the library as one that maps a tensor to logits. Head: all of it that is
-    not the library's base model.
+    """Wraps a net of the library so that it maps a tensor to logits. Head: all layers
+    outside the library's base model.
     """
 
     def __init__(self, net: Any) -> None:
@@ -42,10 +42,11 @@ class Logits(nn.Module):
 
 
 def image_classifier(name: str, shape: Shape, num_classes: int, pretrained: bool) -> Logits:
-    """Return the net ``name`` for images of this shape; with ``pretrained`` weights of
-    the shape that they are for.
+    """Return the net ``name`` for images of this shape. With ``pretrained``, the net
+    keeps the image shape of its weights.
 
-    Draws from torch's generator. Raises ``UserError`` if there is none.
+    New weights come from torch's random generator. Raises ``UserError`` if the net does
+    not exist.
     """
     library = _library(name)
     config = _config(library, name)
@@ -65,16 +66,16 @@ def image_classifier(name: str, shape: Shape, num_classes: int, pretrained: bool
 
 
 def character_net(name: str, vocabulary: int, length: int, seed: int) -> Logits:
-    """Return the language model ``name`` for texts of ``length`` of ``vocabulary``
-    tokens, with weights drawn from ``seed``.
+    """Return the language model ``name`` for texts of ``length`` tokens out of
+    ``vocabulary``, with weights initialised from ``seed``.
 
-    Raises ``UserError`` if there is none, or if it is none that predicts the next token
-    from those before it.
+    Raises ``UserError`` if the model does not exist, or if it does not predict the next
+    token from those before it.
     """
     library = _library(name)
     config = _config(library, name)
-    # The special tokens of the library's vocabularies have no meaning here; what
-    # follows the end of a text is not scored.
+    # The special tokens of the library's vocabularies have no meaning here. Positions
+    # after the end of a text are not scored.
     for key, value in (
         ("vocab_size", vocabulary),
         ("use_cache", False),
@@ -114,8 +115,8 @@ def _check_causal(name: str, net: Logits, vocabulary: int, length: int) -> None:
         )
     if not torch.allclose(out[:, :-1], other[:, :-1], rtol=1e-4, atol=1e-5):
         raise UserError(
-            f"model.name = {name!r}: sees the characters that it is to predict: choose a causal "
-            "language model, gpt2 say"
+            f"model.name = {name!r}: sees the characters that it must predict: choose a causal "
+            "language model such as gpt2"
         )
 
 
@@ -133,8 +134,8 @@ def _config(library: Any, name: str) -> Any:
         known = list(library.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
         if net not in known:
             raise UserError(
-                f"model.name = {name!r}: {nearest(net, known)}there is no such type of net and no "
-                "such folder"
+                f"model.name = {name!r}: {nearest(net, known)}neither a type of net nor a folder "
+                "has this name"
             )
         return library.AutoConfig.for_model(net)
     try:
@@ -155,8 +156,8 @@ def _trained(kind: Any, name: str, config: Any) -> Any:
     path = Path(net).expanduser()
     if not path.is_dir() and "/" not in net:
         raise UserError(
-            f"model.pretrained = true: {name!r} is a type of net, which has no weights: name a "
-            "folder or a hub name"
+            f"model.pretrained = true: {name!r} is a type of net without weights: choose a folder "
+            "or a hub name"
         )
     chosen = {
         **HERE,
@@ -165,25 +166,24 @@ def _trained(kind: Any, name: str, config: Any) -> Any:
         "output_loading_info": True,
     }
     try:
-        found, report = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             path if path.is_dir() else net, config=config, **chosen
         )
     except Exception as error:
         raise UserError(
-            f"model.pretrained = true: {name!r} no model.safetensors of it can be read: "
-            f"{_line(error)}"
+            f"model.pretrained = true: cannot read model.safetensors of {name!r}: {_line(error)}"
         ) from error
     others = {
         key if isinstance(key, str) else key[0]
         for part in ("missing_keys", "mismatched_keys")
         for key in report[part]
     }
-    if drawn := sorted(key for key in others if key.startswith(f"{found.base_model_prefix}.")):
+    if missing := sorted(key for key in others if key.startswith(f"{model.base_model_prefix}.")):
         raise UserError(
-            f"model.pretrained = true: {name!r} does not have the weights of this net "
-            f"({drawn[0]}): mend the folder"
+            f"model.pretrained = true: {name!r} lacks weights of this net ({missing[0]}): choose a "
+            "folder with complete weights"
         )
-    return found.float()
+    return model.float()
 
 
 def _library(name: str) -> Any:

@@ -13,40 +13,40 @@ from fedapps.errors import UserError
 
 
 def read_weights(net: nn.Module, file: str) -> None:
-    """Give ``net`` the arrays of ``file``, which must have its names and shapes. Raises
-    ``UserError`` naming the first that differs.
+    """Load the arrays of ``file`` into ``net``; names and shapes must be those of the
+    net. Raises ``UserError`` for the first array that differs.
     """
     key = f"model.weights = {file!r}"
     if not Path(file).is_file():
         raise UserError(f"{key}: there is no such file")
     try:
-        found = load_file(file)
+        arrays = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{key}: is no safetensors file: {error}") from None
-    check_arrays(key, found, net)
-    net.load_state_dict(found)
+        raise UserError(f"{key}: is not a safetensors file: {error}") from None
+    check_arrays(key, arrays, net)
+    net.load_state_dict(arrays)
 
 
-def check_arrays(key: str, found: Mapping[str, Tensor], net: nn.Module) -> None:
-    """Raise ``UserError``, which begins with ``key``, unless arrays have the names and
-    shapes of the net's, and finite values.
+def check_arrays(key: str, arrays: Mapping[str, Tensor], net: nn.Module) -> None:
+    """Raise ``UserError``, which begins with ``key``, unless the arrays have the names
+    and shapes of the net's arrays, and finite values.
     """
     wanted = net.state_dict()
-    for name in [*wanted, *found]:
-        if name not in found:
+    for name in [*wanted, *arrays]:
+        if name not in arrays:
             raise UserError(
-                f"{key}: has no array {name!r}, which the model has; {nearest(name, found)}it has "
-                f"{len(found)} arrays"
+                f"{key}: has no array {name!r}, which the model needs; {nearest(name, arrays)}it "
+                f"has {len(arrays)} arrays"
             )
         if name not in wanted:
             raise UserError(
-                f"{key}: has an array {name!r}, which the model has not; "
+                f"{key}: has an array {name!r}, which the model does not have; "
                 f"{nearest(name, wanted)}leave it out"
             )
-        if found[name].shape != wanted[name].shape:
+        if arrays[name].shape != wanted[name].shape:
             raise UserError(
-                f"{key}: array {name!r} has shape {tuple(found[name].shape)}, the model's is "
-                f"{tuple(wanted[name].shape)}"
+                f"{key}: array {name!r} has shape {tuple(arrays[name].shape)}, but the model's "
+                f"array has {tuple(wanted[name].shape)}"
             )
-        if found[name].is_floating_point() and not bool(torch.isfinite(found[name]).all()):
+        if arrays[name].is_floating_point() and not bool(torch.isfinite(arrays[name]).all()):
             raise UserError(f"{key}: array {name!r} holds values that are not finite")

@@ -1,1 +1,1 @@
-"""What a run leaves on disk, written and read."""
+"""Writes and reads the files of a run."""

@@ -1,9 +1,8 @@
 """Checkpoints of a run: the model, the strategy's state and the round, so that a
 resumed run equals an uninterrupted one.
 
-A checkpoint is a folder of safetensors files, named by its round; the old one is
-deleted only after the new one has been written, so that there is a complete one at any
-time.
+A checkpoint is a folder of safetensors files, named by its round. The old one is
+deleted only after the new one has been written, so a complete one always exists.
 """
 
 import json
@@ -31,8 +30,8 @@ class Checkpoints:
     """Callback that writes a checkpoint every ``every`` rounds (0: never) into
     ``folder``.
 
-    ``record``: of the rounds; while it waits for room on the disk there are no
-    checkpoints, or a resumed run would lack rounds in it.
+    ``record``: the files with the rounds. While they wait for disk space no checkpoint
+    is written: a run resumed from it would lack those rounds.
     """
 
     folder: Path
@@ -43,18 +42,17 @@ class Checkpoints:
     record: Files | None = None
 
     def __call__(self, now: Round) -> None:
-        """Write a checkpoint if this round is due; a failure to write is logged and
-        does not end the run.
+        """Write a checkpoint if one is due. An error while writing is logged and does
+        not end the run.
 
-        None is written of a last round that has no sound end: a resumed run must repeat
-        it.
+        A round with a fault gets no checkpoint: a resumed run must repeat it.
         """
         self.latest = None if now.fault else now
         if not now.fault and self.every and now.number % self.every == 0:
             self._try(now)
 
     def keep_last(self) -> None:
-        """Write a checkpoint of the latest round even if it is not due, for a run that
+        """Write a checkpoint of the latest round even if none is due, for a run that
         ends early.
         """
         if self.every and self.latest and self.latest.number != self.last:
@@ -64,16 +62,16 @@ class Checkpoints:
         if self.record is not None and self.record.behind:
             log(
                 WARNING,
-                "no checkpoint after round %d, which is not recorded. The run goes on.",
+                "no checkpoint after round %d: its record is not on disk yet. The run continues.",
                 now.number,
             )
             return
         try:
             self.save(now.number, now.arrays)
         except (OSError, SafetensorError) as error:
-            # it is useless, and the disk may be full
+            # the incomplete checkpoint is useless, and the disk may be full
             shutil.rmtree(self.folder / f"{now.number}.partial", ignore_errors=True)
-            log(WARNING, "no checkpoint after round %d: %s. The run goes on.", now.number, error)
+            log(WARNING, "no checkpoint after round %d: %s. The run continues.", now.number, error)
 
     def save(self, number: int, arrays: ArrayRecord) -> None:
         """Write the checkpoint of a round, then delete older ones."""
@@ -84,7 +82,7 @@ class Checkpoints:
             {name: _whole(array.numpy()) for name, array in arrays.items()},
             partial / "model.safetensors",
         )
-        # safetensors sorts them
+        # the order of the arrays, since safetensors sorts them
         (partial / "names.json").write_text(json.dumps(list(arrays)), encoding="utf-8")
         if isinstance(self.strategy, Stateful):
             state = {name: _whole(value) for name, value in self.strategy.state_dict().items()}
@@ -100,9 +98,9 @@ class Checkpoints:
         """Restore the strategy from the newest checkpoint; return its round and model,
         or (0, empty record) if there is none.
         """
-        if not (found := _rounds(self.folder)):
+        if not (rounds := _rounds(self.folder)):
             return 0, ArrayRecord()
-        self.last = max(found)
+        self.last = max(rounds)
         path = self.folder / str(self.last)
         try:
             names = json.loads((path / "names.json").read_text(encoding="utf-8"))
@@ -114,7 +112,7 @@ class Checkpoints:
             )
         except (SafetensorError, OSError, ValueError) as error:
             raise UserError(
-                f"{path}: the checkpoint cannot be read ({error}): start again with --overwrite"
+                f"{path}: the checkpoint cannot be read ({error}). Start again with --overwrite."
             ) from error
         if isinstance(self.strategy, Stateful):
             self.strategy.load_state_dict(state)

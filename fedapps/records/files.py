@@ -1,5 +1,5 @@
-"""Files of a results folder. A full disk costs neither what is there nor what was to be
-written: that waits until there is room.
+"""Files of a results folder. If the disk is full, existing files stay intact, and new
+text waits until there is space.
 """
 
 import csv
@@ -12,8 +12,8 @@ from typing import Any
 
 
 class Files:
-    """Texts for files in ``folder``: what has been given to ``replace`` and ``append``
-    is there after a ``write`` without error.
+    """Texts for files in ``folder``. ``replace`` and ``append`` collect them, ``write``
+    puts them on disk.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,8 +41,8 @@ class Files:
         where[name] = where.get(name, "") + text
 
     def write(self) -> None:
-        """Write what waits. Raises ``OSError`` if some of it could not be written: it
-        goes on waiting.
+        """Write all waiting texts. Raises ``OSError`` if one could not be written; it
+        keeps waiting.
         """
         failed: OSError | None = None
         for waiting, put in ((self._whole, write_text), (self._more, append_text)):
@@ -64,8 +64,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a file beside ``path``, and put it in its place; without
-    success nothing of it stays.
+    """Let ``write`` make a temporary file, then rename it to ``path``. An error leaves
+    no temporary file.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -78,7 +78,7 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a file; without success it is as long as before."""
+    """Append to a file; an error restores its former length."""
     with path.open("ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         data = memoryview(text.encode())

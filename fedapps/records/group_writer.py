@@ -1,8 +1,8 @@
 """Measures by group of samples, from the sums that clients report: the rows of
 groups.csv, and the gaps for the round's record.
 
-Sums are untrusted. Those that no samples could add up to are left out, and the client
-is named with the reason.
+Sums are untrusted. Sums that no samples could produce are skipped, and the log names
+the client and the reason.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from algorithms.fairness.groups import Groups, add_up, group_gaps, group_measure
 
 #: The name of the sums among a client's metrics.
 SUMS = "group-sums"
-#: The columns of groups.csv after the group's name; the last counts are for two classes
-#: only.
+#: The columns of groups.csv after the group's name. The last four counts exist only for
+#: two classes.
 COLUMNS = (
     "clients",
     "samples",
@@ -37,10 +37,10 @@ COLUMNS = (
 def group_table(
     groups: Groups, metrics: Mapping[int | str, Mapping[str, Any]]
 ) -> tuple[list[list[Any]], dict[str, float], list[dict[str, Any]]]:
-    """Return the table of the groups, the gaps between them, and of each client left
-    out its id and the reason.
+    """Return the table of the groups, the gaps between them, and the id and the reason
+    of each skipped client.
 
-    ``metrics``: those of every client. Without any sums all is empty.
+    ``metrics``: the metrics of every client. Without sums all three are empty.
     """
     if not any(SUMS in values for values in metrics.values()):
         return [], {}, []
@@ -50,7 +50,7 @@ def group_table(
         if fault is None:
             sound.append(values[SUMS])
         else:
-            log(WARNING, "client %s: %s left out: %s", client, SUMS, fault)
+            log(WARNING, "client %s: skipped its %s: %s", client, SUMS, fault)
             left_out.append({"client": client, "reason": f"{SUMS}: {fault}"})
     total = add_up(sound, groups)
     members = sum(

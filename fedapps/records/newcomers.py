@@ -18,8 +18,8 @@ Metrics = Mapping[int | str, Mapping[str, Any]]
 
 
 def newcomer_rows(metrics: Metrics) -> dict[int | str, dict[str, float]]:
-    """Return what clients.csv tells of new clients: their measures, by name
-    ``new-NAME`` or ``new-NAME-EPOCHS``, and the mark.
+    """Return the rows of new clients in clients.csv: the mark, and their measures named
+    ``new-NAME`` or ``new-NAME-EPOCHS``.
     """
     return {
         client: {
@@ -31,17 +31,17 @@ def newcomer_rows(metrics: Metrics) -> dict[int | str, dict[str, float]]:
 
 
 def newcomer_measures(metrics: Metrics) -> dict[str, float]:
-    """Return the mean of every measure over the new clients, and of accuracy, auroc and
-    rmse the mean of the worst tenth.
+    """Return the mean of every measure over the new clients, and for accuracy, auroc
+    and rmse also the mean of the worst tenth.
     """
-    found: dict[str, list[float]] = {}
+    by_measure: dict[str, list[float]] = {}
     for values in newcomer_rows(metrics).values():
         for name, value in values.items():
             if name != MARK:
-                found.setdefault(name, []).append(float(value))
+                by_measure.setdefault(name, []).append(float(value))
     out: dict[str, float] = {}
-    for name, listed in found.items():
-        tails = describe_clients(np.array(listed), name, loss=lower_is_better(name))
+    for name, measured in by_measure.items():
+        tails = describe_clients(np.array(measured), name, loss=lower_is_better(name))
         out[f"{name}-mean"] = tails[f"{name}-mean"]
         if name.startswith(("new-accuracy", "new-auroc", "new-rmse")):
             out[f"{name}-worst10"] = tails[f"{name}-worst10"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from algorithms.common.target_errors import CHANNELS, errors_of, pooled
 from clients.base.scores import ERROR_SUMS
 
-#: Up to so many targets have measures of their own.
+#: Errors of single targets are reported up to this number of targets.
 MAX_TARGETS = 10
 
 
@@ -19,14 +19,14 @@ def pooled_errors(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, f
     """Return ``rmse-pooled``, ``mae-pooled`` and ``r2-pooled``; {} unless clients
     report sums.
 
-    Of several targets also those of each, as ``rmse-pooled-1``. Clients whose sums
-    cannot be those of any samples are left out.
+    With several targets, also the errors of each, as ``rmse-pooled-1``. Clients whose
+    sums no samples could produce are skipped.
     """
-    found = [part for values in metrics.values() if (part := _sums(values)) is not None]
-    if not found:
+    parts = [part for values in metrics.values() if (part := _sums(values)) is not None]
+    if not parts:
         return {}
-    targets = max(len(sums) for _, sums in found)
-    count, sums = pooled([part for part in found if len(part[1]) == targets])
+    targets = max(len(sums) for _, sums in parts)
+    count, sums = pooled([part for part in parts if len(part[1]) == targets])
     out = {f"{name}-pooled": value for name, value in errors_of(count, sums).items()}
     for place in range(targets if 1 < targets <= MAX_TARGETS else 0):
         own = errors_of(count, sums[place : place + 1])

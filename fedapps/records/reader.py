@@ -1,10 +1,9 @@
-"""Read a run folder in any state: complete, failed, or interrupted in the middle of a
+"""Reads a run folder in any state: complete, failed, or interrupted in the middle of a
 line.
 
 `read_run` reads the recorder's files (settings.toml, rounds.jsonl, clients.csv,
-weights.csv, curves.json, summary.json) into a `RunFolder`, which offers what every
-report needs: how the run ended, and its metrics. Missing or truncated files count as
-absent, since a killed run leaves such files; only a folder without any of them is an
+weights.csv, curves.json, summary.json) into a `RunFolder`. A killed run leaves missing
+or truncated files, so these count as absent. Only a folder without any of them is an
 error.
 """
 
@@ -36,10 +35,10 @@ class Failure:
 class RunFolder:
     """The content of a run folder.
 
-    `settings` is flat with dotted keys; `rounds` has one record per round, sorted;
+    `settings` is flat with dotted keys. `rounds` has one record per round, sorted.
     `clients` has one row per client of the last evaluation (numbers as int or float,
-    the client's id as str), `groups` one per group of samples, `confusion` one per
-    class; `summary` is empty if it was not written.
+    the client's id as str), `groups` one row per group of samples, `confusion` one per
+    class. `summary` is empty if it was not written.
     """
 
     path: Path
@@ -65,8 +64,8 @@ class RunFolder:
 
     @property
     def subject(self) -> str:
-        """What the run learns, for titles: the data set if the task is classification,
-        otherwise the task.
+        """The subject for titles: the data set if the task is classification, otherwise
+        the task.
         """
         source = self.settings.get("data.source")
         if self.task != "classification" or not isinstance(source, str):
@@ -100,7 +99,7 @@ class RunFolder:
         """The summary's status; if it has none: `completed`, `failed` (too few rounds)
         or `interrupted` (no summary).
 
-        The status is also `running` if the run's process was killed.
+        A run whose process was killed keeps the status `running`.
         """
         if self.summary.get("status") in STATES:
             return str(self.summary["status"])
@@ -117,7 +116,7 @@ class RunFolder:
     @cached_property
     def failures(self) -> list[Failure]:
         """All replies that were not used, in order."""
-        found = []
+        failures = []
         for record in self.rounds:
             entries = record.get("failures")
             for entry in entries if isinstance(entries, list) else []:
@@ -126,10 +125,10 @@ class RunFolder:
                         str(entry.get("client", "?")),
                         str(entry.get("reason", "no reason given")),
                     )
-                    found.append(
+                    failures.append(
                         Failure(record["round"], one_line(client, 60), one_line(reason, 1000))
                     )
-        return found
+        return failures
 
     def left_out(self, part: str) -> list[str]:
         """Return the clients of whose last evaluation this part could not be used."""
@@ -170,8 +169,8 @@ class RunFolder:
 
     @cached_property
     def weights(self) -> list[tuple[int, str, float]]:
-        """The client weights chosen by the server, as (round, client, weight); empty
-        for most methods.
+        """The server's weights of clients, as (round, client, weight); empty for most
+        methods.
         """
         rows = [
             row
@@ -190,8 +189,8 @@ class RunFolder:
 
     @cached_property
     def counts_models(self) -> bool:
-        """Whether the method counts the models it sends itself, since its messages are
-        not one model each.
+        """Whether the method itself counts the models it sends, because its messages do
+        not hold one model each.
         """
         return any(record.get("counts-models") is True for record in self.rounds)
 
@@ -214,13 +213,13 @@ class RunFolder:
         """Return every numeric metric in `part` (`train` or `evaluate`): key ->
         (rounds, values).
         """
-        found: dict[str, tuple[list[int], list[float]]] = {}
+        curves: dict[str, tuple[list[int], list[float]]] = {}
         for record in self.rounds:
             for key, value in numbers(record.get(part)).items():
-                xs, ys = found.setdefault(key, ([], []))
+                xs, ys = curves.setdefault(key, ([], []))
                 xs.append(record["round"])
                 ys.append(value)
-        return found
+        return curves
 
     def column(self, name: str) -> list[float]:
         """Return the finite values of one column of clients.csv, in its order."""
@@ -264,13 +263,13 @@ def parse_round(line: str | bytes) -> dict[str, Any] | None:
 
 
 def run_folder(folder: Path) -> Path:
-    """Return ``folder`` if it is a run's. Raises ``UserError``, which names the runs of
-    a sweep.
+    """Return ``folder`` if it holds a run. Otherwise raise ``UserError``, which names
+    the runs if the folder holds a sweep.
     """
     if (folder / "settings.toml").is_file():
         return folder
     hint = (
-        f"; those of a sweep are {folder}/cells/*"
+        f"; the runs of this sweep are {folder}/cells/*"
         if next(folder.glob("cells/*/settings.toml"), None)
         else ""
     )
@@ -281,12 +280,13 @@ def read_run(run_dir: Path | str) -> RunFolder:
     """Read a run folder; raises UserError if `run_dir` is not one."""
     path = Path(run_dir)
     if not path.is_dir():
-        raise UserError(f"{path} is no folder: give the results folder of a run")
+        raise UserError(f"{path} is not a folder: give the results folder of a run")
     if not any(
         (path / name).is_file() for name in ("settings.toml", "rounds.jsonl", "summary.json")
     ):
         raise UserError(
-            f"{path} is no run folder (no settings.toml, rounds.jsonl or summary.json in it)"
+            f"{path} holds no run: it has no settings.toml, rounds.jsonl or summary.json. Give "
+            "the results folder of a run."
         )
     settings, versions = _read_settings(path / "settings.toml")
     rounds, unreadable = _read_rounds(path / "rounds.jsonl")

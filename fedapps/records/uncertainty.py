@@ -1,8 +1,8 @@
-"""How much of a run's worst clients is due to chance
+"""How far chance alone explains a run's worst clients
 (``algorithms.fairness.resampling``).
 
-Everything follows from clients.csv: a client's accuracy, the number of its test
-samples, its test loss.
+Everything is computed from clients.csv: each client's accuracy and number of test
+samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from algorithms.fairness.resampling import Uncertain, uncertainty
 from fedapps.records.reader import is_number
 
 SHARE = 0.1
-#: Names of the statistics in summary.json; the tail is named by its share.
+#: Names of the statistics in summary.json.
 _KEYS = {
     "mean": "accuracy-mean",
     "tail": "accuracy-worst10",
@@ -27,11 +27,11 @@ _KEYS = {
 def of_clients(
     clients: Sequence[Mapping[str, Any]], seed: object, share: float = SHARE
 ) -> dict[str, Uncertain]:
-    """Return the statistics of the clients' accuracies; {} unless all have an accuracy
-    and tell of how many samples it is the mean.
+    """Return the statistics of the clients' accuracies; {} unless every client reports
+    the number of test samples behind its accuracy.
 
-    The accuracy of text is a mean over its characters, which are no independent
-    samples: such clients tell no number.
+    The accuracy on text is a mean over characters, which are not independent samples;
+    such clients report no number.
     """
     scored = [client for client in clients if is_number(client.get("accuracy"))]
     accuracies = np.array([client["accuracy"] for client in scored], float)
@@ -49,16 +49,16 @@ def of_clients(
     return uncertainty(right, samples, rng, share)
 
 
-def as_numbers(found: Mapping[str, Uncertain]) -> dict[str, float]:
-    """Return the bounds of the intervals, what is due to chance, and the p-value of the
-    gap, for summary.json.
+def as_numbers(statistics: Mapping[str, Uncertain]) -> dict[str, float]:
+    """Return the bounds of the intervals, the values expected by chance, and the
+    p-value of the gap, for summary.json.
     """
     out: dict[str, float] = {}
     for name, key in _KEYS.items():
-        if name in found:
-            out |= {f"{key}-low": found[name].low, f"{key}-high": found[name].high}
-            if (chance := found[name].chance) is not None:
+        if name in statistics:
+            out |= {f"{key}-low": statistics[name].low, f"{key}-high": statistics[name].high}
+            if (chance := statistics[name].chance) is not None:
                 out[f"{key}-chance"] = chance
-    if found and (p := found["gap"].p) is not None:
+    if statistics and (p := statistics["gap"].p) is not None:
         out["parity-gap-p"] = p
     return out

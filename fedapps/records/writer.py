@@ -1,12 +1,13 @@
-"""Write a run's folder during the run: settings.toml, rounds.jsonl, clients.csv,
+"""Writes a run's folder during the run: settings.toml, rounds.jsonl, clients.csv,
 weights.csv, curves.json, summary.json, the model.
 
 Every file is complete after every round, so that an interrupted run can be read,
-reported and resumed. What finds no room on the disk waits for a later round, and a run
-that ends without it has not completed. ``bytes-up`` and ``bytes-down`` count the
-training phases (the method's cost); evaluation is counted separately. They are what
-clients with nodes of their own would send; where clients share nodes, ``travelled-up``
-and ``travelled-down`` are what really went to ``node-messages`` nodes and back.
+reported and resumed. Text that does not fit on the disk waits for a later round. If it
+is still missing at the end, the run has not completed. ``bytes-up`` and ``bytes-down``
+count the training phases, which are the method's cost; evaluation is counted
+separately. They assume one node per client. Where clients share nodes,
+``travelled-up`` and ``travelled-down`` are the bytes that really went to
+``node-messages`` nodes and back.
 """
 
 import csv
@@ -48,7 +49,7 @@ from strategies.base.client_grid import Exchange
 from strategies.base.records import most_common
 from strategies.base.rounds import Round
 
-# What a run writes; nothing else in a folder is ever deleted.
+# The files of a run. No other files in its folder are ever deleted.
 FILES = (
     "settings.toml",
     "rounds.jsonl",
@@ -65,8 +66,7 @@ FILES = (
     "trackers.lock",
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
-# Settings that may differ between a run and its continuation, since they do not affect
-# the results.
+# Settings that do not affect the results, so a resumed run may change them.
 FREE = (
     "out",
     "resume",
@@ -80,10 +80,10 @@ FREE = (
     "metrics-port",
     "metrics-host",
 )
-# In the record of the first round: who never takes part.
+# Key in the record of the first round: the clients that never take part in training.
 NEW_CLIENTS = "new-clients"
-# Approximate maximum number of rows of weights.csv: if a run would have more, it
-# records every second, third, ... round only.
+# Approximate maximum number of rows of weights.csv. A run that would exceed it records
+# only every second, third, ... round.
 MAX_WEIGHTS = 100_000
 
 
@@ -100,23 +100,23 @@ class Recorder:
         groups: Groups | None = None,
         classes: Sequence[str] = (),
     ) -> None:
-        """Open the folder; ``done``: number of rounds in the checkpoint being resumed
-        (records of later rounds are dropped).
+        """Open the folder. ``done``: number of rounds in the checkpoint to resume from;
+        records of later rounds are dropped.
 
-        Raises ``OSError`` if it cannot be written; what it holds is then as it was, or
-        dropped.
+        Raises ``OSError`` if the folder cannot be written. Its content is then
+        unchanged or dropped.
 
         ``config``: the run's settings, with dotted keys.
-        ``strategy``: if it decides weights (``last_weights``), these are recorded.
-        ``groups``: of the test samples, if clients report sums for groups. ``classes``:
-        their names, if known.
+        ``strategy``: its ``last_weights`` are recorded if it decides weights.
+        ``groups``: the groups of test samples, if clients report sums for groups.
+        ``classes``: their names, if known.
         """
         self.folder = folder
         self.files = Files(folder)
         self.strategy = strategy
         self.groups = groups
         self.classes = classes
-        #: What was recorded last: the line of rounds.jsonl, and clients.csv if the
+        #: The last record: the line of rounds.jsonl, and the rows of clients.csv if the
         #: round had an evaluation.
         self.row: dict[str, Any] = {}
         self.clients: list[list[Any]] = []
@@ -144,7 +144,7 @@ class Recorder:
         self.finish("running")
 
     def __call__(self, now: Round) -> None:
-        """Record a round; a failure to write is logged and does not end the run."""
+        """Record a round. An error while writing is logged and does not end the run."""
         self.clients = []
         row: dict[str, Any] = {
             "round": now.number,
@@ -162,7 +162,7 @@ class Recorder:
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
             of_clients = {name for values in now.evaluated.metrics.values() for name in values}
-            # also where a client sends the same name
+            # kept even if a client sends a metric of the same name
             own = own_measures(self.strategy) if self.strategy is not None else {}
             row["evaluate"] = {
                 name: value
@@ -197,7 +197,7 @@ class Recorder:
         self.row = row
         self._count(row)
         self.files.append("rounds.jsonl", json.dumps(row) + "\n")
-        # without replies the strategy's weights are still those of an earlier round
+        # without replies the strategy still holds the weights of an earlier round
         if now.trained.clients:
             self._write_weights(
                 now.number,
@@ -206,7 +206,12 @@ class Recorder:
         try:
             self.finish("running")
         except OSError as error:
-            log(WARNING, "round %d cannot be recorded yet: %s. The run goes on.", now.number, error)
+            log(
+                WARNING,
+                "round %d cannot be recorded yet: %s. The run continues and tries again later.",
+                now.number,
+                error,
+            )
 
     def _models(self, now: Round) -> dict[str, int]:
         """Return the number of models sent in training: counted by the method, or one
@@ -237,8 +242,8 @@ class Recorder:
                 self.models[key] = self.models.get(key, 0) + row[key]
 
     def finish(self, status: str, error: str = "") -> dict[str, Any]:
-        """Write summary.json with this status (running, completed, failed,
-        interrupted), and what waits to be written; return it.
+        """Write summary.json with this status (running, completed, failed, interrupted)
+        and all waiting texts; return the summary.
 
         Raises ``OSError`` if something could not be written.
         """
@@ -274,7 +279,7 @@ class Recorder:
         model = {name: np.asarray(array.numpy(), order="C") for name, array in arrays.items()}
         try:
             replace(self.folder / "model.safetensors", lambda path: save_file(model, path))
-        except SafetensorError as error:  # as it calls an OSError
+        except SafetensorError as error:  # safetensors raises it for an OSError
             raise OSError(f"the model cannot be written: {error}") from error
 
     def _write_clients(
@@ -326,8 +331,8 @@ class Recorder:
 
 
 def _travelled(prefix: str, exchange: Exchange) -> dict[str, int]:
-    """Return what went to nodes and back in a phase, if it is not what the clients sent
-    and received.
+    """Return the bytes that went to nodes and back in a phase, if they differ from what
+    the clients sent and received.
     """
     if exchange.travel is None:
         return {}
@@ -343,13 +348,13 @@ MODELS = ("models-up", "models-down")
 BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 
 
-# What clients report that has no mean worth telling.
+# Metrics of clients whose mean is not reported.
 COUNTS = ("num-examples", "test-samples", SUMS, CONFUSION)
 # Metrics whose spread over the clients is reported, and the name prefix of their Gini
 # coefficient and parity gap.
 FAIRNESS = {"accuracy": "", "auroc": "auroc-"}
-# Losses whose spread is reported beside that of the accuracy. A client that calls one
-# ``test-loss`` has its training loss in ``loss``.
+# Losses whose spread is reported beside that of the accuracy. If a client reports
+# ``test-loss``, its ``loss`` is the training loss.
 LOSSES = ("test-loss", "loss")
 
 
@@ -358,9 +363,9 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
     fairness metrics of accuracy and auroc.
 
     Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``;
-    those of auroc have the prefix ``auroc-``. Beside a leading score, the test loss has
-    ``-std``, ``-worst10``, ``-best10`` and ``-worst`` too, and so has an rmse; their
-    worst values are the highest.
+    those of auroc have the prefix ``auroc-``. If clients report a leading score, their
+    test loss and rmse also have ``-std``, ``-worst10``, ``-best10`` and ``-worst``;
+    here the worst values are the highest.
     """
     out: dict[str, float] = {}
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))
@@ -392,7 +397,7 @@ def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float
 
 
 def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return mean and std over clients of list metrics ``X-Y`` that have a grid
+    """Return mean and std over clients of the list metrics ``X-Y`` that have a grid
     ``X-grid``, and the grid as ``X``.
     """
     lists: dict[str, list[list[float]]] = {}
@@ -407,7 +412,8 @@ def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, lis
     curves: dict[str, list[float]] = {}
     for grid in (name for name in tables if name.endswith("-grid")):
         axis = grid.removesuffix("-grid")
-        # all clients have the same grid; one alone cannot move it
+        # All clients should have the same grid; with the median, a single one cannot
+        # change it.
         curves[axis] = np.median(tables[grid], axis=0).tolist()
         for name in (name for name in tables if name.startswith(f"{axis}-") and name != grid):
             curves[name], curves[f"{name}-std"] = (
@@ -449,8 +455,8 @@ def status_of(folder: Path) -> str | None:
 
 
 def all_written(folder: Path) -> bool:
-    """Return whether the report tells of the final summary: it is the last thing that a
-    run writes.
+    """Return whether the report is newer than the final summary; a run writes its
+    report last.
     """
     try:
         return (folder / "report.html").stat().st_mtime_ns >= (
@@ -461,8 +467,8 @@ def all_written(folder: Path) -> bool:
 
 
 def set_status(folder: Path, status: str, error: str = "") -> None:
-    """Set a run's recorded status from outside: its process was ended before it could,
-    or is about to be restarted.
+    """Set the recorded status of a run from outside, because its process was killed
+    before it could, or will be restarted.
     """
     path = folder / "summary.json"
     if path.exists():
@@ -478,24 +484,24 @@ def set_status(folder: Path, status: str, error: str = "") -> None:
 def check_resumable(
     folder: Path, config: Mapping[str, Value], defaults: Mapping[str, Value]
 ) -> None:
-    """Raise ``UserError`` unless ``folder`` holds a run made with the settings
-    ``config``; ``defaults``: those of every setting.
+    """Raise ``UserError`` unless ``folder`` holds a run with the settings ``config``.
+    ``defaults``: the default of every setting.
     """
     if not (folder / "settings.toml").exists():
         raise UserError(
-            f"{folder} holds no run to resume: leave --resume out, or name the folder with --out"
+            f"{folder} holds no run to resume: omit --resume, or give the run's folder with --out"
         )
     before = {
         k: v
         for k, v in read_toml(folder / "settings.toml").items()
         if not k.startswith("versions.")
     }
-    # defaults of settings newer than the run
+    # settings that are newer than the run have their defaults
     before = {key: value for key, value in defaults.items() if key in config} | before
     for key in sorted(set(before) | set(config)):
         if key not in FREE and before.get(key) != config.get(key):
             raise UserError(
-                f"{folder} was run with {key} = {before.get(key)!r}, now it is "
-                f"{config.get(key)!r}: resume with the same settings, "
-                "or start a new run in another folder"
+                f"{folder} was run with {key} = {before.get(key)!r}, but now {key} = "
+                f"{config.get(key)!r}. Resume with the same settings, or start a new run in "
+                "another folder."
             )

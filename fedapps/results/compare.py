@@ -1,8 +1,7 @@
-"""Compares runs: one table, one plot, one self-contained page, from their folders
-alone.
+"""Compares runs, from their folders alone: one table, plots, one self-contained page.
 
-`comparison.py` decides what is compared with what; here it is written: for the
-terminal, as CSV and as HTML.
+`comparison_table.py` decides what is compared with what. This module writes the result
+for the terminal, as CSV and as HTML.
 """
 
 import csv
@@ -29,8 +28,8 @@ from fedapps.results.sections import Section
 
 @dataclass(frozen=True)
 class Compared:
-    """What runs say beside each other, without files: rows, columns, and what else the
-    page shows.
+    """A comparison of runs, without files: rows, columns, and the further content of
+    the page.
     """
 
     rows: list[Row]
@@ -49,7 +48,7 @@ class Compared:
 
     @property
     def gains(self) -> Sequence[Gains]:
-        """What the clients gain over the reference."""
+        """The clients' gains over the reference."""
         return self.shown.gains[2] if self.shown.gains else ()
 
     def figures(self) -> dict[str, Figure]:
@@ -57,8 +56,8 @@ class Compared:
         return figures(plots(COMPARISON), self.shown.groups)
 
     def records(self) -> list[dict[str, Any]]:
-        """One row per setting with every number at full precision; for several seeds
-        `KEY-over-seeds-std` beside it.
+        """One row per setting, with every number at full precision. With several seeds,
+        each KEY also has `KEY-over-seeds-std`.
         """
         keys = list(dict.fromkeys(key for row in self.rows for key in row.values))
         spread = {
@@ -105,7 +104,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison(Compared):
-    """The same with the files written to `out`."""
+    """A comparison whose files were written to `out`."""
 
     out: Path
     report: Path
@@ -113,7 +112,7 @@ class Comparison(Compared):
 
 
 def summary_table(run_dirs: Sequence[Path | str]) -> Table:
-    """The table of `compare` without its files, for the end of a run; the same
+    """The table of `compare`, without files, for the end of a run. Raises the same
     errors.
     """
     rows = rows_of(_read(run_dirs))
@@ -123,19 +122,19 @@ def summary_table(run_dirs: Sequence[Path | str]) -> Table:
 def compared(
     run_dirs: Sequence[Path | str], share: float = SHARE, reference: Path | str | None = None
 ) -> Compared:
-    """Compares the runs in `run_dirs` and writes nothing; arguments and errors are
+    """Compares the runs in `run_dirs` without writing files. Arguments and errors are
     those of `compare`.
     """
-    # `results/*` finds our own page
+    # `results/*` also matches the folder of an earlier comparison
     given = [path for path in run_dirs if not (Path(path) / "comparison.csv").exists()]
     rows = rows_of(_read([*given, *([reference] if reference else [])]))
     columns = columns_of(rows)
     against = reference_of(rows, Path(reference) if reference else None)
-    measure, found = gains_over(rows, against, reference is not None) if against else ("", [])
-    numbers = {gains.row.label: gains.numbers() for gains in found}
+    measure, gains = gains_over(rows, against, reference is not None) if against else ("", [])
+    numbers = {one.row.label: one.numbers() for one in gains}
     rows = [replace(row, values=row.values | numbers.get(row.label, {})) for row in rows]
-    gains = (measure, against, found) if against and found else None
-    return Compared(rows, columns, Shown(rows, share, gains))
+    shown_gains = (measure, against, gains) if against and gains else None
+    return Compared(rows, columns, Shown(rows, share, shown_gains))
 
 
 def compare(
@@ -148,67 +147,67 @@ def compare(
     report.html.
 
     Args:
-        run_dirs: results folders; the order is kept, a folder given twice counts once.
-        out: where the files go; default: the folder `comparison` beside the first run.
-        share: of the clients that are the worst ones, in the table of these. reference:
-        the run over which the gain of each client is measured, which joins the others;
-        default: the first of method local.
+        run_dirs: results folders. The order is kept; a folder given twice counts once.
+        out: the folder for the files; default: `comparison` beside the first run.
+        share: the share of the clients that counts as the worst.
+        reference: the run that gains are measured against; it is added to the others.
+            Default: the first run of method local.
 
     Raises:
-        UserError: no folder given, a folder is no run, a run has no evaluation, or
-        `out` is a run's own folder.
+        UserError: no folder was given, a folder holds no run, a run has no evaluation,
+            or `out` is the folder of a run.
     """
     return write_comparison(compared(run_dirs, share, reference), out)
 
 
-def write_comparison(found: Compared, out: Path | str | None = None) -> Comparison:
-    """Writes the files of a comparison; those of an earlier one are replaced. `out` and
+def write_comparison(compared: Compared, out: Path | str | None = None) -> Comparison:
+    """Writes the files of a comparison, and replaces those of an earlier one. `out` and
     errors: see `compare`.
     """
-    paths = [run.path for row in found.rows for run in row.runs]
+    paths = [run.path for row in compared.rows for run in row.runs]
     folder = Path(out) if out is not None else paths[0].resolve().parent / "comparison"
     if folder.resolve() in {path.resolve() for path in paths}:
         raise UserError(
-            f"compare: {folder} is the folder of a run, its report would be lost: choose another "
-            "--out"
+            f"compare: {folder} is the folder of a run, whose report would be overwritten: choose "
+            "another --out"
         )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"compare: {folder} is a file: choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gains.csv").unlink(missing_ok=True)
-    if found.gains:
-        write_gains(folder / "gains.csv", found.gains)
+    if compared.gains:
+        write_gains(folder / "gains.csv", compared.gains)
     report, table_file = folder / "report.html", folder / "comparison.csv"
-    report.write_text(_html(found), encoding="utf-8")
-    _write_csv(table_file, found.records())
-    return Comparison(found.rows, found.columns, found.shown, folder, report, table_file)
+    report.write_text(_html(compared), encoding="utf-8")
+    _write_csv(table_file, compared.records())
+    return Comparison(compared.rows, compared.columns, compared.shown, folder, report, table_file)
 
 
 def _read(run_dirs: Sequence[Path | str]) -> list[RunFolder]:
     paths = list({Path(run_dir).resolve(): Path(run_dir) for run_dir in run_dirs}.values())
     if not paths:
-        raise UserError("compare: no folder given: name the results folder of at least one run")
+        raise UserError("compare: no folder given. Give the results folder of at least one run.")
     runs = [read_run(path) for path in paths]
     for run in runs:
         if not has_result(run):
             raise UserError(
                 f"{run.path} has no finished evaluation ({run.state} after {run.rounds_completed} "
-                "rounds): "
-                "let the run go on with --resume or leave it out"
+                "rounds). Continue the run with --resume, or omit it."
             )
     return runs
 
 
-def _html(found: Compared) -> str:
-    rows = found.rows
+def _html(compared: Compared) -> str:
+    rows = compared.rows
     tasks = list(dict.fromkeys(run.subject for r in rows for run in r.runs))
     heading = "Comparison of runs"
     notes = ["Means over clients, each on its own test set; std is over clients."]
-    if any(column.key.endswith("parity-gap") for column in found.columns):
+    if any(column.key.endswith("parity-gap") for column in compared.columns):
         notes.append("Gap: best minus worst client.")
     if any(len(row.runs) > 1 for row in rows):
         notes.append(
-            "± is the sample standard deviation over seeds; in the plot the band spans the seeds."
+            "± is the sample standard deviation over seeds. In the plot, the band reaches from "
+            "the lowest to the highest seed."
         )
         notes.append(
             "Bold: better than every other row on at least three seeds, beyond the noise between "
@@ -226,10 +225,10 @@ def _html(found: Compared) -> str:
         heading,
         [
             html.header(heading, ", ".join(tasks), " ".join(notes)),
-            html.panel(found.html()),
-            *(section.as_html() for section in found.sections),
+            html.panel(compared.html()),
+            *(section.as_html() for section in compared.sections),
             html.heading("Plots"),
-            *charts(plots(COMPARISON), found.shown.groups).values(),
+            *charts(plots(COMPARISON), compared.shown.groups).values(),
             html.heading("Details"),
             html.collapsible("Runs", str(len(folders)), table),
         ],

@@ -1,4 +1,4 @@
-"""The cells of a comparison's table, and the table for a terminal."""
+"""The texts in the cells of a comparison's table, and the table for a terminal."""
 
 from rich import box
 from rich.table import Table
@@ -29,8 +29,8 @@ def _scale(rows: list[Row], column: Column) -> tuple[float, str]:
 
 
 def cell_texts(rows: list[Row], row: Row, column: Column) -> tuple[str, str]:
-    """The mean and, for several seeds, `±` and the standard deviation with as many
-    decimals.
+    """The mean and, for several seeds, `±` and the standard deviation with the same
+    number of decimals.
     """
     if column.key not in row.values:
         return "-", ""
@@ -74,8 +74,8 @@ def winners(rows: list[Row], columns: list[Column]) -> set[tuple[str, str]]:
 
 
 def terminal_table(rows: list[Row], columns: list[Column]) -> Table:
-    """For a terminal: units in the headers and seeds on a second line, so that it fits
-    in 80 columns.
+    """The table for a terminal. Units are in the headers and seeds on a second line, so
+    that it fits in 80 columns.
     """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     lines = [line for row in rows for line in _label(row).plain.split("\n")]
@@ -91,7 +91,7 @@ def terminal_table(rows: list[Row], columns: list[Column]) -> Table:
         cells = []
         for column in shown:
             mean, std = cell_texts(rows, row, column)
-            # Text, not markup: what is shown may hold names from files.
+            # Text, not markup: names may come from files.
             cell = Text(mean, style="bold" if (row.label, column.key) in best else "")
             cells.append(cell.append(f"\n{std}", style="not bold dim") if std else cell)
         table.add_row(_label(row), *cells)

@@ -1,9 +1,9 @@
 """The rows and columns of a comparison: which runs belong together, and under which
 name.
 
-Runs that differ in nothing but the seed become one row, mean ± sample standard
-deviation over the seeds. A run that did not complete keeps a row of its own and takes
-no part in the contest for the best value: its numbers are those of an earlier round.
+Runs that differ only in the seed become one row: mean ± sample standard deviation over
+the seeds. A run that did not complete has its own row and never counts as the best,
+since its numbers are those of an earlier round.
 """
 
 import json
@@ -20,8 +20,8 @@ from fedapps.results.newcomers import newcomer_means
 
 @dataclass(frozen=True)
 class Column:
-    """A number to compare: where it is found, how its column is headed, and whether the
-    most or the least is best.
+    """A number to compare: its key, the header of its column, and whether the highest
+    or the lowest value is best.
     """
 
     key: str
@@ -29,8 +29,8 @@ class Column:
     best: Callable[[list[float]], float] | None = None
 
 
-#: In the order of the table. `rounds-completed` has no best: more rounds are more work,
-#: not a better method.
+#: The columns in their order. `rounds-completed` has no best value: more rounds are
+#: more work, not a better method.
 COLUMNS = (
     Column("accuracy-mean", "mean", max),
     Column("accuracy-std", "std", min),
@@ -54,7 +54,7 @@ COLUMNS = (
     Column("seconds", "time", min),
     Column("rounds-completed", "rounds"),
 )
-#: In the place of those of the accuracy, for runs that all have an area under the ROC
+#: These replace the columns of the accuracy if all runs have an area under the ROC
 #: curve.
 AUROC_COLUMNS = (
     Column("auroc-mean", "AUROC", max),
@@ -75,21 +75,20 @@ _OF_ACCURACY = (
 )
 
 
-#: In the name of a metric, between a measure and the trivial predictor that it was
-#: measured of.
+#: In the name of a metric, separates a measure from the trivial predictor it belongs
+#: to.
 REFERENCE = "-of-"
-# Settings that make no name for a run: how often it was looked at changes nothing in
-# it.
+# Settings that are not part of a row's label, since they do not change the results.
 _NO_NAME = ("seed", "evaluate-every", "checkpoint-every")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: its runs (more than one: other seeds), and per metric the mean and,
-    over seeds, the std.
+    """One setting: its runs (several if there are several seeds), and for each metric
+    the mean and the std over seeds.
 
-    Without runs: a predictor that needs no training, measured by the runs of the other
-    rows.
+    A row without runs is a predictor that needs no training; the runs of the other rows
+    measured it.
     """
 
     label: str
@@ -103,8 +102,8 @@ class Row:
 
     @property
     def remark(self) -> str:
-        """What the reader must know besides the numbers: the seeds, or where an
-        incomplete run stopped.
+        """A remark on the numbers: how many seeds, or where an incomplete run
+        stopped.
         """
         if not self.complete:
             run = self.runs[0]
@@ -113,8 +112,8 @@ class Row:
 
 
 def has_result(run: RunFolder) -> bool:
-    """Whether there is anything to compare: an evaluation, or measures over clients in
-    the summary.
+    """Whether a run has numbers to compare: an evaluation, or measures over clients in
+    its summary.
     """
     return bool(run.evaluation) or any(
         key.split("-")[-1] in ("mean", "std", "worst10", "best10") for key in numbers(run.summary)
@@ -122,13 +121,13 @@ def has_result(run: RunFolder) -> bool:
 
 
 def _groups(runs: list[RunFolder]) -> list[list[RunFolder]]:
-    """Complete runs with the same settings but different seeds together, everything
-    else alone.
+    """Groups complete runs that have the same settings and different seeds. Every other
+    run is alone.
     """
     groups: dict[str, list[list[RunFolder]]] = {}
     for run in runs:
         rest = {key: value for key, value in run.settings.items() if key != "seed"}
-        # Without settings nothing shows that two runs belong together.
+        # Without settings, it is unknown whether two runs belong together.
         together = bool(rest) and run.state == "completed" and run.seed is not None
         key = (
             json.dumps(rest, sort_keys=True, default=str)
@@ -136,8 +135,8 @@ def _groups(runs: list[RunFolder]) -> list[list[RunFolder]]:
             else f"only {run.path.resolve()}"
         )
         alike = groups.setdefault(key, [])
-        # The same seed twice is a repetition, not another draw: averaging it would fake
-        # certainty.
+        # The same seed twice is a repetition, not an independent run: averaging it
+        # would understate the uncertainty.
         group = next((g for g in alike if all(run.seed != other.seed for other in g)), None)
         if group is None:
             alike.append([run])
@@ -164,24 +163,23 @@ def rows_of(runs: list[RunFolder]) -> list[Row]:
 
 
 def _references(rows: list[Row]) -> list[Row]:
-    """One row per predictor that nobody had to train: what a run calls
-    ``MEASURE-of-NAME`` is NAME's value of MEASURE.
+    """One row per predictor without training. A run's metric ``MEASURE-of-NAME`` is the
+    MEASURE of predictor NAME.
     """
-    found: dict[str, dict[str, list[tuple[float, float | None]]]] = {}
+    predictors: dict[str, dict[str, list[tuple[float, float | None]]]] = {}
     for row in rows:
         for key, value in row.values.items():
             measure, of, name = key.partition(REFERENCE)
             if of and measure in row.values:
-                found.setdefault(name, {}).setdefault(measure, []).append(value)
+                predictors.setdefault(name, {}).setdefault(measure, []).append(value)
 
     def agree(values: list[tuple[float, float | None]]) -> bool:
         return all(math.isclose(value[0], values[0][0], rel_tol=1e-6) for value in values)
 
-    # Where runs disagree they were of different data: then the number belongs to none
-    # of the table.
+    # If runs disagree, they used different data, and no single number fits the table.
     same = {
         name: {key: v[0] for key, v in measures.items() if agree(v)}
-        for name, measures in found.items()
+        for name, measures in predictors.items()
     }
     return [Row(f"{name} (not trained)", (), values) for name, values in same.items() if values]
 
@@ -191,8 +189,8 @@ def _std(samples: list[float]) -> float:
 
 
 def _labels(groups: list[list[RunFolder]]) -> list[str]:
-    """The method; where that is not enough the settings that differ; where they do not
-    differ, seed and folder.
+    """Labels: the method. If several rows share it, also the settings that differ, and
+    if none differ, the folder.
     """
     labels = [group[0].method for group in groups]
     for name in {label for label in labels if labels.count(label) > 1}:
@@ -206,38 +204,38 @@ def _labels(groups: list[list[RunFolder]]) -> list[str]:
             parts = [f"{key.split('.')[-1]}={table[key]}" for key in differing[:3] if key in table]
             labels[index] = one_line(" ".join([name, *parts]), 80)
     for name in {label for label in labels if labels.count(label) > 1}:
-        # A row of several runs has no folder of its own to be named after.
+        # A row of several runs has no single folder to be named after.
         for index in [i for i, label in enumerate(labels) if label == name and len(groups[i]) == 1]:
             labels[index] = one_line(f"{name} ({groups[index][0].path.resolve().name})", 120)
-    # Folders of the same name in different places: at last a number, so that no two
-    # rows share a label.
+    # Folders in different places can have the same name: add a number, so that labels
+    # are unique.
     return [
         f"{label} #{i + 1}" if labels.count(label) > 1 else label for i, label in enumerate(labels)
     ]
 
 
 def columns_of(rows: list[Row]) -> list[Column]:
-    """The columns that some row has a value for."""
+    """The columns for which at least one row has a value."""
     wanted: tuple[Column, ...] = COLUMNS
     if all("auroc-mean" in row.values for row in rows):
         wanted = (*AUROC_COLUMNS, *(column for column in COLUMNS if column.key not in _OF_ACCURACY))
     new = [
-        Column(key, told, min if lower_is_better(key) else max)
-        for key, told in newcomer_means({key: 0 for row in rows for key in row.values}).items()
+        Column(key, heading, min if lower_is_better(key) else max)
+        for key, heading in newcomer_means({key: 0 for row in rows for key in row.values}).items()
     ]
     at = wanted.index(next(column for column in wanted if column.key == "bytes-up"))
     wanted = (*wanted[:at], *new, *wanted[at:])
     columns = [column for column in wanted if any(column.key in row.values for row in rows)]
-    # What is the same as another column in all rows says nothing: a single model for
-    # all, a worst tenth of one client.
+    # Drop a column that equals another one in all rows: there is a single model for all
+    # clients, or the worst tenth is one client.
     alike = [(f"global-{name}-mean", f"{name}-mean") for name in LEADING]
     for key, like in [*alike, *((f"{name}-worst10", f"{name}-worst") for name in LEADING)]:
         if all(row.values.get(key) == row.values.get(like) for row in rows):
             columns = [column for column in columns if column.key != key]
     if any(column.key in LEADING_MEANS for column in columns):
         return columns
-    # Another kind of task: what its evaluations measure, before the costs. Only of a
-    # loss it is known what is better.
+    # Another kind of task: put the measures of its evaluations before the costs. Only
+    # for a loss or an error is it known which value is better.
     known = {column.key for column in COLUMNS}
     keys = dict.fromkeys(
         k for row in rows for run in row.runs for k in run.evaluation if k not in known

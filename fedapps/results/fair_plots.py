@@ -1,5 +1,5 @@
-"""Plots of fairness: the weights that a method gives its clients over the rounds, and
-what each client gets, method beside method.
+"""Plots of fairness: the clients' weights over the rounds, and each client's score,
+with one panel per method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from fedapps.records.reader import RunFolder, as_float
 #: More rows or columns than this cannot be distinguished in a heat map.
 _MAX_CLIENTS = 40
 _MAX_COLUMNS = 240
-#: So many methods have room beside each other, so many clients have bars of their own.
+#: Maximum numbers of methods in one plot, and of clients drawn as single bars.
 _MAX_METHODS = 8
 _MAX_BARS = 40
 
@@ -37,8 +37,8 @@ Floats = NDArray[np.float64]
 
 
 def weights_figure(run: RunFolder, theme: Theme) -> Figure | None:
-    """Return a heat map of the clients' weights; a client that was not asked in a round
-    has no colour there. ``None`` if the server chose no weights.
+    """Return a heat map of the clients' weights; a client that was not sampled in a
+    round has no colour there. ``None`` if the server chose no weights.
     """
     if not run.weights:
         return None
@@ -76,7 +76,7 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure | None:
 
 def weights_table(weights: Sequence[tuple[int, str, float]]) -> tuple[list[int], list[str], Floats]:
     """Return rounds (R,), clients (K,) in natural order and the weights (K, R), NaN
-    where a client was not asked.
+    where a client was not sampled.
     """
     rounds = sorted({number for number, _, _ in weights})
     clients = sorted(
@@ -92,18 +92,18 @@ def weights_table(weights: Sequence[tuple[int, str, float]]) -> tuple[list[int],
 
 
 def _clients_shown(table: Floats) -> tuple[NDArray[np.intp], str]:
-    """Return the rows to show, and what they have that others have less of."""
+    """Return the rows to show, and a text with the reason for the choice."""
     asked = (~np.isnan(table)).sum(1)
     mean = np.nansum(table, 1) / asked
     order = np.lexsort((-mean, -asked))[:_MAX_CLIENTS]
     return np.sort(
         order
-    ), "with the largest weights" if asked.min() == asked.max() else "that were asked most often"
+    ), "with the largest weights" if asked.min() == asked.max() else "that were sampled most often"
 
 
 def _fewer_columns(rounds: Sequence[int], table: Floats, most: int) -> tuple[Floats, Floats]:
-    """Return the borders of the columns, and the weights: means over adjacent rounds
-    where these are too many.
+    """Return the borders of the columns, and the weights. If there are too many rounds,
+    these are means over adjacent rounds.
     """
     middles = (np.array(rounds[1:]) + np.array(rounds[:-1])) / 2
     edges = np.concatenate([[rounds[0] - 0.5], middles, [rounds[-1] + 0.5]])
@@ -117,8 +117,8 @@ def _fewer_columns(rounds: Sequence[int], table: Floats, most: int) -> tuple[Flo
 
 
 def fair_measure(runs: Sequence[RunFolder]) -> str:
-    """Return of which measure the clients are compared: AUROC where all runs have it,
-    else the leading score of most of them.
+    """Return the measure that clients are compared by: AUROC if all runs have it, else
+    the leading score of most runs.
     """
     if runs and all(run.column("auroc") for run in runs):
         return "auroc"
@@ -126,8 +126,8 @@ def fair_measure(runs: Sequence[RunFolder]) -> str:
 
 
 def worst_first(values: Sequence[float], measure: str, number: int = 0) -> Floats:
-    """Return values (n,) of a measure from the worst to the best; or ``number`` of
-    their quantiles, so that runs with different clients can be compared.
+    """Return values (n,) of a measure from the worst to the best. With ``number``,
+    return that many quantiles, so that runs with different clients can be compared.
     """
     if number and number != len(values):
         values = np.quantile(values, np.linspace(0, 1, number)).tolist()
@@ -135,12 +135,12 @@ def worst_first(values: Sequence[float], measure: str, number: int = 0) -> Float
 
 
 def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figure | None:
-    """Return the clients from worst to best, as bars, a panel for each label, at most
-    eight; ``None`` if no run has scores of its clients.
+    """Return the clients from worst to best as bars, with one panel per label (at most
+    eight); ``None`` if no run has scores of its clients.
 
-    Of several runs with one label (seeds), the k-th bar is the mean of the k-th worst
-    clients; its whisker goes from the lowest run to the highest. The line in a panel is
-    what the bars of the first label are.
+    With several runs per label (seeds), the k-th bar is the mean of the k-th worst
+    clients, and its whisker reaches from the lowest run to the highest. The line in the
+    other panels repeats the bars of the first label.
     """
     column = fair_measure([run for members in groups.values() for run in members])
     scored = {
@@ -164,14 +164,14 @@ def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figu
         lines = wrap(label, 32, max_lines=2, placeholder="…")
         title(panel, "\n".join(lines), 11 if len(label) <= 24 else 8.5)
         worst, mean, best = stack[:, 0].mean(), stack.mean(), stack[:, -1].mean()
-        told = {"mean": mean, "worst": worst, "gap": abs(best - worst)}
+        summary = {"mean": mean, "worst": worst, "gap": abs(best - worst)}
         panel.note = " · ".join(
-            f"{name} {metric_text(column, value, unit=False)}" for name, value in told.items()
+            f"{name} {metric_text(column, value, unit=False)}" for name, value in summary.items()
         )
         panel.y.low, panel.y.high = 0.0, min(1.02, top) if is_percent(column) else top
         panel.x.label = f"clients, from worst to best ({stack.shape[1]})"
         panel.x.label_size, panel.x.size = 9, 8
-        # the k-th worst is not the same client in every run
+        # The k-th worst client differs between runs, so several runs have no names.
         _name_clients(panel, [] if len(members) > 1 else sorted_rows(members[0], column), 16)
         if place % columns == 0:
             label_values(panel, column, "on its test set")
@@ -182,8 +182,8 @@ def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figu
 
 
 def own_bars(run: RunFolder, theme: Theme) -> Figure | None:
-    """Return the clients of one run from worst to best, each with what the global model
-    scores on its test set.
+    """Return the clients of one run from worst to best, each with the score of the
+    global model on its test set.
     """
     measure = fair_measure([run])
     if not (rows := sorted_rows(run, measure)):
@@ -194,7 +194,7 @@ def own_bars(run: RunFolder, theme: Theme) -> Figure | None:
     heights = np.array([row[measure] for row in rows], float)
     _bars(axes, heights[None], theme)
     axes.note = f"mean {metric_text(measure, float(heights.mean()))}"
-    # not finite where the run has none
+    # NaN if the run has no score of the global model
     of_global = np.array([as_float(row.get(f"global-{measure}")) for row in rows])
     known = np.flatnonzero(np.isfinite(of_global))
     if (of_global[known] != heights[known]).any():
@@ -217,8 +217,8 @@ def sorted_rows(run: RunFolder, measure: str) -> list[dict[str, Any]]:
 
 
 def _sorted_clients(members: Sequence[RunFolder], column: str) -> Floats:
-    """Return each run's values from worst to best (runs, n); of runs with more clients
-    than others, quantiles.
+    """Return each run's values from worst to best (runs, n). Runs with more clients
+    than others give quantiles.
     """
     values = [run.column(column) for run in members]
     return np.array([worst_first(one, column, min(map(len, values))) for one in values])

@@ -1,12 +1,13 @@
-"""What each client gains over a reference run, usually training alone: whether to take
-part at all.
+"""The gain of each client over a reference run, usually training alone: does it pay to
+take part?
 
-A client is paired with itself by its id, a run with the reference of the same seed,
-since another seed deals other samples. With a_k the accuracy (AUROC where all runs have
-it) of client k and b_k that in the reference run: the mean of a_k - b_k, the share of
-clients with a_k > b_k and with a_k < b_k, and the least a_k - b_k, that of the client
-that loses most. Of an RMSE, of which less is better, the gain is b_k - a_k. From three
-seeds on the mean has bounds, which know of other seeds and of other clients.
+Clients are paired by id, and runs with the reference run of the same seed, since
+another seed deals other samples. Let a_k be the accuracy of client k (AUROC if all runs
+have it) and b_k its accuracy in the reference run. Reported are the mean of a_k - b_k,
+the shares of clients with a_k > b_k and with a_k < b_k, and the least a_k - b_k, the
+gain of the client that loses most. For an RMSE, where lower is better, the gain is
+b_k - a_k. With three or more seeds the mean has bounds that cover both the choice of
+seeds and the choice of clients.
 """
 
 import csv
@@ -29,8 +30,7 @@ from fedapps.results.fair_plots import fair_measure
 from fedapps.results.sections import Section
 from fedapps.results.seeds import ENOUGH, Interval, nested_bootstrap
 
-#: Settings of the data that change neither which samples a client tests on nor how they
-#: are scored.
+#: Data settings that change neither the test samples of a client nor their scoring.
 _FREE = {
     "data.group",
     "data.group-edges",
@@ -44,8 +44,8 @@ _FREE = {
 
 
 class Pair(NamedTuple):
-    """One client's value in a run and in the reference run of the same seed, and
-    whether less is better of it.
+    """One client's value in a run and in the reference run of the same seed. ``lower``:
+    lower values are better.
     """
 
     seed: object
@@ -56,32 +56,32 @@ class Pair(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """What the client gains."""
+        """The gain of the client."""
         return self.reference - self.value if self.lower else self.value - self.reference
 
 
 @dataclass(frozen=True)
 class Gains:
-    """The clients of one row, paired run by run, and how many of the reference's
-    clients have no partner.
+    """The clients of one row, paired run by run. ``unpaired``: how many clients of the
+    reference have no partner.
     """
 
     row: Row
     runs: tuple[tuple[Pair, ...], ...]
-    alone: int
+    unpaired: int
 
     def numbers(self) -> dict[str, tuple[float, float | None]]:
-        """Return the mean over the runs of each measure and, of several, the deviation;
-        of ``gain-worst`` the least.
+        """Return the mean of each measure over the runs and, for several runs, the
+        deviation; for ``gain-worst`` the minimum.
         """
-        means = [[pair.gain for pair in run] for run in self.runs]
+        by_run = [[pair.gain for pair in run] for run in self.runs]
         table = {
-            "gain-mean": [sum(gains) / len(gains) for gains in means],
-            "gain-share": [sum(gain > 0 for gain in gains) / len(gains) for gains in means],
-            "gain-share-lost": [sum(gain < 0 for gain in gains) / len(gains) for gains in means],
+            "gain-mean": [sum(gains) / len(gains) for gains in by_run],
+            "gain-share": [sum(gain > 0 for gain in gains) / len(gains) for gains in by_run],
+            "gain-share-lost": [sum(gain < 0 for gain in gains) / len(gains) for gains in by_run],
         }
         out = {key: (sum(v) / len(v), stdev(v) if len(v) > 1 else None) for key, v in table.items()}
-        out |= {"gain-worst": (min(min(gains) for gains in means), None)}
+        out |= {"gain-worst": (min(min(gains) for gains in by_run), None)}
         bounds = self.bounds
         return (
             out
@@ -91,8 +91,8 @@ class Gains:
 
     @cached_property
     def bounds(self) -> Interval | None:
-        """The mean with its 95 % bounds over seeds and, within them, clients; none of
-        fewer than three seeds.
+        """The mean with its 95 % bounds over seeds and, within them, clients; ``None``
+        for fewer than three seeds.
         """
         if len(self.runs) < ENOUGH:
             return None
@@ -105,8 +105,8 @@ class Gains:
 
 
 def reference_of(rows: Sequence[Row], reference: Path | None) -> Row | None:
-    """Return the row that holds the run in the folder ``reference``; without one the
-    first row of method local, if there is one.
+    """Return the row with the run in the folder ``reference``. If that is ``None``,
+    return the first row of method local, or ``None``.
     """
     if reference is None:
         return next((row for row in rows if row.runs[0].method == "local"), None)
@@ -116,18 +116,18 @@ def reference_of(rows: Sequence[Row], reference: Path | None) -> Row | None:
 
 
 def gains_over(rows: Sequence[Row], reference: Row, named: bool) -> tuple[str, list[Gains]]:
-    """Return the measure, and what the clients of every other row gain over
-    ``reference``.
+    """Return the measure, and the clients' gains over ``reference`` for every other
+    row.
 
-    Rows without a run of the same seed and the same data are left out; if that leaves
-    none, an error if the reference was ``named``.
+    Rows without a run that has the seed and the data of a reference run are skipped. If
+    no row is left and the reference was ``named``, raise ``UserError``.
     """
     measure = fair_measure([run for row in rows for run in row.runs])
-    found = []
+    rows_with_gains = []
     for row in rows:
         if row is reference:
             continue
-        pairs, alone = [], 0
+        pairs, unpaired = [], 0
         for run in row.runs:
             partner = next(
                 (
@@ -139,15 +139,15 @@ def gains_over(rows: Sequence[Row], reference: Row, named: bool) -> tuple[str, l
             )
             if partner is not None and (paired := _pairs(run, partner, measure)):
                 pairs.append(paired)
-                alone += len(partner.column(measure)) - len(paired)
+                unpaired += len(partner.column(measure)) - len(paired)
         if pairs:
-            found.append(Gains(row, tuple(pairs), alone))
-    if named and not found:
+            rows_with_gains.append(Gains(row, tuple(pairs), unpaired))
+    if named and not rows_with_gains:
         raise UserError(
-            f"compare: no run has the seed, the data and the clients of {reference.runs[0].path}, "
-            "the reference: nothing can be paired"
+            f"compare: no run has the same seed, data and clients as {reference.runs[0].path}, so "
+            "gains cannot be computed. Choose another --reference."
         )
-    return measure, found
+    return measure, rows_with_gains
 
 
 def gain_over_local(run: RunFolder) -> tuple[str, str]:
@@ -207,10 +207,10 @@ def _pairs(run: RunFolder, reference: RunFolder, measure: str) -> tuple[Pair, ..
     )
 
 
-def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Section | None:
-    """Return the gains as a table, one setting a row."""
+def gains_section(measure: str, reference: Row, all_gains: Sequence[Gains]) -> Section | None:
+    """Return the gains as a table, one row per setting."""
     rows = []
-    for gains in found:
+    for gains in all_gains:
         numbers = gains.numbers()
         (mean, std), (up, _), (down, _), (worst, _) = list(numbers.values())[:4]
         bounds = gains.bounds
@@ -243,27 +243,27 @@ def gains_section(measure: str, reference: Row, found: Sequence[Gains]) -> Secti
     )
     name = metric_name(measure)
     difference = (
-        f"{name[:1].upper() + name[1:]} of each client minus its own under {reference.label} "
-        "with the same seed, in points"
+        f"Gain: {name} of each client minus its {name} under {reference.label} with the same "
+        "seed, in points"
     )
     if lower_is_better(measure):
         difference = (
-            f"How much less the {name} of each client is than its own under {reference.label} "
-            "with the same seed"
+            f"Gain: how much lower the {name} of each client is than under {reference.label} with "
+            "the same seed"
         )
     note = (
-        f"{difference}; the least gain is that of the client that loses most. Each client is "
-        "in gains.csv."
+        f"{difference}. The least gain is that of the client that loses most. gains.csv lists "
+        "every client."
     )
-    if any(len(gains.runs) > 1 for gains in found):
-        note += " Of several seeds: means, and the least of all."
-    if any(gains.bounds for gains in found):
+    if any(len(gains.runs) > 1 for gains in all_gains):
+        note += " With several seeds: means over the seeds, and the least gain of all."
+    if any(gains.bounds for gains in all_gains):
         note += (
-            " From three seeds on with the central 95 % of what other seeds, and other clients "
-            "in them, would show (bootstrap)."
+            " With three or more seeds: a 95 % bootstrap interval over seeds and the clients in "
+            "them."
         )
-    if alone := sum(gains.alone for gains in found):
-        note += f" {alone} clients of the reference have no partner and are left out."
+    if unpaired := sum(gains.unpaired for gains in all_gains):
+        note += f" {unpaired} clients of the reference have no partner and are skipped."
     return Section(f"Gain over {one_line(reference.label, 60)}", note, header, tuple(rows))
 
 
@@ -275,24 +275,27 @@ def _size(measure: str, value: float) -> str:
     return f"{100 * value:.1f}" if is_percent(measure) else metric_text(measure, value)
 
 
-def records(found: Sequence[Gains]) -> list[dict[str, Any]]:
-    """Return one row per client and run: its value, that in the reference run, its
+def records(all_gains: Sequence[Gains]) -> list[dict[str, Any]]:
+    """Return one row per client and run: its value, its value in the reference run, its
     gain.
     """
     return [
-        {"label": one.row.label, **_told(pair)} for one in found for run in one.runs for pair in run
+        {"label": gains.row.label, **_fields(pair)}
+        for gains in all_gains
+        for run in gains.runs
+        for pair in run
     ]
 
 
-def _told(pair: Pair) -> dict[str, Any]:
+def _fields(pair: Pair) -> dict[str, Any]:
     return {name: value for name, value in pair._asdict().items() if name != "lower"} | {
         "gain": pair.gain
     }
 
 
-def write_gains(path: Path, found: Sequence[Gains]) -> None:
+def write_gains(path: Path, all_gains: Sequence[Gains]) -> None:
     """Write every pair to a CSV file."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["label", "seed", "client", "value", "reference", "gain"])
         writer.writeheader()
-        writer.writerows(records(found))
+        writer.writerows(records(all_gains))

@@ -1,9 +1,9 @@
-"""The plots that a sweep's file can ask for: lines over rounds, bytes, seconds or
+"""The plots that a sweep's file can define: lines over rounds, bytes, seconds or
 models, clients from worst to best, and others.
 
-A plot has a panel for each measure and each column of the sweep's table, and a line (or
-a bar) for each of its rows: the mean over seeds, with a band from the lowest to the
-highest. ``KINDS`` says which there are.
+A plot has one panel per measure and column of the sweep's table, and one line (or bar)
+per row: the mean over seeds, with a band from the lowest to the highest. ``KINDS``
+lists the kinds of plots.
 """
 
 import math
@@ -33,7 +33,7 @@ from fedapps.results.fair_plots import client_bars, weights_figure, worst_first
 from fedapps.results.run_measures import Measure, curve_of, read_measure, value_of
 
 Runs = Sequence[RunFolder]
-#: A panel's heading, and the runs of each of its lines.
+#: The heading of a panel, and the runs of each of its lines.
 Shown = tuple[str, Mapping[str, Runs]]
 Floats = NDArray[np.float64]
 #: Places (n,) and values (seeds, n).
@@ -41,7 +41,7 @@ Line = tuple[Floats, Floats]
 
 MAX_PANELS = 12
 STYLES = ("-", "--", ":", "-.")
-#: What each kind draws, for messages and docs/sweep.md.
+#: The content of each kind of plot, for messages and docs/sweep.md.
 KINDS = {
     "rounds": "a measure over the rounds",
     "bytes": "a measure over the bytes of all training messages so far, up and down",
@@ -53,14 +53,14 @@ KINDS = {
     "curve": "what runs measured along a curve of their own, such as lambda-accuracy along lambda",
     "weights": "the weights that the server gave each client, of the first run of each row",
 }
-#: What the x axis of a kind says.
+#: The label of the x axis for each kind.
 X_LABELS = {
     "bytes": "MB, all clients",
     "seconds": "seconds",
     "models": "models sent and received, per client",
     "clients": "share of clients, worst first (%)",
 }
-#: What is summed up to a round, and its unit.
+#: The quantities that are summed over rounds, and their units.
 _SUMMED = {"bytes": (("bytes-up", "bytes-down"), 1e6), "seconds": (("seconds",), 1.0)}
 
 
@@ -68,12 +68,12 @@ _SUMMED = {"bytes": (("bytes-up", "bytes-down"), 1e6), "seconds": (("seconds",),
 class PlotSpec:
     """One ``[[sweep.plot]]``.
 
-    ``kind``: one of ``KINDS``. ``measures``: () for the sweep's first. ``rows``: () for
-    all. ``x``: the axis of ``parameter``. ``log``: the logarithmic axes, "", "x", "y"
-    or "xy". ``levels``: measures or numbers that are drawn as horizontal lines, by what
-    the legend calls them. ``relative``: show the difference to the mean of all rows.
-    ``slope``: of a dotted line t ** slope, with ``log = "xy"``. ``name``: of the file,
-    "" for the kind.
+    ``kind``: one of ``KINDS``. ``measures``: () for the sweep's first measure.
+    ``rows``: () for all rows. ``x``: the axis for the kind ``parameter``. ``log``: the
+    logarithmic axes, "", "x", "y" or "xy". ``levels``: measures or numbers that are
+    drawn as horizontal lines, by their names in the legend. ``relative``: show the
+    difference to the mean of all rows. ``slope``: exponent of a dotted line t ** slope,
+    only with ``log = "xy"``. ``name``: the name of the file, "" for the kind.
     """
 
     kind: str
@@ -88,16 +88,16 @@ class PlotSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"kind = {self.kind!r}: choose of {', '.join(KINDS)}")
+            raise ValueError(f"kind = {self.kind!r}: choose one of {', '.join(KINDS)}")
         if self.log not in ("", "x", "y", "xy"):
-            raise ValueError(f'log = {self.log!r}: "x", "y" or "xy"')
+            raise ValueError(f'log = {self.log!r}: choose one of "x", "y", "xy"')
         if (self.kind == "parameter") != bool(self.x):
             raise ValueError(
-                f"kind = {self.kind!r}, x = {self.x!r}: x names the axis of a plot of kind "
-                "parameter, and of no other"
+                f"kind = {self.kind!r}, x = {self.x!r}: a plot of kind parameter must name its "
+                "axis in x, and no other plot may"
             )
         if self.slope and self.log != "xy":
-            raise ValueError(f'slope = {self.slope}: needs log = "xy"')
+            raise ValueError(f'slope = {self.slope}: add log = "xy", which a slope needs')
         if self.kind not in ("clients", "curve"):
             for text in (*self.measures, *(self.levels or {}).values()):
                 if isinstance(text, str):
@@ -105,19 +105,19 @@ class PlotSpec:
 
     @property
     def file(self) -> str:
-        """The name of the file, without its end."""
+        """The name of the file, without its suffix."""
         return self.name or self.kind
 
 
 def read_plot(table: Any) -> PlotSpec:
     """Return the plot that a table describes. Raises ``ValueError``."""
     if not isinstance(table, dict) or "kind" not in table:
-        raise ValueError(f"plot = {table!r}: must be tables with a kind, [[sweep.plot]]")
+        raise ValueError(f"plot = {table!r}: write each plot as a table [[sweep.plot]] with a kind")
     types = {part.name: part for part in fields(PlotSpec)}
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in types:
-            raise ValueError(f"plot.{key}: unknown, choose of {', '.join(types)}")
+            raise ValueError(f"plot.{key}: unknown key, choose one of {', '.join(types)}")
         values[key] = (value,) if key in ("measures", "rows") and isinstance(value, str) else value
         if isinstance(value, list):
             values[key] = tuple(value)
@@ -133,12 +133,12 @@ def drawn(
     numbers: Mapping[str, float],
     theme: Theme,
 ) -> Figure | None:
-    """Return a plot; ``None`` if no run has what it shows.
+    """Return a plot; ``None`` if no run has the values for it.
 
-    ``measures``: the sweep's, of which the first is shown unless the plot names its
-    own. ``shown``: what each panel shows, for each measure. ``numbers``: for
-    ``parameter``, the number that stands at each label of its axis; there ``shown`` has
-    lines named ``LINE\\0LABEL``, which belong together.
+    ``measures``: the sweep's measures; the first is shown unless the plot names others.
+    ``shown``: the content of the panels, for each measure. ``numbers``: for the kind
+    ``parameter``, the number of each label of its axis; the names in ``shown`` are then
+    ``LINE\\0LABEL``, and those with the same LINE form one line.
     """
     if spec.rows and spec.kind != "parameter":
         shown = [
@@ -170,9 +170,9 @@ def _panels(
     size = max(6.2, 4.4 * wide), 3.4 * high + 0.22 * rows / wide + 0.5
     figure, axes = panels(high, wide, size, theme, len(cells))
     for panel, (text, heading, lines) in zip(axes, cells, strict=False):
-        draw_lines(panel, found := _lines(spec, text, lines, numbers), theme, spec.log)
-        if spec.slope and found:
-            _draw_slope(panel, *next(iter(found.values())), spec.slope)
+        draw_lines(panel, points := _lines(spec, text, lines, numbers), theme, spec.log)
+        if spec.slope and points:
+            _draw_slope(panel, *next(iter(points.values())), spec.slope)
         _label(panel, spec, text, heading, len(cells) > 1)
         for place, (name, level) in enumerate((spec.levels or {}).items()):
             if (value := _level(level, lines)) is not None:
@@ -187,51 +187,51 @@ def _lines(
 ) -> dict[str, Line]:
     if spec.kind == "parameter":
         return _along_parameter(read_measure(text), lines, numbers)
-    found = lines_of(spec.kind, text, lines)
-    if spec.relative and len(found) > 1:
-        stacks = [stack for _, stack in found.values()]
+    points = lines_of(spec.kind, text, lines)
+    if spec.relative and len(points) > 1:
+        stacks = [stack for _, stack in points.values()]
         seeds, places = (min(stack.shape[axis] for stack in stacks) for axis in (0, 1))
         middle = np.mean([stack[:seeds, :places] for stack in stacks], axis=0)
-        found = {
-            row: (x[:places], stack[:seeds, :places] - middle) for row, (x, stack) in found.items()
+        points = {
+            row: (x[:places], stack[:seeds, :places] - middle) for row, (x, stack) in points.items()
         }
-    return found
+    return points
 
 
-def lines_of(kind: str, what: str | Measure, lines: Mapping[str, Runs]) -> dict[str, Line]:
-    """Return the line of each row that has one. ``what``: a measure, or a column or a
-    curve for the kinds ``clients`` and ``curve``.
+def lines_of(kind: str, measure: str | Measure, rows: Mapping[str, Runs]) -> dict[str, Line]:
+    """Return the line of each row that has one. ``measure``: for the kind ``clients`` a
+    column, for ``curve`` a curve.
     """
-    found = {row: line_of(kind, what, runs) for row, runs in lines.items()}
-    return {row: one for row, one in found.items() if one is not None}
+    lines = {row: line_of(kind, measure, runs) for row, runs in rows.items()}
+    return {row: one for row, one in lines.items() if one is not None}
 
 
-def line_of(kind: str, what: str | Measure, runs: Runs) -> Line | None:
-    """Return places (n,) and values (seeds, n) of runs; ``None`` if none has them."""
+def line_of(kind: str, measure: str | Measure, runs: Runs) -> Line | None:
+    """Return places (n,) and values (seeds, n) of runs; ``None`` if no run has them."""
     if kind == "clients":
-        return _sorted(runs, str(what))
+        return _sorted(runs, str(measure))
     if kind == "curve":
-        return _own_curve(runs, str(what))
-    return _over(kind, runs, read_measure(what) if isinstance(what, str) else what)
+        return _own_curve(runs, str(measure))
+    return _over(kind, runs, read_measure(measure) if isinstance(measure, str) else measure)
 
 
 def _over(kind: str, runs: Runs, measure: Measure) -> Line | None:
     """Return the places and the values of runs at the rounds that all of them have."""
-    found = []
+    curves = []
     for run in runs:
         places = _places(kind, run)
         curve = zip(*curve_of(run, measure), strict=True)
         if points := {number: value for number, value in curve if number in places}:
-            found.append((places, points))
-    common = sorted(set.intersection(*(set(points) for _, points in found))) if found else []
+            curves.append((places, points))
+    common = sorted(set.intersection(*(set(points) for _, points in curves))) if curves else []
     if not common:
         return None
-    x = np.mean([[places[number] for number in common] for places, _ in found], axis=0)
-    return x, np.array([[points[number] for number in common] for _, points in found], float)
+    x = np.mean([[places[number] for number in common] for places, _ in curves], axis=0)
+    return x, np.array([[points[number] for number in common] for _, points in curves], float)
 
 
 def _places(kind: str, run: RunFolder) -> dict[int, float]:
-    """Return where each round stands on the x axis."""
+    """Return the position of each round on the x axis."""
     if kind == "models":
         return run.models
     rounds = [record["round"] for record in run.rounds]
@@ -243,22 +243,20 @@ def _places(kind: str, run: RunFolder) -> dict[int, float]:
 
 
 def _sorted(runs: Runs, column: str) -> Line | None:
-    values = [found for run in runs if (found := run.column(column))]
-    if not values:
+    columns = [values for run in runs if (values := run.column(column))]
+    if not columns:
         return None
-    share = np.linspace(0, 1, max(map(len, values)))
-    return 100 * share, np.array([worst_first(found, column, len(share)) for found in values])
+    share = np.linspace(0, 1, max(map(len, columns)))
+    return 100 * share, np.array([worst_first(values, column, len(share)) for values in columns])
 
 
 def _own_curve(runs: Runs, name: str) -> Line | None:
-    """Return a curve of curves.json over the one that has the same first word,
+    """Return a curve of curves.json over the curve named by its first word, such as
     ``lambda-accuracy`` over ``lambda``.
     """
     axis = name.partition("-")[0]
-    found = [run.curves for run in runs if name in run.curves and axis in run.curves]
-    return (
-        (np.array(found[0][axis]), np.array([curves[name] for curves in found])) if found else None
-    )
+    curves = [run.curves for run in runs if name in run.curves and axis in run.curves]
+    return (np.array(curves[0][axis]), np.array([one[name] for one in curves])) if curves else None
 
 
 def _along_parameter(
@@ -271,10 +269,10 @@ def _along_parameter(
         if values and label in numbers:
             points.setdefault(name, {})[numbers[label]] = values
     out = {}
-    for name, found in points.items():
-        seeds = min(map(len, found.values()))
-        places = sorted(found)
-        out[name] = np.array(places), np.array([found[place][:seeds] for place in places]).T
+    for name, values_at in points.items():
+        seeds = min(map(len, values_at.values()))
+        places = sorted(values_at)
+        out[name] = np.array(places), np.array([values_at[place][:seeds] for place in places]).T
     return out
 
 
@@ -282,14 +280,14 @@ def _level(level: str | float, lines: Mapping[str, Runs]) -> float | None:
     if not isinstance(level, str):
         return float(level)
     measure = read_measure(level)
-    found = [value_of(run, measure) for runs in lines.values() for run in runs]
-    values = [value for value in found if value is not None]
-    return float(np.mean(values)) if values else None
+    values = [value_of(run, measure) for runs in lines.values() for run in runs]
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
-def draw_lines(panel: Panel, found: Mapping[str, Line], theme: Theme, log: str = "") -> None:
+def draw_lines(panel: Panel, lines: Mapping[str, Line], theme: Theme, log: str = "") -> None:
     """Draw the line of each row: the mean over its seeds, and the range as a band."""
-    for index, (row, (x, stack)) in enumerate(found.items()):
+    for index, (row, (x, stack)) in enumerate(lines.items()):
         x, stack = _scaled(x, "x" in log), _scaled(stack, "y" in log)
         line_with_range(panel, x, stack, *look(index, theme), row or " ")
 
@@ -311,7 +309,7 @@ def look(index: int, theme: Theme) -> tuple[Colour, str]:
 
 
 def _scaled(values: Floats, logarithmic: bool) -> Floats:
-    """Return the values, or their logarithms, NaN where there is none."""
+    """Return the values, or their logarithms (NaN for values that have none)."""
     if not logarithmic:
         return values
     return np.log10(values, out=np.full(np.shape(values), np.nan), where=np.asarray(values) > 0)
@@ -339,8 +337,8 @@ def _label(panel: Panel, spec: PlotSpec, text: str, heading: str, several: bool)
 
 
 def _round_powers(low: float, high: float, scale: float) -> tuple[list[float], list[str]]:
-    """Return ticks of an axis of logarithms: 1, 2 and 5 times powers of ten, or powers
-    alone; their texts are ``scale`` times them.
+    """Return ticks for a logarithmic axis: 1, 2 and 5 times powers of ten, or only the
+    powers. Their texts show ``scale`` times the value.
     """
     shift = math.log10(scale)
     powers = range(math.floor(low + shift), math.ceil(high + shift) + 1)

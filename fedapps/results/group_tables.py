@@ -1,5 +1,5 @@
-"""What a model does to groups of samples, as tables: the groups of one run, and the
-gaps of several runs side by side.
+"""Tables of the scores by group of samples: the groups of one run, and the gaps of
+several runs.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from fedapps.records.reader import RunFolder, is_number
 from fedapps.results.comparison_table import Row
 from fedapps.results.sections import Section
 
-#: A share of fewer samples than this is shown as the two counts.
+#: With fewer samples than this, a share is shown as two counts.
 FEW = 20
 _HEADERS = {"selected": "predicted 1", "tpr": "TPR", "fpr": "FPR"}
 #: Gaps in the order of the table of several runs, with their headings.
@@ -31,7 +31,7 @@ GAPS = {
 
 
 def groups_section(run: RunFolder) -> Section | None:
-    """Return the groups of a run, one a row; ``None`` if it has none."""
+    """Return the groups of a run, one per row; ``None`` if it has none."""
     if not run.groups:
         return None
     rates = [name for name in _HEADERS if any(name in row for row in run.groups)]
@@ -61,21 +61,21 @@ def groups_section(run: RunFolder) -> Section | None:
     notes = [
         "Test samples of all clients together, by "
         f"{one_line(str(run.settings.get('data.group', 'group')), 40)}.",
-        f"A share of fewer than {FEW} samples is shown as counts.",
+        f"With fewer than {FEW} samples, a share is shown as counts.",
         *([f"Between groups: {gaps}."] if gaps else []),
         *_chance(run),
     ]
     if left_out := run.left_out(SUMS):
         clients = ", ".join(left_out[:10]) + (", ..." if len(left_out) > 10 else "")
         notes.append(
-            f"Sums that cannot be right were left out, of client {clients}: rounds.jsonl says why."
+            f"Skipped the impossible sums of client {clients}; rounds.jsonl has the reasons."
         )
     return Section("Groups", " ".join(notes), header, tuple(rows))
 
 
 def _chance(run: RunFolder) -> list[str]:
-    """Return a sentence on the gap that groups of equal accuracy would show; nothing
-    unless two groups have samples.
+    """Return a sentence on the gap that groups of equal accuracy would show; [] unless
+    two groups have samples.
     """
     counts = [(_number(row, "right"), _number(row, "samples")) for row in run.groups]
     counts = [(right, n) for right, n in counts if n >= 1]
@@ -86,14 +86,14 @@ def _chance(run: RunFolder) -> list[str]:
     gap = uncertainty(right, samples, generator(seed, "bootstrap of groups"))["gap"]
     assert gap.chance is not None
     return [
-        f"Groups of one and the same accuracy would show a gap of {percent_text(gap.chance)} by "
-        f"chance; p = {gap.p:.3f}."
+        f"Groups with equal accuracy would show a gap of {percent_text(gap.chance)} by chance; "
+        f"p = {gap.p:.3f}."
     ]
 
 
 def gaps_section(rows: Sequence[Row]) -> Section | None:
-    """Return the gaps between the groups, one run (or one setting with several seeds) a
-    row; ``None`` if no run has groups.
+    """Return the gaps between the groups, one row per run (or per setting with several
+    seeds); ``None`` if no run has groups.
     """
     keys = [key for key in GAPS if any(key in row.values for row in rows)]
     shown = [row for row in rows if any(key in row.values for key in keys)]
@@ -105,8 +105,8 @@ def gaps_section(rows: Sequence[Row]) -> Section | None:
     }
     note = (
         f"Test samples of all clients together, by {', '.join(sorted(columns))}. A gap is the "
-        "highest minus the lowest rate among the "
-        "groups; the rates of single groups are in each run's report and groups.csv."
+        "highest minus the lowest rate of the groups. The rates of each group are in the run's "
+        "report and groups.csv."
     )
     return Section("Groups", note, ("method", *(GAPS[key] for key in keys)), table)
 
@@ -121,7 +121,7 @@ def _mean(row: Row, key: str) -> str:
 
 
 def _share(row: dict[str, Any], name: str) -> str:
-    """Return a rate of a group in per cent, as counts if its samples are few, and "-"
+    """Return a rate of a group in per cent, or as counts if it has few samples, or "-"
     if it has none or its counts are unknown.
     """
     tp, fp, fn, tn = (_number(row, key) for key in ("tp", "fp", "fn", "tn"))
@@ -131,7 +131,7 @@ def _share(row: dict[str, Any], name: str) -> str:
         "tpr": (tp, tp + fn),
         "fpr": (fp, fp + tn),
     }[name]
-    # of more classes there are no counts by class
+    # with more than two classes there are no counts by class
     many = lower if "tp" in row or name == "accuracy" else _number(row, "samples")
     if not is_number(row.get(name)) or (many < FEW and many != lower):
         return "-"

@@ -1,5 +1,5 @@
-"""Pictures of a synthetic set while it is made: a labelled grid every few rounds, all
-as one animation; the set as a data set.
+"""Pictures of a synthetic set during the run: a labelled grid every few rounds, an
+animation of the grids, and the final set as a data set.
 """
 
 from pathlib import Path
@@ -11,20 +11,20 @@ from PIL import Image, ImageDraw
 
 from fedapps.data.set_files import save_set
 
-if TYPE_CHECKING:  # reports look for pictures here, and need no Flower
+if TYPE_CHECKING:  # reports import this module and need no Flower
     from strategies.base.capabilities import MakingSamples
     from strategies.base.rounds import Round
 
 FOLDER = "synthetic"
 ANIMATION, SET = "rounds.png", "set"
-#: Frames of the animation, and images of a class in a grid, at most.
+#: Maximum numbers of frames of the animation, and of images per class in a grid.
 MAX_FRAMES, MAX_COLUMNS = 24, 16
 SIDE = 480  # pixels, about
 
 
 class ImageGrids:
-    """Callback that draws the set of ``strategy`` into ``folder``/synthetic; ``done``:
-    rounds that a resumed run holds already.
+    """Callback that draws the set of ``strategy`` into ``folder``/synthetic. ``done``:
+    the number of rounds before a resume.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ImageGrids:
                 path.unlink()
 
     def __call__(self, now: "Round") -> None:
-        """Draw a grid if this round is due."""
+        """Draw a grid if one is due in this round."""
         if now.number == now.num_rounds or (self.every and now.number % self.every == 0):
             self.folder.mkdir(exist_ok=True)
             x, y = self.strategy.samples(now.arrays)
@@ -79,8 +79,8 @@ def grids(folder: Path) -> list[Path]:
 
 
 def grid(x: NDArray[Any], y: NDArray[Any], heading: str) -> Image.Image:
-    """Return images x (M, C, H, W) in [0, 1] as one picture: a row a class, its label
-    before it, ``heading`` above.
+    """Return images x (M, C, H, W) in [0, 1] as one picture: one row per class, with
+    its label on the left, and ``heading`` above.
     """
     classes, (channels, height, width) = np.unique(y), x.shape[1:]
     columns = min(MAX_COLUMNS, max(int((y == label).sum()) for label in classes))

@@ -13,20 +13,22 @@ _MEAN = re.compile(r"new-(accuracy|auroc|rmse)((?:-\d+)?)-mean")
 
 
 def newcomer_means(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys of new clients' mean accuracies (AUROC, RMSE) among ``keys``, by
-    epochs, each with what a heading says.
+    """Return the keys of new clients' mean accuracies (AUROC, RMSE) among ``keys``,
+    sorted by epochs, each with its heading.
     """
-    found = {key: int(match[2].lstrip("-") or 0) for key in keys if (match := _MEAN.fullmatch(key))}
+    epochs = {
+        key: int(match[2].lstrip("-") or 0) for key in keys if (match := _MEAN.fullmatch(key))
+    }
     return {
-        key: f"new, {_epochs(found[key])}"
-        for key in sorted(found, key=lambda key: (key.startswith("new-auroc"), found[key]))
+        key: f"new, {_epochs(epochs[key])}"
+        for key in sorted(epochs, key=lambda key: (key.startswith("new-auroc"), epochs[key]))
     }
 
 
 def newcomers_section(run: RunFolder) -> Section | None:
     """Return the table of a run's new clients; ``None`` if it has none."""
     rows = []
-    for key, told in newcomer_means(run.evaluation).items():
+    for key, heading in newcomer_means(run.evaluation).items():
         others = [
             key,
             key.replace("-mean", "-worst10"),
@@ -37,15 +39,17 @@ def newcomers_section(run: RunFolder) -> Section | None:
             metric_text(name, run.evaluation[name], unit=False) if name in run.evaluation else "-"
             for name in others
         ]
-        rows.append((told.removeprefix("new, ") + (" (AUROC)" if "auroc" in key else ""), *cells))
+        rows.append(
+            (heading.removeprefix("new, ") + (" (AUROC)" if "auroc" in key else ""), *cells)
+        )
     if not rows:
         return None
     count = len(run.column(MARK))
     note = (
-        f"{count} clients that never took part, on their test samples, after local epochs of "
-        "the method's own."
+        f"{count} clients that never took part, scored on their test samples after the given "
+        "number of the method's local epochs."
     )
-    # in the targets' units, and without a calibration
+    # errors are in the targets' units, and there is no calibration
     if all("rmse" in key for key in newcomer_means(run.evaluation)):
         return Section(
             "New clients",

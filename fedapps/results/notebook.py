@@ -1,8 +1,7 @@
-"""What a notebook shows: plots as objects, and a line that is brought up to date in its
-place.
+"""Output for notebooks: plots as objects, and a progress line that updates in place.
 
-Nothing here needs more than the kernel that the notebook runs on; elsewhere plots are
-saved, and the progress is shown on the terminal.
+This needs only the kernel that the notebook runs on. Outside of notebooks, plots are
+saved and the progress is shown on the terminal.
 """
 
 import base64
@@ -28,15 +27,13 @@ def in_notebook() -> bool:
 
 
 class Line:
-    """A bar with a text in the output of a notebook's cell, which ``show`` brings up to
-    date.
-    """
+    """A bar with a text in the output of a notebook's cell; ``show`` updates it."""
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def show(self, text: str, done: int, total: int) -> None:
-        """Show the text beside a bar of which ``done`` of ``total`` are filled."""
+        """Show the text beside a bar that is filled to ``done`` of ``total``."""
         bar = f'<progress value="{done}" max="{max(total, 1)}" style="width: 12em"></progress>'
         content = {"text/plain": text, "text/html": f"{bar} {markup.escape(text)}"}
         if self._handle is None:
@@ -48,8 +45,8 @@ class Line:
 
 
 class Plot:
-    """A figure, in the light or the dark scheme: a notebook shows it, ``save`` writes
-    it.
+    """A figure in the light or the dark scheme. A notebook shows it, ``save`` writes it
+    to a file.
     """
 
     def __init__(self, name: str, figure: Figure, dark: bool = False) -> None:
@@ -68,14 +65,14 @@ class Plot:
         path = Path(path)
         form = path.suffix.removeprefix(".")
         if form not in FORMATS:
-            raise UserError(f"{path}: a plot is written as .pdf, .png or .svg")
+            raise UserError(f"{path}: a plot is written as .pdf, .png or .svg, choose one of them")
         path.write_bytes(file(self._figure, form, self._dark))
         return path
 
 
 class Plots(Mapping[str, Plot]):
-    """Figures by name: a notebook shows all of them, ``plots["clients"]`` is one,
-    ``save`` writes them into a folder.
+    """Figures by name. A notebook shows all of them, ``plots["clients"]`` is one of
+    them, ``save`` writes them into a folder.
     """
 
     def __init__(self, figures: Mapping[str, Figure], dark: bool = False) -> None:
@@ -90,8 +87,8 @@ class Plots(Mapping[str, Plot]):
     def __getitem__(self, name: str) -> Plot:
         if name not in self._plots:
             raise KeyError(
-                f"{name!r}: {nearest(name, self._plots)}there are "
-                f"{', '.join(self._plots) or 'no plots'}"
+                f"{name!r}: {nearest(name, self._plots)}the plots are "
+                f"{', '.join(self._plots) or 'none'}"
             )
         return self._plots[name]
 
@@ -102,7 +99,7 @@ class Plots(Mapping[str, Plot]):
         return len(self._plots)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write every figure as NAME.png into a folder, which is made if there is none,
+        """Write every figure as NAME.png into a folder, which is created if necessary,
         and return the paths.
         """
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,9 @@
-"""What the pages of results show, as one list: the plots and the small tables of a run
-and of a comparison, and on which page each of them is.
+"""The list of all plots and small tables of a run and of a comparison, and the page
+that each belongs to.
 
-The report, the page that follows a run, the comparison, the end of a run on the
-terminal, the files of `fedapps figures` and a notebook all take theirs from ``PARTS``.
-A part that does not apply to the runs at hand makes nothing. The plots of a sweep
-(``fedapps.sweeps.page``) are parts of the same form.
+The report, the live page, the comparison, the terminal at the end of a run, `fedapps
+figures` and notebooks all use ``PARTS``. A part that does not apply to the given runs
+returns nothing. The plots of a sweep (``fedapps.sweeps.page``) have the same form.
 """
 
 import re
@@ -45,11 +44,11 @@ RUN, REPORT, COMPARISON, SWEEP = "run", "report", "comparison", "sweep"
 
 @dataclass(frozen=True)
 class Shown:
-    """What the tables of a page are about: settings with their runs; one with one run
-    on the page of a run.
+    """The settings with their runs that a page shows; the page of a run has one setting
+    with one run.
 
-    ``share``: of the clients that are the worst ones. ``gains``: measure, reference and
-    what each client gains over it, if there is a reference.
+    ``share``: the share of the clients that counts as the worst. ``gains``: measure,
+    reference and the clients' gains over it, if there is a reference.
     """
 
     rows: Sequence[Row]
@@ -69,11 +68,11 @@ class Shown:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of a page: its file's name ("" if ``draw`` names its figures), what it
-    shows in words, with {} for the figure's name, and how it is drawn.
+    """A plot of a page. ``name``: the file's name, "" if ``draw`` names its figures.
+    ``title``: a description, with {} for the figure's name.
 
     ``draw`` gets the run, the groups of runs of a comparison, or the results of a
-    sweep; it returns ``None`` or {} where it does not apply.
+    sweep. It returns ``None`` or {} if it does not apply.
     """
 
     page: str
@@ -83,14 +82,14 @@ class Plot:
 
     def figures(self, shown: Any, theme: Theme = THEME) -> Mapping[str, Figure]:
         """Return the figures by name."""
-        found = self.draw(shown, theme)
-        return {self.name: found} if isinstance(found, Figure) else found or {}
+        drawn = self.draw(shown, theme)
+        return {self.name: drawn} if isinstance(drawn, Figure) else drawn or {}
 
 
 @dataclass(frozen=True)
 class Table:
-    """A small table below the main one of a page; ``make`` returns ``None`` where it
-    does not apply.
+    """A small table below the main one of a page; ``make`` returns ``None`` if it does
+    not apply.
     """
 
     page: str
@@ -176,23 +175,23 @@ def charts(parts: Iterable[Plot], shown: Any, theme: Theme = THEME) -> dict[str,
     }
 
 
-def write_figures(folder: Path, found: Mapping[str, Figure], form: str) -> list[Path]:
-    """Write figures as files ("pdf", "png" or "svg") into a folder, which is made if
-    there is none, and return the paths.
+def write_figures(folder: Path, figures: Mapping[str, Figure], form: str) -> list[Path]:
+    """Write figures as files ("pdf", "png" or "svg") into a folder, which is created if
+    necessary, and return the paths.
 
-    Clients name the curves, so that characters of a name that are neither letters nor
+    Since clients name the curves, characters of a name that are neither letters nor
     digits become an underscore.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, figure in found.items():
+    for name, figure in figures.items():
         paths.append(folder / f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}.{form}")
         paths[-1].write_bytes(file(figure, form))
     return paths
 
 
 def write_plots(run_dir: Path) -> list[Path]:
-    """Write the plots of a run as `plots/*.png` into its folder, for what takes
-    pictures from there, and return the paths.
+    """Write the plots of a run as `plots/*.png` into its folder, where trackers read
+    them, and return the paths.
     """
     return write_figures(run_dir / "plots", run_figures(read_run(run_dir)), "png")

@@ -1,20 +1,20 @@
-"""What can be asked of a run: a number of its summary, its value in some round, how
-many rounds to a target, an extreme over clients.
+"""Measures of a run: a number of its summary, the value in a round, the rounds needed
+to reach a target, an extreme over clients.
 
 A measure is written
 
     accuracy-mean                 the number of that name in the summary
-    accuracy-mean@20              that of the last evaluation up to round 20
-    accuracy-mean@200-models      the last one for which a client had sent and received
-                                  at most 200 models
-    best(accuracy-mean)           the largest of the evaluations, of a loss or an error
-                                  the least
-    rounds-to(accuracy-mean,0.85) the first round whose evaluation reaches it (a loss:
-                                  falls to it); infinite if none does
-    train.loss, train.loss@20     a metric of training, of the last round or of round 20
-    sum(train.objective)          that, summed over the rounds
-    max(clients.loss)             the largest of a column of clients.csv; min and mean
-                                  likewise
+    accuracy-mean@20              its value in the last evaluation up to round 20
+    accuracy-mean@200-models      its value in the last evaluation before a client had
+                                  sent and received more than 200 models
+    best(accuracy-mean)           the highest value of all evaluations; for a loss or an
+                                  error the lowest
+    rounds-to(accuracy-mean,0.85) the first round whose evaluation reaches the target (a
+                                  loss: falls to it); infinite if none does
+    train.loss, train.loss@20     a metric of training, in the last round or in round 20
+    sum(train.objective)          a metric of training, summed over the rounds
+    max(clients.loss)             the maximum of a column of clients.csv; also min and
+                                  mean
 """
 
 import math
@@ -36,11 +36,11 @@ _FORMS = re.compile(
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure that was read: of which ``key`` of which ``part`` (evaluate, train,
-    clients), and what is taken of it.
+    """A parsed measure: the ``key`` in a ``part`` (evaluate, train, clients), and the
+    value that is taken from it.
 
-    ``form``: "" for the last value, at a ``place`` for that of a round (or, ``models``,
-    of a number of models); ``target``: what is to be reached.
+    ``form``: "" for the last value, or, with ``place``, for the value at a round (at a
+    number of models if ``models``); ``target``: the value to reach.
     """
 
     text: str
@@ -53,14 +53,14 @@ class Measure:
 
     @property
     def unit(self) -> str:
-        """The key that says how values are written: ``accuracy-mean``, or
+        """The key that determines the format of values: ``accuracy-mean``, or
         ``rounds``.
         """
         return "rounds" if self.form == "rounds-to" else self.key
 
     @property
     def name(self) -> str:
-        """What a heading says."""
+        """The name in headings."""
         name = metric_name(self.key)
         if self.part == "train":
             name = f"training {name}"
@@ -83,11 +83,11 @@ class Measure:
 
 
 def read_measure(text: str) -> Measure:
-    """Return the measure that a text means. Raises ``ValueError`` with the allowed
+    """Return the measure that a text describes. Raises ``ValueError`` with the allowed
     forms.
     """
-    found = _FORMS.fullmatch(text.replace(" ", ""))
-    form, key, target, place, models = found.groups() if found else ("", "", None, None, None)
+    match = _FORMS.fullmatch(text.replace(" ", ""))
+    form, key, target, place, models = match.groups() if match else ("", "", None, None, None)
     part, dot, rest = (key or "").partition(".")
     part, key = (part, rest) if dot else ("evaluate", key or "")
     closed = text.rstrip().endswith(")")
@@ -100,7 +100,7 @@ def read_measure(text: str) -> Measure:
     }
     form = form or ""
     if (
-        not found
+        not match
         or not fits[form]
         or (form == "rounds-to") != (target is not None)
         or (form != "") != closed
@@ -122,8 +122,8 @@ def read_measure(text: str) -> Measure:
 
 
 def curve_of(run: RunFolder, measure: Measure) -> tuple[list[int], list[float]]:
-    """Return the rounds and what the measure was in each: the sum so far for ``sum``.
-    Empty without any.
+    """Return the rounds and the measure's value in each (for ``sum`` the sum so far);
+    empty lists if there are none.
     """
     rounds, values = run.series("train" if measure.part == "train" else "evaluate").get(
         measure.key, ([], [])
@@ -134,7 +134,7 @@ def curve_of(run: RunFolder, measure: Measure) -> tuple[list[int], list[float]]:
 
 
 def value_of(run: RunFolder, measure: Measure) -> float | None:
-    """Return the measure of a run, ``None`` if the run has nothing of that name."""
+    """Return the measure of a run; ``None`` if the run has no value of that name."""
     if measure.part == "clients":
         column = run.column(measure.key)
         return float(_OVER_CLIENTS[measure.form](column)) if column else None

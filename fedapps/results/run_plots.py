@@ -1,5 +1,5 @@
-"""The drawings of one run, and the one that compares several; `parts.py` says on which
-page they are.
+"""The plots of one run, and the plot that compares several; `parts.py` lists the page
+of each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _MAX_PANELS = 24
 
 
 def measure_figure(run: RunFolder, theme: Theme) -> dict[str, Figure]:
-    """The leading score over the rounds; its name is the measure's."""
+    """The leading score over the rounds, named after the measure."""
     evaluate, measure = run.series("evaluate"), fair_measure([run])
     if f"{measure}-mean" not in evaluate:
         return {}
@@ -53,11 +53,11 @@ def models_figure(run: RunFolder, theme: Theme) -> Figure | None:
     model each.
     """
     key = f"{fair_measure([run])}-mean"
-    found = line_of("models", Measure(key, key), [run]) if run.counts_models else None
-    if found is None:
+    points = line_of("models", Measure(key, key), [run]) if run.counts_models else None
+    if points is None:
         return None
     figure, axes = one_panel("The same over models instead of rounds", theme)
-    line(axes, found[0], found[1][0], theme.series[0])
+    line(axes, points[0], points[1][0], theme.series[0])
     axes.x.label, axes.x.low = X_LABELS["models"], 0.0
     label_values(axes, key.removesuffix("-mean"), "mean over clients")
     return figure
@@ -85,7 +85,7 @@ def bytes_figure(run: RunFolder, theme: Theme) -> Figure | None:
     counts = [np.nan_to_num([as_float(row.get(key)) for row in run.rounds]) for key in keys]
     down, up = map(np.cumsum, counts)
     divisor, unit = byte_scale(max(down[-1], up[-1]))
-    # Both directions often carry the same: the dashed line on top keeps both visible.
+    # Both directions are often equal; the dashed line on top keeps both visible.
     line(axes, rounds, down / divisor, theme.series[0], label="server to clients", width=3.2)
     line(axes, rounds, up / divisor, theme.series[1], (3, 2), label="clients to server")
     axes.y.low = 0.0
@@ -96,8 +96,8 @@ def bytes_figure(run: RunFolder, theme: Theme) -> Figure | None:
 
 
 def curve_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
-    """Every list `X-Y` as long as the list `X` is a curve of Y over X; `X-Y-std` is its
-    band.
+    """A curve of Y over X for every list `X-Y` that is as long as the list `X`;
+    `X-Y-std` is its band.
     """
     figures: dict[str, Figure] = {}
     for key, values in run.curves.items():
@@ -113,8 +113,7 @@ def curve_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
         x, y = np.array(run.curves[x_name], float), np.array(values, float)
         std = np.array(run.curves.get(f"{key}-std", []), float)
         if std.shape == y.shape:
-            # What is never negative on average (a loss, an error) is not shown as if it
-            # could be.
+            # If the mean is never negative (a loss, an error), neither is the band.
             low, high = np.maximum(y - std, min(0.0, y.min())), y + std
             if is_percent(y_name):
                 high = np.minimum(high, 1)
@@ -128,7 +127,7 @@ def curve_figures(run: RunFolder, theme: Theme) -> dict[str, Figure]:
 
 
 def other_measures(run: RunFolder, theme: Theme) -> Figure | None:
-    """Every measure over the rounds that no other plot shows, in a small panel each."""
+    """The measures that no other plot shows, over the rounds, one small panel each."""
     measure, evaluate = fair_measure([run]), run.series("evaluate")
     shown = [f"{measure}-{end}" for end in ("mean", "worst10", "best10")]
     elsewhere = {*shown, f"global-{measure}-mean"} if shown[0] in evaluate else set()
@@ -149,19 +148,19 @@ def other_measures(run: RunFolder, theme: Theme) -> Figure | None:
         panel.x.size = panel.y.size = 8
         panel.x.most, panel.x.whole, panel.y.most = 5, True, 4
         if is_percent(key):
-            panel.y.tell, panel.y.percent = _percents_with_unit, True
+            panel.y.format, panel.y.percent = _percents_with_unit, True
     for panel in axes[max(0, len(series) - columns) : len(series)]:
         panel.x.label, panel.x.label_size = "round", 8.5
     return figure
 
 
 def comparison_figure(groups: Mapping[str, Runs], theme: Theme) -> Figure:
-    """Accuracy or RMSE (AUROC where all runs have it) over rounds beside the clients'
-    own, sorted; one colour per label.
+    """Two panels: accuracy or RMSE (AUROC if all runs have it) over rounds, and the
+    clients' values, sorted; one colour per label.
 
-    Runs with the same label (seeds of one setting) are drawn as their mean with a band
-    from lowest to highest. Runs without accuracies are compared by the first other
-    measure of their evaluations.
+    Runs with the same label (seeds of one setting) are drawn as their mean, with a band
+    from the lowest to the highest. Runs without accuracies are compared by the first
+    other measure of their evaluations.
     """
     runs = [run for members in groups.values() for run in members]
     metric = _shared_metric(runs)
@@ -174,8 +173,8 @@ def comparison_figure(groups: Mapping[str, Runs], theme: Theme) -> Figure:
     width = 6.2 if len(kinds) == 1 else 4.8 * len(kinds)
     figure, axes = panels(1, len(kinds), (width, 4.3), theme)
     for panel, (kind, heading) in zip(axes, kinds.items(), strict=True):
-        what = column if kind == "clients" else Measure(metric, metric)
-        draw_lines(panel, lines_of(kind, what, groups), theme)
+        measure = column if kind == "clients" else Measure(metric, metric)
+        draw_lines(panel, lines_of(kind, measure, groups), theme)
         title(panel, heading)
         if kind == "rounds":
             label_rounds(panel)

@@ -1,5 +1,5 @@
-"""Small tables that stand below a run's or a comparison's main one, on the terminal and
-in the report alike.
+"""Small tables below the main table of a run or a comparison, on the terminal and in
+the report.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from fedapps.charts.html import Html
 
 @dataclass(frozen=True)
 class Section:
-    """A table of texts under a title; in a cell, what follows a line break is
-    secondary. ``note``: how to read it.
+    """A table of texts under a title. The text after a line break in a cell is shown
+    smaller. ``note``: how to read the table.
     """
 
     title: str
@@ -25,8 +25,8 @@ class Section:
     rows: tuple[tuple[str, ...], ...]
 
     def terminal(self) -> Group:
-        """Return title, table and note for a terminal; the first space in a heading is
-        a line break, so that 80 columns hold more.
+        """Return title, table and note for a terminal. The first space in a heading
+        becomes a line break, so that more columns fit.
         """
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for place, name in enumerate(self.header):
@@ -49,7 +49,7 @@ class Section:
 
 def _text(cell: str) -> Text:
     first, _, second = cell.partition("\n")
-    text = Text(first)  # not markup: it may hold names from files
+    text = Text(first)  # not markup: names may come from files
     return text.append(f"\n{second}", style="dim") if second else text
 
 

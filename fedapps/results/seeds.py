@@ -1,10 +1,10 @@
 """Statistics over seeds: t intervals of a mean, differences paired by seed, and a
 bootstrap of seeds and, within them, of clients.
 
-A seed deals the data, draws the start and samples the clients, so seeds are the
-independent repetitions of a study; clients of one run share a model and are not. Two
-settings with the same seed share all of that, hence differences are taken seed by seed
-first.
+A seed determines the partition, the initial model and the sampling of clients. Seeds
+are therefore the independent repetitions of a study; clients of one run are not
+independent, since they share a model. Two settings with the same seed share all of
+this, so differences are first taken seed by seed.
 """
 
 import math
@@ -17,14 +17,14 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-#: Fewer seeds tell nothing of the noise between them that would be worth a verdict.
+#: With fewer seeds, the noise between them cannot be estimated well enough.
 ENOUGH = 3
 
 
 @dataclass(frozen=True)
 class Interval:
     """A mean over ``n`` values, their sample standard deviation, and the bounds of the
-    mean; infinite where n < 2.
+    mean (infinite if n < 2).
     """
 
     mean: float
@@ -35,7 +35,7 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether all of the interval is on one side of 0."""
+        """Whether the whole interval is on one side of 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -43,7 +43,7 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Return mean ± t · s / √n, t the quantile of Student's distribution with n - 1
     degrees of freedom.
     """
-    from scipy.stats import t  # late: it takes longer to import than a table takes to make
+    from scipy.stats import t  # imported here because it is slow to import
 
     n, mean = len(values), fmean(values)
     if n < 2 or not all(map(math.isfinite, values)):
@@ -54,7 +54,7 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
 
 def paired(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> list[float]:
-    """Return ours - theirs of every seed that both have, in the order of ``ours``."""
+    """Return ours - theirs for every seed that both have, in the order of ``ours``."""
     return [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
 
 
@@ -67,9 +67,10 @@ def stands_out(
     """Return whether a setting is better than every other one beyond the noise between
     seeds.
 
-    ``by_seed``: of each setting its value by seed. That is, with at least three common
-    seeds the t interval of its paired difference to each other setting lies wholly on
-    its side of 0. All of them must, so nothing has to be corrected for their number.
+    ``by_seed``: the values of each setting by seed. The test: with at least three
+    common seeds, the t interval of the paired difference to each other setting lies
+    entirely on the better side of 0. Since all intervals must do so, no correction for
+    multiple comparisons is needed.
     """
     sign = -1.0 if smaller else 1.0
     for other, values in by_seed.items():
@@ -86,13 +87,13 @@ def nested_bootstrap(
     draws: int = 10_000,
     level: float = 0.95,
 ) -> Interval:
-    """Return the mean over seeds of the clients' mean difference, with bounds that know
-    of both levels.
+    """Return the mean over seeds of the clients' mean difference, with bounds that
+    cover the choice of seeds and of clients.
 
-    ``differences``: for each seed (S of them) those of its clients (K_s,), each to
-    itself. A draw takes S seeds with replacement and of each as many clients with
-    replacement as it has; the bounds are quantiles of the draws' means. ``std``: of the
-    seeds' means.
+    ``differences``: for each of the S seeds, the differences of its clients (K_s,). A
+    draw takes S seeds with replacement and, for each, K_s clients with replacement; the
+    bounds are quantiles of the draws' means. ``std``: the deviation of the seeds'
+    means.
     """
     means = np.array([part.mean() for part in differences])
     # Of shape (S, draws).
@@ -102,7 +103,7 @@ def nested_bootstrap(
             for part in differences
         ]
     )
-    # A seed that is drawn twice brings other clients the second time: another column of
+    # A seed that is drawn twice uses other clients the second time: another column of
     # its draws.
     seeds = rng.integers(len(means), size=(len(means), draws))
     columns = rng.permuted(np.broadcast_to(np.arange(draws), (len(means), draws)), axis=1)

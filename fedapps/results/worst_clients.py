@@ -1,4 +1,4 @@
-"""The worst clients of runs, as a table, each number with its interval."""
+"""A table of the worst clients of runs, each number with its interval."""
 
 from collections.abc import Sequence
 
@@ -14,21 +14,23 @@ from fedapps.results.sections import Section
 
 
 def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
-    """Return worst clients and gap of runs, one setting a row: means over its seeds,
-    with the largest of their p-values.
+    """Return the worst clients and the gap, one row per setting: means over its seeds,
+    and the largest of their p-values.
 
-    ``None`` if no run has two clients that tell the number of their test samples.
+    ``None`` if no run has two clients that report the number of their test samples.
     """
     table = []
     for row in rows:
-        found = [
+        statistics = [
             of_clients(run.clients, run.seed, share) for run in row.runs if len(run.clients) > 1
         ]
         losses = [tails for run in row.runs if (tails := _losses(run, share))]
-        if not found or not all(found):
+        if not statistics or not all(statistics):
             continue
-        gap = [one["gap"] for one in found]
-        cells = [_with_interval([one[name] for one in found]) for name in ("tail", "worst", "gap")]
+        gap = [one["gap"] for one in statistics]
+        cells = [
+            _with_interval([one[name] for one in statistics]) for name in ("tail", "worst", "gap")
+        ]
         chance, p = _mean([one.chance or 0.0 for one in gap]), max(one.p or 0.0 for one in gap)
         shown = [metric_text("loss", _mean(values)) for values in zip(*losses, strict=True)] or [
             "-",
@@ -49,7 +51,7 @@ def worst_section(rows: Sequence[Row], share: float = SHARE) -> Section | None:
         "loss, worst",
     )
     several = any(len(row.runs) > 1 for row in rows)
-    note = _NOTE + (" Of several seeds: means, and the largest p." if several else "")
+    note = _NOTE + (" With several seeds: means, and the largest p." if several else "")
     return Section("Worst clients, on their test samples", note, header, tuple(table))
 
 
@@ -61,9 +63,9 @@ _NOTE = (
 )
 
 
-def _with_interval(found: Sequence[Uncertain]) -> str:
+def _with_interval(values: Sequence[Uncertain]) -> str:
     value, low, high = (
-        percent_text(_mean([getattr(one, name) for one in found]), unit=False)
+        percent_text(_mean([getattr(one, name) for one in values]), unit=False)
         for name in ("value", "low", "high")
     )
     return f"{value}\n{low}\N{EN DASH}{high}"

@@ -1,1 +1,1 @@
-"""One run: from settings to its parts, and carrying it out."""
+"""One run: building its parts from settings, and executing it."""

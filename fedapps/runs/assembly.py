@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Parts(NamedTuple):
-    """What a run consists of, built once: its checked settings, task and strategy."""
+    """The parts of a run, built once: its checked settings, task and strategy."""
 
     settings: Settings
     task: Task
@@ -41,16 +41,16 @@ def build_task(settings: Settings, site_data: str = "") -> Task:
 
 
 def build_strategy(settings: Settings, task: Any) -> Strategy:
-    """Return the strategy. Raises ``UserError`` if the method does not support the
-    bound on updates or differential privacy.
+    """Return the strategy. Raises ``UserError`` if the method does not support one of
+    the settings, such as a limit on updates or differential privacy.
     """
     strategy = _strategy(settings, task)
     halves = [strategy.first, strategy.then] if isinstance(strategy, WarmStart) else [strategy]
     for half in halves:
         if settings.max_update_norm and not sends_updates(half):
             raise UserError(
-                f"max-update-norm = {settings.max_update_norm}: the clients of this method send no "
-                "updates that have a norm: choose 0"
+                f"max-update-norm = {settings.max_update_norm}: the clients of this method send "
+                "nothing that has a norm: set it to 0"
             )
     check_optimizer(settings, halves)
     strategy = private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
@@ -59,8 +59,7 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
     ):
         raise UserError(
             f"num-new-clients = {settings.num_new_clients}: method {settings.method!r} does not "
-            "say how a new client "
-            "would train: choose 0, or a method that trains one net"
+            "support new clients: set it to 0, or choose a method that trains one net"
         )
     if settings.node_sums:
         try:
@@ -90,21 +89,21 @@ def check_optimizer(settings: Settings, strategies: Sequence[Strategy]) -> None:
 
 def private(strategy: Strategy, settings: Settings, task: Any) -> Strategy:
     """Return the strategy with private aggregation. Raises ``UserError`` if epsilon
-    would not cover all that clients' data reach.
+    would not cover every use of the clients' data.
     """
     try:
-        found = Private(strategy, settings.dp)
+        wrapped = Private(strategy, settings.dp)
     except ValueError as error:
         raise UserError(f"dp.{error}") from None
-    unsaid = "what it does not tell (from_clients)"
-    made = task.from_clients if isinstance(task, DeclaresOrigin) else unsaid
-    if made:
+    undeclared = "values that it does not declare (from_clients)"
+    computed = task.from_clients if isinstance(task, DeclaresOrigin) else undeclared
+    if computed:
         raise UserError(
-            f"dp.noise-multiplier = {settings.dp.noise_multiplier}: before the first round task "
-            f"{task.name!r} makes from the clients' "
-            f"data {made}: epsilon would be false; choose a task or settings without it, or 0"
+            f"dp.noise-multiplier = {settings.dp.noise_multiplier}: epsilon would be wrong, since "
+            f"before the first round task {task.name!r} computes from the clients' data: "
+            f"{computed}. Choose a task or settings without it, or set dp.noise-multiplier = 0"
         )
-    return found
+    return wrapped
 
 
 def _strategy(settings: Settings, task: Any) -> Strategy:
@@ -119,14 +118,14 @@ def _strategy(settings: Settings, task: Any) -> Strategy:
 
 
 def _plain(settings: Settings, task: Any) -> Strategy:
-    """Return the strategy of a method and those that it wraps, without what the run
-    puts around it.
+    """Return the strategy of a method and of those that it wraps, without robust or
+    private aggregation.
     """
     method, own = settings.entry, settings.method not in METHODS
     if settings.base is None:
         assert method.strategy is not None
         with guarded(
-            "method", settings.method, "its strategy cannot be made", own, passed=(ValueError,)
+            "method", settings.method, "cannot make its strategy", own, passed=(ValueError,)
         ):
             strategy = method.strategy_factory(settings.options, task, settings.context)
             return _checked(settings, strategy)
@@ -135,7 +134,7 @@ def _plain(settings: Settings, task: Any) -> Strategy:
     try:
         client_factory(settings)
         with guarded(
-            "method", settings.method, "its strategy cannot be made", own, passed=(ValueError,)
+            "method", settings.method, "cannot make its strategy", own, passed=(ValueError,)
         ):
             return _checked(settings, method.wrap(wrapped, settings.options))
     except ValueError as error:
@@ -145,15 +144,15 @@ def _plain(settings: Settings, task: Any) -> Strategy:
 def _checked(settings: Settings, strategy: Strategy) -> Strategy:
     if settings.method not in METHODS and not isinstance(strategy, Strategy):
         raise UserError(
-            f"method = {settings.method!r}: strategy makes a {type(strategy).__name__}, no "
-            "Strategy of Flower's"
+            f"method = {settings.method!r}: its strategy is a {type(strategy).__name__}: it must "
+            "be a Strategy of Flower"
         )
     return strategy
 
 
 def client_factory(settings: Settings) -> "ClientFactory":
-    """Return the factory of the clients; raises ``ValueError`` if those of the wrapped
-    method cannot take the chosen one's loss.
+    """Return the factory of the clients. Raises ``ValueError`` if the clients of the
+    wrapped method cannot use the loss of the chosen one.
     """
     method = settings.entry
     if settings.base is None:
@@ -165,8 +164,8 @@ def client_factory(settings: Settings) -> "ClientFactory":
     with_loss = getattr(factory, "with_loss", None)
     if with_loss is None:
         raise ValueError(
-            f"its clients minimise no loss of a torch model that {settings.method} could replace: "
-            "choose fedavg, ..."
+            f"its clients have no loss of a torch model that {settings.method} could replace: "
+            "choose fedavg, for example"
         )
     changed: ClientFactory = with_loss(method.loss)
     return changed
@@ -175,9 +174,7 @@ def client_factory(settings: Settings) -> "ClientFactory":
 def build_client(
     settings: Settings, task: Any, client_id: int | str, num_clients: int, store: "Store"
 ) -> NumPyClient:
-    """Return the client ``client_id`` of ``num_clients``, which keeps its state in
-    ``store``.
-    """
+    """Return the client ``client_id`` of ``num_clients``; ``store`` holds its state."""
     if settings.halves:
         from clients import WarmStartClient
 
@@ -196,8 +193,8 @@ def build_client(
 
 
 def takes_steps(settings: Settings, task: Any) -> bool:
-    """Return whether clients of the method take local steps that could be compiled (one
-    is built to see).
+    """Return whether the method's clients take local steps that can be compiled. It
+    builds a client to find out.
     """
     if settings.halves:
         return any(takes_steps(half, task) for half in settings.halves)

@@ -1,9 +1,9 @@
 """Flower's ClientApp, which runs for every client.
 
-A SuperNode starts a process for every message, the first of which only asks for the
-client's identity: imports are deferred until a client is needed.
+A SuperNode starts a process for every message. The first message only asks for the
+client's identity, so imports are deferred until a client is needed.
 """
-# ruff: noqa: E402 - what is hidden by another package of its name is said before it is missed
+# ruff: noqa: E402 - the packages are checked before they are imported
 
 from fedapps.engines.app_folder import check_packages
 
@@ -25,7 +25,7 @@ def client_fn(context: Context) -> NumPyClient:
 
 def check(context: Context) -> None:
     """Read this site's own data, so that errors are reported before the first round.
-    Dealt data have been checked by the server.
+    The server has checked data that it divides itself.
     """
     described = any(value for key, value in context.run_config.items() if key.startswith("sites."))
     if described or "data" in context.node_config:

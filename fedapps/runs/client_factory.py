@@ -25,7 +25,7 @@ RUNS: OrderedDict[tuple[frozenset[tuple[str, Any]], str], tuple[Settings, Task]]
 
 
 def prepare(config: frozenset[tuple[str, Any]], site_data: str = "") -> tuple[Settings, Task]:
-    """Return the settings and task of a run configuration; ``site_data``: location of
+    """Return the settings and task of a run configuration. ``site_data``: location of
     this site's own data, or "".
     """
     if (config, site_data) not in RUNS:
@@ -35,7 +35,7 @@ def prepare(config: frozenset[tuple[str, Any]], site_data: str = "") -> tuple[Se
 
 
 def share(config: Mapping[str, Any], settings: Settings, task: Task) -> None:
-    """Let the clients of this process use a task that was built for the server."""
+    """Make the clients of this process use a task that was built for the server."""
     _keep((frozenset(config.items()), ""), settings, task)
 
 
@@ -47,8 +47,8 @@ def _keep(key: tuple[frozenset[tuple[str, Any]], str], settings: Settings, task:
 
 
 def one_thread() -> None:
-    """Let PyTorch, if this client needs it, use one thread: a virtual client has one
-    CPU, more would compete for shared cores.
+    """Limit PyTorch, if it is loaded, to one thread: a virtual client has one CPU, and
+    more threads would compete for shared cores.
     """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
@@ -60,7 +60,7 @@ def client_of(context: Context) -> NumPyClient:
     name = client_id(context)
     num_clients = int(str(context.node_config.get("num-partitions", settings.num_clients)))
     client = build_client(settings, task, name, num_clients, store_of(settings, context, name))
-    one_thread()  # again: the client half of the method may be what imported PyTorch
+    one_thread()  # again: building the client may have imported PyTorch
     return client
 
 
@@ -73,8 +73,8 @@ def task_of(context: Context) -> tuple[Settings, Task]:
     )
     if settings.sites.own and "data" not in context.node_config:
         raise UserError(
-            'the settings describe sites\' own data, but this site names none: add data="/path" to '
-            "its node configuration"
+            "the settings describe the sites' own data, but this site has no data path: add "
+            'data="/path" to its node configuration'
         )
     return settings, task
 
@@ -88,8 +88,8 @@ def check_data(context: Context) -> None:
 
 
 def clients_of(context: Context) -> list[str]:
-    """Return the ids of the clients that belong to this site, ``SITE:NAME``; none where
-    a site is one client. Raises ``UserError``.
+    """Return the ids of the clients that belong to this site, ``SITE:NAME``, or [] if
+    each site is one client. Raises ``UserError``.
     """
     settings, task = task_of(context)
     names = task.names() if settings.sites.client else []  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def clients_of(context: Context) -> list[str]:
 def store_of(settings: Settings, context: Context, name: int | str) -> Store:
     """Return the store of this client's state: its own folder, or Flower's context."""
     folder = Path(settings.out) / "clients" if settings.out else None
-    # a site's own disk: one folder per results folder, so that a resumed run finds it
+    # On a site's disk: one folder per results folder, so that a resumed run finds it.
     if "store-dir" in context.node_config:
         run = derived_seed(0, settings.out) if settings.out else context.run_id
         folder = Path(str(context.node_config["store-dir"])) / f"run-{run:x}"

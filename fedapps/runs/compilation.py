@@ -1,9 +1,9 @@
 """Whether a run's local steps are compiled (``train.compile``), and the compiler that
 its clients share.
 
-``auto`` is decided once, by the server at the start of a run, from what the settings
-say and never by a clock, so that the same settings give the same numbers: the decision
-is written into ``settings.toml``, and a resumed run keeps it.
+The server decides ``auto`` once, at the start of a run. It uses the settings and the
+data, never a clock, so that the same settings give the same numbers. The decision is
+written into ``settings.toml``, and a resumed run keeps it.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from fedapps.toml_text import read_toml
 if TYPE_CHECKING:
     from clients.steps.compiled import Compiler
 
-# Of nets of dense layers, measured with benchmarks/round_time.py on one core: what a
-# step costs beside its operations, operations a second, and the share of it that
-# compiling saves.
+# For nets of dense layers, measured with benchmarks/round_time.py on one core: seconds
+# that a step takes besides its operations, operations per second, and the share of the
+# time that compiling saves.
 SECONDS_A_STEP, OPERATIONS_A_SECOND, SAVED = 1.5e-4, 2e10, 0.6
-#: Seconds that must be saved for ``auto`` to compile, which takes a minute on one core.
+#: ``auto`` compiles if this saves more seconds. Compiling takes a minute on one core.
 WORTH = 120.0
-# Clients whose samples are counted.
+# Number of clients whose samples are counted for the estimate.
 COUNTED = 5
 
 
@@ -48,32 +48,32 @@ def with_compilation(
     recorded = (
         read_toml(before).get("train.compile") if settings.resume and before.exists() else None
     )
-    choice = (
+    decision = (
         recorded
         if recorded in ("on", "off")
         else "on"
         if worth(settings, task, takes_steps)
         else "off"
     )
-    return replace(settings, train=replace(settings.train, compile=str(choice)))
+    return replace(settings, train=replace(settings.train, compile=str(decision)))
 
 
 def worth(settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], bool]) -> bool:
-    """Return whether the run has enough steps that compiling makes faster;
-    ``takes_steps``: whether its method's clients take any.
+    """Return whether compiling would save enough time in this run. ``takes_steps``:
+    whether the clients of a method take local steps.
     """
     return seconds(settings, task) >= WORTH and takes_steps(settings, task)
 
 
 def seconds(settings: Settings, task: Any) -> float:
-    """Return an estimate of what compiling would save of the run's local steps; 0 where
-    that is not known.
+    """Return an estimate of the seconds that compiling would save in the run's local
+    steps; 0 if that is not known.
     """
     rounds, train = (
         settings.num_rounds * (settings.clients_per_round or settings.num_clients),
         settings.train,
     )
-    # of a method whose clients take other steps than ``train`` says
+    # for methods whose number of local steps does not follow from ``train``
     own = getattr(settings.options, "steps_a_round", None)
     if (
         settings.sites.own
@@ -82,7 +82,7 @@ def seconds(settings: Settings, task: Any) -> float:
         or not is_dense(task.work_model())
     ):
         return 0.0
-    if not own and rounds * train.local_epochs < 1000:  # before any sample is looked at
+    if not own and rounds * train.local_epochs < 1000:  # saves reading the samples
         return 0.0
     counted = [
         task.client_data(client, settings.num_clients).train
@@ -100,7 +100,7 @@ def seconds(settings: Settings, task: Any) -> float:
 
 
 def operations(model: Any, x: Any) -> int:
-    """Return the operations of a forward pass of a sample x (1, ...)."""
+    """Return the number of operations of a forward pass of one sample x (1, ...)."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -112,8 +112,8 @@ def operations(model: Any, x: Any) -> int:
 
 
 def is_dense(model: Any) -> bool:
-    """Return whether a net has neither convolutions, which compiling makes a little
-    faster or slower, nor recurrent layers.
+    """Return whether a net has neither recurrent layers nor convolutions. Compiling
+    changes the speed of convolutions only a little.
     """
     from torch import nn
 

@@ -1,5 +1,5 @@
-"""Who gets what, before anything trains: samples by client and class, what looks wrong,
-and a figure.
+"""The data of each client before training: samples by client and class, warnings, and a
+figure.
 """
 
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ from fedapps.tasks.capabilities import HasNet, HasTable, PredictsNumbers, Splits
 if TYPE_CHECKING:
     from fedapps.charts.layout import Figure
 
-#: So many classes have a column of their own, so many clients a row.
+#: At most this many classes get a column, and this many clients a row.
 MAX_CLASSES, MAX_CLIENTS = 12, 60
-#: A client with fewer test samples is a coin toss: one sample is a third of its
-#: accuracy.
+#: A client with fewer test samples gets a warning: one sample would change its accuracy
+#: by a third or more.
 FEW_TESTS = 3
 
 
 @dataclass(frozen=True)
 class Deal:
-    """What each of K clients gets: ``counts`` (K, 3, C), by class, samples to train on,
-    to validate with and to be scored on.
+    """The samples of each of K clients. ``counts`` (K, 3, C): training, validation and
+    test samples by class.
 
-    A client that validates on its training samples has none of its own for that. Where
-    ``numbers`` are predicted, the classes are the quarters of their range (of the first
-    of several) with as many samples each.
+    Validation samples are not counted if a client validates on its training samples. If
+    ``numbers`` are predicted, the classes are the quarters of the targets (of the first
+    target, if there are several), with equal numbers of samples.
     """
 
     names: tuple[str, ...]
@@ -43,21 +43,21 @@ class Deal:
 
     @property
     def trained(self) -> NDArray[np.int64]:
-        """Samples of each client and class to train on (K, C)."""
+        """Training samples of each client and class (K, C)."""
         return np.asarray(self.counts[:, 0])
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Samples of each client in its three parts (K, 3)."""
+        """Training, validation and test samples of each client (K, 3)."""
         return np.asarray(self.counts.sum(2))
 
 
 def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
-    """Return what settings deal, the settings with the number of clients, and what is
-    to be said of it. Raises ``UserError``.
+    """Return the clients' data under these settings, the settings with the number of
+    clients, and remarks. Raises ``UserError``.
     """
     if settings.sites.own:
-        raise UserError("fedapps data: the sites keep their data, which cannot be shown here")
+        raise UserError("fedapps data: cannot show the data of sites: they stay at the sites")
     settings = with_clients(settings, build_task(settings))
     task: Any = build_task(settings)
     if not isinstance(task, HasNet):
@@ -70,25 +70,21 @@ def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
 
 
 def copies_in(task: Any, num_clients: int) -> list[str]:
-    """Return a line for each kind of sample that is there more than once: scores on
-    what was trained on say too much.
+    """Return one line for test samples that are copies of training samples, since they
+    make scores too high, and one for training samples that several clients have.
     """
     if not isinstance(task, SplitsSamples):
         return []
     parts = [task.split(client, num_clients) for client in range(num_clients)]
     trained = [np.concatenate([train, held_back]) for train, held_back, _ in parts]
     scored, twice = copies(task.samples.x, trained, [test for *_, test in parts])
-    out = (
-        [f"{scored} samples to be scored on are copies of ones that somebody trains on"]
-        if scored
-        else []
-    )
-    return [*out, f"{twice} samples to train on are copies of another client's"] if twice else out
+    out = [f"{scored} test samples are copies of training samples of some client"] if scored else []
+    return [*out, f"{twice} training samples are copies of another client's"] if twice else out
 
 
 def means_predicted(task: Any, num_clients: int) -> list[str]:
-    """Return a line for each predictor that needs no training: the mean of the training
-    targets, over all clients or each one's own.
+    """Return one line for each baseline that needs no training: predicting the mean of
+    the training targets, of all clients or of the client itself.
     """
     parts = [task.target_parts(client, num_clients) for client in range(num_clients)]
     everyone = np.concatenate([train for train, _, _ in parts]).mean(0)
@@ -102,17 +98,17 @@ def means_predicted(task: Any, num_clients: int) -> list[str]:
             for mean, (_, _, y) in zip(means, parts, strict=True)
         ]
         own, together = [errors_of(*part)["rmse"] for part in sums], errors_of(*pooled(sums))
-        told = (
+        errors = (
             f"RMSE {np.mean(own):.4g} (mean over clients), {max(own):.4g} (worst), "
             f"{together['rmse']:.4g} (all samples)"
         )
-        out.append(f"to be beaten, predicting the mean of {name}: {told}")
+        out.append(f"baseline, predicting the mean of {name}: {errors}")
     return out
 
 
 def quarters(task: Any, num_clients: int) -> tuple[tuple[str, ...], list[list[NDArray[np.int64]]]]:
-    """Return the quarters of the targets, and in which of them each client's samples
-    are.
+    """Return the names of the quarters of the targets, and the quarter of each sample
+    by client.
     """
     parts = [
         [part[:, 0] for part in task.target_parts(client, num_clients)]
@@ -125,7 +121,9 @@ def quarters(task: Any, num_clients: int) -> tuple[tuple[str, ...], list[list[ND
 
 
 def deal_of(task: Any, num_clients: int) -> Deal:
-    """Return what a task deals. Raises ``UserError`` if its samples have no class."""
+    """Return the clients' data of a task. Raises ``UserError`` if its samples have no
+    class.
+    """
     if isinstance(task, PredictsNumbers):
         classes, numbered = quarters(task, num_clients)
         counts = np.array(
@@ -148,7 +146,7 @@ def deal_of(task: Any, num_clients: int) -> Deal:
 
 
 def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
-    """Return what the clients are called."""
+    """Return the names of the clients."""
     if isinstance(task, HasTable):
         return task.table(num_clients).clients
     clients = task.samples.clients if isinstance(task, SplitsSamples) else None
@@ -167,34 +165,32 @@ def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]
 
 
 def warnings_of(deal: Deal) -> list[str]:
-    """Return a line for each thing in a partition that makes results mean less than
-    they seem to.
+    """Return one line for each property of a partition that makes results less
+    meaningful.
     """
     train, test = deal.trained, deal.counts[:, 2]
     unseen = ((test > 0) & (train == 0)).any(1)
     lonely = ((train > 0).sum(1) == 1) & (len(deal.classes) > 1)
-    if deal.numbers:  # quarters of a range are no classes
+    if deal.numbers:  # quarters of the targets are not classes
         unseen, lonely = np.zeros_like(unseen), np.zeros_like(lonely)
     few = test.sum(1) < FEW_TESTS
     sizes = np.sort(train.sum(1))
     out = []
     for which, text in (
-        (lonely, "train on one class only: any model that always says it is right there"),
-        (few, f"are scored on fewer than {FEW_TESTS} samples: their scores are coin tosses"),
-        (unseen, "are scored on classes that they do not train on"),
+        (lonely, "have one class only: a model that always predicts it is right"),
+        (few, f"have fewer than {FEW_TESTS} test samples: their scores are mostly chance"),
+        (unseen, "have test samples of classes that they do not train on"),
     ):
         if which.any():
             out.append(f"{_count(which, deal)} {text}")
     if len(sizes) > 1 and sizes[-1] > 10 * max(1, sizes[0]):
-        out.append(
-            f"the largest client has {sizes[-1]} samples to train on, the smallest {sizes[0]}"
-        )
+        out.append(f"the largest client has {sizes[-1]} training samples, the smallest {sizes[0]}")
     if (
         nobody := [
             name for name, count in zip(deal.classes, train.sum(0), strict=True) if not count
         ]
     ) and len(nobody) < 20:
-        out.append(f"nobody trains on class {', '.join(nobody)}")
+        out.append(f"no client trains on class {', '.join(nobody)}")
     return out
 
 
@@ -205,8 +201,8 @@ def _count(which: NDArray[np.bool_], deal: Deal) -> str:
 
 
 def figure(deal: Deal, source: str) -> "Figure":
-    """Return a figure: the share of each class in what each client learns from, and how
-    many samples that is.
+    """Return a figure: the share of each class in each client's training samples, and
+    their number.
     """
     from fedapps.charts.drawing import heat, heat_key, panels, title
     from fedapps.charts.theme import THEME

@@ -35,7 +35,7 @@ from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run
 def execute_inline(
     settings: Settings, callbacks: Sequence[Callback] = (), parts: Parts | None = None
 ) -> dict[str, Any]:
-    """Run in this process, in which server and clients share one task; see
+    """Execute the run in this process; server and clients share one task. See
     :func:`execute`.
     """
     from fedapps.engines.inline import InlineGrid
@@ -50,7 +50,7 @@ def execute_inline(
 
 
 def assembled(settings: Settings) -> Parts:
-    """Return the parts of a run whose settings were checked before."""
+    """Return the parts of a run whose settings have been checked."""
     task = build_task(settings)
     return Parts(settings, task, build_strategy(settings, task))
 
@@ -61,11 +61,11 @@ def execute(
     callbacks: Sequence[Callback] = (),
     parts: Parts | None = None,
 ) -> dict[str, Any]:
-    """Run all rounds and return the content of summary.json; a failure is recorded
-    there and its error raised.
+    """Run all rounds and return the content of summary.json. A failure is recorded
+    there, and its error is raised.
 
-    ``callbacks`` run after the run's own callbacks. ``parts``: task and strategy, not
-    used before; built here by default.
+    ``callbacks`` are called after the run's own callbacks. ``parts``: task and
+    strategy, not used before; built here by default.
     """
     folder = Path(settings.out)
     _, task, strategy = parts or assembled(settings)
@@ -105,8 +105,8 @@ def execute(
     if settings.evaluate_train:
         evaluate["train-loss"] = True
 
-    # which of their stored states a resumed run could still need
-    def tell_clients(now: Round) -> None:
+    # Clients may delete stored states that a resumed run does not need any more.
+    def send_checkpoint_round(now: Round) -> None:
         train["checkpoint-round"] = evaluate["checkpoint-round"] = checkpoints.last
 
     try:
@@ -127,7 +127,7 @@ def execute(
                 recorder,
                 checkpoints,
                 *([image_grids] if image_grids else []),
-                tell_clients,
+                send_checkpoint_round,
                 *([trackers] if trackers else []),
                 *callbacks,
             ],
@@ -135,12 +135,12 @@ def execute(
             new_epochs=[1, settings.new_epochs],
         )
     except BaseException as error:
-        # raised between two rounds, so the current state can be resumed
+        # raised between two rounds, so the run can be resumed from the current state
         if isinstance(error, TooFewReplies):
             checkpoints.keep_last()
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         status = "interrupted" if stopped else "failed"
-        with suppress(OSError):  # a full disk, maybe: what ended the run is to be told, not that
+        with suppress(OSError):  # a full disk, maybe: report the error that ended the run
             recorder.finish(status, "" if stopped else f"{type(error).__name__}: {error}")
             if isinstance(error, TooFewReplies) and error.result is not None:
                 recorder.save_model(error.result.arrays)
@@ -153,8 +153,8 @@ def execute(
     summary = recorder.finish("completed")
     if trackers:
         with suppress(OSError):
-            write_report(folder)  # now, since trackers are sent the report, too
-            write_plots(folder)  # trackers take pictures
+            write_report(folder)  # before the end: trackers receive the report
+            write_plots(folder)  # and the plots
         trackers.end("completed")
     return summary
 
@@ -168,9 +168,7 @@ def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:
 
 
 def page_of(settings: Settings, task: str) -> AbstractContextManager[int]:
-    """Return the page of the run's counters for Prometheus, to be entered while the run
-    lasts.
-    """
+    """Return the context manager that serves the run's counters for Prometheus."""
     folder = Path(settings.out)
     labels = {"run": folder.name, "method": settings.method, "task": task}
     return served(
@@ -179,11 +177,13 @@ def page_of(settings: Settings, task: str) -> AbstractContextManager[int]:
 
 
 def track(settings: Settings, folder: Path, done: int, recorder: Recorder) -> Trackers:
-    """Return the callback that tells the trackers of a run."""
-    told = {key: value for key, value in settings.flat().items() if key not in ("out", "resume")}
+    """Return the callback that reports a run to its trackers."""
+    reported = {
+        key: value for key, value in settings.flat().items() if key not in ("out", "resume")
+    }
     return Trackers(
         names_of(settings.track),
-        Tracked(folder, told, done, settings.track_to),
+        Tracked(folder, reported, done, settings.track_to),
         lambda: (recorder.row, recorder.clients),
     )
 
@@ -198,8 +198,8 @@ def open_folder(
     if not settings.resume:
         if used:
             raise UserError(
-                f"{folder} holds a run already ({', '.join(used[:3])}): add --overwrite or "
-                "--resume, or another --out"
+                f"{folder} already holds a run ({', '.join(used[:3])}): add --overwrite or "
+                "--resume, or choose another --out"
             )
         return 0, ArrayRecord()
     check_resumable(folder, settings.flat(), default_config(settings.flat()))

@@ -35,7 +35,7 @@ ENGINES = ("inline", "ray", "deployment")
 
 @dataclass(frozen=True)
 class Launch:
-    """How a run is started, beside its settings. ``workers``, ``gpus_per_client``,
+    """How a run is started, besides its settings. ``workers``, ``gpus_per_client``,
     ``ray_address``, ``node_per_client``, ``port`` and ``no_wall`` are for engine "ray".
     """
 
@@ -70,12 +70,12 @@ def launch(settings: Settings, how: Launch, console: Console | None = None) -> t
     """
     if settings.sites.own and how.engine != "deployment":
         raise UserError(
-            "sites.labels and sites.columns are for sites with data of their own: choose --engine "
+            "sites.labels and sites.columns are for sites with their own data: choose --engine "
             f"deployment, not {how.engine}"
         )
     if how.engine == "deployment":
         settings = with_sites(settings, how.deployment)
-    # the SuperLink starts while checks load PyTorch and the data
+    # The SuperLink starts while the checks load PyTorch and the data.
     with _superlink(how) as superlink:
         parts = assemble(settings)
         settings, task, _ = parts
@@ -90,7 +90,7 @@ def launch(settings: Settings, how: Launch, console: Console | None = None) -> t
             page,
             Progress(settings.num_rounds, label, console) as progress,
         ):
-            progress.poll(folder)  # rounds already in the folder, of a run to resume, count as done
+            progress.poll(folder)  # shows the completed rounds of a resumed run
             if how.engine == "inline":
                 status, reason = run_inline(settings, parts, progress)
             elif how.engine == "ray":
@@ -101,33 +101,33 @@ def launch(settings: Settings, how: Launch, console: Console | None = None) -> t
         try:
             set_status(folder, status, reason)
         except OSError as error:
-            print(f"fedapps: summary.json is not up to date: {error}", file=sys.stderr)
+            print(f"fedapps: cannot update summary.json: {error}", file=sys.stderr)
     if (folder / "rounds.jsonl").exists() and not (status == "completed" and all_written(folder)):
         try:
             write_report(folder)
         except OSError as error:
-            print(f"fedapps: no report: {error}", file=sys.stderr)
+            print(f"fedapps: cannot write the report: {error}", file=sys.stderr)
     if status not in ("completed", "interrupted"):
         raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
     return settings, status
 
 
 def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractContextManager[object]]:
-    """Return the settings without the page for Prometheus, which this process serves
-    for the others, and its context.
+    """Return the settings without a page for Prometheus, and the context in which this
+    process serves that page.
     """
     if not settings.metrics_port:
         return settings, nullcontext()
     page = page_of(settings, task)
-    told = f"metrics: http://{settings.metrics_host}:{settings.metrics_port}/metrics"
-    print(json_log.line("INFO", told) if json_log.chosen() else told, file=sys.stderr)
+    line = f"metrics: http://{settings.metrics_host}:{settings.metrics_port}/metrics"
+    print(json_log.line("INFO", line) if json_log.chosen() else line, file=sys.stderr)
     return replace(settings, metrics_port=0), page
 
 
 @contextmanager
 def _superlink(how: Launch) -> Iterator["SuperLink | None"]:
-    """Start the SuperLink of a run through Ray on this machine; no other run needs
-    one.
+    """Start the SuperLink of a run through Ray on this machine. Other runs yield
+    ``None``.
     """
     from fedapps.engines import flower
     from fedapps.engines.cluster import address_of
@@ -139,7 +139,7 @@ def _superlink(how: Launch) -> Iterator["SuperLink | None"]:
     walled, warning = flower.wall_wanted(how.no_wall, address)
     if warning:
         print(f"fedapps: {warning}", file=sys.stderr)
-    if address:  # its folder lies beside the run's, which is to be made yet
+    if address:  # its folder is next to the run's, which does not exist yet
         yield None
         return
     with flower.launched(how.port, walled) as superlink:
@@ -157,7 +157,7 @@ def run_inline(settings: Settings, parts: Parts, progress: Progress) -> tuple[st
     except UserError:
         raise
     except Exception as error:  # any error is recorded in the folder and the exit status
-        logging.getLogger("flwr").exception("the run failed")
+        logging.getLogger("flwr").exception("The run failed.")
         return "failed", f"{type(error).__name__}: {error}"
     return "completed", ""
 
@@ -195,8 +195,8 @@ def run_ray(
 
 
 def with_sites(settings: Settings, folder: Path) -> Settings:
-    """Return the settings with the deployment's number of sites as default of
-    num-clients. Raises ``UserError``.
+    """Return the settings; num-clients defaults to the deployment's number of sites.
+    Raises ``UserError``.
     """
     from fedapps.deployment.local import Deployment
 
@@ -216,7 +216,7 @@ def with_sites(settings: Settings, folder: Path) -> Settings:
 
 
 def run_deployment(settings: Settings, progress: Progress, deployment: Path) -> tuple[str, str]:
-    """Run through `flwr run` on the SuperNodes of a deployment; return status and
+    """Run through `flwr run` on the SuperNodes of a deployment. Return status and
     reason.
     """
     from fedapps.deployment.local import Deployment
@@ -234,7 +234,7 @@ def run_deployment(settings: Settings, progress: Progress, deployment: Path) -> 
 
 
 def following(progress: Progress, folder: Path) -> "Following":
-    """Return how a run in other processes is followed: by what its folder holds."""
+    """Return the callbacks that follow a run in other processes by its folder."""
     from fedapps.engines.flower import Following
 
     return Following(
@@ -252,9 +252,7 @@ def show(progress: Progress, folder: Path) -> None:
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Do without lines for which there is no room on the disk, instead of a
-        traceback on the terminal for each.
-        """
+        """Drop a line if the disk is full, instead of printing a traceback."""
 
 
 def _log_to(path: Path) -> None:

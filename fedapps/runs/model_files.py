@@ -1,9 +1,9 @@
-"""What `fedapps export` writes beside the arrays of a model, so that `fedapps adapt`
-can go on with it where the run's data are not.
+"""The metadata that `fedapps export` writes with the arrays of a model. With it,
+`fedapps adapt` can use the model on a machine without the run's data.
 
-The entry ``settings`` of the file's metadata is a JSON object of the run's settings
-that make the net and read samples, with a description of the samples as sites with data
-of their own have it (``sites.``). A file from elsewhere can set nothing else.
+The entry ``settings`` of the metadata is a JSON object with the settings that build the
+net and read samples. It describes the samples like those of sites with their own data
+(``sites.``). A file from elsewhere cannot set anything else.
 """
 
 import json
@@ -52,7 +52,7 @@ KEYS = (
 
 
 def described(settings: Settings, task: Any) -> dict[str, str]:
-    """Return the metadata that describe the net of a run; {} where a site could not
+    """Return the metadata that describe the net of a run, or {} if a site could not
     read samples for it.
     """
     flat = settings.flat()
@@ -79,42 +79,41 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
 
 
 def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str, str], Settings]":
-    """Return the arrays, the metadata and the settings of a file that `fedapps export`
-    wrote. Raises ``UserError``.
+    """Return the arrays, the metadata and the settings of a file written by `fedapps
+    export`. Raises ``UserError``.
 
-    ``net``: the name of a net that is code of the user's own; what a file names by
-    itself is not run.
+    ``net``: the name of a net in the user's own code. Code that only the file names is
+    never run.
     """
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file: write it with `fedapps export DIR`")
+        raise UserError(f"{path}: no such file: write it with `fedapps export DIR`")
     try:
         with safe_open(path, "pt") as file:
-            told: dict[str, str] = file.metadata() or {}
+            metadata: dict[str, str] = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is no safetensors file ({error})") from None
-    if SETTINGS not in told:
+        raise UserError(f"{path} is not a safetensors file ({error})") from None
+    if SETTINGS not in metadata:
         raise UserError(
-            f"{path} does not say which net it is of: write it anew with `fedapps export`, of a "
-            "run on images or on sites' own data"
+            f"{path} does not name its net: write it again with `fedapps export`, from a run on "
+            "images or on sites' own data"
         )
     try:
-        found = json.loads(told[SETTINGS])
-        given = {key: found[key] for key in KEYS if key in found}
+        recorded = json.loads(metadata[SETTINGS])
+        given = {key: recorded[key] for key in KEYS if key in recorded}
         if (name := given.get("model.name")) != net and reference_of("model.name", name):
             raise UserError(
-                f"its net is code, {name!r}, which runs only if you name it: --net {name}"
+                f"its net is the code {name!r}: if you trust it, run it with --net {name}"
             )
         settings = with_defaults(given)
     except (ValueError, TypeError, RecursionError, UserError) as error:
         raise UserError(
-            f"{path}: what it says of its net cannot be read ({' '.join(str(error).split())[:200]})"
+            f"{path}: cannot read the description of its net ({' '.join(str(error).split())[:200]})"
         ) from None
     if not settings.sites.own:
         raise UserError(
-            f"{path} does not describe the samples that it takes: write it anew with `fedapps "
-            "export`"
+            f"{path} does not describe its input samples: write it again with `fedapps export`"
         )
-    return arrays, told, settings
+    return arrays, metadata, settings

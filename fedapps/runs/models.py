@@ -1,9 +1,9 @@
-"""The models that a finished run leaves: the global one, and the one with which a
-client was scored.
+"""The models of a finished run: the global one, and the one that a client was scored
+with.
 
-What the server would send for the run's last evaluation is made from the folder, the
-client answers it from what it keeps there, and the model with which it does is
-returned, once its scores are those that the run recorded.
+To get a client's model, the message of the run's last evaluation is rebuilt from the
+folder. The client answers it with its stored state. Its model is returned if it gets
+the scores that the run recorded.
 """
 
 from pathlib import Path
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from clients.base.store import DiskStore
     from fedapps.data.scaling import Scale
 
-#: How far scores may be from the recorded ones: those of another machine, not of
-#: another model.
+#: Largest difference from the recorded scores: enough for another machine, too small
+#: for another model.
 TOLERANCE = 1e-3
 
 
 def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None":
-    """Return how the samples of a client (``None``: of all) are scaled; ``None`` if
-    they are not, or only where they are.
+    """Return how the samples of a client (``None``: of all clients) are scaled. Return
+    ``None`` if they are not scaled, or if each site scales its own.
     """
     if settings.sites.own or not isinstance(task, SplitsSamples) or task.standardise == "none":
         return None
@@ -48,8 +48,9 @@ def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None
 
 
 def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the same of the global model; some client for a ``program``, else
-    ``None``. Raises ``UserError`` if it is no net's.
+    """Return the same as :func:`exported`, for the global model. With ``program`` the
+    client is an arbitrary one, else ``None``. Raises ``UserError`` if the model is not
+    a net.
     """
     import torch
 
@@ -71,10 +72,10 @@ def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[st
 
 
 def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any], dict[str, Any]]:
-    """Return the client, what is known of its model (method, round, scores, lambda or
-    alpha) and the arrays by name.
+    """Return the client, facts about its model (method, round, scores, lambda or alpha)
+    and the arrays by name.
 
-    Raises ``UserError`` if the folder does not hold what the client was scored with.
+    Raises ``UserError`` if the folder lacks the model that the client was scored with.
     """
     settings, run = settings_in(folder), read_run(folder)
     row = next((row for row in run.clients if str(row["client"]) == str(number)), None)
@@ -87,7 +88,8 @@ def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any],
         )
     if row.get(MARK):
         raise UserError(
-            f"--client {number}: it is new (num-new-clients), so that {folder} keeps nothing of it"
+            f"--client {number}: it is a new client (num-new-clients), so {folder} has no model "
+            "of it: choose another"
         )
     task = build_task(settings)
     one_thread()
@@ -96,17 +98,18 @@ def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any],
     )
     if not hasattr(client, "personal_state_dict"):
         raise UserError(
-            f"method = {settings.method!r}: its clients are scored with no torch model of their own"
+            f"method = {settings.method!r}: its clients have no personal torch model: leave out "
+            "--client to export the global one"
         )
     parameters, config = message(settings, task, run)
     tensors, metrics = client.personal_state_dict(parameters, config)
     name = leading_of(metrics)
     now, then = float(metrics[name]), float(row[name])
-    # an error has the targets' units
+    # Errors have the unit of the targets, so the tolerance is relative.
     if abs(now - then) > TOLERANCE * (then if lower_is_better(name) else 1.0):
         raise UserError(
             f"client {number} cannot be exported: its personal model was not saved in {folder} "
-            f"(what is there has {name} {now:.4f}, it was scored with {then:.4f}): run again with "
+            f"(the saved state has {name} {now:.4f}, the run recorded {then:.4f}). Run again with "
             "checkpoint-every=10 or client-store=disk"
         )
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
@@ -118,15 +121,15 @@ def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any],
 
 
 def store_in(folder: Path, number: int) -> "DiskStore":
-    """Return what a client keeps in a run's folder."""
+    """Return the store of a client in a run's folder."""
     from clients.base.store import DiskStore
 
     return DiskStore(folder / "clients" / f"client-{number}", "export")
 
 
 def settings_in(folder: Path, own: bool = False) -> Settings:
-    """Return the settings of a run. Raises ``UserError`` for a folder without one, or,
-    unless ``own``, with data that are not here.
+    """Return the settings of a run. Raises ``UserError`` if the folder has no run or,
+    unless ``own``, if the data are at the sites.
     """
     if not (folder / "settings.toml").exists() or not (folder / "model.safetensors").exists():
         raise UserError(
@@ -139,7 +142,7 @@ def settings_in(folder: Path, own: bool = False) -> Settings:
     }
     settings = with_defaults({**recorded, "out": str(folder.absolute())})
     if settings.sites.own and not own:
-        raise UserError(f"{folder}: the samples and models of its clients are at their sites")
+        raise UserError(f"{folder}: the samples and models of its clients are at the sites")
     return settings
 
 
@@ -149,9 +152,11 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
     """
     rounds = [row["round"] for row in run.rounds if "evaluate" in row]
     if not rounds:
-        raise UserError(f"{run.path}: the run has no evaluation")
+        raise UserError(
+            f"{run.path}: the run has no evaluation: resume it, or choose another folder"
+        )
     arrays = net_arrays(settings, task, run)
-    # any version of the client's state up to then
+    # allow any version of the client's state up to that round
     first = {"first-round": rounds[-1] + 1, "checkpoint-round": rounds[-1]}
     config = ConfigRecord(
         {
@@ -172,7 +177,7 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
 
 
 def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:
-    """Return the arrays of a run's model. Raises ``UserError`` if they are not those of
+    """Return the arrays of a run's model. Raises ``UserError`` unless they belong to
     the task's net.
     """
     try:
@@ -181,12 +186,15 @@ def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:
         raise UserError(f"{run.path}: the model cannot be read ({error})") from error
     names = list(task.work_model().state_dict()) if isinstance(task, HasNet) else []
     if sorted(model) != sorted(names):
-        raise UserError(f"method = {settings.method!r}: what the run trained is not the task's net")
+        raise UserError(
+            f"method = {settings.method!r}: it does not train the task's net, so there is no net "
+            "to export"
+        )
     return ArrayRecord({name: Array(model[name]) for name in names})  # safetensors sorts them
 
 
 def write_program(client: "FedAvgClient", tensors: dict[str, Any], path: Path) -> None:
-    """Write the net with these arrays as a program of PyTorch (``torch.export``), for
+    """Write the net with these arrays as a PyTorch program (``torch.export``), for
     batches of any size. Raises ``UserError``.
     """
     import torch

@@ -35,7 +35,7 @@ def with_defaults(given: Mapping[str, Any]) -> Settings:
     absolute paths: workers run in another directory.
     """
     method, task = chosen(given)
-    # whoever names the clients' column wants these clients
+    # naming the column of the clients implies a partition by these clients
     if given.get("data.natural-id") and "data.partition" not in given:
         given = {**given, "data.partition": "natural"}
     defaults = {**method.defaults, **find_task(task).defaults}
@@ -73,9 +73,9 @@ def with_absolute(options: Any, name: str) -> Any:
 
 def assemble(settings: Settings) -> Parts:
     """Return the parts of a run, with the number of clients and the net's name filled
-    in. Raises ``UserError`` if they do not fit.
+    in. Raises ``UserError`` if they do not fit together.
     """
-    # loads PyTorch, and a SuperLink may start meanwhile
+    # imported late: it loads PyTorch, while a SuperLink may be starting
     from fedapps.models.image_nets import BY_SHAPE
 
     check_installed(settings.track)
@@ -88,7 +88,7 @@ def assemble(settings: Settings) -> Parts:
     with guarded("task", settings.task, "check failed", own=settings.task not in TASKS):
         task.check(settings.num_clients)
     if settings.model.name == BY_SHAPE and isinstance(task, NamesNet):
-        # so that results name the net
+        # so that the results contain the net's name
         settings = replace(settings, model=replace(settings.model, name=task.usual_net))
     strategy = checked_strategy(settings, task)
     if not settings.sites.own:
@@ -97,10 +97,10 @@ def assemble(settings: Settings) -> Parts:
 
 
 def with_clients(settings: Settings, task: Any) -> Settings:
-    """Return the settings with the number of clients: as given, else as many as the
-    data have, else the default.
+    """Return the settings with the number of clients: the given one, else that of the
+    data, else the default.
 
-    Of fewer clients than a round has by default all take part.
+    If there are fewer clients than a round has by default, all take part.
     """
     if not settings.num_clients:
         natural = task.natural_clients() if isinstance(task, HasNaturalClients) else 0
@@ -121,7 +121,7 @@ def check_sizes(settings: Settings) -> None:
     if n < 1:
         raise UserError(
             f"num-new-clients = {settings.num_new_clients}, but there are {settings.num_clients} "
-            "clients: one at least must train"
+            "clients: at least one must train: choose fewer new clients"
         )
     beside = " that are not new" if settings.num_new_clients else ""
     if settings.clients_per_round > n:
@@ -133,8 +133,7 @@ def check_sizes(settings: Settings) -> None:
     if any(method.all_clients for method in settings.methods) and sampled < n:
         raise UserError(
             f"clients-per-round = {sampled}, but {settings.method} needs all {n} clients in every "
-            "round: choose 0, "
-            f"or method = 'aaggff-d'"
+            "round: choose 0, or method = 'aaggff-d'"
         )
     if settings.min_replies > sampled:
         raise UserError(
@@ -157,38 +156,39 @@ def checked_strategy(settings: Settings, task: Task) -> Strategy:
 
 
 def check_client(settings: Settings, task: Task) -> None:
-    """Build a client of a method or task of the user's own, and so import all that
-    clients consist of. Raises ``UserError``.
+    """Build a client of the user's own method or task, which imports all modules that
+    clients need. Raises ``UserError``.
     """
     if settings.task in TASKS and all(name in METHODS for name in settings.names):
         return
     key, name = (
         ("task", settings.task) if settings.method in METHODS else ("method", settings.method)
     )
-    with guarded(key, name, "no client can be made", own=True):
+    with guarded(key, name, "cannot make a client", own=True):
         client = build_client(settings, task, 0, settings.num_clients, MessageStore(RecordDict()))
     if not isinstance(client, NumPyClient):
         raise UserError(
-            f"{key} = {name!r}: client makes a {type(client).__name__}, no flwr.client.NumPyClient"
+            f"{key} = {name!r}: its client is a {type(client).__name__}: it must be a "
+            "flwr.client.NumPyClient"
         )
 
 
 def prepare_folder(settings: Settings, overwrite: bool) -> None:
-    """Create the results folder; with ``overwrite`` delete the run in it, and nothing
+    """Create the results folder. With ``overwrite``, delete the run in it, but nothing
     else. Raises ``UserError``.
     """
     folder = Path(settings.out)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {folder}: cannot be made: {error.strerror}") from None
+        raise UserError(f"--out {folder}: cannot create it: {error.strerror}") from None
     present = sorted(path.name for path in folder.iterdir())
     if settings.resume:
         check_resumable(folder, settings.flat(), default_config(settings.flat()))
         try:
             set_status(folder, "running")
         except OSError as error:
-            raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from None
+            raise UserError(f"--out {folder}: cannot write to it: {error.strerror}") from None
         return
     if not present:
         return
@@ -197,11 +197,11 @@ def prepare_folder(settings: Settings, overwrite: bool) -> None:
             f"{folder} is not empty ({', '.join(present[:3])}): add --overwrite or --resume, or "
             "choose another --out"
         )
-    # only a log: the run was stopped while starting
+    # only a log: the run was stopped before it started
     if "settings.toml" not in present and set(present) != {"run.log"}:
         raise UserError(
-            f"{folder} is not the folder of a run, so nothing in it is overwritten: choose another "
-            "--out"
+            f"{folder} is not the folder of a run, so --overwrite deletes nothing in it: choose "
+            "another --out"
         )
     for name in FILES:
         (folder / name).unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 """Flower's ServerApp, which `flwr run` starts on the server."""
-# ruff: noqa: E402 - what is hidden by another package of its name is said before it is missed
+# ruff: noqa: E402 - the packages are checked before they are imported
 
 from fedapps.engines.app_folder import check_packages
 
@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
             replace(settings, checkpoint_every=0),
             Path.home() / "fedapps-results" / str(context.run_id),
         )
-    # The grid of a simulation polls every 0.1 s, which is most of a short round.
+    # By default, the grid of a simulation polls every 0.1 s, most of a short round.
     if poll_every(grid, 0.01):
         grid = shared(grid, settings.num_clients)
     else:
@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
             summary = execute(settings, grid)
         log(INFO, "summary: %s", summary)
     finally:
-        # nothing was recorded yet: what ended the run is to be told, not that
+        # Without records there is no report; report the error that ended the run.
         with suppress(UserError):
             write_report(settings.out)
         log(INFO, "results: %s", settings.out)

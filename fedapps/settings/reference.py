@@ -1,7 +1,7 @@
-"""Reference of all settings: what the dataclasses that declare them say, for the
-terminal. ``tools`` renders pages of it.
+"""Reference of all settings, read from the dataclasses that declare them, for the
+terminal. ``tools`` renders it as pages.
 
-A field without ``option(...)`` has its default and no help.
+A field without ``option(...)`` has a default but no help text.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ from fedapps.errors import UserError
 from fedapps.toml_text import Value, toml_value
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-#: Defaults in a configuration that differ from those of ``Settings``: ``read_settings``
-#: replaces ``auto`` by the method's task.
+#: Defaults of a configuration that differ from those of ``Settings``: ``read_settings``
+#: replaces ``auto`` with the method's task.
 CONFIGURED: dict[str, Value] = {"task": "auto"}
 #: Heading of the settings without a table.
 TOP = "Top level"
@@ -77,15 +77,15 @@ def chosen(settings: Sequence[Setting], words: Iterable[str]) -> list[Setting]:
     ``UserError`` for an unknown name.
     """
     known = [word for setting in settings for word in (setting.key, setting.table) if word]
-    found = []
+    matches = []
     for word in words:
         if word not in known:
             raise UserError(
-                f"unknown setting {word!r}: {nearest(word, known)}'fedapps settings' lists all "
+                f"unknown setting {word!r}: {nearest(word, known)}`fedapps settings` lists all "
                 "tables and keys"
             )
-        found += [setting for setting in settings if word in (setting.key, setting.table)]
-    return found
+        matches += [setting for setting in settings if word in (setting.key, setting.table)]
+    return matches
 
 
 # --- TOML -----------------------------------------------------------------------------

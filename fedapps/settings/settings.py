@@ -27,9 +27,9 @@ from fedapps.toml_text import Value
 from fedapps.tracking.names import names_of
 from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
 
-# Times the median weight of a round, where clients are strangers.
+# Largest weight, as a multiple of the round's median, of clients that are not trusted.
 MAX_WEIGHT = 10.0
-#: What others call our settings, by the last part of the name.
+#: Names that other libraries use for our settings, by the last part of the key.
 OTHER_NAMES = {
     "rounds": "num-rounds",
     "clients": "num-clients",
@@ -49,38 +49,43 @@ OF_SWEEPS = ("axis", "claim", "scale", "sweep", "when")
 
 @dataclass(frozen=True)
 class Settings(Options):
-    """The settings of one run. ``options`` are those of the chosen method's own table,
-    ``problem`` those of the task's.
+    """The settings of one run. ``options``: the table of the chosen method.
+    ``problem``: the table of the task.
 
     ``base``: the settings of the method that the chosen one wraps, if any. ``halves``:
-    those of the two methods that it composes, if any.
+    the settings of the two methods that it composes, if any.
     """
 
-    method: str = option("fedavg", "`fedapps methods` lists them; or one of yours as module:NAME")
+    method: str = option("fedavg", "a method of `fedapps methods`, or your own as module:NAME")
     task: str = option(
         "digits",
-        "what the method runs on: of fedapps/tasks/registry.py, or yours as module:NAME; auto: its "
-        "default",
+        "learning task: of fedapps/tasks/registry.py, or your own as module:NAME; auto: the "
+        "method's default",
     )
-    seed: int = option(0, "seed of every random draw", low=0)
+    seed: int = option(0, "seed of all random numbers", low=0)
     num_rounds: int = option(50, "rounds of training", low=1)
     num_clients: int = option(
         0,
-        "clients to wait for; 0: as many as the nodes say there are (`fedapps run`: as the data "
-        "have, or 20)",
+        "clients to wait for; 0: as many as the nodes report (`fedapps run`: those of the data, "
+        "or 20)",
         low=0,
     )
     clients_per_round: int = option(
-        5, "clients sampled for training in each round; 0: all; by default all of fewer", low=0
+        5,
+        "clients sampled for training in each round; 0: all. With fewer clients than the default, "
+        "all train",
+        low=0,
     )
     num_new_clients: int = option(
         0,
-        "clients that never take part in training, drawn by the seed; evaluations score what the "
-        "method gives them",
+        "clients, chosen by the seed, that never take part in training; evaluations score the "
+        "model that the method gives them",
         low=0,
     )
     new_epochs: int = option(
-        5, "local epochs, the method's own, after which they are scored too, beside 0 and 1", low=1
+        5,
+        "new clients are scored after 0, 1 and this many local epochs of the method's training",
+        low=1,
     )
     evaluate_every: int = option(
         10, "rounds between evaluations of all clients; 0: only after the last round", low=0
@@ -91,14 +96,16 @@ class Settings(Options):
         "samples: `train-loss` in clients.csv",
     )
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
-    min_replies: int = option(1, "a round with fewer valid replies counts as failed", low=1)
+    min_replies: int = option(1, "a round with fewer valid replies fails", low=1)
     max_failed_rounds: int = option(3, "the run ends after this many failed rounds in a row", low=1)
     timeout: float = option(600.0, "seconds that a phase waits for replies", low=0, open_low=True)
     max_update_norm: float = option(
-        0.0, "bound on the norm of a client's update, over all its arrays; 0: none", low=0
+        0.0, "largest norm of a client's update, over all its arrays; 0: no limit", low=0
     )
     on_large_update: str = option(
-        "reject", "leave a larger update out, or clip it to the bound", choices=["reject", "clip"]
+        "reject",
+        "reject: ignore an update with a larger norm; clip: scale it down to the limit",
+        choices=["reject", "clip"],
     )
     max_weight: float = option(
         -1.0,
@@ -115,39 +122,38 @@ class Settings(Options):
     )
     client_store: str = option(
         "auto",
-        "where clients keep state: disk (a resume finds it), message (Flower's context); auto: "
-        "disk with checkpoints",
+        "where clients keep their state: disk (needed to resume) or message (Flower's context); "
+        "auto: disk if checkpoints are written",
         choices=["auto", "disk", "message"],
     )
     node_sums: bool = option(
         False,
-        "a node that clients share sums their models before it answers; only for methods that "
-        "average, differs in the last bits",
+        "a node with several clients sends the sum of their models; only for methods that "
+        "average; results differ in the last bits",
     )
-    device: str = option(
-        "auto", "auto: the GPU where one is visible", choices=["auto", "cpu", "cuda"]
-    )
+    device: str = option("auto", "auto: the GPU if one is visible", choices=["auto", "cpu", "cuda"])
     out: str = option(
         "", 'results folder; "": ~/fedapps-results/RUN-ID (`fedapps run`: results/...)'
     )
-    resume: bool = option(False, "go on from the last checkpoint in `out`")
+    resume: bool = option(False, "continue from the last checkpoint in `out`")
     metrics_port: int = option(
         0,
-        "port of a page of counters for Prometheus while the run lasts; 0: none",
+        "port of a page with counters for Prometheus during the run; 0: none",
         low=0,
         high=65535,
     )
     metrics_host: str = option(
-        "127.0.0.1", "address that the page listens on; others can then read it"
+        "127.0.0.1", "address of that page; with another one, other machines can read it"
     )
     track: str = option(
         "",
-        "also report to tensorboard, mlflow or wandb (several with commas): docs/tracking.md",
+        "also report to tensorboard, mlflow or wandb, several separated by commas; see "
+        "docs/tracking.md",
     )
     track_to: str = option(
         "",
-        "MLflow's address, TensorBoard's folder or the project of wandb; \"\": the results folder "
-        "(`fedapps`)",
+        "MLflow's address, TensorBoard's folder or wandb's project; \"\": the results folder "
+        "(wandb: `fedapps`)",
     )
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=lambda: ModelOptions(name="mlp"))
@@ -167,18 +173,18 @@ class Settings(Options):
         names_of(self.track)
         if self.client_store == "message" and self.checkpoint_every:
             raise ValueError(
-                "client-store = 'message' keeps clients' state nowhere a resume could find it: set "
-                "checkpoint-every = 0"
+                "client-store = 'message': a resumed run could not find the clients' state: set "
+                "checkpoint-every = 0, or client-store = 'disk'"
             )
         if self.evaluate_train and self.dp.noise_multiplier:
             raise ValueError(
-                "evaluate-train = true: losses on training samples are not private, as "
-                "dp.noise-multiplier asks"
+                "evaluate-train = true: losses on training samples are not private: set it to "
+                "false, or dp.noise-multiplier = 0"
             )
         if self.sites.client and not self.num_clients:
             raise ValueError(
-                f"num-clients = 0: sites.client = {self.sites.client!r} needs the number of all "
-                "sites' clients together"
+                f"num-clients = 0: with sites.client = {self.sites.client!r}, set it to the number "
+                "of clients of all sites together"
             )
         if self.num_new_clients and 0 < self.num_clients <= self.num_new_clients:
             raise ValueError(
@@ -189,15 +195,13 @@ class Settings(Options):
             raise ValueError(
                 f"clients-per-round = {self.clients_per_round}, but robust.rule = "
                 f"{self.robust.rule!r} with num-malicious = "
-                f"{self.robust.num_malicious} needs {self.robust.least} replies: ask more, or 0 "
-                "for all"
+                f"{self.robust.num_malicious} needs {self.robust.least} replies: choose at least "
+                "that many, or 0 for all"
             )
 
     @property
     def context(self) -> RunContext:
-        """The settings that the task and the method may use beside their own
-        options.
-        """
+        """The settings that the task and the method may use besides their options."""
         shared = {part.name: getattr(self, part.name) for part in fields(RunContext)}
         return RunContext(**shared)
 
@@ -216,7 +220,7 @@ class Settings(Options):
 
     def deployed(self) -> "Settings":
         """Return the settings with the defaults of a run on SuperNodes."""
-        # a site's first message would take a minute
+        # Compiling would delay a site's first reply by a minute.
         compiled = "off" if self.train.compile == "auto" else self.train.compile
         settings = replace(self, train=replace(self.train, compile=compiled))
         return replace(settings, max_weight=MAX_WEIGHT) if self.max_weight < 0 else settings
@@ -276,11 +280,11 @@ class Settings(Options):
 
 
 def default_config(config: Mapping[str, Any] | None = None) -> dict[str, Value]:
-    """Return every key of every method with its default, and of those of the user's own
-    that ``config`` names.
+    """Return every key of every method with its default. The user's own methods and
+    tasks are included if ``config`` names them.
 
-    Values of ``config`` may be lists, of a sweep. Raises ``UserError`` for a name that
-    stands for nothing.
+    Values of ``config`` may be the lists of a sweep. Raises ``UserError`` for an
+    unknown method or task.
     """
     known: dict[str, Value] = Settings().flat() | {"task": "auto"}
     for table, kind in option_tables(config).items():
@@ -289,13 +293,13 @@ def default_config(config: Mapping[str, Any] | None = None) -> dict[str, Value]:
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
-    """Return what is said of a key that is not known."""
+    """Return the error message for an unknown key."""
     known = list(known)
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside:
         return (
-            f"unknown setting {key!r}: it is a table, as {', '.join(inside[:3])}: `fedapps "
-            f"settings {key}` explains it"
+            f"unknown setting {key!r}: it is a table with keys such as {', '.join(inside[:3])}: "
+            f"`fedapps settings {key}` lists them"
         )
     meant = next((name for name in known if name == OTHER_NAMES.get(key.rpartition(".")[2])), "")
     hint = f"did you mean {meant!r}? " if meant else nearest(key, known)
@@ -324,8 +328,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         if key not in known:
             if key.partition(".")[0] in OF_SWEEPS:
                 raise UserError(
-                    f"{key}: belongs to a sweep, which `fedapps sweep FILE` runs; a single run has "
-                    "settings only"
+                    f"{key}: belongs to a sweep: start the file with `fedapps sweep FILE`"
                 )
             raise UserError(unknown(key, known))
     method, task = chosen(config)
@@ -352,14 +355,14 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     settings: Settings = built(Settings, values, "")
     if settings.data.synthetic and settings.data.synthetic_use == "mix" and settings.sites.own:
         raise UserError(
-            "data.synthetic-use = 'mix': the sites have no such folder: choose 'pretrain', which "
-            "only the server does"
+            "data.synthetic-use = 'mix': the sites do not have the folder data.synthetic: choose "
+            "'pretrain', which only the server needs"
         )
     if settings.data.group and (task not in GROUPED or settings.sites.own):
-        what = "sites with data of their own are" if settings.sites.own else f"task {task!r} is"
+        what = "sites with their own data are" if settings.sites.own else f"task {task!r} is"
         raise UserError(
-            f"data.group = {settings.data.group!r}: {what} not scored by groups: leave it '' "
-            f"(tasks: {', '.join(GROUPED)})"
+            f"data.group = {settings.data.group!r}: {what} not scored by group: set it to '' "
+            f"(tasks with groups: {', '.join(GROUPED)})"
         )
     if settings.data.synthetic and task not in ("classification", "digits"):
         raise UserError(
@@ -370,8 +373,8 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:
-    """Return the settings of the method ``name``, which ``method`` wraps: they differ
-    in the method and its own table.
+    """Return the settings of the method ``name``, which ``method`` wraps. Only the
+    method and its table differ.
     """
     try:
         inner = find_method(name, f"{method.table}.base")
@@ -383,34 +386,36 @@ def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:
             )
             raise UserError(f"it decides weights{other}")
         if not inner.wrap and inner.strategy is None:
-            raise UserError("it composes two methods: make this one a half of it")
+            raise UserError(
+                f"it composes two methods: choose method = {name!r}, with this one as one of them"
+            )
         if inner.synthetic:
             raise UserError(
-                "it makes a set of images: its clients have no loss of a classifier to be weighted "
-                "by"
+                "it makes a set of images, so its clients have no classifier's loss to weight by: "
+                "choose another method"
             )
         task_name(str(config["task"]), inner.tasks)
     except UserError as error:
         reason = str(error).removeprefix(f"{method.table}.base = {name!r}: ")
         raise UserError(f"{method.table}.base = {name!r}: {reason}") from None
     given = {**config, "method": name}
-    known = default_config(given)  # without the table of a wrapper of the user's own
+    known = default_config(given)  # leaves out the table of the user's own wrapper
     return read_settings({key: value for key, value in given.items() if key in known})
 
 
 def _halves(options: Any, config: Mapping[str, Any]) -> tuple[Settings, ...]:
-    """Return the settings of the two methods that the chosen one composes, which differ
-    in the method and its own table.
+    """Return the settings of the two methods that the chosen one composes. They differ
+    only in the method and its table.
     """
     halves = (
         {"first": options.first, "then": options.then}
         if isinstance(options, WarmStartOptions)
         else {}
     )
-    found = []
+    settings = []
     for key, method in halves.items():
         try:
-            found.append(read_settings({**config, "method": method}))
+            settings.append(read_settings({**config, "method": method}))
         except UserError as error:
             raise UserError(f"warm-start.{key} = {method!r}: {error}") from None
-    return tuple(found)
+    return tuple(settings)

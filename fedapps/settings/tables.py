@@ -1,6 +1,4 @@
-"""The tables of settings: which dataclass of options stands behind each, and how a
-table is read into one.
-"""
+"""The tables of settings: the dataclass of each table, and how a table is read."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -33,11 +31,11 @@ PARTS: dict[str, type[Options]] = {
 
 
 def option_tables(config: Mapping[str, Any] | None = None) -> dict[str, type[Options]]:
-    """Return every table's dataclass by name, with those of the user's own methods and
-    tasks that ``config`` names.
+    """Return every table's dataclass by name. The tables of the user's own methods and
+    tasks are included if ``config`` names them.
 
-    Values of ``config`` may be lists. Raises ``UserError`` for a table of the user's
-    own that has the name of another.
+    Values of ``config`` may be lists. Raises ``UserError`` if the user's own table has
+    the name of another table.
     """
     tables = dict(PARTS)
     ours: list[Method | TaskKind] = [*METHODS.values(), *TASKS.values()]
@@ -45,30 +43,30 @@ def option_tables(config: Mapping[str, Any] | None = None) -> dict[str, type[Opt
         if kind.options is not None:
             tables.setdefault(kind.table, kind.options)
     taken = dict.fromkeys(tables, "this project")
-    for said, own in own_kinds(config or {}).items():
+    for setting, own in own_kinds(config or {}).items():
         if own.options is None:
             continue
         if tables.setdefault(own.table, own.options) is not own.options:
             raise UserError(
-                f"{said}: its table {own.table!r} is one of {taken[own.table]}, with other "
-                "options: give it a name of its own"
+                f"{setting}: its table name {own.table!r} is taken by {taken[own.table]}: choose "
+                "another name"
             )
-        taken.setdefault(own.table, said)
+        taken.setdefault(own.table, setting)
     return tables
 
 
 def own_kinds(config: Mapping[str, Any]) -> dict[str, Method | TaskKind]:
-    """Return the methods and tasks that ``config`` names and that are none of ours, by
-    the settings that name them.
+    """Return the user's own methods and tasks that ``config`` names, by the setting
+    that names them.
     """
-    found: dict[str, Method | TaskKind] = {}
+    kinds: dict[str, Method | TaskKind] = {}
     for key, values in config.items():
         for value in values if isinstance(values, list) else [values]:
             if names_method(key) and value not in METHODS and reference_of("method", value):
-                found[f"{key} = {value!r}"] = find_method(value, key)
+                kinds[f"{key} = {value!r}"] = find_method(value, key)
             elif key == "task" and value not in (*TASKS, "auto") and reference_of("task", value):
-                found[f"{key} = {value!r}"] = find_task(value)
-    return found
+                kinds[f"{key} = {value!r}"] = find_task(value)
+    return kinds
 
 
 def read_table(kind: type[Options], table: str, config: Mapping[str, Any]) -> Any:
@@ -87,8 +85,8 @@ def flattened(instance: Any, table: str) -> dict[str, Value]:
 
 
 def built(kind: Any, values: dict[str, Any], prefix: str) -> Any:
-    """Return options made of ``values``. Raises ``UserError`` with the key in full,
-    whose table is ``prefix``.
+    """Return options made of ``values``. Errors are raised as ``UserError``, with
+    ``prefix``, the table, before the key.
     """
     try:
         return kind(**values)

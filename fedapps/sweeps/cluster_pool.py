@@ -1,4 +1,4 @@
-"""The runs of a sweep as tasks of a Ray cluster: each through the inline engine, on any
+"""The runs of a sweep as tasks of a Ray cluster. Each uses the inline engine, on any
 machine with a free CPU.
 """
 
@@ -11,8 +11,8 @@ from fedapps.sweeps.pool import Ended, PlannedRun, mark_interrupted, run_one
 
 
 def run_on_cluster(runs: Sequence[PlannedRun], address: str, gpus: float = 0.0) -> Iterator[Ended]:
-    """Start the runs and yield each as it ends; ``gpus``: share of a GPU for each. A
-    run whose machine dies is not started again.
+    """Start the runs and yield each when it ends. ``gpus``: share of a GPU for each
+    run. A run whose machine dies is not started again.
     """
     if not runs:
         return
@@ -38,7 +38,7 @@ def run_on_cluster(runs: Sequence[PlannedRun], address: str, gpus: float = 0.0) 
 
 
 def _run_there(run: PlannedRun) -> tuple[dict[str, Any], str]:
-    """Return the run's summary and the machine that did it."""
+    """Execute the run here; return its summary and this machine's name."""
     import ray
 
     summary = run_one(run)

@@ -1,5 +1,5 @@
-"""Execution of a sweep: checks its runs, starts those that are missing, and writes
-tables, plots and the report.
+"""Execution of a sweep: checks its runs, starts the missing ones, and writes tables,
+plots and the report.
 
 The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
 ``table.md``, ``plots/`` and ``report.html``.
@@ -32,7 +32,7 @@ from fedapps.sweeps.progress import SweepProgress
 from fedapps.sweeps.tables import Results
 from fedapps.toml_text import read_toml
 
-#: Settings that a run fills in by its data where they have these values.
+#: Settings with these values are filled in by the run, from its data.
 FILLED = {"num-clients": 0, "clients-per-round": Settings.clients_per_round}
 
 
@@ -49,34 +49,31 @@ class Way:
 
     def __post_init__(self) -> None:
         if self.jobs < 0:
-            raise UserError(
-                f"--jobs {self.jobs}: choose 1 or more, or 0 for as many as there are cores"
-            )
+            raise UserError(f"--jobs {self.jobs}: choose 1 or more, or 0 for one job per core")
         if self.gpus_per_client and self.engine == "inline":
             raise UserError(
                 "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline"
             )
         if self.jobs and self.engine == "ray":
             raise UserError(
-                "--jobs is for --engine inline: Ray runs the clients of one run in parallel, one "
-                "run after the other"
+                "--jobs is for --engine inline: with Ray, the runs follow each other and the "
+                "clients of each run work in parallel"
             )
         if self.jobs and self.ray_address:
             raise UserError(
-                "--jobs is for this machine: the cluster of --ray-address runs as many at a time "
-                "as it has CPUs"
+                "--jobs is for this machine: the cluster of --ray-address executes one run per CPU"
             )
 
 
 def missing_runs(plan: Plan) -> list[PlannedRun]:
-    """Return the runs that are to be done, with their numbers of clients filled in,
+    """Return the runs that are not finished, with their numbers of clients filled in,
     each checked against its data. Raises ``UserError``.
     """
     if plan.out.exists() and not plan.out.is_dir():
-        raise UserError(f"--out {plan.out}: is a file")
+        raise UserError(f"--out {plan.out}: is a file: choose a folder")
     if (plan.out / "settings.toml").exists() or (plan.out / "comparison.csv").exists():
         raise UserError(
-            f"--out {plan.out}: is the folder of a run or of a comparison, choose another"
+            f"--out {plan.out}: is the folder of a run or of a comparison: choose another"
         )
     runs = []
     for run in [point.run for point in plan.points if not is_done(point.run)]:
@@ -91,15 +88,16 @@ def missing_runs(plan: Plan) -> list[PlannedRun]:
 def execute_sweep(
     plan: Plan, missing: Sequence[PlannedRun], way: Way, console: Console | None = None
 ) -> tuple[Results | None, dict[str, str]]:
-    """Run what is missing of a sweep, prune, tabulate and draw; return the finished
-    runs, if any, and by name why runs failed.
+    """Execute the missing runs of a sweep, prune folders, write tables and plots.
+    Return the results of the finished runs, if any, and the errors of failed runs by
+    name.
 
     ``console``: where the progress is shown.
     """
     keep, failed = plan.grid.options.keep, {}
     (plan.out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(plan.out):
-        write_record(plan)  # what watches the sweep sees how many runs are to come
+        write_record(plan)  # first: `fedapps watch` reads the number of runs from it
         with SweepProgress([point.run for point in plan.points], missing, console) as progress:
             for ended in ended_runs(missing, way):
                 progress.show_end(ended)
@@ -123,8 +121,8 @@ def execute_sweep(
 
 
 def write_record(plan: Plan) -> None:
-    """Write sweep.json: which file, at which scale, with which settings, and what is
-    behind each entry of the table.
+    """Write sweep.json: the file, its scale, the given settings, and the axes of the
+    table.
     """
     record = {
         "file": plan.grid.name,
@@ -140,8 +138,8 @@ def write_record(plan: Plan) -> None:
 
 
 def ended_runs(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
-    """Start the runs; yield each as it ends. Raises ``UserError`` if a cluster lacks
-    something.
+    """Start the runs; yield each when it ends. Raises ``UserError`` if the cluster is
+    not fit for them.
     """
     address, share = address_of(way.ray_address), way.gpus_per_client
     if way.engine == "ray":
@@ -155,8 +153,8 @@ def ended_runs(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
 
 
 def shared_paths(runs: Sequence[PlannedRun]) -> list[Path]:
-    """Return the paths that all machines of a cluster must see: the sweep's folder, and
-    data that are files.
+    """Return the paths that all machines of a cluster must be able to read: the sweep's
+    folder and the data files.
     """
     return sorted(
         {run.folder.parent.absolute() for run in runs}
@@ -174,7 +172,7 @@ def only_one(out: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(
-                f"{out}: a sweep is running there: wait for its end, or choose another --out"
+                f"{out}: another sweep is running there: wait for its end, or choose another --out"
             ) from None
         yield
 
@@ -185,7 +183,7 @@ def cores() -> int:
 
 
 def is_done(run: PlannedRun) -> bool:
-    """Return whether a run is finished. Raises ``UserError`` if its folder was made
+    """Return whether a run is finished. Raises ``UserError`` if its folder holds a run
     with other settings.
     """
     done = finished(run.folder)
@@ -196,9 +194,8 @@ def is_done(run: PlannedRun) -> bool:
         for key, value in run.config.items():
             if key not in FREE and before[key] != value and FILLED.get(key) != value:
                 raise UserError(
-                    f"{run.folder} was run with {key} = {before[key]!r}, now it is {value!r}: "
-                    "choose another --out, "
-                    "or delete that folder"
+                    f"{run.folder} holds a run with {key} = {before[key]!r}, not {value!r}: "
+                    "choose another --out, or delete that folder"
                 )
     return done
 
@@ -206,7 +203,7 @@ def is_done(run: PlannedRun) -> bool:
 def run_ray(
     runs: Sequence[PlannedRun], gpus_per_client: float, address: str = ""
 ) -> Iterator[Ended]:
-    """Start the runs sequentially through Flower's Ray simulation and yield each as it
+    """Start the runs one after the other in Flower's Ray simulation; yield each when it
     ends.
     """
     from fedapps.engines import flower

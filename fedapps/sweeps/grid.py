@@ -4,8 +4,8 @@ A setting whose value is a list is an axis; ``[axis.NAME]`` is an axis of named 
 each a small table of settings. ``[[when]]`` changes settings of some runs: its keys are
 conditions, its table ``set`` holds the settings of runs that satisfy them.
 ``[scale.NAME]`` replaces settings, axes and options, or selects cases (``axis.NAME =
-["one", "two"]``). ``[[claim]]`` is for the index of results (``tools.claims``) and
-changes no run.
+["one", "two"]``). ``[[claim]]`` is read by the index of results (``tools.claims``) and
+does not affect the runs.
 """
 
 import math
@@ -21,13 +21,13 @@ from fedapps.sweeps.options import SweepOptions, read_options
 from fedapps.toml_text import flatten_toml, load_toml, parse_assignment, toml_text
 
 SEED = "seed"
-#: The file as it stands, unless it has a table of that name.
+#: The scale of the file without changes, unless it has a ``[scale.full]``.
 FULL = "full"
 MAX_RUNS = 10_000
 #: Settings that the sweep sets itself.
 RESERVED = {
-    "out": "the folders of the runs are the sweep's: choose --out",
-    "resume": "a sweep always goes on where it stopped",
+    "out": "a sweep names the folders of its runs: choose the sweep's folder with --out",
+    "resume": "leave it out: a sweep always continues where it stopped",
 }
 
 
@@ -48,8 +48,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Rule:
-    """One ``[[when]]``: a run whose settings match every condition (one of its values
-    each) gets ``settings``.
+    """One ``[[when]]``: a run gets ``settings`` if it matches every condition. A
+    condition matches if the run has one of its values.
     """
 
     conditions: Mapping[str, Sequence[Any]]
@@ -59,8 +59,7 @@ class Rule:
         """Return whether a run with these settings matches; missing settings have their
         defaults.
         """
-        # a key of another method's own table has no value here, and no condition on it
-        # holds
+        # a key of another method's table has no value here, so its condition is false
         known = default_config(config)
         return all(
             config.get(key, known.get(key)) in values for key, values in self.conditions.items()
@@ -69,9 +68,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Grid:
-    """Contents of a sweep file, at one of its scales. ``fixed``: the settings that do
-    not vary.
-    """
+    """Content of a sweep file at one scale. ``fixed``: settings that do not vary."""
 
     name: str
     axes: Sequence[Axis]
@@ -95,20 +92,20 @@ def read_grid(path: Path, assignments: Sequence[str] = (), scale: str = "") -> G
 def grid_of(
     name: str, tables: Mapping[str, Any], given: Mapping[str, Any], scale: str = ""
 ) -> Grid:
-    """Return the grid of the tables of a file; ``given``, flat settings, take
-    precedence. Raises ``UserError``, ``ValueError``.
+    """Return the grid of a file's tables; the flat settings ``given`` take precedence.
+    Raises ``UserError``, ``ValueError``.
     """
     tables = dict(tables)
     scales = tables.pop("scale", {})
     if not isinstance(scales, dict) or not all(
         isinstance(table, dict) for table in scales.values()
     ):
-        raise UserError("scale: must hold tables, [scale.small] for example")
+        raise UserError("scale: must hold tables, for example [scale.small]")
     if scale == FULL and FULL not in scales:
         scale = ""
     if scale and scale not in scales:
         raise UserError(
-            f"--scale {scale}: {nearest(scale, scales)}it has {listed([*scales, FULL], '')}"
+            f"--scale {scale}: {nearest(scale, scales)}the file has {listed([*scales, FULL], '')}"
         )
     when = tables.pop("when", [])
     settings, axes, options = _parts(tables)
@@ -153,16 +150,16 @@ def _parts(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], d
             raise UserError(f"{name} = {tables[name]!r}: must be a table")
     if misplaced := [name for name in ("scale", "when") if name in tables]:
         raise UserError(
-            f"{misplaced[0]}: belongs to the top of the file, neither to a scale nor to the "
-            "command line"
+            f"{misplaced[0]}: move it to the top of the file: it cannot be part of a scale or of "
+            "the command line"
         )
     settings = flatten_toml({key: value for key, value in tables.items() if key not in OF_SWEEPS})
     return settings, dict(tables.get("axis", {})), dict(tables.get("sweep", {}))
 
 
 def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the command line's assignments with ``axis.NAME`` and ``sweep.KEY`` as
-    nested tables.
+    """Return the assignments of the command line, with ``axis.NAME`` and ``sweep.KEY``
+    as nested tables.
     """
     out: dict[str, Any] = {}
     for key, value in given.items():
@@ -187,8 +184,8 @@ def _rule(table: Any, known: Mapping[str, Any]) -> Rule:
     settings = table.pop("set", None) if isinstance(table, dict) else None
     if not isinstance(settings, dict) or not settings or not table:
         raise UserError(
-            "when: needs conditions and a table of settings: method = 'superfed-lm', set = "
-            "{superfed.nu = 2.0}"
+            "when: needs conditions and a table `set` of settings, for example method = "
+            "'superfed-lm', set = {superfed.nu = 2.0}"
         )
     conditions = {
         key: value if isinstance(value, list) else [value]
@@ -202,17 +199,17 @@ def _rule(table: Any, known: Mapping[str, Any]) -> Rule:
 
 
 def _picked(name: str, cases: Any, axes: Mapping[str, Any]) -> Any:
-    """Return the cases that replace those of an axis, or the cases selected from it."""
+    """Return the new cases of an axis, or the cases selected from it."""
     if not isinstance(cases, list):
         return cases
     if name not in axes:
         raise UserError(
-            f"axis.{name}: {nearest(name, axes)}it has {listed(axes, 'no [axis.NAME]')}"
+            f"axis.{name}: {nearest(name, axes)}the file has {listed(axes, 'no [axis.NAME]')}"
         )
     for case in cases:
         if case not in axes[name]:
             raise UserError(
-                f"axis.{name} = {cases!r}: {nearest(str(case), axes[name])}it has "
+                f"axis.{name} = {cases!r}: {nearest(str(case), axes[name])}the axis has "
                 f"{listed(axes[name], 'no cases')}"
             )
     return {case: axes[name][case] for case in cases}
@@ -225,25 +222,27 @@ def _cases(name: str, cases: Any) -> dict[str, dict[str, Any]]:
         or not all(isinstance(case, dict) for case in cases.values())
     ):
         raise UserError(
-            f"axis.{name}: must be a table of cases, each a table of settings: 'some name' = "
-            f"{{num-rounds = 10}}"
+            f"axis.{name}: must be a table of cases, each with a table of settings, for example "
+            "'some name' = {num-rounds = 10}"
         )
     table = {label: flatten_toml(case) for label, case in cases.items()}
     for label, case in table.items():
         if lists := [key for key, value in case.items() if isinstance(value, list)]:
             raise UserError(
-                f"axis.{name}.{label}: {lists[0]} is a list, a case has one value of each: make it "
-                "an axis of its own"
+                f"axis.{name}.{label}: {lists[0]} is a list: give it one value, or make it a "
+                "separate axis"
             )
     return table
 
 
 def _list_axis(key: str, values: list[Any]) -> Axis:
     if not values:
-        raise UserError(f"{key} = []: a list without values leaves no runs")
+        raise UserError(f"{key} = []: the list is empty: give at least one value")
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise UserError(f"{key} = {toml_text(values)}: {toml_text(value)} is given twice")
+            raise UserError(
+                f"{key} = {toml_text(values)}: {toml_text(value)} is given twice: leave one out"
+            )
     return Axis(
         key,
         {value if isinstance(value, str) else toml_text(value): {key: value} for value in values},
@@ -262,22 +261,21 @@ def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
     """Raise ``UserError`` if a setting is set twice, a row is not an axis, or there are
     too many runs.
 
-    ``given``: settings of the command line. ``picked``: axes of which only some cases
-    are selected, so that fixed settings may be meant for the others.
+    ``given``: settings of the command line. ``picked``: axes with selected cases. For
+    these, a fixed setting may be meant for the cases that do not set it.
     """
     owner: dict[str, str] = {}
     names: list[str] = []
     for axis in grid.axes:
         if axis.name in names:
             raise UserError(
-                f"{axis.name}: is a list and the name of [axis.{axis.name}]: give the axis another "
-                "name"
+                f"{axis.name}: is both a list and the name of [axis.{axis.name}]: rename the axis"
             )
         names.append(axis.name)
         for key in sorted(axis.keys):
             if key in owner:
                 raise UserError(
-                    f"{key}: is decided by two axes, {owner[key]} and {axis.name}: leave it to one"
+                    f"{key}: is set by two axes, {owner[key]} and {axis.name}: set it in one"
                 )
             owner[key] = axis.name
             everywhere = axis.name not in picked and all(
@@ -285,14 +283,16 @@ def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
             )
             if key in grid.fixed and (key in given or everywhere):
                 raise UserError(
-                    f"{key} = {toml_text(grid.fixed[key])}: axis.{axis.name} decides it, too: "
-                    f"leave one out, or pick cases with axis.{axis.name}=[...]"
+                    f"{key} = {toml_text(grid.fixed[key])}: axis.{axis.name} sets it, too: "
+                    f"leave one out, or select cases with axis.{axis.name}=[...]"
                 )
     for rule in grid.rules:
         for key in rule.settings:
             if key in owner or key in given:
                 setter = f"the axis {owner[key]}" if key in owner else "the command line"
-                raise UserError(f"{key}: is decided by {setter} and by a [[when]]: leave it to one")
+                raise UserError(
+                    f"{key}: is set by {setter} and by a [[when]]: set it in one of them"
+                )
     names = [name for name in names if name != SEED]
     for row in grid.options.rows:
         if row not in names:
@@ -301,7 +301,7 @@ def _check_axes(grid: Grid, given: Mapping[str, Any], picked: set[str]) -> None:
             )
     if (count := math.prod(len(axis.values) for axis in grid.axes)) > MAX_RUNS:
         raise UserError(
-            f"{count} combinations of settings: leave values out until there are at most {MAX_RUNS}"
+            f"{count} combinations of settings: remove values until there are at most {MAX_RUNS}"
         )
 
 

@@ -1,9 +1,9 @@
-"""What a sweep keeps of a finished run. Its numbers always: settings, rounds, clients,
-weights, curves, summary.
+"""What a sweep keeps of a finished run. It always keeps the numbers: settings, rounds,
+clients, weights, curves, summary.
 
-Where clients keep models a run has as many of them on its disk as it has clients; once
-the run is finished only whoever wants to look at them needs them. A run that is not
-finished loses nothing, since it goes on from its checkpoint.
+With personal models, a run stores one model per client. A finished run does not need
+them any more, so they are deleted unless ``sweep.keep`` names them. Nothing is deleted
+from an unfinished run, which continues from its checkpoint.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedapps.sweeps.pool import finished
 
-#: What ``sweep.keep`` can name, and the files and folders of a run that belong to it.
+#: The parts that ``sweep.keep`` can name, and their files and folders in a run.
 PARTS = {
     "model": ("model.safetensors",),
     "clients": ("clients",),
@@ -23,8 +23,8 @@ PARTS = {
 
 
 def prune(folder: Path, keep: Collection[str]) -> None:
-    """Delete the parts of a finished run that ``keep`` does not name; do nothing to any
-    other folder.
+    """Delete the parts of a finished run that ``keep`` does not name. Other folders are
+    left as they are.
     """
     if not finished(folder):
         return

@@ -1,5 +1,5 @@
-"""The table ``[sweep]`` of a sweep's file: what is shown of its runs, and what is kept
-of them.
+"""The table ``[sweep]`` of a sweep file: what the report shows of the runs, and what is
+kept of them.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from fedapps.results.grid_plots import PlotSpec, read_plot
 from fedapps.results.run_measures import read_measure
 from fedapps.sweeps.keep import PARTS
 
-#: What stands beside a row: a text, or one for each column of the table.
+#: A paper's text for a row: one text, or one for each column of the table.
 Beside = Mapping[str, str | Mapping[str, str]]
 
 
@@ -21,13 +21,14 @@ Beside = Mapping[str, str | Mapping[str, str]]
 class SweepOptions:
     """The table ``[sweep]``.
 
-    ``title``: of the report. ``measures``: what is tabulated, () for what fits the
-    task; see ``results.run_measures``. ``rows``: the axes of the rows, () for the first
-    axis. ``against``: the row to which the others' differences are taken seed by seed,
-    or for each row the one; ``paired``: the measures for which that is done, () for the
-    first. ``printed``: by measure and row, what a paper prints. ``keep``: what is kept
-    of a finished run besides its numbers. ``minutes``: what the sweep takes on two
-    cores, 0 if unknown. ``plot``: the plots, () for the usual ones.
+    ``title``: title of the report. ``measures``: columns of the table, () for the usual
+    ones of the task; see ``results.run_measures``. ``rows``: the axes of the rows, ()
+    for the first axis. ``against``: the row that the other rows are compared with, seed
+    by seed, or a table with one such row per row. ``paired``: the measures that are
+    compared so, () for the first. ``printed``: the values that a paper prints, by
+    measure and row. ``keep``: what is kept of a finished run besides its numbers.
+    ``minutes``: the duration of the sweep on two cores, 0 if unknown. ``plot``: the
+    plots, () for the usual ones.
     """
 
     title: str = ""
@@ -53,7 +54,7 @@ class SweepOptions:
                 raise ValueError(f"{name} = {names!r}: must be a list of different names")
         for part in self.keep:
             if part not in PARTS:
-                raise ValueError(f"keep = {list(self.keep)}: choose of {', '.join(PARTS)}")
+                raise ValueError(f"keep = {list(self.keep)}: choose from {', '.join(PARTS)}")
         for text in (*self.measures, *self.paired, *(self.printed or {})):
             read_measure(text)
         if (
@@ -64,19 +65,19 @@ class SweepOptions:
             raise ValueError(f"minutes = {self.minutes!r}: must be a number from 0")
         if not isinstance(self.against, str) and not _is_table(self.against, str):
             raise ValueError(
-                f"against = {self.against!r}: must name a row, or for each row the one it is "
-                "compared with"
+                f"against = {self.against!r}: must be the name of a row, or a table with one such "
+                "name per row"
             )
         if not _is_table(self.printed or {}, dict):
             raise ValueError(
-                f"printed = {self.printed!r}: must be tables, [sweep.printed.accuracy-mean] for "
-                "example"
+                f"printed = {self.printed!r}: must be tables, for example "
+                "[sweep.printed.accuracy-mean]"
             )
         if len({plot.file for plot in self.plot}) < len(self.plot):
-            raise ValueError("plot: two of one kind need a name each")
+            raise ValueError("plot: two plots have the same kind: give each a name")
 
     def partner(self, row: str) -> str:
-        """Return the row with which a row is compared, "" if with none."""
+        """Return the row that ``row`` is compared with, "" for none."""
         partner = self.against if isinstance(self.against, str) else self.against.get(row, "")
         return "" if partner == row else partner
 
@@ -88,7 +89,7 @@ def _is_table(value: Any, of: type) -> bool:
 
 
 def read_options(given: Mapping[str, Any]) -> SweepOptions:
-    """Return the options that a table ``[sweep]`` says. Raises ``UserError``."""
+    """Return the options of a table ``[sweep]``. Raises ``UserError``."""
     names = {kebab(part.name): part.name for part in fields(SweepOptions)}
     values: dict[str, Any] = {}
     try:

@@ -45,8 +45,8 @@ _ON_DARK, _ON_LIGHT = Colour("#ffffff", "#ffffff"), Colour("#14324d", "#14324d")
 
 
 def parts(results: Results) -> list[Plot]:
-    """Return the plots of the page of a sweep: those that its file asks for, else the
-    usual ones.
+    """Return the plots of a sweep's page: those that its file names, else the usual
+    ones.
     """
     measures = ", ".join(read_measure(measure).name for measure in results.measures)
 
@@ -55,7 +55,7 @@ def parts(results: Results) -> list[Plot]:
         return Plot(SWEEP, name, title, lambda shown, theme: draw(shown, *more, theme))
 
     if specs := results.plan.grid.options.plot:
-        return [plot(spec.file, KINDS[spec.kind], _asked, spec) for spec in specs]
+        return [plot(spec.file, KINDS[spec.kind], _requested, spec) for spec in specs]
     return [
         plot("curves", "over rounds", _curves),
         plot("values", "at the end", _values),
@@ -68,8 +68,8 @@ def figures(results: Results) -> dict[str, Figure]:
     return drawn_parts(parts(results), results)
 
 
-def _asked(results: Results, spec: PlotSpec, theme: Theme) -> Figure | None:
-    """Return a plot that the file asks for."""
+def _requested(results: Results, spec: PlotSpec, theme: Theme) -> Figure | None:
+    """Return a plot that the file names."""
     axes = {axis.name: axis for axis in results.plan.grid.axes}
     if spec.kind != "parameter":
         return drawn(spec, results.measures, _columns(results), {}, theme)
@@ -82,7 +82,7 @@ def _asked(results: Results, spec: PlotSpec, theme: Theme) -> Figure | None:
             for axis, label in point.labels.items()
             if axis not in (spec.x, SEED)
         ]
-        if (run := results.found.get(point.name)) and spec.x in point.labels:
+        if (run := results.runs_by_name.get(point.name)) and spec.x in point.labels:
             lines.setdefault(f"{', '.join(others)}\0{point.labels[spec.x]}", []).append(run)
     settings = axes[spec.x].values.items()
     numbers = {
@@ -109,8 +109,8 @@ def _columns(results: Results) -> list[tuple[str, dict[str, Runs]]]:
 
 
 def _curves(results: Results, theme: Theme) -> Figure | None:
-    """Return the first measure that has several evaluations, over the rounds: a panel
-    for each column.
+    """Return the curves of the first measure with several evaluations over the rounds:
+    one panel per column.
     """
     for measure in results.measures:
         one = read_measure(measure)
@@ -123,14 +123,14 @@ def _curves(results: Results, theme: Theme) -> Figure | None:
 
 
 def _known(results: Results) -> list[str]:
-    """Return the measures that some run has."""
+    """Return the measures that at least one run has."""
     entries = results.entries.values()
     return [measure for measure in results.measures if any(one.values(measure) for one in entries)]
 
 
 def _values(results: Results, theme: Theme) -> Figure | None:
-    """Return one panel per measure with the rows on the y axis and one marker per
-    column: mean over seeds, and range.
+    """Return one panel per measure, with the rows on the y axis and one marker per
+    column: the mean over seeds, with the range.
     """
     measures = _known(results)[:4]
     if not measures or len(results.entries) < 2:
@@ -142,21 +142,21 @@ def _values(results: Results, theme: Theme) -> Figure | None:
         scale = 100 if is_percent(read_measure(measure).unit) else 1
         for index, column in enumerate(columns):
             shift = 0.16 * (index - (len(columns) - 1) / 2)
-            found = [
+            marks = [
                 (height, entry.values(measure))
                 for height, row in enumerate(rows)
                 if (entry := results.entry(row, column))
             ]
-            found = [
-                (height, [scale * value for value in values]) for height, values in found if values
+            marks = [
+                (height, [scale * value for value in values]) for height, values in marks if values
             ]
-            if not found:
+            if not marks:
                 continue
-            means = [float(np.mean(values)) for _, values in found]
-            lines = [height + shift for height, _ in found]
+            means = [float(np.mean(values)) for _, values in marks]
+            lines = [height + shift for height, _ in marks]
             colour = theme.series[index % len(theme.series)]
             starts, ends = (
-                [(reach(v), y) for (_, v), y in zip(found, lines, strict=True)]
+                [(reach(v), y) for (_, v), y in zip(marks, lines, strict=True)]
                 for reach in (min, max)
             )
             panel.whiskers(starts, ends, colour, 1.4, series=results.column_name(column))
@@ -191,7 +191,7 @@ def _is_grid(results: Results) -> bool:
 
 def _heat(results: Results, theme: Theme) -> Figure | None:
     """Return heat maps of the mean over seeds, one panel for each combination of values
-    of the other axes; only for numbers along both sides.
+    of the other axes, or ``None`` unless both sides are numbers.
     """
     known = _known(results)
     if not known or not _is_grid(results):
@@ -238,8 +238,8 @@ def _heat(results: Results, theme: Theme) -> Figure | None:
 
 
 def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Path:
-    """Write the self-contained ``report.html``, and the plots that the file asks for as
-    ``plots/*.png``; return the page's path. ``failed``: reasons by run name.
+    """Write the self-contained ``report.html``, and the plots that the file names as
+    ``plots/*.png``. Return the page's path. ``failed``: errors by run name.
     """
     if results.plan.grid.options.plot:
         write_figures(folder / "plots", figures(results), "png")
@@ -259,7 +259,7 @@ def _html(results: Results, failed: Mapping[str, str]) -> str:
         body += [html.heading(name)] * bool(name) + [html.panel(table)]
     if pictures := charts(parts(results), results):
         legend_note = (
-            "Lines and marks are means over seeds, bands and bars go from the lowest to the "
+            "Lines and markers show means over seeds. Bands and bars go from the lowest to the "
             "highest seed."
         )
         body += [
@@ -291,13 +291,13 @@ def _html(results: Results, failed: Mapping[str, str]) -> str:
 
 def tables_html(results: Results) -> list[tuple[str, Html]]:
     """Return the tables with their headings."""
-    found = []
+    tables = []
     for name, header, rows in results.tables(lambda text: f"<b>{text}</b>"):
         # Names of cases come from the file and must be escaped: only the mark of the
         # best value is markup.
         cells = [[row[0], *(_best_or_text(text) for text in row[1:])] for row in rows]
-        found.append((name, html.table(header, cells)))
-    return found
+        tables.append((name, html.table(header, cells)))
+    return tables
 
 
 def _best_or_text(text: str) -> Html:
@@ -312,7 +312,7 @@ def _subtitle(plan: Plan) -> str:
 def _state(results: Results, failed: Mapping[str, str]) -> str:
     done = f"{len(results.runs)} of {len(results.plan.points)} runs finished"
     return (
-        f"✗ {done}, {len(failed)} failed: the same command goes on with them."
+        f"✗ {done}, {len(failed)} failed. Repeat the command to try them again."
         if failed
         else f"✓ {done}."
     )
@@ -323,10 +323,10 @@ def _run_table(results: Results) -> Html:
     rows = []
     for point in results.plan.points:
         run = runs.get(point.name)
-        told = ", ".join(short_label(axis, label) for axis, label in point.labels.items())
+        labels = ", ".join(short_label(axis, label) for axis, label in point.labels.items())
         rows.append(
             (
-                told,
+                labels,
                 run.rounds_completed if run else "-",
                 seconds_text(run.numbers["seconds"]) if run else "-",
                 f"cells/{point.name}",

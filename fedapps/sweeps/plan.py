@@ -1,8 +1,7 @@
-"""The points of a sweep: all combinations of its axes, except for settings that a
-point's method does not have.
+"""The points of a sweep: all combinations of its axes.
 
-For such methods the axis is ignored, so that nothing runs twice: ``superfed.nu = [0, 1,
-2]`` gives three runs of superfed-mm and one of fedavg.
+An axis is ignored for methods that do not have its setting, so that nothing runs twice:
+``superfed.nu = [0, 1, 2]`` gives three runs of superfed-mm and one of fedavg.
 """
 
 import hashlib
@@ -21,8 +20,8 @@ from fedapps.sweeps.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_g
 from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import Value, read_toml
 
-#: A folder that has it holds the studies of one paper, whose names mean little without
-#: that of the folder.
+#: A folder with this file holds the studies of one paper. Their results folders carry
+#: the folder's name, too.
 PAPER = "paper.toml"
 AxisLabels = tuple[tuple[str, str], ...]  # (axis, label) of each axis that applies
 
@@ -42,8 +41,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid and its points. ``out``: the results folder. ``given``: the settings that
-    were given besides the file.
+    """A grid and its points. ``out``: the results folder. ``given``: the settings from
+    the command line.
     """
 
     grid: Grid
@@ -68,8 +67,8 @@ def read_plan(
     """Return the plan of a sweep file, with the folders of its runs below ``out``.
     Raises ``UserError`` if the file is invalid.
 
-    ``data``: a folder of data sets. A source is read from the one that has its last
-    name, ``ylecun/mnist`` from ``data``/mnist.
+    ``data``: a folder of data sets. A source is read from the subfolder with its last
+    name: ``ylecun/mnist`` from ``data``/mnist.
     """
     grid = read_grid(path, assignments, scale)
     try:
@@ -92,7 +91,7 @@ def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
         combination = list(zip(grid.axes, values, strict=True))
         try:
             config = _with_data(_config(grid, combination), data)
-            # without the tables of the user's own methods that other points run
+            # leave out the tables of the user's own methods that only other points use
             known = default_config(config)
             config = {key: value for key, value in config.items() if key in known}
             # Keys of other methods' tables are not in the settings, so an axis with
@@ -109,7 +108,7 @@ def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
         if not any(axis.name in dict(labels) for labels in configs):
             raise UserError(
                 f"{axis.name}: no method of this sweep has {listed(sorted(axis.keys), 'it')}: "
-                "leave the axis out"
+                "remove the axis"
             )
     same: dict[str, str] = {}
     points = []
@@ -138,12 +137,15 @@ def _config(grid: Grid, combination: Sequence[tuple[Axis, str]]) -> dict[str, An
         if rule.holds(config):
             for key, value in rule.settings.items():
                 if special.setdefault(key, value) != value:
-                    raise UserError(f"{key}: one [[when]] says {special[key]}, another {value}")
+                    raise UserError(
+                        f"{key}: one [[when]] sets {special[key]}, another {value}: make their "
+                        "conditions exclude each other"
+                    )
     return config | special
 
 
 def _with_data(config: dict[str, Any], data: Path | None) -> dict[str, Any]:
-    """Return the settings with those sources that ``data`` has a folder for read from
+    """Return the settings; sources that have a folder in ``data`` are read from
     there.
     """
     if data is None:
@@ -160,8 +162,8 @@ def _with_data(config: dict[str, Any], data: Path | None) -> dict[str, Any]:
 
 
 def _folder_names(points: Sequence[AxisLabels]) -> list[str]:
-    """Return a folder name for each point: its labels, preceded by the setting's name
-    unless it is the method or a named case.
+    """Return a folder name for each point, made of its labels. A label follows its
+    setting's name, except for methods and named cases.
     """
     words = ["_".join(short_label(axis, label, "-") for axis, label in labels) for labels in points]
     names = [re.sub(r"[^\w.+=-]+", "-", text).strip("-.") or "run" for text in words]
@@ -175,16 +177,16 @@ def _folder_names(points: Sequence[AxisLabels]) -> list[str]:
 
 
 def short_label(axis: str, label: str, sign: str = " = ") -> str:
-    """Return the display text of a label: methods and named cases as they are, settings
+    """Return the display text of a label: methods and named cases unchanged, settings
     with their names, such as nu = 0.5.
     """
-    setting = axis in default_config() or "." in axis  # in a table, which may be the user's own
+    setting = axis in default_config() or "." in axis  # the user's own tables have a dot, too
     return f"{axis.rpartition('.')[2]}{sign}{label}" if setting and axis != "method" else label
 
 
 def _prefix(combination: Sequence[tuple[Axis, str]]) -> str:
-    """Return a prefix for error messages that names the point; "" if there is only
-    one.
+    """Return a prefix that names the point in error messages, "" for a single
+    point.
     """
     words = ", ".join(
         short_label(axis.name, label)
@@ -204,8 +206,8 @@ def read_plans(
     """Return the plan of the file, or of each sweep of a folder. Raises
     ``UserError``.
 
-    ``to``: the folder of the results, below which those of a folder's sweeps have one
-    each. The others: see ``read_plan``.
+    ``to``: the results folder; each sweep of a folder gets a subfolder. The other
+    arguments are those of ``read_plan``.
     """
     plans = []
     for file in sweeps_in(path) if path.is_dir() else [path]:
@@ -233,5 +235,5 @@ def sweeps_in(folder: Path) -> list[Path]:
         if any(key.startswith("sweep.") for key in read_toml(path))
     ]
     if not files:
-        raise UserError(f"{folder}: holds no file with a table [sweep]")
+        raise UserError(f"{folder}: has no sweep file: a sweep file has a table [sweep]")
     return files

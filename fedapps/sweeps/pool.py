@@ -1,8 +1,8 @@
-"""A process pool for the runs of a sweep: through the inline engine, in parallel, each
-with its own results folder.
+"""A process pool for the runs of a sweep. They run in parallel with the inline engine,
+each with its own results folder.
 
-A finished run is not started again; an interrupted one resumes from its checkpoint, or
-starts anew if there is none. A failing run does not stop the others.
+A finished run is not started again. An interrupted one resumes from its checkpoint, or
+starts again if there is none. A failing run does not stop the others.
 """
 
 import logging
@@ -27,8 +27,8 @@ from fedapps.settings.settings import Settings, read_settings
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run to do: its settings (keys as in ``pyproject.toml``) and its results folder,
-    whose name describes it.
+    """A planned run: its settings (keys as in ``pyproject.toml``) and its results
+    folder, whose name describes it.
     """
 
     config: Mapping[str, Any]
@@ -38,7 +38,7 @@ class PlannedRun:
 @dataclass(frozen=True)
 class Ended:
     """A run that has ended, with its summary or the reason for its failure, and the
-    machine of a cluster that did it.
+    machine of the cluster that executed it.
     """
 
     run: PlannedRun
@@ -63,14 +63,13 @@ def finished(folder: Path) -> bool:
 
 
 def run_all(runs: Iterable[PlannedRun], processes: int) -> Iterator[Ended]:
-    """Start the runs, so many at a time, and yield each as it ends; of those that share
-    a folder only one is started.
+    """Start the runs in this number of processes and yield each when it ends. Of runs
+    that share a folder only one is started.
     """
     jobs = {run.folder: run for run in runs}
     if not jobs:
         return
-    # inherited by the worker processes: more would compete for the cores that they
-    # share
+    # Inherited by the worker processes: with more threads they would compete for cores.
     os.environ |= threads(1)
     size = min(processes, len(jobs))
     others = set(active_children())
@@ -84,12 +83,16 @@ def run_all(runs: Iterable[PlannedRun], processes: int) -> Iterator[Ended]:
                 try:
                     yield Ended(running[future], future.result())
                 except BrokenProcessPool:
-                    yield Ended(running[future], {}, "its process died (out of memory?)")
+                    yield Ended(
+                        running[future],
+                        {},
+                        "its process died, probably out of memory: lower --jobs",
+                    )
                 except Exception as error:
                     yield Ended(running[future], {}, f"{type(error).__name__}: {error}")
         except BaseException:
-            # The pool would wait for the current runs and start some more, which takes
-            # minutes after Ctrl-C.
+            # On Ctrl-C the pool would wait for the current runs and start more, which
+            # takes minutes.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in set(active_children()) - others:
                 process.terminate()
@@ -100,8 +103,8 @@ def run_all(runs: Iterable[PlannedRun], processes: int) -> Iterator[Ended]:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Start processes that do not import the program again, which may be a script that
-    would start the same runs itself.
+    """Within this context, new processes do not import the main program, which may be
+    a script that would start the same runs again.
     """
     main = sys.modules["__main__"]
     hidden = {
@@ -119,24 +122,22 @@ def without_main() -> Iterator[None]:
 
 
 def _ignore_interrupts() -> None:
-    """Ignore Ctrl-C, which reaches all processes of a terminal: the main process
+    """Ignore Ctrl-C, which a terminal sends to all its processes. The main process
     terminates the workers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def mark_interrupted(folders: Iterable[Path]) -> None:
-    """Set the status of the current runs, whose processes were terminated, to
-    "interrupted".
-    """
+    """Set the status of the terminated runs to "interrupted"."""
     for folder in folders:
         if (folder / "summary.json").exists() and status_of(folder) is None:
             set_status(folder, "interrupted")
 
 
 def prepared(run: PlannedRun) -> Settings:
-    """Return the settings with which a run is started, or resumed from its checkpoint,
-    and prepare its folder. Raises ``UserError``.
+    """Prepare the folder of a run and return its settings, with ``resume`` set if there
+    is a checkpoint. Raises ``UserError``.
     """
     resume = (run.folder / "checkpoint").exists()
     settings = read_settings({**run.config, "out": str(run.folder.absolute()), "resume": resume})
@@ -146,7 +147,7 @@ def prepared(run: PlannedRun) -> Settings:
 
 def run_one(run: PlannedRun) -> dict[str, Any]:
     """Start or resume one run in this process and return its summary."""
-    import torch  # imported late: the main process needs none of these
+    import torch  # imported late: the main process does not need it
 
     from fedapps.runs.execution import execute_inline
 

@@ -1,5 +1,5 @@
 """The progress display of a sweep: a bar over all rounds in a terminal or notebook, and
-a line for every run that ends.
+one line for each run that ends.
 """
 
 import threading
@@ -25,8 +25,8 @@ _POLL = 1.0  # seconds between polls of the runs' folders
 
 
 class SweepProgress(Display):
-    """Progress display of a sweep: a bar over all rounds in a terminal, and a line for
-    every run that ends.
+    """Progress display of a sweep: a bar over all rounds in a terminal, and one line
+    for each run that ends.
     """
 
     def __init__(
@@ -35,9 +35,7 @@ class SweepProgress(Display):
         missing: Sequence[PlannedRun],
         console: Console | None = None,
     ) -> None:
-        """Create the display for all ``runs``, of which ``missing`` are still to
-        run.
-        """
+        """Create the display for all ``runs``; ``missing`` are those not yet done."""
         super().__init__(console, stderr=True)
         self._total, self._done = len(runs), len(runs) - len(missing)
         self._rounds = {run.folder: int(run.config["num-rounds"]) for run in missing}

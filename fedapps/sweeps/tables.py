@@ -1,8 +1,8 @@
-"""The tables of a sweep: mean and standard deviation over seeds, differences by seed,
-what a paper prints; as Markdown and CSV.
+"""The tables of a sweep, as Markdown and CSV: mean and standard deviation over seeds,
+differences by seed, and the values that a paper prints.
 
 Rows are the first axis (or ``sweep.rows``) and every axis that does not apply to all
-runs; columns are the other axes except the seed.
+runs. Columns are the other axes, except the seed.
 """
 
 import math
@@ -25,7 +25,7 @@ from fedapps.sweeps.texts import best_of, difference, heading, markdown_table, n
 
 Labels = tuple[str, ...]
 
-#: Default measures: those of the first group of which a run has any.
+#: Default measures: those of the first group that a run has at least one of.
 DEFAULTS = (
     ("auroc-mean", "auroc-worst", "auroc-parity-gap"),
     ("accuracy-mean", "accuracy-worst10", "ece-mean"),
@@ -48,11 +48,11 @@ class Entry:
         return len(self.runs) == len(self.points)
 
     def values(self, measure: str) -> list[float]:
-        """Return the values of a measure over the runs that have it."""
+        """Return the values of a measure, from the runs that have it."""
         return list(self.by_seed(measure).values())
 
     def by_seed(self, measure: str) -> dict[object, float]:
-        """Return the values of a measure by seed, of the runs that have it."""
+        """Return the values of a measure by seed, from the runs that have it."""
         seeds = {point.name: point.run.config[SEED] for point in self.points}
         wanted = read_measure(measure)
         return {
@@ -96,7 +96,7 @@ class Results:
 
     def __init__(self, plan: Plan, runs: Mapping[str, RunFolder]) -> None:
         """Arrange the finished runs ``runs``, by name, according to ``plan``."""
-        self.plan, self.found = plan, runs
+        self.plan, self.runs_by_name = plan, runs
         self.row_axes, self.column_axes = _axes(plan)
         points: dict[tuple[Labels, Labels], list[Point]] = {}
         for point in plan.points:
@@ -123,10 +123,10 @@ class Results:
         """Return the measures of the tables: those requested that some run has, or the
         defaults.
         """
-        if asked := [
+        if requested := [
             measure for measure in self.plan.grid.options.measures if measure not in self.absent
         ]:
-            return asked
+            return requested
         for names in DEFAULTS:
             if known := [name for name in names if name in self.known]:
                 return known
@@ -142,8 +142,8 @@ class Results:
         return [run for entry in self.entries.values() for run in entry.runs]
 
     def row_name(self, row: Labels) -> str:
-        """Return the name of a row: the value on the first axis, and names with values
-        on the others.
+        """Return the name of a row: the value on the first axis, then the other axes
+        with their values.
         """
         if not self.row_axes:
             return str(self.plan.points[0].run.config["method"])
@@ -154,16 +154,17 @@ class Results:
         return _joined(self.column_axes, column)
 
     def entry(self, row: Labels, column: Labels) -> Entry:
-        """Return the entry in a row and a column, without points if the grid has none
+        """Return the entry in a row and a column; it is empty if the grid has no point
         there.
         """
         return self.entries.get((row, column), Entry((), ()))
 
     def best(self, measure: str, column: Labels) -> set[Labels]:
-        """Return the row whose value in a column is better than all others beyond the
-        noise between seeds (``seeds.stands_out``).
+        """Return the row that is better in a column than all others, beyond the noise
+        between seeds (``seeds.stands_out``).
 
-        None without three seeds, or if it is unknown what is better.
+        The set is empty with fewer than three seeds, or if it is unknown which values
+        are better.
         """
         choose = best_of(measure)
         if choose is None:
@@ -176,7 +177,7 @@ class Results:
         return {row for row in values if stands_out(row, values, smaller=choose is min)}
 
     def gains(self, row: Labels, column: Labels, measure: str) -> list[float]:
-        """Return the differences of a row to the one it is compared with, seed by
+        """Return the differences between a row and the one it is compared with, seed by
         seed.
         """
         partner = self.plan.grid.options.partner(self.row_name(row))
@@ -189,7 +190,7 @@ class Results:
         return paired(ours, theirs)
 
     def printed(self, row: Labels, column: Labels, measure: str) -> str:
-        """Return what a paper prints for a row and a column."""
+        """Return the text that a paper prints for a row and a column."""
         of_rows = (self.plan.grid.options.printed or {}).get(measure, {})
         text = of_rows.get(self.row_name(row), "")
         return text if isinstance(text, str) else text.get(self.column_name(column), "")
@@ -200,8 +201,8 @@ class Results:
         """Return header and rows: one measure over all columns, or all measures if
         there is a single column.
 
-        Beside a measure stands what is printed for it, and the differences by seed
-        where these are asked for.
+        A measure is followed by the values that the paper prints and, if requested, by
+        the differences by seed.
         """
         several = len(self.columns) > 1
         columns = [
@@ -226,7 +227,7 @@ class Results:
 
     @property
     def paired(self) -> tuple[str, ...]:
-        """The measures of which differences by seed are shown."""
+        """The measures whose differences by seed are shown."""
         options = self.plan.grid.options
         return (options.paired or tuple(self.measures[:1])) if options.against else ()
 
@@ -254,19 +255,18 @@ class Results:
             f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One run each"
         )
         absent = [
-            f" Left out, since no run has it: {m} ({nearest(m, self.known)}see summary.json)."
+            f" No run has {m}: {nearest(m, self.known)}summary.json lists the measures."
             for m in self.absent
         ]
         bold = (
-            " Bold: better than every other row beyond the noise between seeds (the 95 % t "
-            "intervals of all paired differences lie on "
-            "one side of 0)."
+            " Bold: better than every other row beyond the noise between seeds: no 95 % t "
+            "interval of a paired difference contains 0."
         )
         against = self.plan.grid.options.against
-        other = f"{against!r}" if isinstance(against, str) else "the row that the file names"
+        other = f"{against!r}" if isinstance(against, str) else "the row named in the sweep file"
         beside = (
-            f" By seed: paired difference to {other}, its 95 % t interval, seeds in which it is "
-            "positive."
+            f" By seed: the paired difference to {other}, its 95 % t interval, and the number of "
+            "seeds with a positive difference."
         )
         return (
             f"{over}, at the end of the runs.{bold * (seeds >= ENOUGH)}"
@@ -274,7 +274,7 @@ class Results:
         )
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one row per entry: its labels, its numbers of finished and planned
+        """Return one row per entry: its labels, the numbers of finished and planned
         seeds, and every measure in full precision.
         """
         rows = []
@@ -298,8 +298,8 @@ class Results:
 
 
 def _joined(axes: Sequence[str], labels: Labels, plain: str = "") -> str:
-    """Return labels in one line, with the names of their axes; those of the axis
-    ``plain`` without.
+    """Return labels in one line, with the names of their axes except for the axis
+    ``plain``.
     """
     words = [
         label if axis == plain else short_label(axis, label)
@@ -313,8 +313,8 @@ def _axes(plan: Plan) -> tuple[list[str], list[str]]:
     """Return the names of the row axes and of the column axes."""
     names = [axis.name for axis in plan.grid.axes if axis.name != SEED]
     rows = list(plan.grid.options.rows) or names[:1]
-    # An axis that does not apply to some runs would leave gaps in a column: it
-    # distinguishes rows.
+    # An axis that does not apply to all runs is a row axis: as a column it would leave
+    # gaps.
     rows += [
         name
         for name in names

@@ -1,5 +1,5 @@
-"""How a sweep's numbers are written: with the decimals of their measure, differences
-with their interval, tables as Markdown.
+"""Text of a sweep's numbers: with the decimals of the measure, differences with their
+interval, tables as Markdown.
 """
 
 import math
@@ -10,7 +10,7 @@ from fedapps.results.comparison_table import AUROC_COLUMNS, COLUMNS
 from fedapps.results.run_measures import read_measure
 from fedapps.results.seeds import t_interval
 
-#: Words in the names of measures that tell whether larger or smaller is better.
+#: Words in the names of measures that show whether larger or smaller is better.
 _MORE = ("mean", "worst", "worst10", "best10", "weighted")
 _LESS = (
     "loss",
@@ -67,8 +67,8 @@ def heading(text: str) -> str:
 
 
 def difference(measure: str, gains: Sequence[float]) -> str:
-    """Return a paired difference as text: its mean, the 95 % t interval of that, in how
-    many seeds it is positive.
+    """Return a paired difference as text: its mean, the 95 % t interval of the mean,
+    and the number of seeds in which it is positive.
     """
     if not gains:
         return ""

@@ -1,3 +1,3 @@
-"""Exams for a method of your own, ours or another project's: ``from fedapps.testing
+"""Exams for any method: yours, ours or another project's. Use ``from fedapps.testing
 import exams``.
 """

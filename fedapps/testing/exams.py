@@ -1,5 +1,5 @@
-"""Exams of a method: does it what a federated method must, whichever it is? For any
-strategy and client, on small problems.
+"""Exams check that a method does what every federated method must do. They run any
+strategy and client on small problems.
 
     from fedapps.testing import exams
 
@@ -8,8 +8,8 @@ strategy and client, on small problems.
         exams.reduces(mine, exams.pair("fedavg"))  # pull = 1 is FedAvg
         exams.every(mine)
 
-An exam raises ``AssertionError`` with what it found. They are plain functions, for any
-test runner, and take a second or so each.
+An exam raises ``AssertionError`` with the reason. Exams are plain functions for any
+test runner, and each takes about a second.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,8 +37,8 @@ from strategies.base.client_grid import ClientGrid
 from strategies.base.messages import innermost
 from strategies.base.rounds import Patience, run_rounds
 
-#: What clients are told for training, unless an exam says otherwise: momentum, and
-#: mini-batches of which the last is smaller.
+#: The training configuration of clients, unless an exam changes it: with momentum, and
+#: with mini-batches of which the last is smaller.
 CONFIG = {
     "local-epochs": 2,
     "batch-size": 8,
@@ -55,9 +55,9 @@ class Pair:
     """The two halves of a method: ``strategy(problem)``, and ``client(problem,
     client_id, num_clients, store)``.
 
-    A client's problem gives it data, net and objective
-    (``fedapps.testing.problems.Problem``); what it keeps between rounds is in its
-    store. Both are called anew for every run of an exam.
+    The problem provides a client's data, net and objective
+    (``fedapps.testing.problems.Problem``). The store holds its state between rounds.
+    Both functions are called for every run of an exam.
     """
 
     strategy: Callable[[Any], Strategy]
@@ -65,8 +65,8 @@ class Pair:
 
 
 def pair(method: str | Method, options: Any = None) -> Pair:
-    """Return the halves of a method of ours or yours, by its name or its entry; one
-    that wraps another is put around FedAvg.
+    """Return the halves of a method, ours or yours, given by its name or its entry. A
+    method that wraps another one is put around FedAvg.
     """
     entry = find_method(method) if isinstance(method, str) else method
     chosen = options if options is not None or entry.options is None else entry.options()
@@ -77,8 +77,8 @@ def pair(method: str | Method, options: Any = None) -> Pair:
         )
     if entry.wrap is None:
         raise ValueError(
-            "the method has no strategy and client of its own, and wraps no other: examine its "
-            "parts"
+            "the method neither has a strategy and a client nor wraps another method: examine the "
+            "methods that it uses"
         )
     wrap, inner = entry.wrap, pair("fedavg")
     if entry.loss is None:
@@ -91,7 +91,7 @@ def pair(method: str | Method, options: Any = None) -> Pair:
 
 def of_run(config: Mapping[str, Any]) -> tuple[Pair, "RunProblem"]:
     """Return the method and the task of a run with these settings, as halves and a
-    problem: for tasks of yours, and methods that need a task of their own.
+    problem. Use it for your own tasks, and for methods that need a special task.
     """
     settings = with_defaults(config)
     task = build_task(settings)
@@ -125,7 +125,7 @@ AnyProblem = Problem | RunProblem
 
 
 def every(mine: Pair, problem: AnyProblem | None = None) -> None:
-    """All exams that need no rival and no number: repeats, resumes, survives."""
+    """Run all exams that need only the method: repeats, resumes, survives."""
     for exam in (repeats, resumes, survives):
         exam(mine, problem)
 
@@ -139,22 +139,22 @@ def reduces(
     tolerance: float = 1e-5,
     **config: Any,
 ) -> None:
-    """With options that take the method's own part away, it is another method: both
-    leave the same model.
+    """Check that with these options the method equals another method: both end with the
+    same model.
     """
     problem = problem or Blobs()
-    found, wanted = (play(one, problem, num_rounds, config) for one in (mine, to))
+    result, wanted = (play(one, problem, num_rounds, config) for one in (mine, to))
     start = problem.initial_arrays()
     moved = [
         not np.allclose(wanted[name], start[name], rtol=tolerance, atol=tolerance) for name in start
     ]
-    assert any(moved), "the other method has not moved: nothing is compared"
-    assert found.keys() == wanted.keys(), (
-        f"the arrays are {sorted(found)}, the other method's {sorted(wanted)}"
+    assert any(moved), "the other method did not change the model, so nothing can be compared"
+    assert result.keys() == wanted.keys(), (
+        f"the arrays are {sorted(result)}, the other method's are {sorted(wanted)}"
     )
     for name, array in wanted.items():
         np.testing.assert_allclose(
-            found[name], array, rtol=tolerance, atol=tolerance, err_msg=f"{name} differs"
+            result[name], array, rtol=tolerance, atol=tolerance, err_msg=f"{name} differs"
         )
 
 
@@ -167,38 +167,38 @@ def finds(
     tolerance: float = 1e-3,
     **config: Any,
 ) -> None:
-    """On quadratics the global model comes to rest at ``point``, which you have derived
-    (``Quadratics.averaged``: FedAvg's).
+    """Check that on quadratics the global model converges to ``point``, which you have
+    derived (``Quadratics.averaged``: FedAvg's).
     """
     plain = {"momentum": 0.0, "learning-rate": 0.02, "local-epochs": 5}
-    found = float(play(mine, problem or Quadratics(), num_rounds, {**plain, **config})["w"][0])
-    assert abs(found - point) <= tolerance, f"it comes to {found:.6g}, not to {point:.6g}"
+    end = float(play(mine, problem or Quadratics(), num_rounds, {**plain, **config})["w"][0])
+    assert abs(end - point) <= tolerance, f"the model ends at {end:.6g}, not at {point:.6g}"
 
 
 def stays(mine: Pair, *, num_rounds: int = 5, tolerance: float = 1e-5, **config: Any) -> None:
-    """Where all clients have the optimum that the run starts from, whatever their
-    curvatures, nothing moves.
+    """Check that the model stays where it is if the run starts from the common optimum
+    of all clients, whatever their curvatures.
     """
     problem = Quadratics((1.0, 4.0, 10.0), (2.0, 2.0, 2.0), start=2.0)
-    found = float(
+    end = float(
         play(mine, problem, num_rounds, {"momentum": 0.0, "learning-rate": 0.02, **config})["w"][0]
     )
-    assert abs(found - 2.0) <= tolerance, (
-        f"from the optimum of all clients, 2, it moves to {found:.6g}"
+    assert abs(end - 2.0) <= tolerance, (
+        f"the model moves from 2, the optimum of all clients, to {end:.6g}"
     )
 
 
 def repeats(
     mine: Pair, problem: AnyProblem | None = None, *, num_rounds: int = 3, **config: Any
 ) -> None:
-    """The same seed gives the same bits, in whatever order replies arrive."""
+    """Check that the same seed gives the same bits, in any order of replies."""
     problem = problem or Blobs()
     first, again = (play(mine, problem, num_rounds, config) for _ in range(2))
     _same(first, again, "a second run with the same seed")
     _same(
         first,
         play(mine, problem, num_rounds, config, grid=_Reversed),
-        "a run whose replies arrive the other way round",
+        "a run whose replies arrive in reverse order",
     )
 
 
@@ -210,19 +210,19 @@ def resumes(
     after: int = 2,
     **config: Any,
 ) -> None:
-    """Stopped after a round, saved as arrays and gone on with by a new strategy, a run
-    ends as if it had not been.
+    """Check that a run can be resumed: stopped after a round, saved as arrays and
+    continued by a new strategy, it ends like an uninterrupted run.
     """
     problem = problem or Blobs()
     whole = play(mine, problem, num_rounds, config)
-    grid = _grid(mine, problem, InlineGrid)  # the clients and what they keep live on
+    grid = _grid(mine, problem, InlineGrid)  # clients keep their states
     before = mine.strategy(problem)
     arrays = _rounds(before, grid, _start(before, problem), num_rounds, config, last=after)
     kept = {name: np.array(array, order="C") for name, array in state_of(before).items()}
     state = load(save(kept)) if kept else {}
     for name, array in kept.items():
         same = state[name].dtype == array.dtype and state[name].tobytes() == array.tobytes()
-        assert same, f"state {name!r} does not survive a file"
+        assert same, f"state {name!r} changes when it is saved to a file and loaded"
     then = mine.strategy(problem)
     load_state(then, state)
     arrays = _rounds(then, grid, arrays, num_rounds, config, first_round=after + 1)
@@ -236,10 +236,10 @@ def resumes(
 def survives(
     mine: Pair, problem: AnyProblem | None = None, *, lies: Sequence[str] = (), **config: Any
 ) -> None:
-    """A client that fails in round 2 is done without, and one that sends nonsense costs
-    no more than one that fails.
+    """Check that a run continues without a client that fails in round 2, and that an
+    invalid reply has the same effect as a missing one.
 
-    ``lies``: which of ``LIES`` are told, by default all.
+    ``lies``: the names in ``LIES`` to try, by default all.
     """
     problem = problem or Blobs()
     silent = play(_with_fault(mine, problem, None), problem, 3, config)
@@ -247,11 +247,11 @@ def survives(
         "after a client failed, the model is not finite"
     )
     for lie in lies or LIES:
-        found = play(_with_fault(mine, problem, LIES[lie]), problem, 3, config)
-        _same(silent, found, f"a run in which a client's reply was {lie}, instead of missing,")
+        result = play(_with_fault(mine, problem, LIES[lie]), problem, 3, config)
+        _same(silent, result, f"a run in which a client's reply was {lie}, instead of missing,")
 
 
-#: What a lying client makes of its arrays and its number of samples.
+#: Functions that make an invalid reply from a client's arrays and number of samples.
 LIES: dict[str, Callable[[list[Any], int], tuple[list[Any], int]]] = {
     "not a number": lambda arrays, n: ([np.full_like(array, np.nan) for array in arrays], n),
     "infinite": lambda arrays, n: ([np.full_like(array, np.inf) for array in arrays], n),
@@ -264,7 +264,7 @@ LIES: dict[str, Callable[[list[Any], int], tuple[list[Any], int]]] = {
 }
 
 
-# --- how they are played --------------------------------------------------------------
+# --- execution of the exams -----------------------------------------------------------
 
 
 def play(
@@ -274,8 +274,8 @@ def play(
     config: Mapping[str, Any] | None = None,
     grid: type[InlineGrid] = InlineGrid,
 ) -> Named:
-    """Run the method on a problem, all clients in every round; return the arrays of the
-    last model by name.
+    """Run the method on a problem, with all clients in every round. Return the arrays
+    of the last model by name.
     """
     strategy = mine.strategy(problem)
     start = _start(strategy, problem)
@@ -300,25 +300,25 @@ def _rounds(
     first_round: int = 1,
     last: int = 0,
 ) -> ArrayRecord:
-    told = {
+    sent = {
         **CONFIG,
         **{name.replace("_", "-"): value for name, value in (config or {}).items()},
         "first-round": first_round,
     }
-    told["checkpoint-round"] = first_round - 1  # what clients keep from later rounds does not count
+    sent["checkpoint-round"] = first_round - 1  # clients ignore their states of later rounds
     result = run_rounds(
         strategy,
         ClientGrid(grid, seed=3),
         arrays,
         num_rounds,
         60.0,
-        ConfigRecord(told),
-        ConfigRecord(told),
+        ConfigRecord(sent),
+        ConfigRecord(sent),
         first_round=first_round,
         evaluate_every=0,
         patience=Patience(1, num_rounds),
         log_result=False,
-        # a run that stops there knows of as many rounds as one that goes on
+        # stops after round `last`; the strategy still gets the full number of rounds
         callbacks=[lambda now: now.number == last],
     )
     return result.arrays
@@ -334,23 +334,23 @@ def _record(arrays: Named) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def _same(wanted: Named, found: Named, what: str) -> None:
-    assert wanted.keys() == found.keys(), (
-        f"{what} ends with the arrays {sorted(found)}, not {sorted(wanted)}"
+def _same(wanted: Named, result: Named, what: str) -> None:
+    assert wanted.keys() == result.keys(), (
+        f"{what} ends with the arrays {sorted(result)}, not {sorted(wanted)}"
     )
     for name, array in wanted.items():
         most = (
-            float(np.abs(np.asarray(found[name], float) - array).max())
-            if found[name].shape == array.shape
+            float(np.abs(np.asarray(result[name], float) - array).max())
+            if result[name].shape == array.shape
             else float("nan")
         )
-        assert np.array_equal(found[name], array), (
+        assert np.array_equal(result[name], array), (
             f"{what} ends with another {name!r}: they differ by up to {most:.3g}"
         )
 
 
 class _Reversed(InlineGrid):
-    """A grid whose clients answer, and whose replies arrive, the other way round."""
+    """A grid whose clients answer, and whose replies arrive, in reverse order."""
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return super().push_messages(list(messages)[::-1])[::-1]
@@ -362,8 +362,8 @@ class _Reversed(InlineGrid):
 def _with_fault(
     mine: Pair, problem: AnyProblem, lie: Callable[[list[Any], int], tuple[list[Any], int]] | None
 ) -> Pair:
-    """Return the pair with a last client that in round 2 fails, or lies, and in later
-    rounds fails.
+    """Return the pair with a last client that fails or sends a lie in round 2, and
+    fails in later rounds.
     """
 
     def client(problem: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:

@@ -1,5 +1,5 @@
-"""Small problems with a known answer, as tasks: blobs of points with classes, and
-quadratics; and a run of a strategy over clients.
+"""Small problems with a known answer, as tasks: points with classes, and quadratics.
+Also a function that runs a strategy over clients.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,14 +67,14 @@ def simulate(
         lambda context: client_fn(int(str(context.node_config["partition-id"])), context)
     )
     arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in initial.items()})
-    found: Result = strategy.start(
+    result: Result = strategy.start(
         grid or InlineGrid(app, num_clients),
         arrays,
         num_rounds,
         train_config=ConfigRecord(dict(config or {})),
         **options,
     )
-    return found
+    return result
 
 
 def arrays_of(result: Result) -> Named:
@@ -83,8 +83,8 @@ def arrays_of(result: Result) -> Named:
 
 
 class Problem:
-    """A task for exams: what the clients and strategies of a method with a torch net
-    ask of one.
+    """A task for exams, with the members that clients and strategies of a method with a
+    torch net use.
     """
 
     name = "exam"
@@ -94,7 +94,7 @@ class Problem:
     objective: Objective
 
     def model_fn(self, seed: int) -> nn.Module:
-        """Return a net drawn by the seed."""
+        """Return a net initialised from the seed."""
         raise NotImplementedError
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
@@ -102,7 +102,7 @@ class Problem:
         raise NotImplementedError
 
     def check(self, num_clients: int) -> None:
-        """Nothing can be wrong with it."""
+        """Accept any number of clients."""
 
     @cached_property
     def _work_model(self) -> nn.Module:
@@ -120,8 +120,8 @@ class Problem:
 
 
 class Blobs(Problem):
-    """Clients with unequal numbers of samples, whose classes are numbered differently:
-    no model suits all of them.
+    """Clients with unequal numbers of samples and different class numbers, so that no
+    model suits all of them.
     """
 
     objective = CLASSIFICATION
@@ -148,8 +148,8 @@ class Blobs(Problem):
 
 
 class Scalar(nn.Module):
-    """One weight w; of samples (h, t) it makes (w, h, t), for the loss of
-    ``Quadratics``.
+    """One weight w. For samples (h, t) the output is (w, h, t), the input of the loss
+    of ``Quadratics``.
     """
 
     head = ()
@@ -193,7 +193,7 @@ class Quadratics(Problem):
         return Scalar()
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
-        """Return the client's sample three times: to train, to choose and to score."""
+        """Return the client's sample as training, validation and test set."""
         one = Split(
             torch.tensor([[self.curvatures[int(client_id)], self.targets[int(client_id)]]]),
             torch.zeros(1, dtype=torch.int64),
@@ -205,10 +205,11 @@ class Quadratics(Problem):
         return {"w": np.array([self.start], np.float32)}
 
     def averaged(self, rate: float, steps: int) -> float:
-        """Return where FedAvg with so many gradient steps a round comes to rest.
+        """Return the point to which FedAvg converges with K = ``steps`` gradient steps
+        per round.
 
-        K steps leave (1 - rate h)^K of the distance to a client's target, so that
-        targets weigh 1 - (1 - rate h)^K.
+        K steps leave (1 - rate h)^K of the distance to a client's target, so the weight
+        of a target is 1 - (1 - rate h)^K.
         """
         pull = [1 - (1 - rate * h) ** steps for h in self.curvatures]
         return sum(p * t for p, t in zip(pull, self.targets, strict=True)) / sum(pull)

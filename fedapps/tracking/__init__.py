@@ -1,3 +1,3 @@
-"""Trackers that people have: TensorBoard, MLflow, Weights & Biases. Nothing here is
-imported unless a run asks for it (``track``).
+"""Adapters for the trackers TensorBoard, MLflow and Weights & Biases. Each is imported
+only if the setting ``track`` names it.
 """

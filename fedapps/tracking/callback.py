@@ -1,8 +1,7 @@
-"""What a run tells its trackers: measures of every round, tables of clients, and at the
-end its files.
+"""Sends a run's results to its trackers: the measures of every round, tables of
+clients, and at the end its files.
 
-A tracker that fails is left out from then on, with one line in the log: no run ends
-because a tracker does.
+If a tracker fails, the run logs one line, continues, and does not use it again.
 """
 
 import importlib
@@ -16,13 +15,13 @@ from typing import Any, Protocol
 
 from flwr.common import log
 
-#: Rows of the clients' table, the names of its columns first.
+#: Rows of the clients' table; the first holds the column names.
 Table = Sequence[Sequence[Any]]
-#: The runs of a sweep lie in this folder of it.
+#: The folder of a sweep that holds its runs.
 CELLS = "cells"
-#: Holds what a tracker calls the run, for a resume.
-KEPT = "trackers.json"
-#: What is sent at the end, if the run has it.
+#: The file with the trackers' ids of the run, for a resume.
+IDS = "trackers.json"
+#: Files that are sent at the end, if they exist.
 FILES = ("report.html", "settings.toml", "summary.json", "clients.csv", "groups.csv")
 ADAPTERS = {
     "tensorboard": ("fedapps.tracking.tensorboard_events", "TensorBoardEvents"),
@@ -33,8 +32,8 @@ ADAPTERS = {
 
 @dataclass(frozen=True)
 class Tracked:
-    """A run as its trackers see it: its folder, its settings, the rounds that were done
-    before, the address that ``track-to`` names.
+    """What trackers need of a run: its folder, its settings, the number of rounds
+    before a resume, the address in ``track-to``.
     """
 
     folder: Path
@@ -44,51 +43,47 @@ class Tracked:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """The name of the run."""
         return self.folder.name
 
     @property
     def sweep(self) -> str:
-        """The name of the sweep that the run is of, or ""."""
+        """The name of the run's sweep, or ""."""
         return self.folder.parent.parent.name if self.folder.parent.name == CELLS else ""
 
     @property
     def home(self) -> Path:
-        """The folder that runs of one sweep share; the run's own one outside of
-        sweeps.
-        """
+        """The sweep's folder, or the run's own folder if it belongs to no sweep."""
         return self.folder.parent.parent if self.sweep else self.folder
 
-    def kept(self, tracker: str) -> str:
-        """Return what a tracker called this run before it was resumed, or ""."""
-        path = self.folder / KEPT
+    def stored_id(self, tracker: str) -> str:
+        """Return a tracker's id of this run from before a resume, or ""."""
+        path = self.folder / IDS
         known = json.loads(path.read_text(encoding="utf-8")) if self.done and path.exists() else {}
         return str(known.get(tracker, ""))
 
-    def keep(self, tracker: str, name: str) -> None:
-        """Remember what a tracker calls this run."""
-        path = self.folder / KEPT
+    def store_id(self, tracker: str, name: str) -> None:
+        """Store a tracker's id of this run."""
+        path = self.folder / IDS
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         path.write_text(json.dumps(known | {tracker: name}) + "\n", encoding="utf-8")
 
 
 class Tracker(Protocol):
-    """Made of a :class:`Tracked`; anything it raises is told once, and it is not called
-    again.
+    """A tracker, constructed from a :class:`Tracked`. After its first exception, which
+    is logged, it is not called again.
     """
 
     def round(self, number: int, measures: Mapping[str, float], clients: Table) -> None:
-        """Take in a round; ``clients`` is empty in rounds without evaluation."""
+        """Record a round; ``clients`` is empty in rounds without evaluation."""
 
     def end(self, status: str, files: Sequence[Path], plots: Sequence[Path]) -> None:
-        """Take in how the run ended (completed, failed, interrupted) and the files that
-        it has.
-        """
+        """Record how the run ended (completed, failed, interrupted), and its files."""
 
 
 class Trackers:
-    """Callback that tells all trackers of a run. ``recorded()`` returns the round's
-    record and table of clients (of the writer).
+    """Callback that sends each round to all trackers of a run. ``recorded()`` returns
+    the writer's record of the round and its table of clients.
     """
 
     def __init__(
@@ -109,14 +104,14 @@ class Trackers:
         return made
 
     def __call__(self, _: object) -> None:
-        """Tell the round that was just recorded."""
+        """Send the round that was just recorded."""
         row, clients = self.recorded()
         measures = measures_of(row)
         for name in list(self.trackers):
             self._try(name, partial(self.trackers[name].round, row["round"], measures, clients))
 
     def end(self, status: str) -> None:
-        """Tell how the run ended, with its files."""
+        """Send how the run ended, with its files."""
         files = [path for name in FILES if (path := self.run.folder / name).exists()]
         plots = sorted((self.run.folder / "plots").glob("*.png"))
         for name in list(self.trackers):
@@ -130,7 +125,7 @@ class Trackers:
             reason = " ".join(str(error).split())[:200]
             log(
                 WARNING,
-                "track = '%s': %s: %s. Nothing more goes there; the run goes on.",
+                "track = '%s' failed (%s: %s). The run continues without this tracker.",
                 name,
                 type(error).__name__,
                 reason,
@@ -138,8 +133,8 @@ class Trackers:
 
 
 def measures_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in a record of ``rounds.jsonl`` by name; of lists of clients
-    and failures how many there are.
+    """Return the numbers in a record of ``rounds.jsonl`` by name, and the numbers of
+    clients and failures.
     """
     out: dict[str, float] = {
         "replies": len(row.get("clients", ())),

@@ -1,30 +1,30 @@
-"""Names of the trackers, what they need, and whether it is installed."""
+"""Names of the trackers, and a check that their packages are installed."""
 
 import importlib.util
 
 from algorithms.common.checks import nearest
 from fedapps.errors import UserError
 
-#: The tracker and the package it needs, which an extra of the same name installs.
+#: The package that each tracker needs; an extra of the tracker's name installs it.
 TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 
 
 def names_of(track: str) -> tuple[str, ...]:
-    """Return the trackers named by a setting, separated by commas. Raises
-    ``ValueError`` for one that there is not.
+    """Return the trackers that a setting names, separated by commas. Raises
+    ``ValueError`` for an unknown name.
     """
     names = tuple(dict.fromkeys(name for part in track.split(",") if (name := part.strip())))
     for name in names:
         if name not in TRACKERS:
             raise ValueError(
-                f"track = {track!r}: {nearest(name, TRACKERS)}choose among {', '.join(TRACKERS)}, "
-                "with commas between them"
+                f"track = {track!r}: {nearest(name, TRACKERS)}choose from {', '.join(TRACKERS)}, "
+                "separated by commas"
             )
     return names
 
 
 def check_installed(track: str) -> None:
-    """Raise ``UserError`` if a tracker's package is missing; none is imported."""
+    """Raise ``UserError`` if a tracker's package is missing, without importing any."""
     for name in names_of(track):
         if importlib.util.find_spec(TRACKERS[name]) is None:
             raise UserError(

@@ -1,8 +1,8 @@
-"""A page of a run's counters for Prometheus, read from its ``rounds.jsonl`` whenever
-somebody asks.
+"""A page of a run's counters for Prometheus, read from its ``rounds.jsonl`` at every
+request.
 
-The page tells counts, seconds, bytes and mean measures, nothing of single clients, and
-listens on the loopback interface unless told otherwise.
+The page shows counts, seconds, bytes and mean measures, and nothing about single
+clients. By default it listens on the loopback interface.
 """
 
 import json
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 PREFIX = "fedapps_"
-#: Name, kind and help of what is counted over the rounds.
+#: Counters over the rounds: names and help texts.
 COUNTERS = {
     "rounds_total": "rounds that have ended",
     "round_seconds_total": "seconds that rounds took",
     "replies_total": "valid replies to training",
-    "failures_total": "replies that were left out, and clients that did not answer",
+    "failures_total": "replies that were skipped, and clients that did not answer",
 }
 BYTES = {
     ("up", "train"): "bytes-up",
@@ -34,8 +34,8 @@ BYTES = {
 
 
 class Counts:
-    """What the records of a run add up to: a collector of ``prometheus_client``, which
-    reads what is new in the file whenever it is asked.
+    """A collector for ``prometheus_client``: totals over the records of a run. Each
+    call reads the new lines of the file.
     """
 
     def __init__(self, folder: Path, labels: Mapping[str, str], num_rounds: int) -> None:
@@ -51,22 +51,20 @@ class Counts:
         self.measures: dict[str, float] = {}
 
     def collect(self) -> "Iterator[Metric]":
-        """Yield what the page shows."""
-        # late: only a run that has a page needs it
+        """Yield the counters and gauges of the page."""
+        # imported here because only runs with a page need it
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         def one(kind: type, name: str, text: str, *values: tuple[Mapping[str, str], float]) -> Any:
-            made = kind(PREFIX + name, text)
+            family = kind(PREFIX + name, text)
             for labels, value in values:
-                made.add_sample(PREFIX + name, {**self.labels, **labels}, value)
-            return made
+                family.add_sample(PREFIX + name, {**self.labels, **labels}, value)
+            return family
 
         with self.lock:
             self._read()
             gauge, counter = GaugeMetricFamily, CounterMetricFamily
-            yield one(
-                gauge, "rounds_planned", "rounds that the run is to have", ({}, self.num_rounds)
-            )
+            yield one(gauge, "rounds_planned", "planned number of rounds", ({}, self.num_rounds))
             for name, text in COUNTERS.items():
                 yield one(counter, name, text, ({}, self.totals[name]))
             text = "bytes that clients sent (up) and received (down)"
@@ -86,7 +84,7 @@ class Counts:
         path = self.folder / "rounds.jsonl"
         try:
             status = path.stat()
-            # a resumed run writes it anew
+            # a resumed run replaces the file
             if status.st_ino != self.file or status.st_size < self.place:
                 self._start()
                 self.file = status.st_ino
@@ -101,13 +99,13 @@ class Counts:
             self._count(json.loads(line))
 
     def _count(self, row: Mapping[str, Any]) -> None:
-        told = (1, row["seconds"], len(row["clients"]), len(row["failures"]))
-        for name, value in zip(COUNTERS, told, strict=True):
+        counts = (1, row["seconds"], len(row["clients"]), len(row["failures"]))
+        for name, value in zip(COUNTERS, counts, strict=True):
             self.totals[name] += value
         for key, name in BYTES.items():
             self.bytes[key] += row.get(name, 0)
         names = ("last_round_seconds", "last_round_replies", "last_round_failures")
-        self.last = dict(zip(names, told[1:], strict=True))
+        self.last = dict(zip(names, counts[1:], strict=True))
         if "evaluate" in row:
             self.measures = {
                 name: value
@@ -118,10 +116,10 @@ class Counts:
 
 @contextmanager
 def served(counts: Counts, port: int, host: str = "127.0.0.1") -> Iterator[int]:
-    """Serve the page at ``/metrics`` meanwhile; 0 stands for a free port, and the one
-    it is yielded. Raises ``UserError``.
+    """Serve the page at ``/metrics`` inside the ``with`` block, and yield its port.
+    ``port``: 0 for a free one. Raises ``UserError``.
     """
-    from prometheus_client import CollectorRegistry, start_http_server  # late, as above
+    from prometheus_client import CollectorRegistry, start_http_server  # here, as above
 
     registry = CollectorRegistry()
     registry.register(counts)
@@ -129,7 +127,8 @@ def served(counts: Counts, port: int, host: str = "127.0.0.1") -> Iterator[int]:
         server, _ = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"metrics-port = {port}: {host} cannot be listened on there: {error}"
+            f"metrics-port = {port}: cannot listen on {host} ({error}). Choose another port, or 0 "
+            "for a free one."
         ) from None
     try:
         yield int(server.server_port)

@@ -21,8 +21,8 @@ class TensorBoardEvents:
     def __init__(self, run: Tracked) -> None:
         folder = run.folder if not run.to else Path(run.to) / run.sweep / run.name
         kind = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        # After a resume the rounds beyond the checkpoint, which are done again, are not
-        # shown twice.
+        # A resumed run repeats the rounds after the checkpoint; purge their first
+        # records.
         self.writer = kind(str(folder / FOLDER), purge_step=run.done + 1 if run.done else None)
         rows = [
             ("setting", "value"),
@@ -31,7 +31,7 @@ class TensorBoardEvents:
         self.writer.add_text("settings", markdown(rows), run.done)
 
     def round(self, number: int, measures: Mapping[str, float], clients: Table) -> None:
-        """Take in a round."""
+        """Record a round."""
         for name, value in measures.items():
             self.writer.add_scalar(name, value, number)
         if clients:
@@ -47,7 +47,7 @@ class TensorBoardEvents:
         self.writer.flush()
 
     def end(self, status: str, files: Sequence[Path], plots: Sequence[Path]) -> None:
-        """Take in the end."""
+        """Record the end of the run."""
         from PIL import Image
 
         self.writer.add_text("status", status)
@@ -60,7 +60,7 @@ class TensorBoardEvents:
 
 
 def markdown(rows: Table) -> str:
-    """Return rows as a table of Markdown, the first as its head."""
+    """Return rows as a Markdown table; the first row is its header."""
     lines = [
         "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows
     ]

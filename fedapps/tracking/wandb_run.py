@@ -1,8 +1,8 @@
-"""Weights & Biases: one of its runs, kept in the run's folder; the runs of a sweep are
-a group.
+"""Records a run for Weights & Biases in the run's folder; the runs of a sweep are a
+group.
 
-Nothing leaves the machine unless ``WANDB_MODE=online`` says so; ``wandb sync
-DIR/wandb/offline-run-*`` sends it later.
+Data leaves the machine only with ``WANDB_MODE=online``, or when you run ``wandb sync
+DIR/wandb/offline-run-*``.
 """
 
 import importlib
@@ -24,8 +24,8 @@ class WandbRun:
     def __init__(self, run: Tracked) -> None:
         self.wandb = importlib.import_module("wandb")
         self.name = run.name
-        # No output, code, repository or machine is looked at: what is told is what
-        # stands here.
+        # Log only the fields listed below. wandb would otherwise also record the
+        # console output, the code and the machine.
         quiet = self.wandb.Settings(
             console="off",
             silent=True,
@@ -38,7 +38,7 @@ class WandbRun:
             project=run.to or os.environ.get("WANDB_PROJECT", PROJECT),
             name=run.name,
             group=run.sweep or None,
-            id=run.kept("wandb") or None,
+            id=run.stored_id("wandb") or None,
             resume="allow",
             dir=str(run.folder),
             config=dict(run.config),
@@ -46,26 +46,26 @@ class WandbRun:
             reinit="create_new",
             settings=quiet,
         )
-        run.keep("wandb", str(self.run.id))
+        run.store_id("wandb", str(self.run.id))
 
     def round(self, number: int, measures: Mapping[str, float], clients: Table) -> None:
-        """Take in a round."""
-        told: dict[str, Any] = dict(measures)
+        """Record a round."""
+        entries: dict[str, Any] = dict(measures)
         if clients:
             names, *rows = clients
             cells = [
                 [str(row[0]), *(None if cell == "" else float(cell) for cell in row[1:])]
                 for row in rows
             ]
-            told["clients"] = self.wandb.Table(columns=list(names), data=cells)
-        self.run.log(told, step=number)
+            entries["clients"] = self.wandb.Table(columns=list(names), data=cells)
+        self.run.log(entries, step=number)
 
     def end(self, status: str, files: Sequence[Path], plots: Sequence[Path]) -> None:
-        """Take in the end."""
+        """Record the end of the run."""
         self.run.log({f"plots/{path.stem}": self.wandb.Image(str(path)) for path in plots})
-        made = self.wandb.Artifact(f"results-{self.run.id}", type="results")
+        artifact = self.wandb.Artifact(f"results-{self.run.id}", type="results")
         for path in [*files, *plots]:
-            made.add_file(str(path), name=f"plots/{path.name}" if path in plots else path.name)
-        self.run.log_artifact(made)
+            artifact.add_file(str(path), name=f"plots/{path.name}" if path in plots else path.name)
+        self.run.log_artifact(artifact)
         self.run.summary["status"] = status
         self.run.finish(exit_code=0 if status == "completed" else 1)

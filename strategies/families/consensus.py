@@ -4,16 +4,16 @@ a convex compact set, and their evaluation.
 Contract of an evaluation. The message is a training message whose configuration holds
 ``phase = "evaluate"``, so the reply can carry arrays: the gradient of f_i at x_bar (one
 array of the domain's shape, or the values and int64 flat indices of a sparse gradient).
-Its metrics are ``num-examples``, ``loss`` = f_i(x_bar) and, if the client has a point
-of its own, ``distance`` = ||x_i - x_bar||. From the replies of all clients the server
+Its metrics are ``num-examples``, ``loss`` = f_i(x_bar) and, if the client keeps its own
+point, ``distance`` = ||x_i - x_bar||. From the replies of all clients the server
 reports ``objective`` = F(x_bar), ``gap`` = <grad F, x_bar - lmo(grad F)>, which bounds
 F(x_bar) - min F if F is convex, and ``consensus`` = sqrt(sum_i ||x_i - x_bar||^2). A
 gap of at most ``tolerance`` ends the run.
 
-A problem may need constants that only the clients' data tell (``Preparation``, for
+A problem may need constants that depend on the clients' data (``Preparation``, for
 example the centring of a matrix). The first rounds then ask for them: the configuration
-holds ``phase = "prepare"`` and ``stage``, the arrays are what the server knows, and all
-clients reply with sums over their samples, as float64 arrays. From then on the
+holds ``phase = "prepare"`` and ``stage``, the arrays hold what the server knows, and
+all clients reply with sums over their samples, as float64 arrays. From then on the
 constants follow the point in every message, and in the model.
 """
 
@@ -53,8 +53,8 @@ class Preparation(Protocol):
     def stage(self) -> str:
         """The next question, or "" when all are answered."""
 
-    def told(self) -> list[NDArray[np.float64]]:
-        """Return the arrays that go with the question."""
+    def question(self) -> list[NDArray[np.float64]]:
+        """Return the arrays that are sent with the question."""
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of an answer's arrays."""
@@ -66,7 +66,7 @@ class Preparation(Protocol):
         """Return the constants by name."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return numbers to be reported beside every evaluation."""
+        """Return the numbers to report with every evaluation."""
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the answers so far."""
@@ -106,7 +106,7 @@ class Constrained(FedAvg):
         self._asked = 0
         self._evaluated: Array = np.zeros(0)
         self._prepared_rounds = 0
-        self._model = ArrayRecord()  # what this round began with
+        self._model = ArrayRecord()  # the model at the start of this round
 
     # --- a round: preparation, then steps ---------------------------------------------
 
@@ -116,16 +116,16 @@ class Constrained(FedAvg):
         """Ask all clients the next question of the preparation; when there is none,
         configure a step of the method.
         """
-        # A copy: the loop keeps its record, and what is said in this round must not be
-        # said in the next. Flower's own loop leaves the round's number to the strategy.
+        # A copy: the loop keeps its record, and entries of this round must not reach
+        # the next. Flower's own loop leaves the round number to the strategy.
         config = ConfigRecord({**config, "server-round": server_round})
         if server_round == 1:
             self.open_model(arrays, server_round)
         self._model = arrays
         if self.preparation and self.preparation.stage:
             config.update(PhaseSent("prepare", self.preparation.stage).to_config())
-            told = self.preparation.told()
-            content = to_record([str(i) for i in range(len(told))], told)
+            question = self.preparation.question()
+            content = to_record([str(i) for i in range(len(question))], question)
             return self._messages(content, config, list(clients_of(grid)), MessageType.TRAIN)
         steps = rounds_of(config, server_round) - self._prepared_rounds
         return self.configure_step(
@@ -175,7 +175,7 @@ class Constrained(FedAvg):
             else:
                 log(
                     WARNING,
-                    "node %d left out: its sums have other shapes than %s",
+                    "skipped node %d: its sums are not float64 arrays of shapes %s",
                     reply.metadata.src_node_id,
                     shapes,
                 )
@@ -198,15 +198,13 @@ class Constrained(FedAvg):
         x_bar = np.array(self.domain.join(layers))
         if server_round == 1 and not self.domain.contains(x_bar, 1e-5):
             raise ValueError(
-                f"the start lies outside of the {type(self.domain).__name__}: begin with "
-                "domain.start() or a projected point"
+                f"the initial point lies outside the {type(self.domain).__name__}: start from "
+                "domain.start() or from a projected point"
             )
         return x_bar
 
     def model(self, x_bar: Array) -> ArrayRecord:
-        """Return the model of the round with another x_bar: its layers, under their
-        names, and the constants.
-        """
+        """Return the round's model with the layers of another x_bar."""
         return ArrayRecord({**self._model, **to_record(self.layer_names, self.domain.split(x_bar))})
 
     @property
@@ -230,8 +228,7 @@ class Constrained(FedAvg):
         own = within(PREPARATION, state)
         if not own:
             raise ValueError(
-                "the checkpoint is of an older version, which asked the clients nothing: start "
-                "again"
+                "the checkpoint holds no preparation: an older version wrote it; start a new run"
             )
         self._prepared_rounds = int(own.pop("rounds"))
         return self.preparation.load_state_dict(own)
@@ -269,13 +266,13 @@ class Constrained(FedAvg):
 
     def _at_the_mean(self, valid: list[Message]) -> dict[str, float]:
         """Return objective, gap, consensus and the metrics of ``measure`` at x_bar;
-        nothing unless all clients replied.
+        empty unless all clients replied.
         """
         if not (means := self._means(valid)):
             return {}
-        found = {"objective": means["objective"]} | self._gap(valid)
+        measures = {"objective": means["objective"]} | self._gap(valid)
         if "distance" in means:
-            found["consensus"] = math.sqrt(
+            measures["consensus"] = math.sqrt(
                 sum(float(metrics_of(reply.content)["distance"]) ** 2 for reply in valid)
             )
         if self.measure:
@@ -284,12 +281,12 @@ class Constrained(FedAvg):
             except KeyError as missing:
                 log(
                     WARNING,
-                    "an evaluation without the task's measures: a client did not say its %s",
+                    "the task's measures are missing: a client did not report %s",
                     missing,
                 )
             else:
-                found |= {name: float(value) for name, value in measured.items()}
-        return found
+                measures |= {name: float(value) for name, value in measured.items()}
+        return measures
 
     def _means(self, valid: list[Message]) -> dict[str, float]:
         """Return the metrics that all clients reported, averaged uniformly, and
@@ -304,14 +301,14 @@ class Constrained(FedAvg):
             if all(isinstance(row.get(name), int | float) for row in listed)
         ]
         if "loss" not in names:
-            log(WARNING, "no gap: a client did not say its loss")
+            log(WARNING, "the duality gap is missing: a client did not report its loss")
             return {}
         means = {name: sum(float(row[name]) for row in listed) / len(listed) for name in names}
         return means | {"objective": means["loss"]}
 
     def _gap(self, valid: list[Message]) -> dict[str, float]:
-        """Return the duality ``gap`` by the clients' gradients; nothing if one does not
-        fit.
+        """Return the duality ``gap``, computed from the clients' gradients; empty if a
+        gradient does not match the domain.
         """
         gradient = np.zeros(self.domain.shape)
         try:
@@ -320,7 +317,7 @@ class Constrained(FedAvg):
         except (ValueError, IndexError, TypeError) as error:
             log(
                 WARNING,
-                "no gap: the gradient of node %d does not fit: %s",
+                "the duality gap is missing: the gradient of node %d does not match the domain: %s",
                 reply.metadata.src_node_id,
                 error,
             )
@@ -332,7 +329,7 @@ def _add(total: NDArray[np.float64], packed: list[Array]) -> None:
     """Add the gradient packed in a message to ``total``."""
     if len(packed) == 1:
         if packed[0].shape != total.shape:
-            raise ValueError(f"its shape is {packed[0].shape}, that of the domain {total.shape}")
+            raise ValueError(f"its shape is {packed[0].shape}, but the domain has {total.shape}")
         total += packed[0]
     else:
         values, indices = packed
@@ -343,6 +340,7 @@ def _add(total: NDArray[np.float64], packed: list[Array]) -> None:
             or indices.min(initial=0) < 0
         ):
             raise ValueError(
-                f"values {values.shape} at indices {indices.shape} of type {indices.dtype}"
+                f"its values have shape {values.shape}, its indices shape {indices.shape} and type "
+                f"{indices.dtype}: both must be one-dimensional, and indices integers from 0"
             )
         total.reshape(-1)[indices] += values  # an index beyond the end is an IndexError

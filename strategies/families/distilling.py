@@ -33,8 +33,8 @@ Arrays = list[NDArray[Any]]
 
 
 class Distilled(FedAvg):
-    """Base strategy; ``distiller`` holds a network and the public points, ``seed`` is
-    that of the fit's random draws.
+    """Base strategy; ``distiller`` holds a network and the public points, ``seed``
+    determines the random draws of the fit.
     """
 
     capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)

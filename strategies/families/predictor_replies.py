@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 class PredictorLibrary(Protocol):
     """The server's interface to a library of q predictors.
 
-    ``from_clients``: whether they were made from the clients' data; a library without
-    it is taken for such a one.
+    ``from_clients``: whether the predictors were made from the clients' data; assumed
+    if the attribute is missing.
     """
 
     @property
@@ -59,8 +59,8 @@ class Reply:
 
 
 def alike_predictors(contents: Sequence[RecordDict]) -> list[dict[str, NDArray[Any]]]:
-    """Return the clients' predictors, arrays by name; those whose names, shapes or
-    types differ from most are left out.
+    """Return the clients' predictors, arrays by name; skip those whose names, shapes
+    or types differ from most.
     """
     offered = [row for content in contents if (row := _predictor(content))]
     kinds = Counter(_spec(row) for row in offered)
@@ -69,18 +69,19 @@ def alike_predictors(contents: Sequence[RecordDict]) -> list[dict[str, NDArray[A
     if len(rows) < len(contents):
         log(
             WARNING,
-            "%d predictors were left out: their arrays are not those of most clients",
+            "skipped %d predictors: their arrays differ from those of most clients in name, shape "
+            "or type",
             len(contents) - len(rows),
         )
     return rows
 
 
 def best_for_all(metrics: Sequence[Mapping[str, Any]], weight: str) -> dict[str, float]:
-    """Return ``pooled-single``, the predictor whose training loss is least over all
-    clients, and ``pooled-single-accuracy``, its mean.
+    """Return ``pooled-single``, the predictor with the smallest training loss over all
+    clients, and ``pooled-single-accuracy``, its mean accuracy.
 
-    Of the clients whose ``single-train-loss`` and ``single-accuracy`` are lists of the
-    usual length; empty without any.
+    Only clients count whose ``single-train-loss`` and ``single-accuracy`` are lists of
+    the usual length; empty if there are none.
     """
     pairs = [
         (one.get("single-train-loss"), one.get("single-accuracy"), one.get(weight))

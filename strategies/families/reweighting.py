@@ -4,18 +4,20 @@ wrapped strategy.
     AAggFFD(FedAdam())
         TERM(FedProx(FedProxOptions(mu=0.1)))        AAggFFS(YourFedAvg())
 
-Weights, the server's step and the clients' loss are three things. A weight rule decides
-the first; the wrapped strategy samples, sends, averages and steps as usual, but in the
-replies passed to it the decided weight replaces ``num-examples``, and a rule may make
-updates shorter or longer. Metrics are averaged with the original weights.
+Weights, the server's step and the clients' loss are independent of each other. A weight
+rule decides the weights. The wrapped strategy samples, sends, averages and steps as
+usual, but in the replies passed to it the decided weight replaces ``num-examples``, and
+a rule may make updates shorter or longer. Metrics are averaged with the original
+weights.
 
-Weights are relative to a prior, uniform or the clients' training samples: rules start
-there, and at their neutral setting they are the wrapped strategy with uniform or with
-its own weights. A cap bounds the weights of a round, and those of all clients, by a
-multiple of the prior. Weights belong to client ids and are kept for clients that are
-not sampled or not connected: a client that joins starts at the mean of the others, in
-weight and in samples until it has replied; one that has been away for more than
-``forget_after`` rounds in a row is forgotten, and the others keep their proportions.
+Weights are relative to a prior, uniform or the clients' training samples. Rules start
+at the prior, and with their neutral setting they equal the wrapped strategy with
+uniform weights or with its own. A cap bounds the weights of a round, and those of all
+clients, by a multiple of the prior. Weights belong to client ids and are kept for
+clients that are not sampled or not connected: a client that joins starts at the mean of
+the others, in weight and in samples until it has replied; one that has been away for
+more than ``forget_after`` rounds in a row is forgotten, and the others keep their
+proportions.
 
 Source: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
 Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III, section 6.4
@@ -24,7 +26,7 @@ Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III, section
 Contract: that of the wrapped strategy; in addition, for rules that use losses, the
 reply holds the metric ``loss-before``, the mean training loss of the model as it was
 received. The training configuration requests it with ``loss-before`` = true. A client
-whose loss is negative or not finite is left out.
+whose loss is negative or not finite is skipped.
 """
 
 from abc import abstractmethod
@@ -73,17 +75,17 @@ class PriorOptions(Options):
 
     prior: str = option(
         "uniform",
-        "what the weights are relative to: all clients alike, or their training samples",
+        "reference of the weights: equal for all clients, or their training samples",
         choices=["uniform", "samples"],
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FairOptions(PriorOptions):
-    """The options of weight rules without a bound of their own."""
+    """The options of weight rules that do not bound their weights themselves."""
 
     cap: float = option(
-        0.0, "the largest weight, as a multiple of the prior, from 1 on; 0: none", low=0
+        0.0, "largest weight as a multiple of the prior, at least 1; 0: no limit", low=0
     )
 
     def check(self) -> None:
@@ -93,7 +95,7 @@ class FairOptions(PriorOptions):
 
 @dataclass(frozen=True)
 class Replies:
-    """What a rule sees of a round's m replies.
+    """The m replies of a round, as a weight rule sees them.
 
     ``places`` (m,): positions of the clients. ``losses`` (m,): of the model that was
     sent; empty if the rule asks for none. ``prior`` (m,): sums to 1. ``updates()``
@@ -122,7 +124,7 @@ class Reweighting(Wrapper):
     not declared to do so.
 
     ``prior``, ``cap``: as in :class:`FairOptions`. ``forget_after``: rounds in a row
-    that a client may be away, not connected, before its weight is forgotten.
+    that a client may be disconnected before its weight is forgotten.
     """
 
     #: The weights of a second wrapper around this one would be overwritten.
@@ -206,11 +208,11 @@ class Reweighting(Wrapper):
         """Decide the weights from this round's replies and let the wrapped strategy
         aggregate with them.
         """
-        heard = list(replies)
-        failed = [reply for reply in heard if reply.has_error()]
+        received = list(replies)
+        failed = [reply for reply in received if reply.has_error()]
         named = [
             (self._names[reply.metadata.src_node_id], reply)
-            for reply in heard
+            for reply in received
             if not reply.has_error()
         ]
         rows = (
@@ -224,8 +226,8 @@ class Reweighting(Wrapper):
         unsorted = self.clients.at(client for client, _, _ in rows)
         order = np.argsort(unsorted, kind="stable")
         valid, places = [rows[place] for place in order], unsorted[order]
-        whole = [row[1] for row in valid]
-        contents, key = [reply.content for reply in whole], weight_key(self.strategy)
+        used = [row[1] for row in valid]
+        contents, key = [reply.content for reply in used], weight_key(self.strategy)
         self.samples[places] = [float(metrics_of(content)[key]) for content in contents]
         if self.rule is not None and self.prior == "samples":
             self.rule.set_prior(self._prior())
@@ -234,24 +236,26 @@ class Reweighting(Wrapper):
             if self.prior == "samples"
             else np.full(len(places), 1 / len(places))
         )
-        rows_of = partial(updates, self._sent, [arrays_of(content)[0] for content in contents])
+        update_rows = partial(updates, self._sent, [arrays_of(content)[0] for content in contents])
         losses = np.array([row[2] for row in valid]) if self.asks_losses else np.zeros(0)
-        made = self.decide(Replies(places, losses, prior, rows_of))
-        weights = bounded(made.weights, self.cap * prior) if self.cap else made.weights
+        decision = self.decide(Replies(places, losses, prior, update_rows))
+        weights = bounded(decision.weights, self.cap * prior) if self.cap else decision.weights
         self.last_weights = {
             client: float(w) for (client, _, _), w in zip(valid, weights, strict=True)
         }
         models = (
-            [None] * len(whole) if made.factors is None else self._scaled(contents, made.factors)
+            [None] * len(used)
+            if decision.factors is None
+            else self._scaled(contents, decision.factors)
         )
         weighted = [
             with_weight(reply, key, w, model)
-            for reply, w, model in zip(whole, weights, models, strict=True)
+            for reply, w, model in zip(used, weights, models, strict=True)
         ]
         with _metrics_as_replied(self.strategy, contents):
             arrays, metrics = self.strategy.aggregate_train(server_round, [*weighted, *failed])
         return arrays, MetricRecord(
-            {**(metrics or {}), **made.facts, "weight-max": float(weights.max())}
+            {**(metrics or {}), **decision.facts, "weight-max": float(weights.max())}
         )
 
     # --- saved state ------------------------------------------------------------------
@@ -279,7 +283,7 @@ class Reweighting(Wrapper):
         self.rule = self.new_rule(len(self.clients)) if self.clients else None
         if self.rule is not None:
             if self.prior == "samples":
-                # before the weights, which were saved as they were with it
+                # set before the weights, which were saved relative to it
                 self.rule.set_prior(self._prior())
             self.rule.load_state_dict(within("maker.", state))
         load_state(self.strategy, within("strategy.", state))
@@ -287,8 +291,8 @@ class Reweighting(Wrapper):
     # --- parts ------------------------------------------------------------------------
 
     def _prior(self) -> Floats:
-        """Return all clients' shares of the samples (K,); one that has not replied yet
-        counts as the mean of the others.
+        """Return all clients' shares of the samples (K,); a client that has not replied
+        yet counts as the mean of the others.
         """
         known = ~np.isnan(self.samples)
         if not known.any():
@@ -296,8 +300,8 @@ class Reweighting(Wrapper):
         return normalise(np.where(known, self.samples, self.samples[known].mean()))
 
     def _scaled(self, contents: list[RecordDict], factors: Floats) -> list[ArrayRecord]:
-        """Return the models whose learned arrays are those that were sent plus
-        ``factors`` (m,) times the updates.
+        """Return the models with learned arrays ``sent + factor * update``, ``factors``
+        (m,).
         """
         models = [arrays_of(content)[0] for content in contents]
         return [

@@ -40,17 +40,17 @@ def balanced_labels(samples: int, num_classes: int) -> NDArray[np.int32]:
             samples // num_classes * num_classes,
             -(-samples // num_classes) * num_classes,
         )
-        choice = f"{below} or {above}" if below else str(above)
+        multiples = f"{below} or {above}" if below else str(above)
         raise ValueError(
-            f"samples = {samples}, but there are {num_classes} classes, each with as many samples: "
-            f"choose a multiple, {choice}"
+            f"samples = {samples} is not a multiple of the {num_classes} classes: choose "
+            f"{multiples}"
         )
     return np.repeat(np.arange(num_classes, dtype=np.int32), samples // num_classes)
 
 
 def check_low(low: float) -> None:
-    """Raise ``ValueError`` unless ``low`` is the least value of one of the two ranges
-    that images may have.
+    """Raise ``ValueError`` unless ``low`` is 0 or -1, the lower end of a range that
+    images may have.
     """
     if low not in (0.0, -1.0):
         raise ValueError(f"low = {low:g}: images have values in [0, 1] or [-1, 1]: choose 0 or -1")
@@ -58,7 +58,7 @@ def check_low(low: float) -> None:
 
 class Synthetic(FedAvg):
     """Base strategy. ``evaluator`` trains the classifier and measures the set;
-    ``seed``: of the random draws.
+    ``seed`` determines the random draws.
 
     ``samples``: M, a multiple of ``num_classes``.
     """
@@ -90,9 +90,9 @@ class Synthetic(FedAvg):
         arrays.
         """
 
-    def judged(self, arrays: ArrayRecord, server_round: int) -> tuple[Arrays, dict[str, float]]:
-        """Return the evaluator's answer to the set after a round; asked again for the
-        same, the answer that it gave.
+    def evaluated(self, arrays: ArrayRecord, server_round: int) -> tuple[Arrays, dict[str, float]]:
+        """Return the evaluator's result for the set after a round; the last result is
+        kept.
         """
         x, y = self.samples(arrays)
         if self._judged is None or not _same(self._judged[0], (x, y, server_round)):
@@ -103,7 +103,7 @@ class Synthetic(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Train the classifier on the set and send it to the clients."""
-        classifier, self.own_measures = self.judged(arrays, server_round)
+        classifier, self.own_measures = self.evaluated(arrays, server_round)
         return super().configure_evaluate(
             server_round, to_record(list(classifier), list(classifier.values())), config, grid
         )

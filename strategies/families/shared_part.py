@@ -26,7 +26,9 @@ class SharedPart(FedAvg):
     def check(self, names: Sequence[str]) -> None:
         """Raise ``ValueError`` unless some of these arrays are shared."""
         if not any(map(self.travels, names)):
-            raise ValueError(f"none of the arrays is shared: {', '.join(names)}")
+            raise ValueError(
+                f"none of the arrays is shared: share at least one of {', '.join(names)}"
+            )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -49,8 +51,8 @@ class SharedPart(FedAvg):
         return None if average is None else ArrayRecord({**self._model, **average}), metrics
 
     def shared(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the shared part. Raises ``ValueError`` if there is none, or what else
-        :meth:`check` refuses.
+        """Return the shared part. Raises ``ValueError`` if :meth:`check` rejects the
+        arrays.
         """
         self.check(list(arrays))
         return ArrayRecord({name: array for name, array in arrays.items() if self.travels(name)})

@@ -1,8 +1,8 @@
 """Fine-tuning, FedBN, sharing by name, FedBABU, FedALA, Fed-RoD, Per-FedAvg:
 reductions, references, what is scored.
 
-Momentum, weight decay and partial batches are on; two of three clients are drawn a
-round, and one fails in the second.
+Momentum, weight decay and partial batches are on; two of three clients are sampled per
+round, and one fails in the second round.
 """
 
 import numpy as np
@@ -100,10 +100,10 @@ def run(strategy, kind, rounds=4, head=HEAD, build=small_net):
     return arrays_of(result), stores, result
 
 
-def assert_equal(found, wanted):
-    assert found.keys() == wanted.keys()
+def assert_equal(result, wanted):
+    assert result.keys() == wanted.keys()
     for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+        np.testing.assert_array_equal(result[name], array, err_msg=name)
 
 
 # --- reductions to FedAvg, to the last bit --------------------------------------------
@@ -150,8 +150,8 @@ def test_it_is_fedavg_where_what_differs_is_taken_away(name, monkeypatch):
     make, kind, build = REDUCTIONS[name]
     head = ("none.",) if "without a head" in name else HEAD
     wanted, _, of_fedavg = run(FedAvg(), FedAvgClient, build=build)
-    found, _, result = run(make(), kind, head=head, build=build)
-    assert_equal(found, wanted)
+    actual, _, result = run(make(), kind, head=head, build=build)
+    assert_equal(actual, wanted)
     for number, metrics in of_fedavg.evaluate_metrics_clientapp.items():
         assert (result.evaluate_metrics_clientapp[number]["loss"] == metrics["loss"]) == (
             name in SAME_SCORE
@@ -168,10 +168,12 @@ def test_finetune_scores_the_model_that_fedavgs_client_would_send_next():
         sent, {**config, "local-epochs": 4, "learning-rate": 0.01, "lr-decay": 1.0}
     )
     client = FinetuneClient(small_net, data, 1)
-    loss, _, found = client.evaluate(sent, {**config, "finetune-epochs": 4, "finetune-rate": 0.01})
+    loss, _, metrics = client.evaluate(
+        sent, {**config, "finetune-epochs": 4, "finetune-rate": 0.01}
+    )
     plain = FedAvgClient(small_net, data, 1)
     assert loss == plain.evaluate(trained, config)[0]
-    assert found["global-loss"] == plain.evaluate(sent, config)[0] != loss
+    assert metrics["global-loss"] == plain.evaluate(sent, config)[0] != loss
     decayed, _, _ = FedAvgClient(small_net, data, 1).fit(sent, {**config, "local-epochs": 2})
     assert (
         client.evaluate(sent, {**config, "finetune-epochs": 2, "finetune-rate": 0.0})[0]
@@ -221,9 +223,9 @@ def test_what_stays_home_is_in_no_message_and_differs_between_clients(
 
 
 def test_sharing_all_but_the_head_by_name_is_fedper():
-    found, mine, _ = run(Partial(PartialOptions("*", "3.*")), FilteredClient)
+    result, mine, _ = run(Partial(PartialOptions("*", "3.*")), FilteredClient)
     wanted, theirs, _ = run(PartialSharing(HEAD, "body"), PartialClient)
-    assert_equal(found, wanted)
+    assert_equal(result, wanted)
     for i in range(3):
         for a, b in zip(
             mine[i].load("private", {}, False), theirs[i].load("private", {}, False), strict=True
@@ -232,7 +234,10 @@ def test_sharing_all_but_the_head_by_name_is_fedper():
 
 
 def test_patterns_that_share_nothing_are_refused():
-    with pytest.raises(ValueError, match=r"none of the arrays is shared: 1\.weight, 1\.bias, 3"):
+    with pytest.raises(
+        ValueError,
+        match=r"none of the arrays is shared: share at least one of 1\.weight, 1\.bias, 3",
+    ):
         run(Partial(PartialOptions("lora_*")), FilteredClient)
 
 
@@ -241,8 +246,8 @@ def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_bef
     client = FedBABUClient(small_net, blobs(1), 1, stores[1])
     client.model.head = HEAD
     initial = client.fresh_arrays("model", TRAIN, own=False)
-    for found, want in zip(stores[1].load("private", {}, before=False), initial[2:], strict=True):
-        np.testing.assert_array_equal(found, want)
+    for value, want in zip(stores[1].load("private", {}, before=False), initial[2:], strict=True):
+        np.testing.assert_array_equal(value, want)
     body = get_arrays(small_net(4))[:2]
     config = {**TRAIN, "server-round": 2, "share": "body"}
     after = {}
@@ -251,8 +256,8 @@ def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_bef
         after[part] = get_arrays(client.model)
     plain = FedAvgClient(small_net, blobs(1), 1)
     trained, _, _ = plain.fit([*body, *initial[2:]], {**config, "local-epochs": 3})
-    for found, want in zip(after["all"], trained, strict=True):
-        np.testing.assert_array_equal(found, want)
+    for value, want in zip(after["all"], trained, strict=True):
+        np.testing.assert_array_equal(value, want)
     changed = {
         part: [not np.array_equal(a, b) for a, b in zip(now, [*body, *initial[2:]], strict=True)]
         for part, now in after.items()
@@ -262,9 +267,9 @@ def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_bef
         "head": [False, False, True, True],
         "body": [True, True, False, False],
     }
-    loss, _, found = client.evaluate(body, {**config, "fedbabu-epochs": 3, "fedbabu-part": "all"})
+    loss, _, metrics = client.evaluate(body, {**config, "fedbabu-epochs": 3, "fedbabu-part": "all"})
     assert loss == plain.evaluate(trained, config)[0]
-    assert found["global-loss"] == plain.evaluate([*body, *initial[2:]], config)[0]
+    assert metrics["global-loss"] == plain.evaluate([*body, *initial[2:]], config)[0]
 
 
 # --- FedALA ---------------------------------------------------------------------------
@@ -308,24 +313,24 @@ def test_fedala_learns_weights_along_their_gradient_and_starts_there(count, rate
             )
             for v, g in zip(w, torch.autograd.grad(loss, w), strict=True):
                 v.data.sub_(rate * g).clamp_(0, 1)
-    for found, want in zip(sent, mixed(), strict=True):
-        np.testing.assert_allclose(found, want.detach(), rtol=1e-4, atol=1e-5)
+    for value, want in zip(sent, mixed(), strict=True):
+        np.testing.assert_allclose(value, want.detach(), rtol=1e-4, atol=1e-5)
     kept = client.store.load("fedala", {}, before=False)
-    for found, want in zip(kept[4:6], w, strict=True):
-        np.testing.assert_allclose(found, want.detach(), rtol=1e-4, atol=1e-5)
+    for value, want in zip(kept[4:6], w, strict=True):
+        np.testing.assert_allclose(value, want.detach(), rtol=1e-4, atol=1e-5)
     assert kept[6] == count + 1
     assert max(float(np.abs(v - 0.7).max()) for v in kept[4:6]) > 0.02
     assert (rate == 30.0) == any((v == 0).any() or (v == 1).any() for v in kept[4:6])  # clipped
 
     client.store.save("fedala", [*old, *stored, np.array([count])], {})
-    loss, _, found = client.evaluate([a.copy() for a in new], config)
+    loss, _, metrics = client.evaluate([a.copy() for a in new], config)
     assert loss == pytest.approx(
         FedAvgClient(small_net, data).evaluate(
             [t.detach().float().numpy() for t in mixed()], config
         )[0],
         rel=1e-4,
     )
-    assert found["global-loss"] == pytest.approx(
+    assert metrics["global-loss"] == pytest.approx(
         FedAvgClient(small_net, data).evaluate(new, config)[0]
     )
 
@@ -342,10 +347,10 @@ def test_learning_fedalas_weights_leaves_running_statistics_as_received():
     client.fit(get_arrays(normalised(1)), {**config, "server-round": 1})
     sent = get_arrays(normalised(2))
     client.evaluate(sent, {**config, "server-round": 1})
-    for name, found, want in zip(
+    for name, result, want in zip(
         client.model.state_dict(), get_arrays(client.model), sent, strict=True
     ):
-        assert np.array_equal(found, want) == (
+        assert np.array_equal(result, want) == (
             name not in ("2.weight", "2.bias", "3.weight", "3.bias")
         ), name
 
@@ -363,12 +368,12 @@ class Balanced(FedAvgClient):
 
 
 def test_fedrods_global_model_is_fedavgs_with_the_balanced_softmax():
-    found, _, _ = run(FedRoD(), FedRoDClient)
+    result, _, _ = run(FedRoD(), FedRoDClient)
     wanted, _, _ = run(FedAvg(), Balanced)
     for name, array in wanted.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(result[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
     plain, _, _ = run(FedAvg(), FedAvgClient)
-    assert max(np.abs(plain[name] - found[name]).max() for name in plain) > 1e-2
+    assert max(np.abs(plain[name] - result[name]).max() for name in plain) > 1e-2
 
 
 @pytest.mark.parametrize("build", [small_net, normalised])
@@ -404,13 +409,13 @@ def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
             + functional.cross_entropy(g.detach() + own, y)
         ).backward()
         optimiser.step()
-    for name, found in zip(net.state_dict(), got, strict=True):
+    for name, value in zip(net.state_dict(), got, strict=True):
         np.testing.assert_allclose(
-            found, net.state_dict()[name].numpy(), rtol=1e-3, atol=2e-5, err_msg=name
+            value, net.state_dict()[name].numpy(), rtol=1e-3, atol=2e-5, err_msg=name
         )
     kept = client.store.load("fedrod", {}, before=False)
-    for found, want in zip(kept, p.values(), strict=True):
-        np.testing.assert_allclose(found, want.detach(), rtol=1e-3, atol=2e-5)
+    for value, want in zip(kept, p.values(), strict=True):
+        np.testing.assert_allclose(value, want.detach(), rtol=1e-3, atol=2e-5)
     assert names[-2:] == list(p)
     net.eval()
     with torch.no_grad():
@@ -420,8 +425,8 @@ def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
         want, generic = (
             float(functional.cross_entropy(out, data.test.y)) for out in (outputs, net(data.test.x))
         )
-    loss, _, found = client.evaluate(got, config)
-    assert (loss, found["global-loss"]) == (
+    loss, _, metrics = client.evaluate(got, config)
+    assert (loss, metrics["global-loss"]) == (
         pytest.approx(want, rel=1e-3),
         pytest.approx(generic, rel=1e-3),
     )
@@ -439,7 +444,7 @@ def _with_batch_statistics(net, x):
 def test_fedrod_refuses_what_has_no_classes():
     client = FedRoDClient(lambda seed: small_net(seed, classes=1), blobs(1), 4)
     client.model.head = HEAD
-    with pytest.raises(ValueError, match="an output a class"):
+    with pytest.raises(ValueError, match="one output per class"):
         client.fit(get_arrays(client.model), TRAIN)
 
 
@@ -477,7 +482,7 @@ def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
         "per-fedavg-alpha": alpha,
         "per-fedavg-hessian": hessian,
     }
-    (found,), _, _ = client.fit([np.float32([4.0, 3.0])], config)
+    (result,), _, _ = client.fit([np.float32([4.0, 3.0])], config)
     w, velocity, shrink = (
         torch.tensor([4.0, 3.0]),
         torch.zeros(2),
@@ -487,14 +492,14 @@ def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
         meta = Quadratic.H @ shrink @ (w - Quadratic.T)
         velocity = momentum * velocity + (shrink @ meta if hessian == "differences" else meta)
         w = w - 0.05 * velocity
-    np.testing.assert_allclose(found, w, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(result, w, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_per_fedavg_is_scored_after_steps_along_the_full_gradient(steps):
     data, sent = blobs(1), get_arrays(small_net(5))
     client = PerFedAvgClient(small_net, data, 0)
-    loss, _, found = client.evaluate(
+    loss, _, metrics = client.evaluate(
         sent, {**TRAIN, "per-fedavg-alpha": 0.2, "per-fedavg-steps": steps}
     )
     net = small_net(5)
@@ -508,8 +513,8 @@ def test_per_fedavg_is_scored_after_steps_along_the_full_gradient(steps):
         assert loss == pytest.approx(
             float(functional.cross_entropy(net(data.test.x), data.test.y)), rel=1e-4
         )
-    assert found["global-loss"] == FedAvgClient(small_net, data).evaluate(sent, TRAIN)[0]
-    assert (loss == found["global-loss"]) == (steps == 0)
+    assert metrics["global-loss"] == FedAvgClient(small_net, data).evaluate(sent, TRAIN)[0]
+    assert (loss == metrics["global-loss"]) == (steps == 0)
 
 
 def test_per_fedavgs_two_gradients_of_a_step_are_of_different_mini_batches():

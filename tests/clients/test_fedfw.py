@@ -142,7 +142,7 @@ def test_the_last_atom_of_an_iterative_oracle_is_kept():
 def test_a_kept_point_of_another_shape():
     store = MessageStore(RecordDict())
     store.save("frank-wolfe", [np.zeros(7)], {})
-    with pytest.raises(ValueError, match="client 0 keeps a point of shape \\(7,\\)"):
+    with pytest.raises(ValueError, match="client 0 has stored a point of shape \\(7,\\)"):
         client(store).fit([np.zeros(5)], numbers())
 
 

@@ -48,8 +48,8 @@ def run(rounds, a_round, clients=5, fails=lambda i, server_round: False, **confi
 
 
 def alone(i, visits, **config):
-    """Return the model of a client that trains for so many rounds of a federated client
-    on its own.
+    """Return the model of a client that trains alone for this many rounds of a
+    federated client.
     """
     client = FedAvgClient(small_net, blobs(i), i)
     arrays = client.fresh_arrays("model", TRAIN, own=False)
@@ -70,12 +70,12 @@ def test_training_in_shares_is_the_same_as_whole_rounds_of_training(
     """
     stores, _ = run(rounds, a_round, optimizer=optimizer)
     for i in range(5):
-        for found, want in zip(
+        for result, want in zip(
             stores[i].load("model", {}, before=False),
             alone(i, visits, optimizer=optimizer),
             strict=True,
         ):
-            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

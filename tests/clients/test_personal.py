@@ -89,8 +89,8 @@ def run_quadratics(strategy, kind, rounds, epochs, grid=None, **config):
 def test_scaffold_reaches_the_optimum_where_fedavg_is_biased(momentum):
     biased, _ = run_quadratics(FedAvg(), FedAvgClient, 80, 10, momentum=momentum)
     assert abs(biased - OPTIMUM) > 0.05
-    found, stores = run_quadratics(Scaffold(), ScaffoldClient, 150, 10, momentum=momentum)
-    assert found == pytest.approx(OPTIMUM, abs=1e-4)
+    server_model, stores = run_quadratics(Scaffold(), ScaffoldClient, 150, 10, momentum=momentum)
+    assert server_model == pytest.approx(OPTIMUM, abs=1e-4)
     for i in range(2):  # at the optimum the variates are the gradients there
         assert stores[i].load("control", {}, before=False)[0] == pytest.approx(
             CURVATURE[i] * (OPTIMUM - TARGET[i]), abs=1e-2
@@ -99,8 +99,8 @@ def test_scaffold_reaches_the_optimum_where_fedavg_is_biased(momentum):
 
 def test_scaffold_reaches_the_optimum_with_one_client_a_round():
     strategy = Scaffold()
-    found, _ = run_quadratics(strategy, ScaffoldClient, 800, 5, grid=True)
-    assert found == pytest.approx(OPTIMUM, abs=1e-4)
+    server_model, _ = run_quadratics(strategy, ScaffoldClient, 800, 5, grid=True)
+    assert server_model == pytest.approx(OPTIMUM, abs=1e-4)
     assert strategy.c["w"] == pytest.approx(0.0, abs=1e-3)  # the mean gradient at the optimum
 
 
@@ -120,8 +120,8 @@ def test_dittos_personal_models_reach_their_fixed_point(mu):
     """w goes to the optimum (one step a round); v minimises h/2 (v - t)^2 + mu/2 (v -
     w)^2.
     """
-    found, stores = run_quadratics(Ditto(DittoOptions(mu, 10)), DittoClient, 120, 1)
-    assert found == pytest.approx(OPTIMUM, abs=1e-4)
+    server_model, stores = run_quadratics(Ditto(DittoOptions(mu, 10)), DittoClient, 120, 1)
+    assert server_model == pytest.approx(OPTIMUM, abs=1e-4)
     for i, (h, t) in enumerate(zip(CURVATURE, TARGET, strict=True)):
         assert stores[i].load("ditto", {}, before=False)[0][0] == pytest.approx(
             (h * t + mu * OPTIMUM) / (h + mu), abs=1e-4
@@ -134,12 +134,12 @@ def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta):
     (h t + lambda w) / (h + lambda).
     """
     strategy = PFedMe(PFedMeOptions(lambda_, 60, 0.9 / lambda_, beta))
-    found, stores = run_quadratics(
+    server_model, stores = run_quadratics(
         strategy, PFedMeClient, 100, 60, **{"learning-rate": 1 / (10 + lambda_)}
     )
     weights = [h * lambda_ / (h + lambda_) for h in CURVATURE]
     want = sum(c * t for c, t in zip(weights, TARGET, strict=True)) / sum(weights)
-    assert found == pytest.approx(want, abs=1e-4)
+    assert server_model == pytest.approx(want, abs=1e-4)
     for i, (h, t) in enumerate(zip(CURVATURE, TARGET, strict=True)):
         assert stores[i].load("pfedme", {}, before=False)[0][0] == pytest.approx(
             (h * t + lambda_ * want) / (h + lambda_), abs=1e-4
@@ -147,14 +147,14 @@ def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta):
 
 
 def test_apfls_mixture_reaches_the_clients_own_optimum_beside_the_global_one():
-    found, stores = run_quadratics(
+    server_model, stores = run_quadratics(
         APFL(APFLOptions(0.5)), APFLClient, 400, 1, **{"learning-rate": 0.1}
     )
-    assert found == pytest.approx(OPTIMUM, abs=1e-4)
+    assert server_model == pytest.approx(OPTIMUM, abs=1e-4)
     for i, t in enumerate(TARGET):
         v, alpha = stores[i].load("apfl", {}, before=False)
         assert alpha[0] == 0.5
-        assert 0.5 * v[0] + 0.5 * found == pytest.approx(t, abs=1e-3)
+        assert 0.5 * v[0] + 0.5 * server_model == pytest.approx(t, abs=1e-3)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -218,7 +218,7 @@ def test_the_global_models_of_ditto_and_apfl_are_fedavgs():
 
 
 def test_without_a_pull_ditto_is_local_training_and_with_alpha_one_so_is_apfl(monkeypatch):
-    """Local starts from the run's initialisation, which all these clients are sent in
+    """Local starts from the run's initialisation, which all these clients receive in
     the first round.
     """
     start = [t.numpy() for t in small_net(11).state_dict().values()]
@@ -237,9 +237,9 @@ def test_a_client_that_never_trained_is_scored_with_the_model_it_is_sent():
     sent = [t.numpy() for t in small_net(4).state_dict().values()]
     want = FedAvgClient(small_net, data).evaluate(sent, TRAIN)[2]
     for kind in (DittoClient, PFedMeClient, APFLClient):
-        found = kind(small_net, data).evaluate(sent, {**TRAIN, "apfl-alpha": 0.25})[2]
-        assert found["accuracy"] == found["global-accuracy"] == want["accuracy"]
-        assert found["loss"] == pytest.approx(want["loss"], rel=1e-6)
+        metrics = kind(small_net, data).evaluate(sent, {**TRAIN, "apfl-alpha": 0.25})[2]
+        assert metrics["accuracy"] == metrics["global-accuracy"] == want["accuracy"]
+        assert metrics["loss"] == pytest.approx(want["loss"], rel=1e-6)
 
 
 def test_the_personal_model_is_what_is_scored():
@@ -247,11 +247,11 @@ def test_the_personal_model_is_what_is_scored():
     own = stores[1].load("ditto", {}, before=False)
     client = DittoClient(small_net, blobs(1, shift=0.2), 1, stores[1])
     sent = [t.numpy() for t in small_net(4).state_dict().values()]
-    found = client.evaluate(sent, TRAIN)[2]
-    assert found["loss"] == pytest.approx(
+    metrics = client.evaluate(sent, TRAIN)[2]
+    assert metrics["loss"] == pytest.approx(
         FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(own, TRAIN)[0]
     )
-    assert found["global-loss"] == pytest.approx(
+    assert metrics["global-loss"] == pytest.approx(
         FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(sent, TRAIN)[0]
     )
 
@@ -340,8 +340,8 @@ def test_the_personal_part_never_travels_in_any_message(name, monkeypatch):
 
 
 def test_a_body_shared_by_clients_without_a_head_of_their_own_is_fedavg():
-    """A head that nobody has: everything is shared. The server refuses it, so the check
-    is made to pass.
+    """With a head that no model has, everything is shared. The server rejects such a
+    head, so the test disables that check.
     """
     want, _, _ = train_nets(FedAvg(), FedAvgClient)
 
@@ -349,8 +349,10 @@ def test_a_body_shared_by_clients_without_a_head_of_their_own_is_fedavg():
         def shared(self, arrays):
             return arrays
 
-    found, stores, _ = train_nets(Everything(["none."], "body"), PartialClient, head=("none.",))
-    assert_equal(found.values(), want.values())
+    server_model, stores, _ = train_nets(
+        Everything(["none."], "body"), PartialClient, head=("none.",)
+    )
+    assert_equal(server_model.values(), want.values())
     assert stores[0].load("private", {}, before=False) == []
 
 

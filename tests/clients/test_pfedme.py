@@ -1,5 +1,5 @@
-"""Exams of pFedMe's client: the paper's Algorithm 1, one mini-batch for all inner
-steps, and the form that costs what FedAvg costs.
+"""pFedMe's client: the paper's Algorithm 1 with one mini-batch for all inner steps, and
+the form that costs as much as FedAvg.
 """
 
 import numpy as np

@@ -269,18 +269,20 @@ def train_net(split):
 def test_state_of_another_architecture_is_refused():
     client = SuPerFedClient(small_net, blobs(), 6)
     client.store.save("personal", [np.zeros((2, 2), np.float32)], {"server-round": 1})
-    with pytest.raises(ValueError, match="client 6 keeps a personal model of another architecture"):
+    with pytest.raises(
+        ValueError, match="client 6 has stored a personal model of another architecture"
+    ):
         client.evaluate(list(INITIAL.values()), {"server-round": 1})
 
 
 def test_an_evaluation_is_the_same_with_the_first_layer_computed_once(monkeypatch):
     client = superfed(0, None)
     parameters = [array + 0.1 for array in INITIAL.values()]
-    loss, count, found = client.evaluate(parameters, CONFIG)
+    loss, count, metrics = client.evaluate(parameters, CONFIG)
     monkeypatch.setattr("clients.superfed.SharedFirstLayer.of", lambda *_: None)
     assert (pytest.approx(loss, abs=1e-6), count) == client.evaluate(parameters, CONFIG)[:2]
     for name, value in client.evaluate(parameters, CONFIG)[2].items():
-        assert found[name] == pytest.approx(value, abs=1e-6), name
+        assert metrics[name] == pytest.approx(value, abs=1e-6), name
 
 
 def test_one_lambda_for_all_is_chosen_on_validation_and_scored_on_test():
@@ -430,16 +432,16 @@ def test_the_server_sends_the_pooled_curve_of_the_last_evaluation(choice):
 
     class Spy(SuPerFedClient):
         def evaluate(self, parameters, config):
-            found = super().evaluate(parameters, config)
+            scores = super().evaluate(parameters, config)
             seen.append(
                 (
                     config["server-round"],
                     config.get("superfed-pooled-loss"),
                     config.get("superfed-pooled-samples"),
-                    found[2],
+                    scores[2],
                 )
             )
-            return found
+            return scores
 
     clients = [superfed(i, None, Spy) for i in range(3)]
     strategy = SuPerFed(SuPerFedOptions(start=0.0, lambda_choice=choice))
@@ -481,9 +483,9 @@ def test_what_a_client_lies_about_its_curve_reaches_nobody():
         {"lambda-validation-noise": "x"},
         {"lambda-validation-noise": -1.0},
     ):
-        found = collected([*honest, {**one, **lie}])
-        assert len(found.noise) == 2
-        assert math.isfinite(found.k)
+        result = collected([*honest, {**one, **lie}])
+        assert len(result.noise) == 2
+        assert math.isfinite(result.k)
     assert collected([*honest, {**one, "lambda-validation-loss": [math.inf, 0.0]}]).k == want.k
     huge = collected([{**one, "lambda-validation-loss": [1e300, -1e300]}, *honest])
     assert not math.isnan(huge.k)
@@ -533,24 +535,24 @@ MIXED = {
 
 
 def test_a_client_that_mixing_has_not_reached_trains_before_it_is_scored():
-    """What it is scored with is what a round of one epoch would have kept, but it keeps
-    nothing, and every evaluation is the same.
+    """It is scored with the model that a round of one epoch would have stored, but it
+    stores nothing, and every evaluation is the same.
     """
     data, sent = blobs(seed=3, n=200), get_arrays(small_net(5))
     late, other = SuPerFedClient(small_net, data, 4), SuPerFedClient(small_net, data, 4)
     other.fit(sent, {**MIXED, "local-epochs": 1})
     want = other.evaluate(sent, MIXED)[2]
-    found = late.evaluate(sent, MIXED)[2]
-    assert found == want
+    metrics = late.evaluate(sent, MIXED)[2]
+    assert metrics == want
     assert late.store.load("personal", MIXED, before=False) is None
-    assert late.evaluate(sent, MIXED)[2] == found
+    assert late.evaluate(sent, MIXED)[2] == metrics
     within = {**MIXED, "superfed-lambda": 0.3}  # where theta_f counts
     tensors, _ = late.personal_state_dict(sent, within)
     expected, _ = other.personal_state_dict(sent, within)
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     without = late.evaluate(sent, {**MIXED, "superfed-catch-up": 0})[2]
-    assert found["lambda-loss"][-1] < without["lambda-loss"][-1]
-    assert found["lambda-loss"][0] == without["lambda-loss"][0]  # theta_f is the received one
+    assert metrics["lambda-loss"][-1] < without["lambda-loss"][-1]
+    assert metrics["lambda-loss"][0] == without["lambda-loss"][0]  # theta_f is the received one
     before = late.evaluate(sent, {**MIXED, "superfed-mixing": "none"})[2]
     assert before["lambda-loss"] == without["lambda-loss"]
     late.fit(sent, {**MIXED, "server-round": 8})
@@ -565,31 +567,31 @@ def test_mixing_starts_after_so_many_draws_a_client_or_by_the_share_of_rounds():
     from strategies.base.client_grid import ClientGrid
 
     def mixings(options, rounds=8, strategy=None, first=1):
-        told = []
+        messages = []
 
         class Told(SuPerFedClient):
             def fit(self, parameters, config):
-                told.append((config["server-round"], config["superfed-mixing"]))
+                messages.append((config["server-round"], config["superfed-mixing"]))
                 return super().fit(parameters, config)
 
             def evaluate(self, parameters, config):
-                told.append((config["server-round"], config["superfed-mixing"]))
+                messages.append((config["server-round"], config["superfed-mixing"]))
                 return super().evaluate(parameters, config)
 
         strategy = strategy or SuPerFed(options)
         app = to_client_app(lambda c: superfed(int(c.node_config["partition-id"]), c, Told))
         grid = ClientGrid(InlineGrid(app, 4), clients_per_round=2)
         simulate(strategy, None, 4, INITIAL, rounds, CONFIG, grid=grid, first_round=first)
-        # training and evaluation of a round are told the same
-        assert len(set(told)) == rounds - first + 1
-        return strategy, [mixing for _, mixing in sorted(set(told))]
+        # training and evaluation of a round receive the same
+        assert len(set(messages)) == rounds - first + 1
+        return strategy, [mixing for _, mixing in sorted(set(messages))]
 
-    _, found = mixings(SuPerFedOptions(start=0.75, start_draws=1.5))
-    assert found == ["none"] * 3 + ["model"] * 5
-    _, found = mixings(SuPerFedOptions(start=0.25, start_draws=1.5))
-    assert found == ["none"] * 2 + ["model"] * 6
-    _, found = mixings(SuPerFedOptions(start=0.75))
-    assert found == ["none"] * 6 + ["model"] * 2
+    _, result = mixings(SuPerFedOptions(start=0.75, start_draws=1.5))
+    assert result == ["none"] * 3 + ["model"] * 5
+    _, result = mixings(SuPerFedOptions(start=0.25, start_draws=1.5))
+    assert result == ["none"] * 2 + ["model"] * 6
+    _, result = mixings(SuPerFedOptions(start=0.75))
+    assert result == ["none"] * 6 + ["model"] * 2
     half, _ = mixings(SuPerFedOptions(start=0.75, start_draws=2.5), rounds=2)
     resumed = SuPerFed(SuPerFedOptions(start=0.75, start_draws=2.5))
     resumed.load_state_dict(half.state_dict())

@@ -28,9 +28,7 @@ PROTOTYPES[0, :, :4], PROTOTYPES[1, :, 4:] = 0.9, 0.9
 
 
 def halves(seed, n=32):
-    """Return a client's images: one half of each is bright, and the class says
-    which.
-    """
+    """Return a client's images: one half of each is bright, depending on its class."""
     rng = np.random.default_rng(seed)
 
     def split():
@@ -119,10 +117,10 @@ def test_two_rounds_of_a_kept_net_are_two_rounds_of_one_net():
     samples = torch.tensor(x).clamp(0, 1), torch.tensor(y).long()
     for now in (1, 2):
         whole._train_energy(net.train(), optimiser, *samples, config_of(strategy, now))
-    for (name, wanted), found in zip(
+    for (name, wanted), result in zip(
         net.state_dict().items(), kept.net.state_dict().values(), strict=True
     ):
-        torch.testing.assert_close(found, wanted, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(result, wanted, msg=lambda text, name=name: f"{name}: {text}")
     fresh = Watched(net_fn, model_fn, halves(0), 0)
     for now in (1, 2):
         fresh.fit([x, y], config_of(evg(), now))

@@ -40,13 +40,13 @@ def test_apfl_is_scored_at_alpha_v_plus_one_minus_alpha_w():
     data, w, v = blobs(1, n=200), get_arrays(small_net(1)), get_arrays(small_net(2))
     client = APFLClient(small_net, data)
     client.store.save("apfl", [*v, np.array([0.2])], CONFIG)
-    loss, _, found = client.evaluate(w, {**CONFIG, "apfl-alpha": 0.9})
+    loss, _, metrics = client.evaluate(w, {**CONFIG, "apfl-alpha": 0.9})
     want = scores_of([0.2 * b + 0.8 * a for a, b in zip(w, v, strict=True)], data)
     other = scores_of([0.8 * b + 0.2 * a for a, b in zip(w, v, strict=True)], data)
-    assert (loss, found["accuracy"]) == (pytest.approx(want[0], abs=1e-6), want[1])
+    assert (loss, metrics["accuracy"]) == (pytest.approx(want[0], abs=1e-6), want[1])
     assert abs(want[0] - other[0]) > 0.01
-    assert found["apfl-alpha"] == 0.2
-    assert (found["global-loss"], found["global-accuracy"]) == (
+    assert metrics["apfl-alpha"] == 0.2
+    assert (metrics["global-loss"], metrics["global-accuracy"]) == (
         pytest.approx(scores_of(w, data)[0]),
         scores_of(w, data)[1],
     )
@@ -58,12 +58,12 @@ def test_local_is_scored_with_what_it_trained():
     for server_round in (1, 2):
         config = {**CONFIG, "server-round": server_round}
         client.fit([], config)
-        loss, _, found = client.evaluate(start, config)
-        assert (loss, found["accuracy"]) == scores_of(
+        loss, _, metrics = client.evaluate(start, config)
+        assert (loss, metrics["accuracy"]) == scores_of(
             client.store.load("model", config, before=False), data
         )
-        assert found["global-loss"] == scores_of(start, data)[0]
-        assert abs(loss - found["global-loss"]) > 0.05
+        assert metrics["global-loss"] == scores_of(start, data)[0]
+        assert abs(loss - metrics["global-loss"]) > 0.05
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -90,8 +90,8 @@ def test_two_rounds_of_apfl_equal_autograd(momentum):
                 functional.cross_entropy(outputs, y).backward()
             optimiser.step()
         kept = client.store.load("apfl", config, before=False)
-        for found, want in zip([*got, *kept[:-1]], [*w, *v], strict=True):
-            np.testing.assert_allclose(found, want.detach(), rtol=2e-4, atol=5e-6)
+        for result, want in zip([*got, *kept[:-1]], [*w, *v], strict=True):
+            np.testing.assert_allclose(result, want.detach(), rtol=2e-4, atol=5e-6)
         sent = [a + np.float32(0.01) for a in got]
 
 
@@ -164,20 +164,20 @@ def test_superfeds_mixtures_have_statistics_of_their_own():
     data, client = blobs(1, n=100), SuPerFedClient(normalised, blobs(1, n=100), 1)
     client.store.save("personal", parameters_of(normalised(2)), CONFIG)
     sent = get_arrays(normalised(1))
-    scored, found = client.personal_state_dict(sent, CONFIG)
-    assert found["lambda-loss"] == pytest.approx(
-        [found["global-loss"], *(at(i / 10, data) for i in range(1, 11))], rel=1e-4
+    scored, result = client.personal_state_dict(sent, CONFIG)
+    assert result["lambda-loss"] == pytest.approx(
+        [result["global-loss"], *(at(i / 10, data) for i in range(1, 11))], rel=1e-4
     )
-    assert found["global-loss"] == FedAvgClient(normalised, data).evaluate(sent, CONFIG)[0]
-    assert abs(at(0.0, data) - found["global-loss"]) > 0.01
+    assert result["global-loss"] == FedAvgClient(normalised, data).evaluate(sent, CONFIG)[0]
+    assert abs(at(0.0, data) - result["global-loss"]) > 0.01
     # the same again: nothing is left of the estimates
-    assert client.evaluate(sent, CONFIG)[2] == found
+    assert client.evaluate(sent, CONFIG)[2] == result
     net = normalised(7)
     net.load_state_dict(scored)
     with torch.no_grad():
         assert float(
             functional.cross_entropy(net.eval()(data.test.x), data.test.y)
-        ) == pytest.approx(found["loss"], rel=1e-4)
+        ) == pytest.approx(result["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
@@ -185,5 +185,5 @@ def test_apfls_mixture_has_statistics_of_its_own(alpha):
     data, client = blobs(1, n=100), APFLClient(normalised, blobs(1, n=100), 1)
     client.store.save("apfl", [*parameters_of(normalised(2)), np.array([alpha])], CONFIG)
     sent = get_arrays(normalised(1))
-    loss, _, found = client.evaluate(sent, {**CONFIG, "apfl-alpha": 0.1})
-    assert loss == pytest.approx(at(alpha, data) if alpha else found["global-loss"], rel=1e-4)
+    loss, _, metrics = client.evaluate(sent, {**CONFIG, "apfl-alpha": 0.1})
+    assert loss == pytest.approx(at(alpha, data) if alpha else metrics["global-loss"], rel=1e-4)

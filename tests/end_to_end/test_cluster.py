@@ -1,5 +1,5 @@
 """A Ray cluster of two nodes with one CPU each, on this machine: a run and a sweep use
-both, and what could not work is refused.
+both, and settings that cannot work are refused.
 """
 
 import argparse
@@ -96,12 +96,11 @@ def test_the_runs_of_a_sweep_are_tasks_on_both_nodes(cluster, tmp_path):
 
 
 @pytest.mark.ray
-def test_what_the_cluster_has_and_does_not_see(cluster, tmp_path):
+def test_the_cluster_needs_resources_and_shared_folders(cluster, tmp_path):
     assert checked_cluster(cluster, [tmp_path]) == Cluster(machines=2, cpus=2, gpus=0)
     with pytest.raises(
         UserError,
-        match=r"of the cluster does not see /nowhere: choose a folder that all of its machines "
-        r"share",
+        match=r"of the cluster has no /nowhere: choose a folder that all machines share",
     ):
         checked_cluster(cluster, [Path("/nowhere")])
 
@@ -111,8 +110,8 @@ def test_other_versions_are_refused_by_name():
     assert lacks("b (10.0.0.2)", mine, mine, []) == ""
     said = lacks("b (10.0.0.2)", mine, {"python": "3.11", "torch": "2.6.0"}, [])
     assert (
-        said == "b (10.0.0.2) of the cluster has torch 2.6.0, this machine 2.14.1: install the "
-        "same versions"
+        said == "b (10.0.0.2) of the cluster has torch 2.6.0, this machine has 2.14.1: install "
+        "the same version"
     )
 
 
@@ -134,7 +133,7 @@ def test_the_address(monkeypatch):
     assert address_of(None) == ""
 
 
-def test_nothing_that_answers_is_one_line(tmp_path):
+def test_an_unreachable_cluster_is_a_one_line_error(tmp_path):
     with pytest.raises(
         UserError, match=r"^--ray-address 127.0.0.1:1: nothing answers there \(Connection refused\)"
     ):

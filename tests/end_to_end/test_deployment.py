@@ -1,5 +1,5 @@
-"""A deployment on this machine, real processes: the numbers of the inline engine,
-refusals with their reason, sites' own data.
+"""A deployment on this machine with real processes: the numbers equal those of the
+inline engine, refusals give a reason, sites can have their own data.
 """
 
 import json
@@ -17,7 +17,7 @@ from fedapps.deployment.certificates import make_certificates, make_site_key
 from fedapps.deployment.local import Deployment, Site
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import free_port, marked, program
-from fedapps.engines.wall import connect, obstacle
+from fedapps.engines.wall import connect, no_wall_reason
 from fedapps.errors import RunFailed, UserError
 from tests.helpers import (
     assert_same,
@@ -48,27 +48,29 @@ pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 
 
 def not_compared(key):
-    """Leave out what hangs on time and on the length of a path."""
+    """Skip values that depend on time or on the length of a path."""
     return key == "seconds" or "bytes" in key
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
-    """Three sites that share the settings' data; when they have gone nothing of them is
+    """Three sites that share the settings' data; after the test no process of them is
     left.
     """
     folder = tmp_path_factory.mktemp("sites") / "deployment"
     done = fedapps("deploy", "up", "--nodes", "3", "--dir", folder)
     assert done.returncode == 0, done.stderr
-    found = Deployment.open(folder)
+    opened = Deployment.open(folder)
     assert f"fedapps deploy flwr --dir {folder} run . own" in done.stdout
     assert (
-        "which only you can enter" if not obstacle() else "open to every process of this machine"
+        "which only you can enter"
+        if not no_wall_reason()
+        else "open to every process on this machine"
     ) in done.stdout
-    yield found
+    yield opened
     done = fedapps("deploy", "down", "--dir", folder)
     assert done.returncode == 0, done.stderr
-    assert marked(found.mark) == []
+    assert marked(opened.mark) == []
     assert not folder.exists()
 
 
@@ -78,8 +80,8 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
     job = [*JOBS[method], *SMALL]
     run_inline(tmp_path / "inline", *job)
     port = free_port()
-    # as a Flower user would: `flwr run . own`, as it is printed; counters are at the
-    # SuperLink
+    # as a Flower user does: the printed command `flwr run . own`; the counters are at
+    # the SuperLink
     if method == "fedavg":
         settings = tomllib.loads((tmp_path / "inline" / "settings.toml").read_text())
         settings = {key: value for key, value in settings.items() if key != "versions"} | {
@@ -125,20 +127,20 @@ def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp
         assert_same(one, other, f"round {one['round']}", not_compared)
 
 
-def test_status_logs_and_what_is_private(deployment):
+def test_status_logs_and_file_permissions(deployment):
     done = fedapps("deploy", "status", "--dir", deployment.folder)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("online") == 3
-    told = fedapps(
+    lines = fedapps(
         "deploy", "logs", "--log-format", "json", "--dir", deployment.folder
     ).stdout.splitlines()
-    assert {json.loads(line)["site"] for line in told} == {"superlink"}
+    assert {json.loads(line)["site"] for line in lines} == {"superlink"}
     assert (
         "SuperNode ID"
         in fedapps("deploy", "logs", "site-1", "--dir", deployment.folder, "--lines", "500").stdout
     )
     assert (
-        "no site 'x': there are site-0"
+        "no site 'x': choose one of site-0"
         in fedapps("deploy", "logs", "x", "--dir", deployment.folder).stderr
     )
     assert stat.S_IMODE(deployment.folder.stat().st_mode) == 0o700
@@ -148,7 +150,7 @@ def test_status_logs_and_what_is_private(deployment):
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-@pytest.mark.skipif(bool(obstacle()), reason=f"no wall: {obstacle()}")
+@pytest.mark.skipif(bool(no_wall_reason()), reason=f"no wall: {no_wall_reason()}")
 def test_a_script_with_the_port_number_gets_nowhere(deployment):
     """Nor does Flower's own command with the connection's certificate; the SuperNodes'
     ports are closed, too.
@@ -171,27 +173,27 @@ def test_a_script_with_the_port_number_gets_nowhere(deployment):
     assert fedapps("deploy", "flwr", "--dir", deployment.folder, "list", "own").returncode == 0
 
 
-def test_who_is_refused_and_what_is_said(deployment, tmp_path):
+def test_refused_sites_and_their_messages(deployment, tmp_path):
     stranger = Site(deployment, "stranger", {"partition-id": 9}, free_port())
     make_site_key(stranger.folder / "key")
     shutil.copy(deployment.certificates / "ca.pem", stranger.folder)
     with pytest.raises(
         RunFailed,
-        match=r"'stranger' was not let in: .*its key is not registered: flwr supernode register",
+        match=r"refused site 'stranger': .*register its key with `flwr supernode register",
     ):
         stranger.start()
     stranger.end()
     make_certificates(tmp_path / "other", ["127.0.0.1"])
     shutil.copy(tmp_path / "other" / "ca.pem", stranger.folder)
-    with pytest.raises(UserError, match=r"certificate was not accepted .*wrong CA\?"):
+    with pytest.raises(UserError, match=r"certificate was not accepted .*check that"):
         stranger.start()
     stranger.authority = None
-    with pytest.raises(UserError, match=r"TLS is spoken there, not plain HTTP"):
+    with pytest.raises(UserError, match=r"the server uses TLS"):
         stranger.start()
     assert marked(stranger.mark) == []
 
 
-def test_sites_with_data_of_their_own(tmp_path):
+def test_sites_with_their_own_data(tmp_path):
     """Three tables; one names a category that the settings do not know: said by name,
     here and there. Mended, it takes part. Then each of the two wards of a site is a
     client of its own, whose state stays in the SuperNode: a message a site.

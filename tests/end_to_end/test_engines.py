@@ -1,5 +1,5 @@
-"""The whole way under Ray: the same numbers as in-process, plain `flwr run`, a client
-that hangs.
+"""Complete runs under Ray: the same numbers as in one process, plain `flwr run`, a
+client that hangs.
 """
 
 import json
@@ -22,9 +22,9 @@ from tests.helpers import ROOT, assert_same, fedapps, rounds_of, run_inline, scr
 
 ROUNDS = ["num-rounds=4", "evaluate-every=2", "checkpoint-every=2", "seed=5"]
 JOB = ["method=superfed-mm", "superfed.start=0.3", "train.local-epochs=2", *ROUNDS]
-# What each adds to the way between server and workers: arrays of other types and sizes,
-# several kinds of messages, states, sums made by the nodes, data that workers read
-# themselves.
+# Each job tests another part between server and workers: arrays of other types and
+# sizes, several kinds of messages, states, sums computed by the nodes, data that
+# workers read themselves.
 JOBS = {
     "a node per client": [*JOB, "num-clients=2", "clients-per-round=2"],
     "fedboost": [
@@ -60,7 +60,7 @@ def short_folder():
 
 
 def assert_equal_runs(ray, inline):
-    """Compare two runs' records and the names of their files, but for the log."""
+    """Compare two runs' records and the names of their files, except the log."""
     pairs = list(zip(rounds_of(ray), rounds_of(inline), strict=True))
     assert pairs
     for one, other in pairs:
@@ -89,9 +89,9 @@ def test_the_command_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(
     assert not [name for name in os.listdir(short_folder) if name.startswith("fl-")]
 
 
-# An app that carries out several runs of ours one after another, with the same nodes
-# and workers: starting these takes longer than all of the runs. What a node keeps for
-# one run is not shown to the next. In the end one of two clients hangs.
+# An app that executes several of our runs one after another with the same nodes and
+# workers, because starting these takes longer than all of the runs. A node's state of
+# one run is hidden from the next. At the end one of two clients hangs.
 APPS = """
 import json
 import time
@@ -175,8 +175,8 @@ folder = ""
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """Carry out all jobs in this process, and then in one simulation; return the folder
-    with their results, and the lines that the simulation printed.
+    """Run all jobs in this process, and then in one simulation; return the folder with
+    their results, and the lines that the simulation printed.
     """
     folder = tmp_path_factory.mktemp("simulated")
     app = folder / "app"
@@ -221,16 +221,16 @@ def test_the_workers_give_the_numbers_of_the_inline_engine(name, simulated):
     assert shared == (name != "a node per client")
 
 
-def test_a_client_that_hangs_costs_its_reply_and_not_the_run(simulated):
-    """It keeps its worker; the other worker goes on, also for that client."""
+def test_a_hanging_client_loses_its_reply_but_the_run_continues(simulated):
+    """It blocks its worker; the other worker continues, also for that client."""
     text = "\n".join(simulated[1])
     assert "RESULT [3.0, 3.0]" in text
     assert "FAILED [(2, 1, 'no answer within 8 s')]" in text
 
 
 def test_plain_flwr_run(tmp_path, short_folder):
-    """As a Flower user would, in a copy of the project: `flwr run .` with a home and
-    ports of the test's own, and counters.
+    """As a Flower user does, in a copy of the project: `flwr run .` with the test's own
+    home and ports, and counters.
     """
     app = copy_app(tmp_path)
     home, ports, page = tmp_path / "home", (free_port(), free_port()), free_port()
@@ -259,7 +259,7 @@ def test_plain_flwr_run(tmp_path, short_folder):
     assert summary["status"] == "completed", done.stdout[-3000:]
     assert summary["rounds-completed"] == 2
     assert (folder / "report.html").exists()
-    assert str(folder) in done.stdout  # the user is told where the results are
+    assert str(folder) in done.stdout  # the output names the results folder
     labels = f'{{method="fedavg",run="{folder.name}",task="digits"}}'
     assert f"fedapps_rounds_planned{labels} 2.0" in pages[-1]
     assert f"fedapps_rounds_total{labels} " in pages[-1]

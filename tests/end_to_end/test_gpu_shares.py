@@ -1,5 +1,5 @@
-"""Shares of a GPU under Ray, on a machine without one: Ray is told that there is one,
-and the clients say what they see of it.
+"""Shares of a GPU under Ray, on a machine without one: Ray is configured
+with one, and the clients report what they see of it.
 """
 
 import os

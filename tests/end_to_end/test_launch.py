@@ -1,5 +1,5 @@
-"""The launcher: a small Flower app is run, fails, is refused, interrupted; nothing is
-ever left behind.
+"""The launcher: a small Flower app runs, fails, is refused or interrupted; no process
+or file is left behind.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import pytest
 from fedapps.commands import parser as cli
 from fedapps.engines import flower, superlink
 from fedapps.engines.processes import free_port, marked
-from fedapps.engines.wall import obstacle
+from fedapps.engines.wall import no_wall_reason
 from fedapps.errors import UserError
 from fedapps.runs import launch as launching
 from tests.helpers import ROOT, rounds_of, summary_of
@@ -127,18 +127,18 @@ def descendants(root):
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                # from field 3, the state, on
+                # the fields from 3 on, the state
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if fields[0] != "Z":
                     parents[int(entry.name)], starts[int(entry.name)] = int(fields[1]), fields[19]
-    found = set()
+    processes = set()
     for process in parents:
         above = process
         while above in parents and above != root:
             above = parents[above]
         if above == root and process != root:
-            found.add((process, starts[process]))
-    return found, set(starts.items())
+            processes.add((process, starts[process]))
+    return processes, set(starts.items())
 
 
 def command_of(process):
@@ -149,14 +149,14 @@ def command_of(process):
 
 
 def reached(port):
-    """Return whether a process that knows nothing but the port gets through."""
+    """Return whether a process that knows only the port can connect."""
     with socket.socket() as stranger:
         return stranger.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.ray
 def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
-    """One run, many questions, in surroundings made to mislead it."""
+    """One run, many checks, in an environment made to mislead it."""
     decoy = tmp_path / "decoy"  # the current directory holds a package with the app's name
     (decoy / "tinyapp").mkdir(parents=True)
     (decoy / "tinyapp" / "__init__.py").write_text("raise ImportError('the decoy was imported')")
@@ -180,7 +180,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
             ),
         ),
         port=port,
-        walled=not obstacle(),
+        walled=not no_wall_reason(),
         env={
             "EXTRA": "given",
             "HTTP_PROXY": "http://127.0.0.1:9",
@@ -193,7 +193,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     assert not any("\x1b" in line for line in lines)
     assert set(polls) == {threading.main_thread()}
     # who knows the port of a run behind a wall does not get through
-    assert any(strangers) == bool(obstacle())
+    assert any(strangers) == bool(no_wall_reason())
     rounds = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rounds) == 2
     server = rounds[-1]
@@ -218,9 +218,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
 
 
 @pytest.mark.ray
-def test_a_superlink_that_was_launched_runs_an_app_that_raises_which_fails_with_its_reason(
-    app, tmp_path
-):
+def test_an_app_that_raises_fails_with_its_reason(app, tmp_path):
     with flower.launched(None, walled=False) as link:
         home = link.base / "home"
         outcome = flower.run_simulation(
@@ -268,7 +266,7 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(tmp_path
         process.kill()
         process.wait()
     assert process.returncode == 130, said
-    assert "go on with: fedapps run --resume" in said
+    assert "continue with: fedapps run --resume" in said
     assert marked(mark) == []
     assert started & descendants(process.pid)[1] == set()
     assert not Path(base).exists()
@@ -307,7 +305,7 @@ def test_an_unknown_setting_is_rejected_with_the_reason(app, tmp_path):
     assert outcome.details.startswith("Key 'nested.rat' is not present")
 
 
-def test_a_superlink_that_dies_is_a_failure_with_its_last_words(app, tmp_path, monkeypatch):
+def test_a_superlink_that_dies_is_a_failure_with_its_last_log_lines(app, tmp_path, monkeypatch):
     broken = tmp_path / "flower-superlink"
     broken.write_text("#!/bin/sh\necho 'OSError: the disk is full' >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -319,7 +317,7 @@ def test_a_superlink_that_dies_is_a_failure_with_its_last_words(app, tmp_path, m
         app, {}, flower.Resources(3), flower.Following(tmp_path / "log")
     )
     assert outcome.status == "failed"
-    assert outcome.details == "Flower's SuperLink has ended: OSError: the disk is full"
+    assert outcome.details == "Flower's SuperLink has ended unexpectedly: OSError: the disk is full"
     assert "the disk is full" in (tmp_path / "log").read_text()
 
 
@@ -351,7 +349,7 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
         ),
     ],
 )
-def test_resources_that_are_not_there(app, tmp_path, monkeypatch, options, environment, message):
+def test_missing_resources_are_an_error(app, tmp_path, monkeypatch, options, environment, message):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(
@@ -411,7 +409,7 @@ def test_a_taken_port(app, tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        with pytest.raises(UserError, match=r"^port = \d+, but it cannot be used"):
+        with pytest.raises(UserError, match=r"^port = \d+: it cannot be used"):
             flower.run_simulation(
                 app,
                 {},

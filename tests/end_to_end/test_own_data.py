@@ -1,5 +1,5 @@
-"""A user's own set, thirty windows of nine sensors a person, from a folder of parquet
-to the results, as docs/own-data.md says.
+"""A user's own data set, thirty windows of nine sensors per person, from a folder of
+parquet files to the results, as in docs/own-data.md.
 """
 
 import math
@@ -52,7 +52,7 @@ def test_a_folder_of_windows_by_person(method, folder, tmp_path):
     )
 
 
-def test_people_that_nobody_trains_on_score_one_model_alike(folder, tmp_path):
+def test_people_without_training_data_are_scored_with_one_model(folder, tmp_path):
     write(folder, windows((1, 2), 50, "test", steps=32), "test")
     clients = run("fedavg", folder, tmp_path / "out", "data.test=test")
     assert len(clients) == len(PEOPLE)

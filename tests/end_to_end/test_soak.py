@@ -1,5 +1,5 @@
-"""``benchmarks/soak.py``, short: a run under every kind of fault is what it should be,
-and a record that is not is noticed.
+"""A short run of ``benchmarks/soak.py``: it is correct under every kind of fault, and a
+wrong record is detected.
 """
 
 import json
@@ -26,8 +26,8 @@ def work(tmp_path_factory):
 
 
 def judged(work, change=lambda rows: rows):
-    """Return the sums of what is counted, and the difference, where the record is
-    changed.
+    """Return the sums of the counts, and the difference, after a change of the
+    record.
     """
     path = work / "run" / "rounds.jsonl"
     before = path.read_text()
@@ -48,12 +48,12 @@ def where(kinds):
     return next((n, soak.fault(n)[1]) for n in range(1, ROUNDS + 1) if soak.fault(n)[0] in kinds)
 
 
-def test_nothing_is_lost_and_the_model_is_that_of_the_sound_replies(work):
+def test_nothing_is_lost_and_the_model_uses_only_valid_replies(work):
     assert judged(work) == ([ROUNDS, len(LEFT_OUT) + 1, 0, 0], 0.0)
 
 
 @pytest.mark.parametrize("kind", LEFT_OUT)
-def test_a_reply_that_should_not_have_been_used_is_noticed(work, kind):
+def test_a_wrongly_used_reply_is_detected(work, kind):
     number, client = where([kind])
 
     def used(rows):
@@ -65,7 +65,7 @@ def test_a_reply_that_should_not_have_been_used_is_noticed(work, kind):
     assert difference > 1e-6
 
 
-def test_a_weight_that_was_not_capped_is_noticed(work):
+def test_an_uncapped_weight_is_detected(work):
     (_, _, successes, _), difference = judged(
         work, lambda rows: [{**row, "capped": []} for row in rows]
     )
@@ -73,7 +73,7 @@ def test_a_weight_that_was_not_capped_is_noticed(work):
     assert difference > 1e-6
 
 
-def test_a_sound_client_that_was_left_out_and_a_missing_round_are_noticed(work):
+def test_a_wrongly_skipped_client_and_a_missing_round_are_detected(work):
     (_, _, successes, failures), difference = judged(
         work, lambda rows: [{**rows[0], "clients": [0, 1, 2, 3]}, *rows[1:]]
     )

@@ -1,4 +1,4 @@
-"""A run folder written by hand, as the recorder would leave it."""
+"""A run folder written by hand, in the form that the recorder leaves."""
 
 import csv
 import json

@@ -1,5 +1,5 @@
-"""The method that docs/add-a-method.md adds runs as it is printed there, in five places
-and no more.
+"""The method of docs/add-a-method.md runs exactly as printed there, with changes in
+only five places.
 """
 
 import json
@@ -126,7 +126,7 @@ def test_the_new_method_runs_alone_and_with_what_composes(extended):
     assert done.returncode == 0, done.stderr
 
 
-def test_without_its_declaration_nothing_composes_with_it(extended):
+def test_without_its_declaration_no_method_composes_with_it(extended):
     lines = [
         "import strategies",
         "class Silent(strategies.FedNova):",
@@ -140,7 +140,7 @@ def test_without_its_declaration_nothing_composes_with_it(extended):
     )
 
 
-def test_its_exam_and_the_rules_of_the_house_pass(extended):
+def test_its_exam_and_the_projects_own_checks_pass(extended):
     names = [
         "test_layers.py",
         "strategies/base/test_capabilities.py",

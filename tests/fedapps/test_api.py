@@ -1,6 +1,4 @@
-"""Runs from Python: the numbers of the command, its mistakes, and models as PyTorch's
-modules.
-"""
+"""Runs from Python: the command's numbers and errors, and models as PyTorch modules."""
 
 import json
 import subprocess
@@ -41,7 +39,7 @@ def done(tmp_path_factory):
     return fedapps.run("fedper", data={"min_samples": 5}, out=out, progress=False, **JOB)
 
 
-def test_it_is_what_the_command_does(done, tmp_path, capsys):
+def test_a_run_from_python_equals_the_command(done, tmp_path, capsys):
     assert (
         main(
             [
@@ -64,7 +62,7 @@ def test_it_is_what_the_command_does(done, tmp_path, capsys):
     assert repr(done).startswith("<fedapps.Run fedper on digits, completed: ")
 
 
-def test_it_says_nothing_if_asked(tmp_path, capfd):
+def test_without_progress_nothing_is_printed(tmp_path, capfd):
     fedapps.run("fedavg", out=tmp_path / "r", progress=False, **{**JOB, "num_rounds": 1})
     assert capfd.readouterr() == ("", "")
 
@@ -95,19 +93,18 @@ def test_the_models_are_those_that_were_scored(done):
         assert float(right) == pytest.approx(float(rows[str(client)]["accuracy"]), abs=1e-6)
 
 
-def test_mistakes_are_those_of_the_command(tmp_path, done):
+def test_errors_are_those_of_the_command(tmp_path, done):
     for given, said in (
         ({"method": "fedavgg"}, "method = 'fedavgg': did you mean 'fedavg'"),
         ({"num_round": 2}, "unknown setting 'num-round': did you mean 'num-rounds'"),
         ({"data": {"alpha": -1.0}}, "data.alpha = -1"),
         (
             {"method": ["fedavg"]},
-            r"method = \['fedavg'\]: a run has one value of each setting: fedapps.sweep takes "
-            r"lists",
+            r"method = \['fedavg'\]: a run takes one value per setting\. For lists use fedapps\.sweep",
         ),
         (
             {"model": {"name": torch.nn.Linear}},
-            "model.name: is code, .* name it as text, 'torch.nn.modules.linear:Linear'",
+            "model.name: other processes .* Give its name as text: 'torch.nn.modules.linear:Linear'",
         ),
         ({"engine": "spark"}, "engine = 'spark': choose one of inline, ray, deployment"),
         ({"out": done.folder}, "is not empty"),

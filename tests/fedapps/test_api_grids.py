@@ -1,5 +1,5 @@
 """Sweeps, comparisons and plots from Python: what the commands write and print, as
-objects that a notebook shows.
+objects for notebooks.
 """
 
 import csv
@@ -64,8 +64,8 @@ rows = ["step"]
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Runs go one after the other in this process, which counts them; those that are
-    named in the dictionary fail with its text.
+    """Runs are executed one after the other in this process and counted. Runs named in
+    the dictionary fail with its text.
     """
     broken, begun = {}, []
 
@@ -84,7 +84,7 @@ def in_process(monkeypatch):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two seeds of two methods, the second alone."""
+    """Two methods, the first with two seeds, the second with one."""
     folder = tmp_path_factory.mktemp("runs")
     return {
         (method, seed): fedapps.run(
@@ -101,7 +101,7 @@ def rows_of(path):
 
 
 def same(frame, path):
-    """Whether a DataFrame says what stands in a CSV file."""
+    """Whether a DataFrame equals a CSV file."""
     rows = rows_of(path)
     assert list(frame.columns) == list(rows[0])
     for (_, ours), theirs in zip(frame.iterrows(), rows, strict=True):
@@ -162,7 +162,7 @@ def test_a_sweep_of_settings_is_that_of_the_file(in_process, tmp_path, capsys):
     assert list(by_settings.plot()) == re.findall(r'<figure class="chart" data-name="(.*?)"', page)
 
 
-def test_it_goes_on_where_it_stopped_and_tells_what_failed(in_process, tmp_path):
+def test_a_repeated_sweep_continues_and_failures_are_reported(in_process, tmp_path):
     grid = {
         **LASSO,
         "method": "fedfw",
@@ -172,7 +172,7 @@ def test_it_goes_on_where_it_stopped_and_tells_what_failed(in_process, tmp_path)
     }
     in_process.broken["seed-1"] = "it died"
     with pytest.raises(
-        RunFailed, match="1 of 3 runs, the first seed-1: it died; the same call goes on"
+        RunFailed, match=r"1 of 3 runs failed, the first is seed-1: it died\. Repeat the call"
     ):
         fedapps.sweep(**grid)
     assert rows_of(tmp_path / "out" / "table.csv")[0]["seeds"] == "2"
@@ -198,10 +198,8 @@ def test_mistakes_of_a_sweep(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_script_may_sweep_as_it_stands(tmp_path):
-    """Without `if __name__ == "__main__"`, which processes that import the script again
-    would need.
-    """
+def test_a_script_without_a_main_guard_may_sweep(tmp_path):
+    """Processes that import the script again would need `if __name__ == "__main__"`."""
     lines = [
         "import fedapps",
         "print('begun')",
@@ -228,14 +226,14 @@ def test_a_comparison_is_that_of_the_command(runs, tmp_path, capsys):
         for run in runs.values()
         for path in run.folder.parent.rglob("*")
     }
-    found = fedapps.compare(*runs.values())
+    comparison = fedapps.compare(*runs.values())
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert found.folder is None
-    same(found.table, tmp_path / "command" / "comparison.csv")
-    same(found.gains, tmp_path / "command" / "gains.csv")
-    assert found.table["gain-mean"][0] == pytest.approx(np.mean(found.gains["gain"]))
-    assert f"{100 * found.table['gain-mean'][0]:+.1f}" in printed
-    shown = found._repr_html_()
+    assert comparison.folder is None
+    same(comparison.table, tmp_path / "command" / "comparison.csv")
+    same(comparison.gains, tmp_path / "command" / "gains.csv")
+    assert comparison.table["gain-mean"][0] == pytest.approx(np.mean(comparison.gains["gain"]))
+    assert f"{100 * comparison.table['gain-mean'][0]:+.1f}" in printed
+    shown = comparison._repr_html_()
     assert "Gain over local" in shown
     assert "2 seeds" in shown
     assert capsys.readouterr().out == ""
@@ -243,15 +241,17 @@ def test_a_comparison_is_that_of_the_command(runs, tmp_path, capsys):
 
 def test_it_takes_runs_folders_and_lists_and_writes_if_asked(runs, tmp_path):
     fedper, local = (runs[method, 0] for method in ("fedper", "local"))
-    found = fedapps.compare([fedper, str(local.folder)], reference=fedper, out=tmp_path / "page")
-    assert found.folder == tmp_path / "page"
-    assert sorted(path.name for path in found.folder.iterdir()) == [
+    comparison = fedapps.compare(
+        [fedper, str(local.folder)], reference=fedper, out=tmp_path / "page"
+    )
+    assert comparison.folder == tmp_path / "page"
+    assert sorted(path.name for path in comparison.folder.iterdir()) == [
         "comparison.csv", "gains.csv", "report.html",
     ]  # fmt: skip
-    assert set(found.gains["label"]) == {"local"}
+    assert set(comparison.gains["label"]) == {"local"}
     assert main(["figures", str(fedper.folder), str(local.folder), "--format", "png"]) == 0
     assert (
-        found.plot()["comparison"].save(tmp_path / "same.png").read_bytes()
+        comparison.plot()["comparison"].save(tmp_path / "same.png").read_bytes()
         == (fedper.folder.parent / "figures" / "comparison.png").read_bytes()
     )
     with pytest.raises(UserError, match="no folder given"):
@@ -300,21 +300,21 @@ def test_a_run_is_shown_in_short(runs, tmp_path):
 
 def test_the_partition_is_what_the_command_shows(capsys):
     given = {"data": {"partition": "dirichlet", "alpha": 0.3, "min_samples": 5}, "num_clients": 4}
-    found = fedapps.partition(**given)
+    dealt = fedapps.partition(**given)
     deal, _, notes = deal_for(with_defaults(api.flat(given)))
-    table = found.table
+    table = dealt.table
     np.testing.assert_array_equal(table[[f"class {k}" for k in range(10)]].to_numpy(), deal.trained)
     np.testing.assert_array_equal(table[["train", "validation", "test"]].to_numpy(), deal.sizes)
-    assert found.notes == notes
-    assert found.plot()._repr_svg_().startswith("<svg")
-    assert found._repr_html_().count("<tr>") == 5
-    assert repr(found) == "<fedapps.Partition of digits: 4 clients, 10 classes>"
+    assert dealt.notes == notes
+    assert dealt.plot()._repr_svg_().startswith("<svg")
+    assert dealt._repr_html_().count("<tr>") == 5
+    assert repr(dealt) == "<fedapps.Partition of digits: 4 clients, 10 classes>"
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """A notebook's kernel as far as it is asked; the list of what its cell has shown,
-    the last in each place.
+    """The parts of a notebook's kernel that are used; yields the list of what its cell
+    shows, the latest content of each place.
     """
     places = []
 
@@ -341,7 +341,7 @@ def kernel(monkeypatch):
     return places
 
 
-def test_in_a_notebook_one_line_is_brought_up_to_date(kernel, tmp_path, capsys):
+def test_in_a_notebook_one_line_is_updated(kernel, tmp_path, capsys):
     assert in_notebook()
     clock = iter(np.arange(0, 100, 0.5))
     with Progress(3, "fedavg on <b>", clock=lambda: float(next(clock))) as progress:
@@ -359,7 +359,7 @@ def test_in_a_notebook_one_line_is_brought_up_to_date(kernel, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_so_it_is_of_a_sweep(kernel, tmp_path, capsys):
+def test_in_a_notebook_a_sweep_updates_one_line(kernel, tmp_path, capsys):
     runs = [PlannedRun({"num-rounds": 4}, tmp_path / name) for name in ("a", "b")]
     with SweepProgress(runs, runs) as progress:
         progress.show_end(Ended(runs[0], {"rounds-completed": 4, "seconds": 1.0}))
@@ -369,7 +369,7 @@ def test_so_it_is_of_a_sweep(kernel, tmp_path, capsys):
     assert "b: failed: it died" in capsys.readouterr().out
 
 
-def test_elsewhere_there_is_no_kernel(monkeypatch):
+def test_outside_of_a_notebook_there_is_no_kernel(monkeypatch):
     assert not in_notebook()
     with Progress(1, "x", Console(file=StringIO())) as progress:
         assert progress._cell is None

@@ -1,5 +1,5 @@
-"""`docs/bring-your-own.md` from an empty folder, as it stands there: its files, its
-commands, its result.
+"""`docs/bring-your-own.md` from an empty folder: its files, its commands and its
+result, exactly as printed.
 """
 
 import re
@@ -22,7 +22,7 @@ def blocks(kind):
 
 
 @pytest.mark.slow
-def test_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -61,8 +61,8 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
 
 
 def test_its_sites_describe_the_files():
-    """What the server is told of the sites' samples is what the files of the page
-    hold.
+    """The description of the sites' samples that the server gets matches the files of
+    the page.
     """
     (line,) = re.findall(r"sites\.labels=(\S+) sites\.shape=(\S+)", PAGE)
     header = re.search(r"writerow\(\[(.*?)\]\)", PAGE)

@@ -1,5 +1,5 @@
-"""Weights, the server's step and the clients' loss compose: each fair method around
-each method that allows it, from settings on.
+"""Weights, the server's step and the clients' loss compose: each fair method with each
+method that allows it, from settings on.
 """
 
 import numpy as np
@@ -54,7 +54,7 @@ ACTIVE = {
     "fedmgda": {},
     "propfair": {"propfair.m": 4.0},
 }
-#: Whose clients train by gradients of a loss: what PropFair takes.
+#: Methods whose clients train by gradients of a loss, which PropFair needs.
 LOSSES = [
     name
     for name, method in METHODS.items()
@@ -63,27 +63,27 @@ LOSSES = [
 
 
 def averages(base):
-    """Return whether a weight rule can wrap the method: its strategy declares that all
-    that it takes from the replies is a weighted average, and its clients, which train a
-    torch model, can answer with a loss.
+    """Return whether a weight rule can wrap the method. Its strategy must declare that
+    it takes only a weighted average from the replies, and its clients must train a
+    torch model and be able to reply with a loss.
     """
     method = METHODS[base]
     if method.wrap is None and not isinstance(method.client, TorchClient):
         return False
     settings = settings_of(base)
-    found = declared(build_strategy(settings, build_task(settings)))
-    return found is not None and found.aggregation == "weighted average"
+    contract = declared(build_strategy(settings, build_task(settings)))
+    return contract is not None and contract.aggregation == "weighted average"
 
 
 def some_slow(names, quick):
-    """Mark all but the first ``quick`` as slow: the same code, with another client or
-    server half.
+    """Mark all but the first ``quick`` as slow: they run the same code with another
+    client or server.
     """
     return [*names[:quick], *(pytest.param(name, marks=pytest.mark.slow) for name in names[quick:])]
 
 
 class Same(list):
-    """A list that holds objects, not what equals them."""
+    """A list that compares objects by identity."""
 
     def __contains__(self, item):
         return any(item is own for own in self[-2:])
@@ -161,7 +161,7 @@ def test_each_rule_runs_around_each_average_and_differs_from_it(rule, base):
     "base", some_slow(["fedavg", "scaffold", "fedper", "lg-fedavg", "fedrep"], 2)
 )
 def test_a_large_m_with_m_times_the_learning_rate_is_the_wrapped_method(base):
-    """Where no other term has that rate."""
+    """Only for methods without another term that uses the learning rate."""
     alone, _ = run(settings_of(base))
     scaled, _ = run(
         settings_of(
@@ -178,7 +178,7 @@ def test_a_large_m_with_m_times_the_learning_rate_is_the_wrapped_method(base):
 @pytest.mark.parametrize(
     "base", some_slow([name for name in LOSSES if not METHODS[name].public], 7)
 )
-def test_every_gradient_of_a_client_that_takes_propfairs_loss_is_of_that_loss(base, monkeypatch):
+def test_all_gradients_of_a_propfair_client_are_of_its_loss(base, monkeypatch):
     gradient, surrogate, calls = torch.autograd.grad, Proportional.__call__, []
 
     def counted_gradient(output, *args, **kwargs):
@@ -224,7 +224,7 @@ def test_propfair_composes_with_privacy_and_weight_rules_do_not():
     for rule in NEUTRAL:
         with pytest.raises(
             UserError,
-            match=r"noise-multiplier: of \w+ only the average of updates could be made private",
+            match=r"noise-multiplier: \w+ uses more than the average of updates",
         ):
             build_strategy(settings_of(rule, **{"dp.noise-multiplier": 1.0}), task)
 
@@ -244,7 +244,7 @@ def test_robust_rules_choose_the_replies_that_are_weighted():
 
 
 @pytest.mark.parametrize("base", METHODS)
-def test_a_rule_takes_any_method_that_averages_and_says_no_to_the_others_in_one_line(base):
+def test_a_rule_wraps_any_averaging_method_and_refuses_others_in_one_line(base):
     def build():
         settings = settings_of("term", **{"term.base": base})
         checked_strategy(settings, build_task(settings))
@@ -273,7 +273,7 @@ def test_propfair_takes_any_method_whose_clients_minimise_a_loss(base):
 
 
 def test_a_run_resumes_with_the_prior_and_the_wrapped_methods_settings():
-    """What is written of a run is what reads as the same run."""
+    """The recorded settings describe the same run when they are read again."""
     from fedapps.settings.settings import read_settings
 
     settings = settings_of(

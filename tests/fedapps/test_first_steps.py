@@ -1,5 +1,5 @@
-"""The mistakes of somebody with a csv file and a net in a file: each is one line that
-says how to mend it.
+"""Typical mistakes with a csv file and a net in a file: each gives a one-line error
+that says how to fix it.
 """
 
 import csv
@@ -39,11 +39,11 @@ def rows():
     ]
 
 
-def write(path, found):
+def write(path, rows):
     with path.open("w", newline="") as file:
-        out = csv.DictWriter(file, list(found[0]))
+        out = csv.DictWriter(file, list(rows[0]))
         out.writeheader()
-        out.writerows(found)
+        out.writerows(rows)
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def said(capsys, *words, status=2):
-    """What `fedapps data` says of the file, in a line."""
+def output_of(capsys, *words, status=2):
+    """Return the output of `fedapps data` for the file."""
     assert main(["data", *OWN, *words]) == status
     return capsys.readouterr()
 
@@ -65,11 +65,11 @@ def said(capsys, *words, status=2):
 def test_a_column_that_names_the_client_makes_clients(folder, capsys):
     assert (
         ": 3 clients (natural by hospital), 2 classes"
-        in said(capsys, "data.source=visits.csv", status=0).out
+        in output_of(capsys, "data.source=visits.csv", status=0).out
     )
     assert (
         "5 clients (iid), 2 classes"
-        in said(
+        in output_of(
             capsys, "data.source=visits.csv", "data.partition=iid", "num-clients=5", status=0
         ).out
     )
@@ -77,24 +77,27 @@ def test_a_column_that_names_the_client_makes_clients(folder, capsys):
 
 def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(folder, capsys, monkeypatch):
     monkeypatch.setattr("fedapps.data.sources._ask_hub", pytest.fail)
-    said_of_it = said(capsys, "data.source=visit.csv").err
+    error = output_of(capsys, "data.source=visit.csv").err
     assert (
         f"data.source = '{folder / 'visit.csv'}': there is no such file: did you mean 'visits.csv'?"
-        in said_of_it
+        in error
     )
-    assert "there is no such file" in said(capsys, "data.source=sub/folder/visits.parquet").err
+    assert "there is no such file" in output_of(capsys, "data.source=sub/folder/visits.parquet").err
 
 
-def test_columns_of_text_are_left_out_and_said_to_be(folder, capsys):
-    """A decimal comma makes text of numbers: whoever is not told loses the column."""
+def test_columns_of_text_are_skipped_and_named(folder, capsys):
+    """A decimal comma turns numbers into text. Without a message, users would lose the
+    column unnoticed.
+    """
     write(
         folder / "visits.csv",
         [{**row, "glucose": str(row["glucose"]).replace(".", ",")} for row in rows()],
     )
-    told = said(capsys, "data.source=visits.csv", status=0).out
-    assert "note: data.features: glucose holds text and is left out; learned from: age" in told
+    printed = output_of(capsys, "data.source=visits.csv", status=0).out
+    assert "note: data.features: glucose holds text and is left out; learned from: age" in printed
     assert (
-        "left out" not in said(capsys, "data.source=visits.csv", "data.features=age", status=0).out
+        "left out"
+        not in output_of(capsys, "data.source=visits.csv", "data.features=age", status=0).out
     )
 
 
@@ -109,9 +112,9 @@ def test_columns_of_text_are_left_out_and_said_to_be(folder, capsys):
         ({"glucose": ""}, "1 of 90 samples hold NaN, infinity or no value (first: column"),
     ],
 )
-def test_what_a_file_lacks_is_named(folder, capsys, change, line):
+def test_missing_columns_of_a_file_are_named(folder, capsys, change, line):
     write(folder / "visits.csv", [row | change if n == 7 else row for n, row in enumerate(rows())])
-    assert line in said(capsys, "data.source=visits.csv").err
+    assert line in output_of(capsys, "data.source=visits.csv").err
 
 
 @pytest.mark.parametrize(
@@ -126,9 +129,9 @@ def test_what_a_file_lacks_is_named(folder, capsys, change, line):
         (b"", "has no rows"),
     ],
 )
-def test_files_that_are_no_csv_of_ours(folder, capsys, content, line):
+def test_unsuitable_csv_files_are_refused(folder, capsys, content, line):
     (folder / "visits.csv").write_bytes(content)
-    assert line in said(capsys, "data.source=visits.csv").err
+    assert line in output_of(capsys, "data.source=visits.csv").err
 
 
 def test_a_label_that_is_not_named(folder, capsys):
@@ -149,8 +152,8 @@ def test_a_label_that_is_not_named(folder, capsys):
         ("epochs=3", "did you mean 'train.local-epochs'?"),
         ("train.epochs=3", "did you mean 'train.local-epochs'?"),
         ("model=my_net:Net", "unknown setting 'model': it is a table, as model.name"),
-        ("model.name=my_net", "a net of your own is my_net:NAME"),
-        ("model.name=my_nett:Net", "there is no module 'my_nett'"),
+        ("model.name=my_net", "or name your own net as my_net:NAME"),
+        ("model.name=my_nett:Net", "no module 'my_nett'"),
     ],
 )
 def test_settings_by_other_names(folder, capsys, word, line):
@@ -161,9 +164,9 @@ def test_settings_by_other_names(folder, capsys, word, line):
     assert line in capsys.readouterr().err
 
 
-def test_of_few_sites_all_take_part(folder, capsys):
-    """A round has five clients by default; three hospitals are all of them, in a sweep
-    that is started again, too.
+def test_all_of_few_sites_take_part(folder, capsys):
+    """A round has five clients by default. With three hospitals all of them take part,
+    also in a sweep that is repeated.
     """
     words = [
         *OWN,

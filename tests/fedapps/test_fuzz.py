@@ -1,5 +1,5 @@
-"""Bytes of every wire format and file, changed at random: an error of our own kind or a
-valid object, and no great memory.
+"""Random changes to the bytes of every wire format and file give either an expected
+error or a valid object, and use little memory.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Wire:
 
 
 def formats():
-    """Return name -> (arrays that travel, what reads them) of every format."""
+    """Return name -> (arrays to send, function that reads them) for every format."""
     rng = np.random.default_rng(0)
     dense = np.where(rng.random((3, 50)) < 0.1, rng.random((3, 50)), 0.0)
     packed = sparse_tables.pack(dense)
@@ -52,23 +52,23 @@ def formats():
         Block(0.5, np.ones(2), {"w": rng.normal(size=(2, 3))}),
         Block(1.0, np.ones(1), {"w": rng.normal(size=(1, 3))}),
     ]
-    found = {
+    by_name = {
         f"{type(d).__name__} {i}": (d.lmo(rng.normal(size=d.shape)).pack(), d.unpack)
         for i, d in enumerate(ALL)
     }
-    found["tables"] = (
+    by_name["tables"] = (
         list(packed.values()),
         lambda a: sparse_tables.unpack(dict(zip(sparse_tables.FIELDS, a, strict=True))),
     )
-    found["columns"] = (
+    by_name["columns"] = (
         list(packed.values()),
         lambda a: sparse_tables.columns(
             dict(zip(sparse_tables.FIELDS, a, strict=True)), np.arange(3)
         ),
     )
-    found["blocks"] = (pack_blocks(blocks)[0], lambda a: unpack_blocks(a, ["w"]))
-    found["ids"] = ([pack_ids([3, "site-a", 12])], lambda a: [unpack_ids(one) for one in a])
-    return found
+    by_name["blocks"] = (pack_blocks(blocks)[0], lambda a: unpack_blocks(a, ["w"]))
+    by_name["ids"] = ([pack_ids([3, "site-a", 12])], lambda a: [unpack_ids(one) for one in a])
+    return by_name
 
 
 FORMATS = formats()
@@ -76,13 +76,13 @@ FORMATS = formats()
 
 @pytest.mark.filterwarnings("ignore:invalid escape")  # of Python, which parses a header
 def test_ten_thousand_mutations_of_bytes():
-    """Of the arrays as they lie in messages, header and values, for every format in
-    turn.
+    """Mutates the header and the values of arrays as they are in messages, for every
+    format in turn.
     """
     rng = np.random.default_rng(1)
     names, valid, refused = list(FORMATS), 0, 0
     for i in range(10_000):
-        if i == 8000:  # from here on slower
+        if i == 8000:  # traces the rest only, since tracing is slow
             tracemalloc.start()
         packed, unpack = FORMATS[names[i % len(names)]]
         wires = [Wire(array) for array in packed]
@@ -130,7 +130,7 @@ def test_any_bytes_of_any_announced_type_and_shape(data, dtype, shape):
 
 @QUICK
 @given(SOME)
-def test_any_array_survives_the_way(array):
+def test_any_array_survives_serialisation(array):
     got = read(Wire(array))
     assert got.dtype == array.dtype
     np.testing.assert_array_equal(got, array)
@@ -139,7 +139,7 @@ def test_any_array_survives_the_way(array):
 @pytest.mark.parametrize("name", FORMATS)
 @settings(QUICK, max_examples=40)
 @given(st.lists(SOME, max_size=4))
-def test_any_arrays_in_the_place_of_others(name, arrays):
+def test_any_arrays_in_place_of_the_expected_ones(name, arrays):
     with np.errstate(all="ignore"), contextlib.suppress(OURS):
         FORMATS[name][1](arrays)
 
@@ -148,7 +148,9 @@ def test_any_arrays_in_the_place_of_others(name, arrays):
 
 
 def damaged(path, trials, seed=2):
-    """Change a file's bytes at random, so many times, from its true content each."""
+    """Change a file's bytes at random, the given number of times, each time from its
+    original content.
+    """
     rng, true = np.random.default_rng(seed), path.read_bytes()
     for _ in range(trials):
         path.write_bytes(mutate_bytes(true, rng))
@@ -226,12 +228,12 @@ def test_files_of_a_run(name, tmp_path):
     (tmp_path / "clients.csv").write_text("client,accuracy\n0,0.5\n")
     recorder.finish("completed")
     for _ in damaged(tmp_path / name, 200):
-        found = read_run(tmp_path)
-        assert found.state in STATES
-        assert found.method
-        assert all(isinstance(value, int | float) for value in found.numbers.values())
-        assert len(found.failures) <= 1
-        assert all(isinstance(value, int | float) for value in found.column("accuracy"))
+        run = read_run(tmp_path)
+        assert run.state in STATES
+        assert run.method
+        assert all(isinstance(value, int | float) for value in run.numbers.values())
+        assert len(run.failures) <= 1
+        assert all(isinstance(value, int | float) for value in run.column("accuracy"))
         with contextlib.suppress(OURS):
             read_rounds(tmp_path)
     shutil.rmtree(tmp_path)

@@ -1,5 +1,5 @@
-"""Metrics that one client sends by mistake or on purpose, through the whole run:
-rounds, recorder, report, comparison.
+"""Metrics that one client sends by mistake or on purpose, through a whole run: rounds,
+recorder, report, comparison.
 """
 
 import json
@@ -100,8 +100,8 @@ ODD = {
 
 
 class Evaluating(Hostile):
-    """As ``Hostile``, but all others also train with an accuracy, so that both phases
-    can be compared.
+    """Like ``Hostile``, but all other clients also train with an accuracy, so that both
+    phases can be compared.
     """
 
     def fit(self, parameters, config):
@@ -110,7 +110,7 @@ class Evaluating(Hostile):
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_the_odd_client_is_left_out_and_named_and_the_measure_stays(case, tmp_path):
+def test_a_deviating_client_is_skipped_and_named_and_the_measure_stays(case, tmp_path):
     odd, reason = ODD[case]
     summary, rounds = run(tmp_path / "run", lambda _: odd, client=Evaluating)
     assert summary["accuracy-mean"] == 0.5
@@ -127,13 +127,13 @@ def test_the_odd_client_is_left_out_and_named_and_the_measure_stays(case, tmp_pa
     )
 
 
-def test_new_names_in_every_round_are_kept_up_to_a_number(tmp_path):
+def test_new_metric_names_are_recorded_up_to_a_limit(tmp_path):
     summary, rounds = run(
         tmp_path / "run", lambda now: {f"r{now}-{i}": 1.0 for i in range(80)}, rounds=10
     )
     names = {name for row in rounds for part in ("train", "evaluate") for name in row[part]}
     assert len(names) < 2 * MOST_RARE + 20
-    assert summary["failures"] == 0  # the client's model is as good as any
+    assert summary["failures"] == 0  # the client's model is valid
     assert summary["accuracy-mean"] == 0.5
 
 
@@ -231,7 +231,7 @@ def test_weights_around_flowers_own():
     assert list(result.train_metrics_clientapp) == [1, 2]
 
 
-def test_who_lacks_a_metric_of_most_is_left_out_of_flowers_mean_but_not_of_ours(tmp_path):
+def test_a_client_without_a_common_metric_is_missing_from_flowers_mean_but_not_from_ours(tmp_path):
     class Lacks(Hostile):
         def fit(self, parameters, config):
             arrays, n, metrics = super().fit(parameters, config)
@@ -266,9 +266,9 @@ def test_percentages_are_known_by_the_majority():
     assert not odd([{"accuracy-loss": 70.0}, {"accuracy-loss": 0.5}])[0]  # a loss
 
 
-def test_nobody_is_left_out_by_who_is_left_out():
-    """Two of four send a list; once they are out of it, the others' accuracies decide
-    about the range.
+def test_skipped_clients_have_no_say_about_others():
+    """Two of four clients send a list. Once they are skipped, the accuracies of the
+    others determine the range.
     """
     rows = [
         {"a": 1.0, "acc": 60.0},

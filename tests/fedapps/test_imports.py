@@ -1,5 +1,5 @@
-"""What a client process imports: a SuperNode starts one for every message, so nothing
-that takes long and is not needed.
+"""The imports of a client process. A SuperNode starts one per message, so it must not
+import anything slow that it does not need.
 """
 
 import importlib
@@ -41,7 +41,7 @@ def imported(code):
     return set(done.stdout.split())
 
 
-def test_who_a_client_is_can_be_asked_without_what_trains():
+def test_client_ids_are_read_without_training_packages():
     code = """
 from flwr.app import RecordDict
 from fedapps.runs.client_app import app
@@ -53,11 +53,11 @@ assert dict(answer.content["config"]) == {"client-id": 2, "num-clients": 3}
     assert LATE & imported(code) == set()
 
 
-def test_the_side_that_trains_imports_nothing_that_it_can_do_without():
+def test_training_clients_import_only_what_they_need():
     assert LATE & imported("import fedapps.runs.client_factory\n") == set()
 
 
-def test_options_are_read_without_what_trains():
+def test_options_are_read_without_training_packages():
     modules = [*ROOT.joinpath("strategies").rglob("*.py"), ROOT / "clients/base/options.py"]
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -68,12 +68,12 @@ def test_options_are_read_without_what_trains():
     assert LATE & imported(f"import {', '.join(sorted(names))}\n") == set()
 
 
-def test_a_report_is_made_without_what_trains_and_without_a_library_for_plots():
+def test_a_report_is_made_without_training_packages_and_plotting_libraries():
     assert LATE & imported("import fedapps.results.report, fedapps.results.compare\n") == {"PIL"}
 
 
 @pytest.mark.parametrize("name", ["clients", "strategies"])
-def test_what_a_package_offers_is_imported_on_use(name):
+def test_names_of_a_package_are_imported_on_use(name):
     assert "torch" not in imported(
         f"import {name}\nfrom {name} import {'to_client_app' if name == 'clients' else 'FedAvg'}\n"
     )

@@ -1,5 +1,5 @@
-"""Logs as JSON lines: what runs, sweeps and sites log can be read line by line, with
-run, round and client.
+"""Logs as JSON lines: the lines of runs, sweeps and sites can be parsed, with run,
+round and client.
 """
 
 import json
@@ -59,7 +59,7 @@ def test_a_run_prints_and_logs_json_lines_only(tmp_path, capsys):
     assert all("time" in line and line["time"].endswith("Z") for line in [*printed, *log])
 
 
-def test_what_is_left_out_has_its_client_and_round(tmp_path, capsys):
+def test_skipped_replies_are_logged_with_client_and_round(tmp_path, capsys):
     assert (
         main(
             [
@@ -78,12 +78,12 @@ def test_what_is_left_out_has_its_client_and_round(tmp_path, capsys):
     assert {(line["round"], line["client"], line["level"]) for line in failures} == {
         (number, client, "WARNING") for number in (1, 2) for client in range(4)
     }
-    told = [
+    lines = [
         line
         for line in read((tmp_path / "run" / "run.log").read_text())
         if " left out: " in line["message"]
     ]
-    assert [(line["round"], line["client"]) for line in told] == [
+    assert [(line["round"], line["client"]) for line in lines] == [
         (number, str(client)) for number in (1, 2) for client in range(4)
     ]
     (end,) = read(err)
@@ -118,7 +118,7 @@ def test_lines_of_a_log():
     assert (fourth["level"], fourth["message"]) == ("INFO", "Traceback (most recent call last):")
 
 
-def test_a_line_keeps_the_time_that_it_begins_with_and_those_below_it_in_a_file_have_it_too():
+def test_a_line_keeps_its_time_and_following_lines_without_one_inherit_it():
     texts = [
         "INFO :      Starting",
         "2026-01-02T03:04:05.678Z INFO [uvicorn.access] GET 200",
@@ -139,19 +139,19 @@ def test_a_line_keeps_the_time_that_it_begins_with_and_those_below_it_in_a_file_
     ] * 3
 
 
-def test_what_modules_warn_of_is_a_json_line_too():
+def test_warnings_of_modules_are_json_lines():
     record = logging.LogRecord(
         "fedapps.data", logging.WARNING, "", 0, "%d samples are left", (3,), None
     )
     json_log.choose("json")
-    told = json.loads(logging.lastResort.format(record))
-    assert (told["level"], told["message"]) == ("WARNING", "3 samples are left")
+    line = json.loads(logging.lastResort.format(record))
+    assert (line["level"], line["message"]) == ("WARNING", "3 samples are left")
     json_log.choose("text")
     assert logging.lastResort.format(record) == "3 samples are left"
 
 
 @pytest.mark.slow
-def test_a_sweep_tells_each_run(tmp_path, capfd):
+def test_a_sweep_logs_each_run(tmp_path, capfd):
     (tmp_path / "grid.toml").write_text(
         "num-rounds = 1\nnum-clients = 4\nclients-per-round = 2\ntrain.local-epochs = 1\ndevice = "
         '"cpu"\nseed = [0, 1]\n'

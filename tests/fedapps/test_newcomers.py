@@ -1,5 +1,5 @@
-"""`num-new-clients`: clients that never take part, and what each method gives them, as
-they are and after epochs of their own.
+"""`num-new-clients`: clients that never take part, and the model that each method gives
+them, before and after local epochs.
 """
 
 import csv
@@ -54,7 +54,7 @@ TORCH = [
 
 
 class Part(InlineGrid):
-    """A grid of which only some clients are there; it has to ask who they are."""
+    """A grid with only some of the clients; it must ask for their ids."""
 
     def __init__(self, left_out, *arguments):
         super().__init__(app, *arguments)
@@ -73,15 +73,15 @@ def run(folder, grid=None, callbacks=(), client_app=app, **given):
     return read_run(folder)
 
 
-def newcomers(found):
-    return [int(row["client"]) for row in found.clients if row.get("new")]
+def newcomers(result):
+    return [int(row["client"]) for row in result.clients if row.get("new")]
 
 
-def of_training(found):
-    """What a run tells of those who take part."""
+def of_training(result):
+    """Return the parts of a run's record that concern the clients in training."""
     rows = [
         {k: v for k, v in row.items() if k not in ("seconds", "new-clients")}
-        for row in found.rounds
+        for row in result.rounds
     ]
     for row in rows:
         for phase in ("up", "down"):
@@ -89,15 +89,15 @@ def of_training(found):
         row["evaluate"] = {
             k: v for k, v in row.get("evaluate", {}).items() if not k.startswith("new-")
         }
-    return rows, load_file(found.path / "model.safetensors"), found.weights
+    return rows, load_file(result.path / "model.safetensors"), result.weights
 
 
 @pytest.mark.parametrize(
     "method", ["fedavg", "scaffold", "feddyn", "aaggff-d", "local", "superfed-mm", "fedrod"]
 )
-def test_training_is_that_of_the_others_alone(method, tmp_path):
-    """Sampling, sums, counts and weights to the last bit: the new clients might as well
-    not exist.
+def test_new_clients_do_not_affect_training(method, tmp_path):
+    """Sampling, sums, counts and weights are equal to the last bit, as if the new
+    clients did not exist.
     """
     together = run(tmp_path / "together", method=method)
     new = newcomers(together)
@@ -126,14 +126,12 @@ def client_for(settings, number):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_scores_are_of_the_servers_model_and_of_it_trained_further_on_the_clients_test_samples(
-    method, tmp_path
-):
-    found = run(tmp_path / "r", method=method, fedprox__mu=0.5)
+def test_new_clients_score_the_servers_model_before_and_after_training(method, tmp_path):
+    result = run(tmp_path / "r", method=method, fedprox__mu=0.5)
     settings = read_settings({**with_defaults({**JOB, "method": method, "fedprox.mu": 0.5}).flat()})
     arrays = load_file(tmp_path / "r" / "model.safetensors")
     config = {"seed": 3, "server-round": 4, "proximal-mu": 0.5, **settings.train.to_config()}
-    for row in found.clients[-2:]:
+    for row in result.clients[-2:]:
         client = client_for(settings, int(row["client"]))
         server = [arrays[name] for name in client.model.state_dict()]
         for epochs, suffix in ((0, ""), (1, "-1"), (3, "-3")):
@@ -146,31 +144,31 @@ def test_scores_are_of_the_servers_model_and_of_it_trained_further_on_the_client
             assert "accuracy" not in row
 
 
-def new_rows(found):
+def new_rows(result):
     return {
         int(row["client"]): {k: v for k, v in row.items() if k.startswith("new-")}
-        for row in found.clients
+        for row in result.clients
         if row.get("new")
     }
 
 
 def test_training_alone_starts_at_the_initial_model(tmp_path):
-    found = new_rows(run(tmp_path / "r", method="local"))
+    result = new_rows(run(tmp_path / "r", method="local"))
     settings = read_settings(with_defaults({**JOB, "method": "local"}).flat())
-    for number, row in found.items():
+    for number, row in result.items():
         client = client_for(settings, number)
         fresh = client.fresh_arrays("model", {"seed": 3}, own=False)
         set_arrays(client.model, fresh)
         assert row["new-accuracy"] == client.score(client.data.test)["accuracy"]
         config = {"seed": 3, "server-round": 1, **settings.train.to_config(), "local-epochs": 3}
-        rate = settings.train.rate(4)  # the first epoch's order is that of the client's first visit
+        rate = settings.train.rate(4)  # the first epoch has the order of the client's first visit
         client.train({**config, "learning-rate": rate})
         assert row["new-accuracy-3"] == client.score(client.data.test)["accuracy"]
 
 
-def test_what_adapts_before_use_does_that_for_so_many_epochs(tmp_path):
-    """Fine-tuning's new clients get what its members get, with that number of epochs,
-    and never both.
+def test_methods_that_adapt_before_use_do_so_for_the_given_epochs(tmp_path):
+    """Fine-tuning's new clients are adapted as its members are, for the given number of
+    epochs, and never twice.
     """
     plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
     fine = new_rows(run(tmp_path / "fine", method="finetune", finetune__epochs=3))
@@ -181,12 +179,12 @@ def test_what_adapts_before_use_does_that_for_so_many_epochs(tmp_path):
 
 
 def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
-    found = new_rows(run(tmp_path / "r", method="fedrep"))
+    result = new_rows(run(tmp_path / "r", method="fedrep"))
     settings = read_settings(with_defaults({**JOB, "method": "fedrep"}).flat())
     arrays = load_file(tmp_path / "r" / "model.safetensors")
-    for number, row in found.items():
+    for number, row in result.items():
         client = client_for(settings, number)
-        # of the head it has the initial values
+        # its head has the initial values
         set_arrays(client.model, [arrays[name] for name in client.model.state_dict()])
         before = get_arrays(client.model)
         with client.only({"share": "body"}, shared=False):
@@ -200,8 +198,10 @@ def test_fedreps_new_clients_fit_a_head_to_the_servers_body(tmp_path):
         assert moved == [name.startswith(client.head()) for name in client.model.state_dict()]
 
 
-def test_dittos_personal_model_is_trained_so_many_epochs_near_the_servers(tmp_path):
-    """With a large mu the personal model is the server's; with 0 it is fine-tuned."""
+def test_dittos_personal_model_is_trained_for_the_given_epochs_near_the_servers(tmp_path):
+    """With a large mu the personal model equals the server's; with mu = 0 it is
+    fine-tuned.
+    """
     free = new_rows(run(tmp_path / "free", method="ditto", ditto__mu=0.0, ditto__epochs=7))
     plain = new_rows(run(tmp_path / "fedavg", method="fedavg"))
     assert free == plain
@@ -209,7 +209,7 @@ def test_dittos_personal_model_is_trained_so_many_epochs_near_the_servers(tmp_pa
 
 @pytest.mark.parametrize("method", TORCH)
 def test_every_method_of_a_net_scores_them_and_keeps_nothing(method, tmp_path):
-    """Adapting before one evaluation leaves no trace in the next, nor on the disk."""
+    """Adapting before one evaluation affects neither the next one nor the files."""
     every = {"num_rounds": 2, "client_store": "disk", "new_epochs": 2, "clients_per_round": 0}
     often = run(tmp_path / "often", method=method, evaluate_every=1, **every)
     once = run(tmp_path / "once", method=method, evaluate_every=0, **every)
@@ -229,8 +229,8 @@ def test_every_method_of_a_net_scores_them_and_keeps_nothing(method, tmp_path):
 
 
 def test_a_failing_newcomer_costs_only_itself(tmp_path):
-    """One fails in its own training, then both: the run goes on, and its numbers are
-    the same.
+    """First one fails in its own training, then both. The run continues with the same
+    numbers.
     """
     whole = run(tmp_path / "whole")
     first, second = newcomers(whole)
@@ -255,9 +255,9 @@ def test_a_failing_newcomer_costs_only_itself(tmp_path):
     np.testing.assert_equal(of_training(both)[1], of_training(whole)[1])
 
 
-def test_a_resumed_run_keeps_them_out(tmp_path):
-    """Who is new stands in the record, not in who happens to be connected when the run
-    goes on.
+def test_a_resumed_run_keeps_new_clients_out_of_training(tmp_path):
+    """The record lists the new clients. It does not matter which clients are connected
+    at the resume.
     """
     job = {"checkpoint_every": 2, "method": "superfed-mm"}
     whole = run(tmp_path / "whole", **job)
@@ -267,11 +267,11 @@ def test_a_resumed_run_keeps_them_out(tmp_path):
     assert_same(of_training(resumed)[0], of_training(whole)[0])
     assert new_rows(resumed) == new_rows(whole)
     record = tmp_path / "other" / "rounds.jsonl"
-    told, *rows = record.read_text().splitlines()
-    assert json.loads(told)["new-clients"] == newcomers(whole)
+    first, *rows = record.read_text().splitlines()
+    assert json.loads(first)["new-clients"] == newcomers(whole)
     other = sorted(set(range(CLIENTS)) - set(newcomers(whole)))[:2]
     record.write_text(
-        "\n".join([json.dumps({**json.loads(told), "new-clients": other}), *rows, ""])
+        "\n".join([json.dumps({**json.loads(first), "new-clients": other}), *rows, ""])
     )
     assert newcomers(run(tmp_path / "other", **job, resume=True)) == other
 
@@ -290,7 +290,7 @@ def test_a_resumed_run_keeps_them_out(tmp_path):
         ({"new-epochs": 0}, "new-epochs = 0"),
     ],
 )
-def test_what_does_not_fit_is_refused(given, said):
+def test_settings_that_exclude_new_clients_are_refused(given, said):
     with pytest.raises(UserError, match=said):
         assemble(
             with_defaults(
@@ -299,15 +299,15 @@ def test_what_does_not_fit_is_refused(given, said):
         )
 
 
-def test_they_are_shown_and_marked(tmp_path):
-    found = run(tmp_path / "r")
-    section = newcomers_section(found)
+def test_new_clients_are_shown_and_marked(tmp_path):
+    result = run(tmp_path / "r")
+    section = newcomers_section(result)
     assert [row[0] for row in section.rows] == ["not at all", "1 epoch", "3 epochs"]
     assert section.note.startswith("2 clients that never took part")
-    shown = " ".join(str(column.header) for column in summary_table([found.path]).columns)
+    shown = " ".join(str(column.header) for column in summary_table([result.path]).columns)
     assert "new" in shown
     assert "3 epochs" in shown
-    with (found.path / "clients.csv").open() as file:
+    with (result.path / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["new"] for row in rows] == [""] * 4 + ["1"] * 2
     assert newcomers_section(run(Path(tmp_path / "none"), num_new_clients=0)) is None

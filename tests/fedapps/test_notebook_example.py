@@ -1,5 +1,5 @@
-"""`examples/notebook`: its cells run in order, with few rounds, and find what they say;
-what is committed holds no outputs.
+"""`examples/notebook`: its cells run in order with few rounds and give the described
+results; the committed file holds no outputs.
 """
 
 import json
@@ -42,7 +42,7 @@ def test_what_is_committed_holds_no_outputs():
 
 @pytest.mark.slow
 def test_its_cells_run_in_order(tmp_path):
-    """In a process and a folder of their own, as a kernel does; with two rounds."""
+    """In a separate process and folder, as a kernel runs them; with two rounds."""
     script = "\n".join(CODE).replace('"num_rounds": 10', '"num_rounds": 2')
     assert '"num_rounds": 2' in script
     (tmp_path / "cells.py").write_text(script + CHECKS)

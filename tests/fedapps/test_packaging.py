@@ -1,4 +1,4 @@
-"""The package as it is handed out: settings listed with their defaults, one version,
+"""The package as it is distributed: settings listed with their defaults, one version,
 matching wheels, a lean Flower app.
 """
 
@@ -34,7 +34,7 @@ def test_pyproject_lists_every_setting_with_its_default_and_no_other():
     assert sorted(listed) == sorted(known)
     different = {key: (listed[key], known[key]) for key in known if listed[key] != known[key]}
     assert different == {}
-    # 1 equals 1.0 and true, but Flower hands on the type that stands in the file.
+    # 1 equals 1.0 and true, but Flower hands on the type in the file.
     assert {key: type(listed[key]) for key in known} == {
         key: type(value) for key, value in known.items()
     }
@@ -109,7 +109,7 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
 
 
 def imports_of(folder):
-    """Return the modules that the files of a folder import, wherever they do."""
+    """Return the modules that the files of a folder import, also inside functions."""
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
@@ -173,8 +173,8 @@ print(average["w"].numpy()[0], "done")
 
 @pytest.mark.slow
 def test_every_strategy_is_imported_with_the_library_alone():
-    """In a process where nothing else can be imported, nor the application beside it; a
-    client of one's own is adapted, too.
+    """In a process where no other package, not even the application, can be imported. A
+    user's own client is adapted, too.
     """
     code = LIBRARY_ONLY % APPLICATION + USE + TRAIN
     done = subprocess.run(
@@ -193,7 +193,7 @@ def test_the_wheel_and_the_app_hold_the_same_packages():
     ]
 
 
-def test_what_the_wheel_takes_from_elsewhere_is_there():
+def test_files_that_the_wheel_takes_from_elsewhere_exist():
     taken = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert all((ROOT / path).is_file() for path in taken)
     assert taken["experiments/default.toml"] == "fedapps/experiments/default.toml"
@@ -201,8 +201,8 @@ def test_what_the_wheel_takes_from_elsewhere_is_there():
 
 @pytest.mark.slow
 def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
-    """The default job and the app's own files; the command finds them where there is no
-    checkout.
+    """The default job and the app's files; without a checkout the command uses those of
+    the wheel.
     """
     hatchling = pytest.importorskip("hatchling.build")
     checkout = copied(tmp_path)
@@ -240,7 +240,7 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "empty" / "out" / "summary.json").exists()
-    found = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -253,12 +253,12 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
         text=True,
         timeout=100,
     )
-    assert found.returncode == 0, found.stderr
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / "empty" / "app" / "fedapps" / "LICENSE").exists()
 
 
 def copied(folder):
-    """Return a copy of the checkout. Results, environments and caches stay behind."""
+    """Return a copy of the checkout without results, environments and caches."""
     named = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.fab", "*.egg-info")
 
     def skipped(place, names):
@@ -269,7 +269,7 @@ def copied(folder):
 
 @pytest.mark.parametrize("what", ["checkout", "app"])
 def test_the_hubs_own_checks_pass(tmp_path, what):
-    """Those that `flwr app publish` makes before it uploads anything, and of the newest
+    """The checks that `flwr app publish` makes before an upload, for the newest
     format.
     """
     from flwr.cli.config_utils import load_and_validate
@@ -290,14 +290,14 @@ def test_the_hubs_own_checks_pass(tmp_path, what):
     newer = config | {
         "tool": {"flwr": {"app": config["tool"]["flwr"]["app"] | {"fab-format-version": 2}}}
     }
-    # if this fails, there is a newer format: use it
+    # if this fails, use the newer format
     with pytest.raises(ValueError, match="Unsupported"):
         fab_format_version.normalize_and_validate_fab_format(newer)
 
 
 @pytest.mark.slow
 def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
-    checkout = copied(tmp_path)  # a few strangers are put in the place of what stayed behind
+    checkout = copied(tmp_path)  # replace the files that were not copied with other ones
     strangers = [
         "results/run/settings.toml",
         "notes.md",
@@ -342,7 +342,7 @@ def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_says_what_the_library_alone_lacks(tmp_path):
+def test_the_command_names_packages_that_the_library_alone_lacks(tmp_path):
     code = (
         LIBRARY_ONLY % (APPLICATION - {"fedapps"})
         + "from fedapps.commands.parser import entry\nsys.argv[1:] = sys.argv[2:]\nentry()"
@@ -369,7 +369,6 @@ def test_the_command_says_what_the_library_alone_lacks(tmp_path):
     )
     assert done.returncode == 2
     wanted = (
-        r"fedapps: \w+ is not installed: the command needs more than the library, pip install "
-        r"'fedapps\[app\]'\n"
+        r"fedapps: this command needs \w+, which is not installed: pip install 'fedapps\[app\]'\n"
     )
     assert re.fullmatch(wanted, done.stderr), done.stderr

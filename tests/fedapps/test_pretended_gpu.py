@@ -1,5 +1,5 @@
-"""Every method with a net, on a pretended GPU: it meets no tensor left on the CPU, and
-finds what it finds on the CPU.
+"""Every method with a net on a pretended GPU: no tensor is left on the CPU, and the
+results are those of the CPU.
 """
 
 import json
@@ -69,24 +69,24 @@ def same(one, other):
     "method",
     [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETS],
 )
-def test_a_run_on_the_device_is_the_run_on_the_cpu(method, tmp_path, monkeypatch):
+def test_a_run_on_the_pretended_device_equals_the_run_on_the_cpu(method, tmp_path, monkeypatch):
     wanted = run(method, "cpu", tmp_path / "cpu")
     monkeypatch.setattr(base, "device_of", lambda name: CUDA)
     with pretended_cuda(monkeypatch):
-        found = run(method, "cuda", tmp_path / "cuda")
-    for one, other in zip(wanted, found, strict=True):
+        on_device = run(method, "cuda", tmp_path / "cuda")
+    for one, other in zip(wanted, on_device, strict=True):
         same(one, other)
 
 
-def test_nothing_is_compiled_there(tmp_path, monkeypatch):
+def test_nothing_is_compiled_on_the_pretended_device(tmp_path, monkeypatch):
     compiler = Compiler(tmp_path / "steps")
     monkeypatch.setattr("fedapps.runs.assembly.compiler", lambda: compiler)
     wanted = run("fedavg", "cpu", tmp_path / "cpu", **{"train.compile": "off"})
     monkeypatch.setattr(base, "device_of", lambda name: CUDA)
     with pretended_cuda(monkeypatch):
-        found = run("fedavg", "cuda", tmp_path / "cuda", **{"train.compile": "on"})
+        on_device = run("fedavg", "cuda", tmp_path / "cuda", **{"train.compile": "on"})
     assert compiler.told == {"only steps on the CPU are compiled"}
-    for one, other in zip(wanted, found, strict=True):
+    for one, other in zip(wanted, on_device, strict=True):
         same(one, other)
 
 

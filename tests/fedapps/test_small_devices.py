@@ -1,5 +1,5 @@
-"""What a client process of a method that needs no net imports and takes, from the first
-line to the reply.
+"""The imports and the memory of a client process whose method needs no net, from the
+start to the reply.
 """
 
 import sys
@@ -27,11 +27,11 @@ SMALL = [
     not sys.platform.startswith("linux"), reason="resident memory is read from /proc"
 )
 @pytest.mark.parametrize("job", SMALL)
-def test_a_client_without_a_net_answers_a_training_message_without_what_nets_need(job, tmp_path):
-    found = measure(job, tmp_path)
-    assert HEAVY & set(found["modules"]) == set()
-    assert found["peak"] < 150  # MB; with PyTorch 600
-    assert found["up"] > 0
+def test_a_client_without_a_net_trains_without_importing_pytorch(job, tmp_path):
+    measured = measure(job, tmp_path)
+    assert HEAVY & set(measured["modules"]) == set()
+    assert measured["peak"] < 150  # MB; with PyTorch 600
+    assert measured["up"] > 0
 
 
 def test_a_client_with_a_net_is_seen_to_import_pytorch(tmp_path):

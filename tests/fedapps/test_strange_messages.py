@@ -1,7 +1,7 @@
-"""One client of every method sends strange replies, hundreds of them: each is left out
-or harmless, and no run ends by one.
+"""One client of every method sends hundreds of strange replies: each is skipped or
+harmless, and none ends the run.
 
-What the strategies are handed has passed the client grid, as in a run. The replies of
+Replies pass the client grid before the strategies get them, as in a run. The replies of
 two real rounds are mutated (``tests/strange.py``), one client's at a time, and
 aggregated by a copy of the strategy.
 """
@@ -55,7 +55,7 @@ TRIALS = 25
 
 
 class Canned:
-    """A grid that gives the same answers whatever is asked."""
+    """A grid that always gives the same answers."""
 
     def __init__(self, replies):
         self.replies = replies
@@ -66,7 +66,7 @@ class Canned:
 
 class Strange(ClientGrid):
     """A client grid that tries mutated replies on copies of ``strategy`` before it
-    hands over the true ones.
+    returns the true ones.
     """
 
     strategy = None
@@ -93,7 +93,7 @@ class Strange(ClientGrid):
     def try_out(self, messages, mutants):
         shadow = copy.copy(self)
         valid = through(shadow, messages, mutants)
-        library = getattr(self.strategy, "library", None)  # large, and never changed
+        library = getattr(self.strategy, "library", None)  # large, and never modified
         twin = copy.deepcopy(self.strategy, {id(library): library})
         config = next(iter(messages[0].content.config_records.values()))
         self.used += len(valid) == len(mutants)
@@ -107,7 +107,7 @@ class Strange(ClientGrid):
 
 
 def through(client_grid, messages, replies):
-    """Return what the client grid lets through of these replies."""
+    """Return the replies that pass the client grid."""
     real, client_grid.grid = client_grid.grid, Canned(replies)
     try:
         return ClientGrid.send_and_receive(client_grid, messages)
@@ -136,8 +136,8 @@ def test_no_reply_of_one_client_ends_a_run(case):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # an overflow is a number that should not have got so far
-        # four of them ask what has to be known before the first step
+        # four of them request data before the first step
         rounds = 8 if method == "dfw-trace" else 2
         run_rounds(client_grid.strategy, client_grid, arrays, rounds, 60, config, config)
     assert client_grid.tried >= 3 * client_grid.trials
-    assert client_grid.used < client_grid.tried  # the mutations do bite
+    assert client_grid.used < client_grid.tried  # the mutations have an effect

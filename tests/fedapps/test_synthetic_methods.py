@@ -1,5 +1,5 @@
-"""The methods that make images as `fedapps` builds them: whose net is which, and that
-their default jobs learn something.
+"""The methods that generate images, as `fedapps` builds them: the net of each side, and
+that their default jobs learn.
 """
 
 import json
@@ -46,8 +46,8 @@ def test_each_site_has_the_next_of_the_named_nets():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcvae", "fedcgan"])
 def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path, monkeypatch):
-    """As many rounds, epochs and channels as by default, on a sixth of the digits;
-    chance is 10 %.
+    """With the default numbers of rounds, epochs and channels, on a sixth of the
+    digits; chance is 10 %.
     """
     # seconds of drawing, tested elsewhere
     monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
@@ -73,5 +73,5 @@ def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path, monkeyp
         )
         == 0
     )
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert found["accuracy-mean"] > 0.5
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["accuracy-mean"] > 0.5

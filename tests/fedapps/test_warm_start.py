@@ -1,5 +1,5 @@
-"""A warm start is the second method from the model of the first, personalised ones
-included.
+"""A warm start runs the second method from the first one's model, also for personalised
+methods.
 """
 
 import json
@@ -25,9 +25,7 @@ def evaluated(folder, *settings):
 
 
 def test_fedavg_and_then_fine_tuning_is_fine_tuning(tmp_path):
-    """Fine-tuning trains as FedAvg does, so that from the second half on nothing tells
-    the two apart.
-    """
+    """Fine-tuning trains like FedAvg, so from the second half on the two are equal."""
     whole = evaluated(tmp_path / "whole", "method=finetune")
     halves = evaluated(
         tmp_path / "halves",
@@ -43,8 +41,8 @@ def test_fedavg_and_then_fine_tuning_is_fine_tuning(tmp_path):
 
 @pytest.mark.parametrize("then", ["superfed-mm", "apfl", "ditto"])
 def test_a_personalised_method_goes_on_from_the_common_model(then, tmp_path):
-    """After two rounds of FedAvg its common model is ahead of one that starts with the
-    third.
+    """After two rounds of FedAvg, the common model is better than one whose training
+    begins with the third round.
     """
     late = evaluated(tmp_path / "late", f"method={then}", "num-rounds=1")
     halves = evaluated(
@@ -55,5 +53,5 @@ def test_a_personalised_method_goes_on_from_the_common_model(then, tmp_path):
         f"warm-start.then={then}",
     )
     assert halves[2]["global-loss-mean"] < late[0]["global-loss-mean"]
-    # a model of one's own is at least as good as the common one
+    # a personal model is at least as good as the common one
     assert halves[2]["accuracy-mean"] >= halves[1]["accuracy-mean"]

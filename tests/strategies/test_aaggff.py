@@ -58,7 +58,7 @@ def test_aaggff_s_uses_the_decision_on_the_rounds_own_losses(cdf):
 
 
 def test_with_lost_replies_c_is_the_share_that_answered():
-    """(3.10) divides by the probability with which a response is observed, or its mean
+    """(3.10) divides by the probability that a response is observed; otherwise its mean
     would not be the response.
     """
 
@@ -80,9 +80,9 @@ def test_with_lost_replies_c_is_the_share_that_answered():
     assert strategy.rule.high == pytest.approx(4 / 6)
 
 
-def test_the_defaults_are_the_step_that_moves_something_below_a_cap_of_three():
-    """What the rule's exam with 689 clients is about
-    (tests/algorithms/fairness/test_prior_and_cap.py).
+def test_the_default_step_changes_the_weights_within_a_cap_of_three():
+    """The test of the rule with 689 clients is in
+    tests/algorithms/fairness/test_prior_and_cap.py.
     """
     rule = AAggFFD(FedAvg()).new_rule(689)
     assert (rule.step, rule.multiple, rule.cap) == ("sampled", 1.0, 3.0)
@@ -128,14 +128,14 @@ def test_aaggff_s_refuses_samples_and_names_aaggff_d():
         InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 4),
         clients_per_round=3,
     )
-    with pytest.raises(ValueError, match=r"round 1 asks 3 of 4: ask all .*, or use AAggFF-D"):
+    with pytest.raises(ValueError, match=r"round 1 samples 3 of 4: set .*, or use AAggFF-D"):
         simulate(AAggFFS(FedAvg()), None, 4, START, 2, grid=client_grid)
-    with pytest.raises(ValueError, match="round 1 asks 2 of 4"):
+    with pytest.raises(ValueError, match="round 1 samples 2 of 4"):
         simulate(AAggFFS(FedAvg(fraction_train=0.5)), client, 4, START, 2)
 
 
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD])
-def test_a_client_that_fails_costs_its_round_only(kind):
+def test_a_failing_client_affects_only_its_own_reply(kind):
     class Fails(LossyClient):
         def fit(self, parameters, config):
             if config["server-round"] == 2:

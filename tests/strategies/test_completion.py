@@ -1,5 +1,5 @@
-"""Matrix completion through real messages: centring before the first step, whoever
-answers, and results against biases.
+"""Matrix completion through real messages: centring before the first step with any
+participation, and results compared with biases.
 """
 
 import numpy as np
@@ -62,7 +62,7 @@ def build(name, **options):
 
 
 @pytest.mark.parametrize("name", ["fedfw", "fedfw-plus", "projected", "dfw-trace"])
-def test_the_constants_follow_the_point_and_say_what_the_clients_score(name):
+def test_the_constants_follow_the_point_and_determine_the_clients_scores(name):
     """The test error that clients report is that of ``rows + columns + scale x`` of the
     final model, clipped.
     """
@@ -80,7 +80,7 @@ def test_the_constants_follow_the_point_and_say_what_the_clients_score(name):
     assert [now.trained.bytes_up > 0 for now in world.rounds] == [True] * 9
 
 
-def test_what_is_not_centred_still_has_baselines_beside_it():
+def test_without_centring_the_baselines_are_reported_too():
     strategy, kind = build("fedfw", center="none", lambda_0=0.1)
     result, _ = run(strategy, kind, 6)
     assert list(arrays_of(result)) == ["x0"]
@@ -98,13 +98,13 @@ def test_all_clients_are_asked_although_rounds_are_sampled(name):
 def test_a_client_that_does_not_answer_is_missing_from_the_sums_only():
     plain, _ = run(*build("dfw-trace"), 12)
     some, _ = run(*build("dfw-trace"), 12, fail=lambda client, t: t == 2 and client == 1)
-    # nobody answered: the question is asked again
+    # no client answered: the question is asked again
     away, _ = run(*build("dfw-trace"), 12, fail=lambda client, t: t == 2)
     assert 0 < np.abs(arrays_of(some)["columns"] - arrays_of(plain)["columns"]).max() < 0.5
     np.testing.assert_array_equal(arrays_of(away)["columns"], arrays_of(plain)["columns"])
 
 
-def test_sums_of_another_shape_cost_their_client_alone(caplog):
+def test_sums_of_another_shape_skip_only_their_client(caplog):
     class Odd(DFWTraceClient):
         def fit(self, parameters, config):
             arrays, n, metrics = super().fit(parameters, config)
@@ -112,13 +112,13 @@ def test_sums_of_another_shape_cost_their_client_alone(caplog):
             return ([array[:-1] for array in arrays] if odd else arrays), n, metrics
 
     result, _ = run(build("dfw-trace")[0], Odd, 8)
-    assert "its sums have other shapes" in caplog.text
+    assert "its sums are not float64 arrays of shapes" in caplog.text
     assert "scale" in arrays_of(result)
 
 
 @pytest.mark.parametrize("name", ["fedfw-plus", "dfw-trace"])
 @pytest.mark.parametrize("cut", [2, 4, 7])
-def test_an_interrupted_run_goes_on_to_the_same_numbers(name, cut):
+def test_a_resumed_run_ends_with_the_same_numbers(name, cut):
     def built():
         # the automatic one knows the number of rounds
         return build(name, **({} if name == "dfw-trace" else {"lambda_0": 0.1}))
@@ -160,9 +160,9 @@ def test_the_penalty_ends_at_the_curvature_over_n():
 def test_dfw_trace_is_far_below_the_biases_and_near_central_frank_wolfe():
     many, _ = run(*build("dfw-trace"), 84, n=20, evaluate_every=0)
     central, _ = run(*build("fedfw", lambda_0=1.0, offset=2), 60, n=1, evaluate_every=0)
-    found = many.evaluate_metrics_clientapp[84]
-    assert found["test-rmse"] < found["test-rmse-of-biases"] - 0.01
-    assert found["test-rmse"] < central.evaluate_metrics_clientapp[60]["test-rmse"] + 0.01
+    measures = many.evaluate_metrics_clientapp[84]
+    assert measures["test-rmse"] < measures["test-rmse-of-biases"] - 0.01
+    assert measures["test-rmse"] < central.evaluate_metrics_clientapp[60]["test-rmse"] + 0.01
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""DFW-Trace through real messages: the optimum known from a projection, whoever
-answers; only sums are used; state, faults, traffic.
+"""DFW-Trace through real messages: the optimum, known from a projection, with any
+participation; only sums are used; state, faults, traffic.
 """
 
 import numpy as np
@@ -81,7 +81,7 @@ def run(domain, parts, rounds, strategy=None, kind=DFWTraceClient, **options):
     "setting",
     [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS],
 )
-def test_the_solution_is_reached_whoever_answers(domain, setting):
+def test_the_solution_is_reached_with_any_participation(domain, setting):
     parts, options = problems(domain), dict(SETTINGS[setting])
     rounds = 400 * {"all": 1, "one sampled": 6}.get(setting, 3) // (1 if domain is BALL else 2)
     x, strategy, _, _ = run(domain, parts, rounds, **options)
@@ -92,7 +92,7 @@ def test_the_solution_is_reached_whoever_answers(domain, setting):
 
 
 @pytest.mark.parametrize("setting", ["half sampled", "one sampled", "lost", "half sampled, lost"])
-def test_who_answers_when_changes_the_number_of_rounds_and_nothing_else(setting):
+def test_the_order_of_answers_changes_only_the_number_of_rounds(setting):
     parts = problems(BALL)
     plain, reference, _, _ = run(BALL, parts, 40)
     strategy = DFWTrace(BALL)
@@ -116,8 +116,8 @@ def test_who_answers_when_changes_the_number_of_rounds_and_nothing_else(setting)
 
 
 def by_hand(domain, parts, products, iterations=1):
-    """Return x, the number of steps and the last gap after so many products with the
-    mean gradient, without messages.
+    """Return x, the number of steps and the last gap after a number of products with
+    the mean gradient, without messages.
     """
     power, x, steps, gap = PowerIteration(domain, iterations), domain.start(), 0, 0.0
     for _ in range(products):
@@ -132,11 +132,11 @@ def by_hand(domain, parts, products, iterations=1):
 
 @pytest.mark.parametrize("domain", [BALL, CONE], ids=["nuclear ball", "spectrahedron"])
 def test_the_messages_carry_the_algorithm(domain):
-    found, strategy, _, _ = run(domain, problems(domain), 31)
+    result_x, strategy, _, _ = run(domain, problems(domain), 31)
     x, steps, gap = by_hand(domain, problems(domain), 31)
     assert strategy.steps_taken == steps == (15 if domain is BALL else 31)
     assert strategy.gap == pytest.approx(gap)
-    np.testing.assert_allclose(found, x, atol=1e-12)
+    np.testing.assert_allclose(result_x, x, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_messages_carry_the_algorithm(domain):
 def test_with_many_power_iterations_it_is_frank_wolfe_on_the_mean(domain):
     parts = problems(domain)
     halves = 2 if isinstance(domain, NuclearBall) else 1
-    found, steps, found_gap = by_hand(domain, parts, 6 * 500 * halves, 500)
+    result_x, steps, result_gap = by_hand(domain, parts, 6 * 500 * halves, 500)
     x = domain.start()
     for t in range(1, 7):
         gradient = np.mean([part.gradient(x) for part in parts], axis=0)
@@ -156,13 +156,13 @@ def test_with_many_power_iterations_it_is_frank_wolfe_on_the_mean(domain):
     # one of them to another eigenvector than the last, of which the first was an exact
     # one
     assert steps == 6
-    np.testing.assert_allclose(found, x, atol=1e-6)
-    assert found_gap == pytest.approx(gap, rel=1e-6)
+    np.testing.assert_allclose(result_x, x, atol=1e-6)
+    assert result_gap == pytest.approx(gap, rel=1e-6)
 
 
 def test_only_sums_of_the_replies_are_used():
-    """Clients that mask their products and scalars, so that only the sums are what they
-    were, give the same run.
+    """Clients that mask their products and scalars without changing the sums give the
+    same run.
     """
     masks = {size: np.random.default_rng(size).normal(size=(6, size)) for size in (7, 5)}
 
@@ -197,16 +197,16 @@ def test_a_client_sends_a_vector_and_never_a_gradient():
 
 
 @pytest.mark.slow
-def test_a_client_that_is_gone_for_good_is_left_out(caplog):
+def test_a_client_that_never_answers_is_skipped(caplog):
     parts = problems(BALL, 4)
     x, strategy, _, _ = run(BALL, parts, 1200, fail=lambda client, t: client == 0)
     best = value(parts[1:], solution(BALL, parts[1:]))
     assert value(parts[1:], x) - best < 0.03 * (value(parts[1:], BALL.start()) - best)
-    assert "left out of this half step" in caplog.text
+    assert "skipped in this half step" in caplog.text
     assert strategy.steps_taken == 1200 // 4
 
 
-def test_a_reply_that_is_no_product_costs_its_client_alone(caplog):
+def test_a_reply_that_is_no_product_skips_only_its_client(caplog):
     class Odd(DFWTraceClient):
         def step(self, x_bar, config):
             arrays, metrics = super().step(x_bar, config)
@@ -217,7 +217,7 @@ def test_a_reply_that_is_no_product_costs_its_client_alone(caplog):
     _, reference, _, _ = run(BALL, problems(BALL), 20)
     _, strategy, _, _ = run(BALL, problems(BALL), 20, kind=Odd)
     assert "its product is not one array" in caplog.text
-    assert "its metric inner is missing" in caplog.text
+    assert "its metric 'inner' is missing" in caplog.text
     assert 6 <= strategy.steps_taken < reference.steps_taken
 
 

@@ -1,5 +1,5 @@
 """AFL, q-FedAvg, TERM, FedMGDA+ and PropFair: closed forms by hand, reductions to
-FedAvg, and what they are for.
+FedAvg, and fairness.
 """
 
 import numpy as np
@@ -136,7 +136,7 @@ def test_q_fedavgs_constant_follows_the_learning_rate():
         simulate(QFedAvg(FedAvg()), lambda i, _: LossyClient(1.0, 1.0), 2, START, 1)
 
 
-def test_q_fedavg_lives_with_losses_of_any_size():
+def test_q_fedavg_works_with_losses_of_any_size():
     for losses in ([0.0, 0.0], [0.0, 1.0], [1e30, 1e-30]):
         clients = [LossyClient(1.0, value) for value in losses]
         with np.errstate(over="raise", invalid="raise", divide="raise"):
@@ -175,14 +175,14 @@ def test_fedmgda_between_the_uniform_average_and_the_shortest_mixture():
     np.testing.assert_allclose(at[1.0], [0.5, 0.5], atol=1e-5)
 
 
-def test_fedmgda_stands_still_between_opposite_clients_and_without_updates():
+def test_fedmgda_does_not_move_between_opposite_clients_or_without_updates():
     np.testing.assert_allclose(
         final(FedMGDA(FedAvg()), [Mover([1.0, 2.0]), Mover([-1.0, -2.0])]), 0.0, atol=1e-9
     )
     np.testing.assert_array_equal(final(FedMGDA(FedAvg()), [Mover([0.0, 0.0])] * 2), 0.0)
 
 
-def test_fedmgdas_directions_hurt_nobody_to_first_order():
+def test_fedmgdas_direction_raises_no_clients_loss_to_first_order():
     rng = np.random.default_rng(0)
     for _ in range(20):
         moves = rng.normal(size=(3, 2)) + 0.5

@@ -107,7 +107,7 @@ def test_repeats_are_fresh_draws_before_one_step():
     assert strategy.steps == 1
 
 
-def test_a_gradient_of_the_wrong_length_is_left_out():
+def test_a_gradient_of_the_wrong_length_is_skipped():
     class Short(Frequencies):
         def loss_and_gradient(self, predictors, alpha):
             loss, gradient, norms = super().loss_and_gradient(predictors, alpha)
@@ -192,13 +192,13 @@ def test_bad_options(options, message):
 
 def test_a_budget_above_the_library():
     with pytest.raises(
-        ValueError, match=r"budget = 3, but the library holds 2 predictors: choose 1..2"
+        ValueError, match=r"budget = 3, but the library holds 2 predictors: choose 1 to 2"
     ):
         FedBoost(TWO, FedBoostOptions(budget=3))
 
 
 @pytest.mark.slow
-def test_clients_may_hand_over_the_predictors():
+def test_clients_can_send_the_predictors():
     """Three clients with distributions of their own: the ensemble of the three fits
     their pooled outcomes exactly.
     """
@@ -235,7 +235,7 @@ def test_fewer_predictors_than_the_budget_are_all_sent():
     assert strategy.steps == 2
 
 
-def test_a_predictor_of_another_shape_is_left_out():
+def test_a_predictor_of_another_shape_is_skipped():
     class Trains(Frequencies):
         def train_predictor(self, config):
             return {"table": np.full(3 if self.num_examples == 10 else 4, 0.25)}
@@ -245,7 +245,7 @@ def test_a_predictor_of_another_shape_is_left_out():
     assert strategy.library.q == 2
 
 
-def test_what_is_sent_has_the_ensemble_as_its_mean_and_the_output_is_the_running_average():
+def test_the_sent_weights_are_unbiased_and_the_output_is_the_running_average():
     """The sent weights are alpha_k / gamma_k; alpha^A is the mean of alpha_1 to
     alpha_T.
     """

@@ -1,5 +1,5 @@
-"""Single rounds of FedBoost and AFLBoost by hand, and what a draw alone must not
-change.
+"""Single rounds of FedBoost and AFLBoost by hand, and that a draw alone changes no
+weight.
 """
 
 import numpy as np
@@ -79,7 +79,7 @@ class Log(Frequencies):
 @pytest.mark.parametrize("gradient", ["sampled", "unbiased"])
 @pytest.mark.parametrize("sampling", ["weighted", "uniform"])
 @pytest.mark.parametrize("mirror", ["entropy", "euclidean"])
-def test_the_weights_of_equal_predictors_stay_where_they_are(gradient, sampling, mirror):
+def test_the_weights_of_equal_predictors_do_not_change(gradient, sampling, mirror):
     options = {
         "budget": 3,
         "gradient": gradient,
@@ -98,7 +98,7 @@ def test_the_weights_of_equal_predictors_stay_where_they_are(gradient, sampling,
         np.testing.assert_allclose(strategy.alpha, 1 / 6, atol=1e-9)
 
 
-def test_as_the_paper_prints_it_whatever_is_drawn_gains():
+def test_with_the_papers_gradient_every_drawn_predictor_gains_weight():
     strategy = FedBoost(SAME, FedBoostOptions(budget=3, step=0.5, centred=False))
     sent = play(strategy, CLIENTS[:1])
     drawn = np.isin(np.arange(6), sent[0][2])
@@ -108,8 +108,8 @@ def test_as_the_paper_prints_it_whatever_is_drawn_gains():
 
 @pytest.mark.parametrize("gradient", ["sampled", "unbiased"])
 def test_the_one_good_predictor_is_found_among_bad_ones(gradient):
-    """One of six fits the clients, five are sure of what never occurs. The paper's form
-    ends on a bad one with some seeds.
+    """One of six fits the clients; five predict outcomes that never occur. The paper's
+    gradient ends on a bad one with some seeds.
     """
     truth = np.array([0.55, 0.25, 0.15, 0.05])
     wrong = np.tile([0.02, 0.02, 0.06, 0.9], (5, 1))
@@ -124,7 +124,7 @@ def test_the_one_good_predictor_is_found_among_bad_ones(gradient):
 
 
 def test_the_squared_loss_is_not_centred():
-    """Its corrected gradient has the full one as its mean as it is."""
+    """The mean of its corrected gradient is the full gradient already."""
     clients = [Squared(c.frequencies, c.num_examples) for c in CLIENTS]
     ends = []
     for centred in (True, False):
@@ -138,10 +138,11 @@ def test_the_squared_loss_is_not_centred():
     np.testing.assert_array_equal(*ends)
 
 
-def test_one_predictor_a_message_is_compared_with_none():
+def test_centring_is_refused_with_one_predictor_per_message():
     options = {"budget": 1, "draw": "exact"}
     with pytest.raises(
-        ValueError, match=r"budget = 1, draw = exact, centred = true: .*choose a budget from 2 on"
+        ValueError,
+        match=r"budget = 1, draw = exact, centred = true: .*choose a budget of 2 or more",
     ):
         FedBoost(LIBRARY, FedBoostOptions(**options))
     FedBoost(LIBRARY, FedBoostOptions(**options, centred=False))
@@ -223,7 +224,7 @@ def test_three_rounds_by_hand(kind, loss, asked):
 
 def test_the_best_single_predictor_is_chosen_by_the_training_losses_of_all_clients():
     """Predictor 1 is best by the weighted losses (0.3), though 2 has the best accuracy;
-    lists of another length are left out.
+    lists of another length are ignored.
     """
     few = {
         "num-examples": 10,

@@ -1,5 +1,5 @@
-"""FedDM: its loss by hand, what a client makes and of what, what the server pools and
-refuses, and that images are of their class.
+"""FedDM: its loss by hand, the images of a client, what the server pools and refuses,
+and that images look like their class.
 """
 
 import logging
@@ -41,9 +41,7 @@ def named(seed):
 
 
 class Judge:
-    """Returns other weights in every call, and remembers what it was asked to train
-    on.
-    """
+    """Returns new weights in every call, and records the samples of each call."""
 
     def __init__(self):
         self.seen = []
@@ -146,7 +144,7 @@ def test_images_outside_the_range_are_refused_by_the_client():
 
 
 class Says(NumPyClient):
-    """Replies with the arrays that it is given."""
+    """Replies with the given arrays."""
 
     def __init__(self, *arrays):
         self.arrays = list(arrays)
@@ -192,8 +190,8 @@ def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_o
     assert values == {0: 0.25, 1: 1.0, 2: 0.25}  # clipped to the range of images
     for now, parameters in sent:
         wanted = named(5 if now == 1 else 101).values()
-        for found, array in zip(parameters, wanted, strict=True):
-            np.testing.assert_array_equal(found, array)
+        for received, array in zip(parameters, wanted, strict=True):
+            np.testing.assert_array_equal(received, array)
     assert [(now, sorted(y.tolist())) for now, _, y in judge.seen] == [
         (1, [0, 1, 2]),
         (2, [0, 1, 2]),
@@ -201,8 +199,8 @@ def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_o
 
 
 def test_a_set_that_was_evaluated_is_not_trained_on_again():
-    """Evaluated after every round, and sent in the next: one training a round, not
-    two.
+    """It is evaluated after every round and sent in the next: one training per round,
+    not two.
     """
     sent = []
 
@@ -232,9 +230,7 @@ def test_a_set_that_was_evaluated_is_not_trained_on_again():
 
 
 def test_a_first_round_without_images_leaves_the_random_weights(caplog):
-    """A classifier trained on the noise of the start would have learnt what it is not
-    to know.
-    """
+    """A classifier trained on the initial noise would have learnt from noise."""
     sent = []
 
     class Late(Says):
@@ -247,14 +243,14 @@ def test_a_first_round_without_images_leaves_the_random_weights(caplog):
     judge = Judge()
     result = run(feddm(judge), [Late(*images(0, 2))], rounds=3)
     wanted = [named(5), named(5), named(102)]
-    for found, arrays in zip(sent, wanted, strict=True):
-        np.testing.assert_array_equal(found[0], next(iter(arrays.values())))
+    for received, arrays in zip(sent, wanted, strict=True):
+        np.testing.assert_array_equal(received[0], next(iter(arrays.values())))
     assert [now for now, *_ in judge.seen] == [2, 3]
     assert arrays_of(result)["y"].tolist() == [0, 2]
 
 
 class Fails(Says):
-    """Does not answer in the rounds that it is given."""
+    """Does not answer in the given rounds."""
 
     def __init__(self, rounds, *arrays):
         super().__init__(*arrays)
@@ -266,8 +262,8 @@ class Fails(Says):
         return super().fit(parameters, config)
 
 
-def test_images_of_those_who_reply_replace_the_set_and_a_silent_round_leaves_it():
-    """Client 1 is lost in round 1, everybody in round 2."""
+def test_images_of_replying_clients_replace_the_set_and_a_round_without_replies_keeps_it():
+    """Client 1 is lost in round 1, all clients in round 2."""
     clients = [
         Fails((2,), *images(0, value=0.1)),
         Fails((1, 2), *images(1, value=0.2)),
@@ -284,7 +280,7 @@ def test_images_of_those_who_reply_replace_the_set_and_a_silent_round_leaves_it(
         )
 
 
-def test_of_sampled_clients_the_set_has_the_images_of_the_last_sample():
+def test_with_sampling_the_set_holds_the_images_of_the_last_sample():
     asked = []
 
     class Watched(Says):
@@ -328,26 +324,26 @@ def test_of_sampled_clients_the_set_has_the_images_of_the_last_sample():
 @pytest.mark.parametrize(
     ("arrays", "fault"),
     [
-        (images(0, 0), "it sent 2 images of a class, more than 1"),
+        (images(0, 0), "it sent 2 images of one class (limit 1)"),
         (images(0, 3), "its labels are not from 0 to 2"),
         (images(-1), "its labels are not from 0 to 2"),
-        ((images(0)[0], images(0, 1)[1]), "not images like the others'"),
-        ((images(0)[0][:, :, :4], images(0)[1]), "not images like the others'"),
-        ((images(0)[0], images(0)[1].astype(np.float32)), "not images like the others'"),
+        ((images(0)[0], images(0, 1)[1]), "its reply is not images of shape"),
+        ((images(0)[0][:, :, :4], images(0)[1]), "its reply is not images of shape"),
+        ((images(0)[0], images(0)[1].astype(np.float32)), "its reply is not images of shape"),
         (images(), "its labels are not from 0 to 2"),
-        (images(0)[:1], "not images like the others'"),
+        (images(0)[:1], "its reply is not images of shape"),
     ],
 )
-def test_a_reply_that_cannot_be_right_is_left_out_and_named(arrays, fault, caplog):
+def test_an_impossible_reply_is_skipped_and_its_client_named(arrays, fault, caplog):
     with caplog.at_level(logging.WARNING, logger="flwr"):
         result = run(feddm(), [Says(*images(0, 1, 2)), Says(*arrays)])
     assert arrays_of(result)["y"].tolist() == [0, 1, 2]
     assert any(
-        "left out" in record.message and fault in record.message for record in caplog.records
+        "skipped client" in record.message and fault in record.message for record in caplog.records
     )
 
 
-def test_its_images_are_those_of_their_class():
+def test_the_images_look_like_their_class():
     clients = [
         FedDMClient(model_fn, data(i, classes), i)
         for i, classes in enumerate([[0, 1], [1, 2], [2]])

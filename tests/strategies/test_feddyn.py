@@ -1,5 +1,5 @@
-"""FedDyn on heterogeneous quadratics, whose joint optimum is known, with few clients a
-round; and its client's steps.
+"""FedDyn on heterogeneous quadratics, whose joint optimum is known, with few clients
+per round; and its client's steps.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ class Quadratic(NumPyClient):
 
 
 class WithoutH(FedDyn):
-    """What the program of Shen et al. does."""
+    """The program of Shen et al., which omits h."""
 
     def aggregate_train(self, server_round, replies):
         self.h = None
@@ -67,17 +67,17 @@ def sampled_grid(client_fn, count, sampled):
 
 
 @pytest.mark.parametrize("sampled", [1, 2, 5])
-def test_the_fixed_point_is_the_joint_optimum_whoever_takes_part(sampled):
-    found, _ = final(FedDyn, 600, sampled)
-    np.testing.assert_allclose(found, OPTIMUM, atol=1e-6)
+def test_the_fixed_point_is_the_joint_optimum_for_any_participation(sampled):
+    result, _ = final(FedDyn, 600, sampled)
+    np.testing.assert_allclose(result, OPTIMUM, atol=1e-6)
 
 
 def test_without_h_it_stalls_under_partial_participation():
-    found, _ = final(WithoutH, 600, 2)
-    assert np.abs(found - OPTIMUM).max() > 0.1
+    result, _ = final(WithoutH, 600, 2)
+    assert np.abs(result - OPTIMUM).max() > 0.1
 
 
-def test_h_is_the_mean_of_all_clients_g_also_of_those_that_did_not_take_part():
+def test_h_is_the_mean_of_g_over_all_clients_including_absent_ones():
     memory = {}
     _, strategy = final(FedDyn, 7, 2, memory)
     np.testing.assert_allclose(strategy.h, sum(memory.values()) / M, atol=1e-12)

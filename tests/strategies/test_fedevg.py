@@ -1,4 +1,4 @@
-"""What travels in FedEvg, its step by hand, who is left out, and the two baselines that
+"""FedEvg's messages, its step by hand, skipped clients, and the two baselines that
 average generative nets.
 """
 
@@ -70,7 +70,7 @@ def evg_client(i, context=None):
 
 
 class Signals(NumPyClient):
-    """Answers with signals that are known by hand."""
+    """Replies with known signals."""
 
     def __init__(self, log, slope, n=1):
         self.answer, self.n = (log, slope), n
@@ -92,8 +92,8 @@ def run(strategy, client_fn=evg_client, clients=3, rounds=2, **options):
 
 
 def test_no_parameter_of_a_clients_net_ever_travels():
-    """Every message of a run is looked at: what goes down and up, and that none of it
-    is a part of any client's net.
+    """Checks every message of a run in both directions: none contains a part of a
+    client's net.
     """
     kept, seen = [], []
 
@@ -186,14 +186,14 @@ class Slopes(Signals):
         return [np.zeros_like(x) + slopes, np.zeros(len(x), np.float32)], 1, {"loss": 0.0}
 
 
-def test_lengths_are_told_beside_those_of_the_class():
+def test_lengths_are_relative_to_the_class():
     gradient = np.zeros((5, 1, 2, 2))
     # lengths 5, 10, 0.5 of class 1, 0 and 0 of class 0
     gradient[:, 0, 0, :] = [[3, 4], [6, 8], [0.3, 0.4], [0, 0], [0, 0]]
     np.testing.assert_allclose(beside_class(gradient, np.array([1, 1, 1, 0, 0])), [1, 2, 0.1, 1, 1])
 
 
-def test_what_lies_still_starts_again_after_some_rounds_from_one_of_its_class():
+def test_a_still_sample_restarts_from_one_of_its_class():
     """Three samples a class. 0: still in both rounds; 1, 2 move. 3: still in one only.
     Class 2: all alike. Class 3: all lie.
     """
@@ -224,7 +224,7 @@ def test_what_lies_still_starts_again_after_some_rounds_from_one_of_its_class():
     assert other.state_dict()["still"].tolist() == strategy.state_dict()["still"].tolist()
 
 
-def test_nothing_starts_again_by_default():
+def test_by_default_no_sample_restarts():
     plain = evg(FedEvgOptions(beta_first=1e-6, beta_last=1e-6, delta=0.0))
     x = arrays_of(
         simulate(
@@ -241,9 +241,9 @@ def test_low_is_the_end_of_the_range():
     ).tolist() == [-1.0]
 
 
-def test_what_is_said_of_wrong_options():
+def test_wrong_options_are_refused():
     with pytest.raises(
-        ValueError, match=r"samples = 10, but there are 4 classes, .* choose a multiple, 8 or 12"
+        ValueError, match=r"samples = 10 is not a multiple of the 4 classes: choose 8 or 12"
     ):
         evg(samples=10)
     with pytest.raises(ValueError, match=r"low = 0.5: images have values in \[0, 1\] or \[-1, 1\]"):
@@ -263,7 +263,7 @@ def test_what_is_said_of_wrong_options():
         ),
     ],
 )
-def test_who_is_left_out_is_named_and_the_others_go_on(wrong, reason, caplog, monkeypatch):
+def test_a_skipped_client_is_named_and_the_others_are_used(wrong, reason, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     clients = [Signals(1, -1.0), wrong, Signals(1, -1.0)]
     with_it = run(evg(), lambda i, _: clients[i], rounds=1)
@@ -282,7 +282,7 @@ def test_images_out_of_range_are_refused():
         FedEvgClient(net_fn, model_fn, wide).fit(list(evg().first_arrays().values()), config)
 
 
-def test_a_kept_net_goes_on_from_the_round_before():
+def test_a_persistent_net_continues_from_the_previous_round():
     """Two rounds with a store are the rounds of one net; fresh nets forget, and a net
     that is not kept differs.
     """
@@ -316,8 +316,8 @@ def test_a_kept_net_goes_on_from_the_round_before():
     assert losses[-1] < losses[0]
 
 
-def test_noise_for_privacy_takes_the_place_of_the_quotient():
-    """The mean of clipped e_i grad E_i, over all clients asked; epsilon is told."""
+def test_with_privacy_the_noisy_mean_replaces_the_quotient():
+    """The mean of clipped e_i grad E_i over sampled clients; epsilon is reported."""
 
     class NoNoise:
         def normal(self, mean, std, shape):
@@ -400,10 +400,8 @@ def test_the_divergence_is_torchs():
     torch.testing.assert_close(divergence(mean, sigma), wanted)
 
 
-def test_a_fake_is_to_be_recognised_as_what_it_was_made_as(monkeypatch):
-    """The label with which a generated image is classified is the one that it was
-    generated with.
-    """
+def test_a_generated_image_must_be_classified_with_its_own_label(monkeypatch):
+    """The target of a generated image is the label that it was generated with."""
     net = build_generator(ACGAN, SHAPE, CLASSES, 4, 0)
     made, classified = [], []
 

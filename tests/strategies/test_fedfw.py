@@ -66,10 +66,10 @@ def test_the_messages_carry_algorithms_1_and_2():
                 s[i, j] = -1.5 * np.sign(g[j])
             xs = (1 - eta) * xs + eta * s
             x_bar = (1 - eta) * x_bar + eta * s.mean(0)
-        found, _ = World(domain, problems).run(
+        result, _ = World(domain, problems).run(
             FedFW(domain, FedFWOptions(lambda_0=0.7), variant), 59
         )
-        np.testing.assert_allclose(found, x_bar, atol=1e-12)
+        np.testing.assert_allclose(result, x_bar, atol=1e-12)
 
 
 # --- x_bar is the mean of the clients' points -----------------------------------------
@@ -111,7 +111,7 @@ def test_after_a_failed_client_x_bar_is_the_mean_again(late, sampled):
 
 
 @pytest.mark.slow
-def test_a_client_that_fails_for_good_leaves_the_others_to_themselves():
+def test_without_a_failed_client_the_others_solve_their_own_problem():
     """Clients 1.. solve their own problem; points are asked for once."""
     domain, problems = L1Ball((6,), 2.0), quadratics(6, 4, rows=8)
     broken = World(domain, problems, fail=lambda client, t: client == 0 and t > 2)
@@ -180,9 +180,9 @@ QUICK = [("fedfw-plus", 1, "half sampled"), ("fedfw-plus", 1, "lost after the st
         for case in ((variant, *rest) for variant, cases in CASES.items() for rest in cases)
     ],
 )
-def test_the_solution_is_reached_whoever_answers(variant, local_steps, setting):
-    """Any sum of the dual terms but 0 moves it: by 1.17, 2.45 and 0.07 in three of
-    these settings, before that was mended.
+def test_the_solution_is_reached_with_any_participation(variant, local_steps, setting):
+    """A sum of the dual terms other than 0 moves it; an earlier version was off by
+    1.17, 2.45 and 0.07 in three of these settings.
     """
     options = dict(SETTINGS[setting])
     problems = [
@@ -216,9 +216,9 @@ def test_while_all_answer_no_dual_variable_travels():
     np.testing.assert_allclose(sum(worlds[0].duals), 0, atol=1e-12)
 
 
-def test_a_state_that_is_none_costs_its_client_alone():
-    """Asked for its state, a client replies with a point outside of the box, or with
-    half of what is asked for.
+def test_an_invalid_state_skips_only_its_client():
+    """A client that is asked for its state replies with a point outside the box, or
+    with only half of the arrays.
     """
 
     class Liar(FedFWClient):
@@ -317,7 +317,7 @@ def test_iterates_stay_in_the_domain_for_a_thousand_rounds():
     assert all(domain.contains(x) for x in world.points)
 
 
-def test_a_bad_atom_is_left_out_and_its_client_named(caplog):
+def test_a_bad_atom_is_skipped_and_its_client_named(caplog):
     domain = L1Ball((6,), 1.0)
 
     class Cheat(FedFWClient):
@@ -329,7 +329,7 @@ def test_a_bad_atom_is_left_out_and_its_client_named(caplog):
     world = World(domain, quadratics(), Cheat)
     x_bar, _ = world.run(FedFW(domain), 12)
     assert domain.contains(x_bar)
-    assert "client 1 left out: a packed atom has the value" in caplog.text
+    assert "skipped client 1: a packed atom has the value" in caplog.text
     assert_mean(world, x_bar)
 
 
@@ -379,7 +379,7 @@ def test_projected_fedavg_reaches_the_constrained_optimum():
     np.testing.assert_allclose(x_bar, targets.mean(0) / np.linalg.norm(targets.mean(0)), atol=3e-3)
 
 
-def test_the_server_projects_what_came_from_outside():
+def test_the_server_projects_points_outside_the_domain():
     class Outside(ProjectedClient):
         def step(self, x_bar, config):
             return [np.full(6, 3.0)], {}
@@ -513,13 +513,13 @@ def test_bad_options(options, message):
         FedFWOptions(**options)
 
 
-def test_a_start_outside_of_the_domain():
+def test_a_start_outside_the_domain_is_refused():
     domain = L1Ball((6,), 1.0)
     for strategy, kind in (
         (FedFW(domain), FedFWClient),
         (ProjectedFedAvg(domain), ProjectedClient),
     ):
-        with pytest.raises(ValueError, match="the start lies outside of the L1Ball"):
+        with pytest.raises(ValueError, match="the initial point lies outside the L1Ball"):
             World(domain, quadratics(), kind).run(strategy, 1, start=np.ones(6))
         with pytest.raises(ValueError, match="shape"):
             strategy.open_model(ArrayRecord([np.ones(7)]))

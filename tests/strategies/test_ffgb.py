@@ -1,5 +1,5 @@
-"""FFGB as a federation: what clients keep, what travels, the theorems on toys whose
-optimum is known, and its faults.
+"""FFGB as a federation: the state of clients, messages, the theorems on small problems
+with a known optimum, and faults.
 """
 
 import numpy as np
@@ -57,9 +57,9 @@ def test_kept_values_equal_the_whole_ensemble_after_20_rounds_with_dropouts(vari
         version, values = federation.kept(number)
         assert version > 10
         of_then = Additive(function.clip, function.blocks[:version])
-        for part, found in zip((data.train, data.test), values, strict=True):
+        for part, kept in zip((data.train, data.test), values, strict=True):
             np.testing.assert_allclose(
-                found, values_at(of_then, part.x, 3, oracle.predict), rtol=1e-5, atol=1e-5
+                kept, values_at(of_then, part.x, 3, oracle.predict), rtol=1e-5, atol=1e-5
             )
         if number in scores:  # after the last round
             last = values_at(function, data.test.x, 3, oracle.predict)
@@ -107,7 +107,9 @@ def test_a_rounds_work_does_not_grow_with_the_rounds():
 
     federation = Federation([blobs(seed=k) for k in range(3)], Counting(), 3)
     federation.run(FFGB(FFGBOptions(local_steps=2)), 50, evaluate_every=0, callbacks=[note])
-    assert len(set(work[1:-1])) == 1  # round 1 has nothing to catch up with, the last one is scored
+    assert (
+        len(set(work[1:-1])) == 1
+    )  # round 1 has no earlier learners to add, the last one is scored
     assert max(sent[1:]) - min(sent[1:]) < 64  # digits of round numbers
     values = federation.kept(0)[1]
     assert [v.dtype for v in values] == [np.float32] * 2
@@ -143,8 +145,8 @@ def test_the_run_equals_the_recursion_written_out():
     federation = Federation(datas, oracle, 2)
     result = federation.run(FFGB(options), 5, evaluate_every=0)
     everywhere = torch.arange(4.0)[:, None]
-    found = values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict)
-    torch.testing.assert_close(found, recursion(datas, 0.6, 5))
+    values = values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict)
+    torch.testing.assert_close(values, recursion(datas, 0.6, 5))
 
 
 def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
@@ -155,8 +157,8 @@ def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
     g = torch.zeros(6, 3)
     for step in range(24):
         g = g - 4.0 / (step + 2) * (g.softmax(1) - coded(data.train.y, 3) + 0.05 * g)
-    found = values_at(Additive.from_arrays(arrays_of(result)), data.train.x, 3, Table(6).predict)
-    np.testing.assert_allclose(found, g, rtol=1e-5, atol=1e-6)
+    values = values_at(Additive.from_arrays(arrays_of(result)), data.train.x, 3, Table(6).predict)
+    np.testing.assert_allclose(values, g, rtol=1e-5, atol=1e-6)
 
 
 # --- the theorems, on toys ------------------------------------------------------------
@@ -165,8 +167,8 @@ def test_one_client_with_a_perfect_oracle_is_gradient_descent_on_the_values():
 def distance(
     overlap, schedule="homogeneous", rounds=30, gamma=1.0, local_steps=1, residual=True, seed=0
 ):
-    """||f - f*||^2 over alpha of two clients with 12 points each, ``overlap`` of them
-    shared; learners are wrong elsewhere.
+    """Return ||f - f*||^2 over alpha of two clients with 12 points each, ``overlap`` of
+    them shared; learners are wrong elsewhere.
     """
     mu, own, rng = 0.5, 12, np.random.default_rng(seed)
     at = [np.arange(own), np.arange(own) + own - overlap]
@@ -259,7 +261,7 @@ def test_ffgb_l_in_one_round_equals_many_rounds(oracle):
     assert [len(f) for f in functions] == [54, 9]
 
 
-def test_ffgb_l_keeps_away_from_where_it_would_jump():
+def test_ffgb_l_respects_the_slope_between_points():
     """Square loss, labels on a line: f reaches u, whose slope is L, between the points
     of both clients.
     """
@@ -281,7 +283,7 @@ def test_ffgb_l_keeps_away_from_where_it_would_jump():
 # --- faults ---------------------------------------------------------------------------
 
 
-def test_a_learner_that_diverged_is_left_out_with_its_clients_name(caplog):
+def test_a_diverged_learner_is_skipped_and_its_client_named(caplog):
     class Breaks(RidgeOracle):
         def fit(self, x, target, rng):
             if len(x) == 30:  # client 1
@@ -299,7 +301,7 @@ def test_a_learner_that_diverged_is_left_out_with_its_clients_name(caplog):
 
 
 @pytest.mark.parametrize("fault", ["count", "shape", "version", "names"])
-def test_a_reply_that_does_not_fit_is_left_out(fault):
+def test_a_reply_that_does_not_fit_is_skipped(fault):
     class Odd(Federation):
         def client(self, number, context=None):
             inner = super().client(number)
@@ -328,10 +330,10 @@ def test_a_reply_that_does_not_fit_is_left_out(fault):
     assert [len(block) for block in strategy.function.blocks] == [2, 2, 2]
 
 
-def test_labels_that_the_outputs_cannot_tell_apart():
+def test_labels_beyond_the_outputs_are_an_error():
     with pytest.raises(
         ValueError,
-        match=r"labels 0\.\.2 of type torch\.int64, but the function tells 2 classes apart",
+        match=r"labels 0\.\.2 of type torch\.int64, but the function has outputs for 2 classes",
     ):
         FFGBClient(blobs(), RidgeOracle(), 2)
 

@@ -25,14 +25,14 @@ def test_ffgb_c_is_the_recursion_with_both_clips(bound, which):
     result = Federation(datas, oracle, 2).run(FFGB(options, "ffgb-c"), 4, evaluate_every=0)
 
     everywhere = torch.arange(4.0)[:, None]
-    found = values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict)
-    torch.testing.assert_close(found, recursion(datas, 0.3, 4, 3 * bound, bound))
+    values = values_at(Additive.from_arrays(arrays_of(result)), everywhere, 2, oracle.predict)
+    torch.testing.assert_close(values, recursion(datas, 0.3, 4, 3 * bound, bound))
     without = (
         recursion(datas, 0.3, 4, 9.0, bound)
         if which == "learners"
         else recursion(datas, 0.3, 4, 3 * bound, 9.0)
     )
-    assert (found - without).abs().max() > 0.03
+    assert (values - without).abs().max() > 0.03
 
 
 @pytest.mark.parametrize("residual", [True, False])

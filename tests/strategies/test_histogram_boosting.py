@@ -1,5 +1,5 @@
-"""Histogram boosting as a federation: the trees are those of the pooled rows, whoever
-holds, answers, fails or lies.
+"""Histogram boosting as a federation: the trees equal those of the pooled rows for any
+partition, participation, failure or lie.
 """
 
 import numpy as np
@@ -162,7 +162,7 @@ def test_the_trees_are_as_good_as_those_of_scikit_learn():
     (x, y), (x_test, y_test) = rows(4000), rows(4000, 1)
     owner = np.random.default_rng(2).integers(0, 5, len(y))
     options = {"depth": 3, "bins": 64, "cells": 512, "learning_rate": 0.2, "l2": 0.0}
-    found = Federation(dealt(x, y, owner)).run(2 + 3 * 30, options, evaluate_every=0)
+    arrays = Federation(dealt(x, y, owner)).run(2 + 3 * 30, options, evaluate_every=0)
     theirs = HistGradientBoostingClassifier(
         max_iter=30,
         max_depth=3,
@@ -171,7 +171,7 @@ def test_the_trees_are_as_good_as_those_of_scikit_learn():
         min_samples_leaf=20,
         early_stopping=False,
     ).fit(x, y)
-    ours, wanted = Forest.from_arrays(found).values(x_test), theirs.decision_function(x_test)
+    ours, wanted = Forest.from_arrays(arrays).values(x_test), theirs.decision_function(x_test)
     assert roc_auc_score(y_test, ours) == pytest.approx(roc_auc_score(y_test, wanted), abs=0.005)
     assert np.corrcoef(ours, wanted)[0, 1] > 0.98
     assert roc_auc_score(y_test, ours) > 0.85
@@ -180,12 +180,12 @@ def test_the_trees_are_as_good_as_those_of_scikit_learn():
 def test_a_round_of_sampled_clients_takes_the_step_of_their_pooled_rows():
     x, y = rows(600)
     federation = Federation(dealt(x, y, np.random.default_rng(2).integers(0, 6, len(y))))
-    found = federation.run(10, {"min_leaf": 10}, clients_per_round=3)
+    arrays = federation.run(10, {"min_leaf": 10}, clients_per_round=3)
     assert len({tuple(who) for who in federation.used}) > 5
-    same(found, replayed(federation.datas, 10, federation.used, {"min_leaf": 10}))
+    same(arrays, replayed(federation.datas, 10, federation.used, {"min_leaf": 10}))
 
 
-def test_clients_that_fail_are_left_out_and_a_round_without_replies_is_repeated():
+def test_failing_clients_are_skipped_and_a_round_without_replies_is_repeated():
     x, y = rows(600)
 
     def breaks(number, server_round, reply):
@@ -194,9 +194,9 @@ def test_clients_that_fail_are_left_out_and_a_round_without_replies_is_repeated(
         return reply
 
     federation = Federation(dealt(x, y, np.random.default_rng(2).integers(0, 3, len(y))), breaks)
-    found = federation.run(12)
+    arrays = federation.run(12)
     assert federation.used[1] == federation.used[4] == []
-    same(found, replayed(federation.datas, 12, federation.used))
+    same(arrays, replayed(federation.datas, 12, federation.used))
 
 
 def bad_replies(sums):
@@ -226,14 +226,14 @@ def test_a_reply_that_is_no_sum_over_rows_does_not_count(which):
     same(federation.run(6), replayed(federation.datas, 6, [[0, 2]] * 6))
 
 
-def test_a_resumed_run_and_clients_that_forgot_come_to_the_same_trees():
+def test_a_resumed_run_and_clients_without_state_give_the_same_trees():
     x, y = rows(400)
     datas = dealt(x, y, np.random.default_rng(2).integers(0, 3, len(y)))
     whole = Federation(datas).run(11)
     first = Federation(datas)
     half = first.run(7)  # in the middle of a tree
     assert half["stage"][0] == 3
-    same(Federation(datas).run(11, start=half, first_round=8), whole)  # nobody has kept anything
+    same(Federation(datas).run(11, start=half, first_round=8), whole)  # no client has kept anything
     first.states[1].clear()
     same(first.run(11, start=half, first_round=8), whole)
     other = Federation(datas)  # which kept the values of other trees
@@ -245,24 +245,24 @@ def test_kept_values_are_used_and_are_those_of_the_trees():
     x, y = rows(300)
     federation = Federation(dealt(x, y, np.zeros(len(y), int)))
     # trees 1 to 3 are finished, values are kept when a round asks
-    found = Forest.from_arrays(federation.run(9))
+    forest = Forest.from_arrays(federation.run(9))
     facts, values = MessageStore(federation.states[0]).load("values", {}, False)
-    assert facts[0] == found.finished == 3
-    np.testing.assert_array_equal(values, found.values(x))
+    assert facts[0] == forest.finished == 3
+    np.testing.assert_array_equal(values, forest.values(x))
 
 
 def test_the_run_ends_after_its_trees_and_another_model_is_refused():
     x, y = rows(300)
     datas = dealt(x, y, np.zeros(len(y), int))
     federation = Federation(datas)
-    found = federation.run(50, {"trees": 2})
+    arrays = federation.run(50, {"trees": 2})
     assert len(federation.used) == 2 + 2 * 2
-    assert len(found["feature"]) == 2
+    assert len(arrays["feature"]) == 2
     with pytest.raises(
         ValueError,
-        match="the model has 5 features and trees of depth 2, but here are 5 features, depth = 3",
+        match="the model has 5 features and trees of depth 2, but this run has 5 features and depth = 3",
     ):
-        federation.run(3, {"depth": 3}, start=found)
+        federation.run(3, {"depth": 3}, start=arrays)
 
 
 def test_evaluation_scores_the_finished_trees():
@@ -274,19 +274,19 @@ def test_evaluation_scores_the_finished_trees():
         lambda context: federation.client(int(context.node_config["partition-id"])), writable=False
     )
     note = [lambda now: scores.update(now.evaluated.metrics)]
-    found = arrays_of(
+    arrays = arrays_of(
         simulate(strategy, None, 2, {}, 8, {}, grid=ClientGrid(InlineGrid(app, 2)), callbacks=note)
     )
     for number, data in enumerate(federation.datas):
-        values = Forest.from_arrays(found).values(data.test.x)
+        values = Forest.from_arrays(arrays).values(data.test.x)
         assert scores[number]["auroc"] == pytest.approx(roc_auc_score(data.test.y, values))
         assert scores[number]["loss"] == pytest.approx(
             np.logaddexp(0, np.where(data.test.y == 1, -values, values)).mean()
         )
 
 
-def test_values_beyond_all_bounds_are_taken():
+def test_huge_values_are_accepted():
     x, y = rows(300)
     x[5, 0], x[6, 0] = np.inf, -np.inf
-    found = Federation(dealt(x, y, np.zeros(len(y), int))).run(6)
-    assert all(np.isfinite(array).all() for array in found.values())
+    arrays = Federation(dealt(x, y, np.zeros(len(y), int))).run(6)
+    assert all(np.isfinite(array).all() for array in arrays.values())

@@ -43,7 +43,7 @@ SHIFTS = [0.1, 2.0, -3.0]
 
 
 class NoNoise:
-    """In place of the generator, so that what is left can be known by hand."""
+    """Replaces the generator, so that the result is known by hand."""
 
     def normal(self, mean, std, shape):
         self.std = std
@@ -66,7 +66,7 @@ def private(strategy, c=1.0, z=1.0, rng=None, **options):
 
 
 @pytest.mark.parametrize("c", [0.5, 1.0, 4.5, 100.0])
-def test_the_mean_of_clipped_updates_all_alike(c):
+def test_the_mean_of_clipped_updates_has_equal_weights(c):
     got = arrays_of(simulate(private(FedAvg(), c), client, 3, START, 1))
     np.testing.assert_allclose(got["w"], np.mean(clipped(c)), rtol=1e-5)
     np.testing.assert_allclose(got["v"], 1 + np.mean(clipped(c)), rtol=1e-5)
@@ -74,9 +74,9 @@ def test_the_mean_of_clipped_updates_all_alike(c):
     assert got["w"].dtype == np.float32
 
 
-def test_who_fails_counts_as_an_update_of_zero():
-    """The denominator is how many were asked: else a client could scale the others'
-    updates by not answering.
+def test_a_failed_client_counts_as_an_update_of_zero():
+    """The denominator is the number of sampled clients; otherwise a client could scale
+    the others' updates by not answering.
     """
 
     class Fails(EchoClient):
@@ -164,8 +164,8 @@ def test_without_noise_and_clipping_it_is_the_uniform_average(make):
         flower.FedMedian,
     ],
 )
-def test_what_is_no_function_of_the_average_is_refused(make):
-    with pytest.raises(ValueError, match="only the average of updates could be made private"):
+def test_a_strategy_that_uses_more_than_the_average_is_refused(make):
+    with pytest.raises(ValueError, match="and only the average can be private"):
         private(make())
 
 
@@ -208,7 +208,7 @@ class Library:
 
 
 class Gradient(EchoClient):
-    """Answers FedBoost with a gradient of its own."""
+    """Replies to FedBoost with a given gradient."""
 
     def fit(self, parameters, config):
         h = len(parameters[0])
@@ -242,7 +242,7 @@ def test_fedboosts_gradient():
 
 
 @pytest.mark.parametrize("made", [True, None])
-def test_predictors_made_from_the_clients_data_or_that_do_not_say_are_refused(made):
+def test_predictors_made_from_the_clients_data_or_of_unknown_origin_are_refused(made):
     """Their values reach every client without noise: an epsilon of the gradients alone
     would be false.
     """
@@ -252,7 +252,7 @@ def test_predictors_made_from_the_clients_data_or_that_do_not_say_are_refused(ma
         library = type("Silent", (), {"q": 4})()
     with pytest.raises(
         ValueError,
-        match=r"predictors made without the clients' data .*here they are 'sampled', 1, 0, theirs",
+        match=r"predictors made without the clients' data .*here gradient = 'sampled', .* made from the",
     ):
         private(FedBoost(library, FedBoostOptions()))
 
@@ -260,27 +260,27 @@ def test_predictors_made_from_the_clients_data_or_that_do_not_say_are_refused(ma
 NOT_PRIVATE = {
     "a library of the clients' word frequencies": (
         {"method": "fedboost", "task": "unigram"},
-        "theirs",
+        "predictors made from the clients' data",
     ),
     "a vocabulary of the clients' words": (
         {"task": "words", "data.partition": "iid"},
-        "makes from the clients' data the vocabulary",
+        "computes from the clients' data: the vocabulary",
     ),
     "class weights from all labels": (
         {"data.class-weights": True},
-        "makes from the clients' data the class weights",
+        "computes from the clients' data: the class weights",
     ),
     "a set made by an earlier run": (
         {"data.synthetic": "set"},
-        "makes from the clients' data the synthetic set",
+        "computes from the clients' data: the synthetic set",
     ),
-    "features found in all rows": (
+    "features read from all rows": (
         {"task": "tabular", "tabular.categorical": "a", "tabular.source": "x"},
         "tabular.categorical",
     ),
     "a folder of unknown origin": (
         {"method": "fedboost", "fedboost.library": "FOLDER"},
-        "public-library says so",
+        "set public-library = true",
     ),
     "a folder with a vocabulary of the clients": (
         {
@@ -289,7 +289,7 @@ NOT_PRIVATE = {
             "fedboost.library": "FOLDER",
             "fedboost.public-library": True,
         },
-        "makes from the clients' data the vocabulary and the library",
+        "computes from the clients' data: the vocabulary and the library",
     ),
 }
 PRIVATE = [
@@ -319,7 +319,7 @@ def assembled(given, tmp_path):
 
 
 @pytest.mark.parametrize("case", NOT_PRIVATE)
-def test_whatever_is_made_of_clients_data_before_the_first_round_is_refused(case, tmp_path):
+def test_anything_computed_from_clients_data_before_the_first_round_is_refused(case, tmp_path):
     given, message = NOT_PRIVATE[case]
     with pytest.raises(UserError, match=message) as error:
         assembled(given, tmp_path)
@@ -328,15 +328,15 @@ def test_whatever_is_made_of_clients_data_before_the_first_round_is_refused(case
 
 
 @pytest.mark.parametrize("given", PRIVATE)
-def test_what_is_not_made_of_it_stays_private(given, tmp_path):
+def test_private_runs_without_such_data_are_accepted(given, tmp_path):
     assert isinstance(assembled(given, tmp_path), Private)
 
 
-def test_a_task_that_does_not_say_is_refused():
+def test_a_task_without_a_declaration_is_refused():
     class Silent:
         name = "silent"
 
-    with pytest.raises(UserError, match="what it does not tell"):
+    with pytest.raises(UserError, match="values that it does not declare"):
         with_privacy(FedAvg(), read_settings({"dp.noise-multiplier": 1.0}), Silent())
 
 

@@ -1,5 +1,5 @@
-"""Robust aggregation as a wrapper: what is passed on, what is refused, and what
-attackers achieve against it.
+"""Robust aggregation as a wrapper: what it passes on, what it refuses, and the effect
+of attackers.
 """
 
 import numpy as np
@@ -53,7 +53,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("rule", EXPECTED)
 @pytest.mark.parametrize("weights", [None, [1, 10**9, 1, 1, 10**15]])
-def test_the_result_by_hand_whatever_weights_clients_say_they_have(rule, weights):
+def test_the_result_by_hand_with_any_reported_weights(rule, weights):
     got = run(rule, weights=weights)
     np.testing.assert_allclose(got["w"], EXPECTED[rule])
     np.testing.assert_allclose(got["v"], 1 + EXPECTED[rule])
@@ -76,7 +76,7 @@ def test_the_geometric_median_is_one_mean_for_all_arrays():
 
 @pytest.mark.parametrize("rule", ["trimmed-mean", "multi-krum"])
 @pytest.mark.parametrize("make", [lambda: FedAvg(weights="uniform"), FedAdam])
-def test_without_attackers_to_bear_the_method_is_what_it_was(rule, make):
+def test_without_attackers_the_method_is_unchanged(rule, make):
     """f = 0: the trimmed mean is the mean, and Multi-Krum chooses all."""
     strategy = make()
     if rule == "trimmed-mean" and declared(strategy).aggregation == "single replies":
@@ -88,8 +88,8 @@ def test_without_attackers_to_bear_the_method_is_what_it_was(rule, make):
 
 
 def test_the_wrapped_strategy_steps_from_the_robust_mean():
-    """FedAdam's step depends on the signs alone in round 1: against one attacker it
-    goes the way of the others.
+    """FedAdam's step depends only on the signs in round 1: with one attacker it follows
+    the others.
     """
     attacked = [1.0, 1.0, 1.0, 1.0, -1e6]
     assert run("none", FedAdam(), attacked)["w"].max() < 0
@@ -99,7 +99,7 @@ def test_the_wrapped_strategy_steps_from_the_robust_mean():
         )
 
 
-def test_metrics_are_those_of_equal_clients():
+def test_metrics_are_unweighted_means():
     class Told(EchoClient):
         def __init__(self, i):
             super().__init__(SHIFTS[i], [1, 1, 1, 1, 10**12][i])
@@ -113,7 +113,7 @@ def test_metrics_are_those_of_equal_clients():
     assert result.train_metrics_clientapp[1]["loss"] == 1.5  # without the last
 
 
-def test_weights_decided_by_a_method_of_its_own_inside():
+def test_a_weight_rule_inside_the_robust_rule():
     """AAggFF decides among the clients that Krum's rule has chosen."""
     strategy = Robust(AAggFFD(FedAvg()), RobustOptions("multi-krum"))
     got = arrays_of(simulate(strategy, lambda i, _: LossyClient(SHIFTS[i], 1.0 + i), 5, START, 2))
@@ -149,7 +149,7 @@ def test_a_run_of_the_command_counts_such_rounds_as_failed(tmp_path):
         execute(settings, InlineGrid(app, 4, settings.flat()))
 
 
-def test_a_run_that_asks_too_few_is_refused():
+def test_a_run_that_samples_too_few_clients_is_refused():
     with pytest.raises(
         UserError,
         match=r"clients-per-round = 5, but robust.rule = 'krum' with num-malicious = 2 needs 7 "
@@ -205,14 +205,14 @@ def test_an_undeclared_strategy_is_refused():
 
 def test_privacy_and_weight_rules_refuse_it():
     inner = Robust(FedAvg(), RobustOptions("median"))
-    with pytest.raises(ValueError, match="of Robust only the average"):
+    with pytest.raises(ValueError, match="Robust uses more than the average"):
         Private(inner, PrivacyOptions(1.0))
     with pytest.raises(ValueError, match="AAggFFD decides the weights"):
         AAggFFD(inner)
 
 
 @pytest.mark.parametrize("rule", ["median", "multi-krum"])
-def test_every_method_of_the_command_takes_it_or_says_why_not(rule):
+def test_every_method_accepts_it_or_explains_why_not(rule):
     taken = set()
     for name in METHODS:
         settings = read_settings({"method": name, "robust.rule": rule})
@@ -253,8 +253,8 @@ TARGET = np.array([3.0, -1.0])
 
 
 class Quadratic(EchoClient):
-    """One gradient step of half way towards a target near the common one; attackers do
-    worse.
+    """One gradient step half of the way to a target near the common one; attackers send
+    something else.
     """
 
     def __init__(self, i, attack):
@@ -276,13 +276,13 @@ class Quadratic(EchoClient):
 
 @pytest.mark.parametrize("rule", [*AVERAGING, *CHOOSING])
 @pytest.mark.parametrize("attack", ["sign flip", "scaled", "same far point", "inflated weight"])
-def test_two_of_nine_attackers_do_not_keep_the_others_from_their_target(rule, attack):
+def test_two_attackers_of_nine_do_not_move_the_model_away(rule, attack):
     strategy = Robust(FedAvg(), RobustOptions(rule, 2))
     result = simulate(strategy, lambda i, _: Quadratic(i, attack), 9, {"w": np.zeros(2)}, 30)
     assert np.abs(arrays_of(result)["w"] - TARGET).max() < 0.15
 
 
 @pytest.mark.parametrize("attack", ["scaled", "same far point"])
-def test_the_mean_is_taken_anywhere(attack):
+def test_attackers_can_move_the_plain_mean_anywhere(attack):
     result = simulate(FedAvg(), lambda i, _: Quadratic(i, attack), 9, {"w": np.zeros(2)}, 3)
     assert np.abs(arrays_of(result)["w"] - TARGET).max() > 10

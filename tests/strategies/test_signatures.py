@@ -56,6 +56,6 @@ def test_mypy_refuses_them(tmp_path):
             """
         )
     )
-    found, _, _ = api.run([str(file)])
-    lines = [line.split(":")[1] for line in found.splitlines() if ": error: " in line]
-    assert lines == ["8", "9", "10"], found
+    output, _, _ = api.run([str(file)])
+    lines = [line.split(":")[1] for line in output.splitlines() if ": error: " in line]
+    assert lines == ["8", "9", "10"], output

@@ -31,7 +31,7 @@ def simulate_flowers(strategy, client, arrays):
 
 
 class Named(EchoClient):
-    """Tells by its shift which half it is."""
+    """Its shift shows which half it is."""
 
 
 def halves(i, _):
@@ -43,13 +43,13 @@ def test_the_message_says_which_half_of_the_client_answers():
     np.testing.assert_allclose(arrays_of(result)["w"], START["w"] + 2 * 1 + 3 * 10)
 
 
-def test_a_client_of_two_halves_needs_to_be_told():
+def test_a_client_of_two_halves_needs_the_name_of_the_half():
     with pytest.raises(ValueError, match=r"warm-start-half = None .* must be WarmStart"):
         halves(0, None).fit([START["w"]], {})
 
 
 def test_each_half_has_its_own_rules_for_replies():
-    """Local's replies hold no arrays; in FedAvg's rounds such a reply is left out."""
+    """Local's replies hold no arrays; in FedAvg's rounds such a reply is skipped."""
 
     class Silent(NumPyClient):
         def fit(self, parameters, config):

@@ -112,15 +112,15 @@ def test_a_row(tree):
     [
         (
             GOOD.replace('"holds"', '"perhaps"'),
-            f"verdict = 'perhaps': choose of {', '.join(VERDICTS)}",
+            f"verdict = 'perhaps': choose from {', '.join(VERDICTS)}",
         ),
-        (GOOD.replace("seeds = 3\n", ""), "section, minutes and seeds are needed"),
-        (GOOD + "sed = 1\n", "claim.sed: choose of"),
-        (GOOD.replace('says = "a"', 'says = ""'), "says: must say something"),
+        (GOOD.replace("seeds = 3\n", ""), "add section, minutes and seeds"),
+        (GOOD + "sed = 1\n", "claim.sed: unknown key: choose from"),
+        (GOOD.replace('says = "a"', 'says = ""'), "says: is empty"),
         ('item = "x"', "missing 3 required"),
     ],
 )
-def test_mistakes_are_told(claim, message, tree):
+def test_mistakes_are_reported(claim, message, tree):
     with pytest.raises(UserError) as error:
         index(tree(claim))
     assert message in str(error.value)

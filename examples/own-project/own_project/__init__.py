@@ -1,1 +1,1 @@
-"""A Flower app that is no part of fedapps and uses it."""
+"""A Flower app outside fedapps that uses it."""

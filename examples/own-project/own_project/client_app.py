@@ -1,5 +1,5 @@
-"""Your client, in plain NumPy. Of fedapps: one import, the last line, and the proximal
-term that FedProx asks for.
+"""Your client, in plain NumPy. Only one import, the last line and the proximal term of
+FedProx concern fedapps.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Your server: a strategy of fedapps in the place of one of Flower's."""
+"""Your server: a strategy of fedapps instead of one of Flower's."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord

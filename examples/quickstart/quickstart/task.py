@@ -1,5 +1,5 @@
-"""Your model, data and training: nothing of Flower and nothing of fedapps. All variants
-of the app use it as it is.
+"""Your model, data and training, without Flower and without fedapps. All variants of
+the app use it unchanged.
 """
 
 import functools
@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 @functools.cache
 def digits():
-    """Read the digits once a process."""
+    """Read the digits once per process."""
     return load_digits(return_X_y=True)
 
 
@@ -49,7 +49,7 @@ def load_data(partition_id, num_partitions, batch_size):
         TensorDataset(images[:cut], labels[:cut]),
         TensorDataset(images[cut:], labels[cut:]),
     )
-    # a client's own: the same numbers in whatever order clients are asked
+    # one generator per client: results do not depend on the order of the clients
     order = torch.Generator().manual_seed(partition_id)
     return DataLoader(train, batch_size=batch_size, shuffle=True, generator=order), DataLoader(
         test, batch_size=batch_size

@@ -57,11 +57,11 @@ def test_codes_of_labels():
         (
             [0, 3],
             3,
-            r"labels 0..3 of type torch.int64, but the function tells 3 classes apart: labels are "
+            r"labels 0..3 of type torch.int64, but the function has outputs for 3 classes: labels are "
             r"whole, 0 to 2",
         ),
         ([-1, 1], 3, "labels -1..1"),
-        ([0, 2], 1, "tells 2 classes apart"),
+        ([0, 2], 1, "has outputs for 2 classes"),
         ([0.0, 1.0], 2, "of type torch.float32"),
     ],
 )
@@ -93,9 +93,7 @@ def test_the_steps_of_a_round_sum_to_one_block():
 
 
 def noisy(gamma, seed=0):
-    """An oracle that keeps the contract ``|h - target| <= (1 - gamma) max |target|``
-    and uses all that it allows.
-    """
+    """The worst oracle that satisfies ``|h - target| <= (1 - gamma) max |target|``."""
     rng = np.random.default_rng(seed)
 
     def fit(target):
@@ -111,13 +109,13 @@ def noisy(gamma, seed=0):
 def test_with_a_perfect_oracle_it_is_gradient_descent_to_the_digit():
     y, gradient = torch.arange(8) % 3, LOSSES["cross-entropy"].gradient
     etas, mu = [3.0, 2.0, 1.5, 1.2, 1.0], 0.1
-    learners, found, residual = boost(
+    learners, result, residual = boost(
         randn(8, 3), lambda g: gradient(g, y), lambda t: (t, t), Plan(etas, mu)
     )
     g = randn(8, 3)
     for eta in etas:
         g = g - eta * (gradient(g, y) + mu * g)
-    assert torch.equal(found, g)
+    assert torch.equal(result, g)
     assert not residual.any()
     assert len(learners) == 5
 
@@ -173,13 +171,13 @@ def test_ffgb_l_is_the_printed_recursion():
     """g <- (1 - eta) g + eta h, h = Q(u - D), D <- D - u + h."""
     u, etas = randn(5, 2), [1.0, 0.8, 0.5]
     oracle = noisy(0.6, seed=1)
-    _, found, residual = boost(randn(5, 2, seed=2), lambda g: u, oracle, Plan(etas, 1.0, sign=-1))
+    _, result, residual = boost(randn(5, 2, seed=2), lambda g: u, oracle, Plan(etas, 1.0, sign=-1))
     again, g, d = noisy(0.6, seed=1), randn(5, 2, seed=2), torch.zeros(5, 2)
     for eta in etas:
         h = again(u - d)[0]
         g = (1 - eta) * g + eta * h
         d = d - u + h
-    torch.testing.assert_close(found, g)
+    torch.testing.assert_close(result, g)
     torch.testing.assert_close(residual, -d)
 
 

@@ -113,7 +113,7 @@ def by_rows(x, g, h, growth):
             for left in (x[:, f] <= cut, ~(x[:, f] > cut)):
                 if min(left.sum(), (~left).sum()) >= growth.min_leaf:
                     gain = (score(left) + score(~left) - score(everyone)) / 2
-                    best = max(best, (gain, f, left), key=lambda found: found[0] * (1 + 1e-9))
+                    best = max(best, (gain, f, left), key=lambda split: split[0] * (1 + 1e-9))
     return best
 
 
@@ -126,18 +126,18 @@ def test_the_best_split_is_the_one_found_row_by_row(seed, missing, loss):
     edges = [np.unique(c[~np.isnan(c)])[:-1] for c in x.T]  # every value has a bin
     growth = Growth(min_leaf=7, l2=0.5)
     g, h = derivatives(loss, np.linspace(-1, 1, len(y)), y)
-    found = best_splits(
+    splits = best_splits(
         leaf_sums(cells_of(x, edges), edges, np.zeros(len(y), np.int64), 1, g, h), edges, growth
     )
     _, feature, left = by_rows(x, g / UNIT, h / UNIT, growth)
-    assert found.feature[0] == feature
+    assert splits.feature[0] == feature
     values = x[:, feature]
     np.testing.assert_array_equal(
-        np.where(np.isnan(values), found.left[0] == 1, values <= found.threshold[0]), left
+        np.where(np.isnan(values), splits.left[0] == 1, values <= splits.threshold[0]), left
     )
     for side, rows in enumerate((left, ~left)):
         step = -(g[rows].sum() / UNIT) / (h[rows].sum() / UNIT + growth.l2)
-        assert found.children[0, side] == pytest.approx(growth.rate * step)
+        assert splits.children[0, side] == pytest.approx(growth.rate * step)
 
 
 @pytest.mark.parametrize("low", [True, False])
@@ -146,13 +146,13 @@ def test_missing_values_go_to_the_side_that_they_are_like(low):
     y = np.repeat([0, 1, 0 if low else 1], 30)
     edges = [np.float32([0.5])]
     g, h = derivatives("cross-entropy", np.zeros(90), y)
-    found = best_splits(
+    splits = best_splits(
         leaf_sums(cells_of(x, edges), edges, np.zeros(90, np.int64), 1, g, h),
         edges,
         Growth(rate=1.0, l2=0.0),
     )
-    assert (found.threshold[0], found.left[0]) == (0.5, low)
-    np.testing.assert_allclose(found.children[0], [-2.0, 2.0])
+    assert (splits.threshold[0], splits.left[0]) == (0.5, low)
+    np.testing.assert_allclose(splits.children[0], [-2.0, 2.0])
 
 
 def test_missing_values_can_be_told_from_all_others_and_later_ones_follow_most_rows():
@@ -160,16 +160,16 @@ def test_missing_values_can_be_told_from_all_others_and_later_ones_follow_most_r
     y = np.repeat([0, 1], 30)
     edges = [np.float32([0.5])]
     g, h = derivatives("cross-entropy", np.zeros(60), y)
-    found = best_splits(
+    splits = best_splits(
         leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h), edges, Growth()
     )
-    assert (found.feature[0], found.threshold[0], found.left[0]) == (0, LARGEST, 0)
-    assert found.children[0, 0] < 0 < found.children[0, 1]
+    assert (splits.feature[0], splits.threshold[0], splits.left[0]) == (0, LARGEST, 0)
+    assert splits.children[0, 0] < 0 < splits.children[0, 1]
     x = np.float32([[0]] * 40 + [[1]] * 20)  # none missing: most go left
-    found = best_splits(
+    splits = best_splits(
         leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h), edges, Growth()
     )
-    assert (found.threshold[0], found.left[0]) == (0.5, 1)
+    assert (splits.threshold[0], splits.left[0]) == (0.5, 1)
 
 
 def test_no_leaf_is_smaller_than_allowed_and_steps_are_bounded():
@@ -178,9 +178,9 @@ def test_no_leaf_is_smaller_than_allowed_and_steps_are_bounded():
     g, h = derivatives("cross-entropy", np.zeros(60), y)
     sums = leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h)
     assert best_splits(sums, edges, Growth(min_leaf=20)).feature[0] == -1
-    found = best_splits(sums, edges, Growth(min_leaf=19, l2=0.0, max_step=0.7, rate=0.5))
-    assert found.feature[0] == 0
-    np.testing.assert_allclose(found.children[0], [-0.35, 0.35])
+    splits = best_splits(sums, edges, Growth(min_leaf=19, l2=0.0, max_step=0.7, rate=0.5))
+    assert splits.feature[0] == 0
+    np.testing.assert_allclose(splits.children[0], [-0.35, 0.35])
 
 
 def test_derivatives_are_those_of_the_losses_and_the_start_is_the_best_constant():
@@ -190,9 +190,9 @@ def test_derivatives_are_those_of_the_losses_and_the_start_is_the_best_constant(
         ("cross-entropy", likely - y, likely * (1 - likely)),
         ("square", values - (2 * y - 1), np.ones(3)),
     ):
-        found = derivatives(loss, values, y)
-        np.testing.assert_allclose(found[0] / UNIT, g, atol=1 / UNIT)
-        np.testing.assert_allclose(found[1] / UNIT, h, atol=1 / UNIT)
+        result = derivatives(loss, values, y)
+        np.testing.assert_allclose(result[0] / UNIT, g, atol=1 / UNIT)
+        np.testing.assert_allclose(result[1] / UNIT, h, atol=1 / UNIT)
         start = np.full(1000, start_value(loss, 1000, 300))
         assert (
             abs(derivatives(loss, start, np.repeat([1, 0], [300, 700]))[0].sum()) / UNIT / 1000

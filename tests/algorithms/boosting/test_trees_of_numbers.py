@@ -1,4 +1,6 @@
-"""Trees grown from sums for numbers to predict: least squares, whoever has the rows."""
+"""Regression trees grown from sums: least squares, however rows are spread over
+clients.
+"""
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ def rows(n=200, features=3, seed=0):
 
 
 def grown(parts, depth, steps, growth, bins=64):
-    """The forest after so many steps, from the sums of the parts (x, y)."""
+    """Return the forest after ``steps`` steps, from the sums of the parts (x, y)."""
     forest = Forest.new(parts[0][0].shape[1], depth)
     for _ in range(steps):
         sums = sum(

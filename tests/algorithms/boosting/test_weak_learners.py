@@ -1,4 +1,4 @@
-"""Oracles: closed forms, what each one minimises, learners side by side equal learners
+"""Oracles: closed forms, the loss that each minimises, stacked learners equal learners
 one by one, determinism, divergence.
 """
 
@@ -69,9 +69,9 @@ def test_ridge_is_scikit_learns():
     learners = [oracle.fit(x, Target(y), rng()), oracle.fit(x, Target(2 * y), rng())]
     reference = Ridge(alpha=2.5).fit(x.flatten(1).numpy(), y.numpy())
     np.testing.assert_allclose(learners[0]["weight"], reference.coef_.T, atol=1e-5)
-    found = oracle.predict(side_by_side(learners), x)
-    np.testing.assert_allclose(found[0], reference.predict(x.flatten(1).numpy()), atol=1e-5)
-    torch.testing.assert_close(found[1], 2 * found[0], atol=1e-5, rtol=1e-5)
+    result = oracle.predict(side_by_side(learners), x)
+    np.testing.assert_allclose(result[0], reference.predict(x.flatten(1).numpy()), atol=1e-5)
+    torch.testing.assert_close(result[1], 2 * result[0], atol=1e-5, rtol=1e-5)
 
 
 def fitted(kind, x, target, steps=400, hidden=16, **more):
@@ -84,10 +84,10 @@ def fitted(kind, x, target, steps=400, hidden=16, **more):
 def test_the_l2_oracle_beats_the_best_linear_fit_and_repeats():
     x, _ = problem()
     y = torch.stack([x.flatten(1).norm(dim=1), x[:, 0, 0, 0] * x[:, 0, 0, 1], x[:, 0, 0, 2]], 1)
-    found, _, learner = fitted("l2", x, Target(y))
+    result, _, learner = fitted("l2", x, Target(y))
     linear = RidgeOracle(0.0)
     of_linear = linear.predict(side_by_side([linear.fit(x, Target(y), rng())]), x)[0]
-    assert float((found - y).square().mean()) < 0.5 * float((of_linear - y).square().mean())
+    assert float((result - y).square().mean()) < 0.5 * float((of_linear - y).square().mean())
     again = fitted("l2", x, Target(y))[2]
     assert all(np.array_equal(learner[name], again[name]) for name in learner)
 

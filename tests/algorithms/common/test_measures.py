@@ -158,11 +158,13 @@ def test_describe_and_parity_gap():
 def test_the_worst_losses_are_the_highest():
     """Eleven clients: a tenth are two, a fifth are three."""
     losses = np.random.default_rng(0).permutation([0.1 * k for k in range(11)])
-    found = describe_clients(losses, "loss", loss=True)
-    assert (found["loss-worst"], found["loss-worst10"], found["loss-best10"]) == pytest.approx(
-        (1.0, 0.95, 0.05)
-    )
-    assert found["loss-std"] == pytest.approx(losses.std())
+    summary = describe_clients(losses, "loss", loss=True)
+    assert (
+        summary["loss-worst"],
+        summary["loss-worst10"],
+        summary["loss-best10"],
+    ) == pytest.approx((1.0, 0.95, 0.05))
+    assert summary["loss-std"] == pytest.approx(losses.std())
     assert describe_clients(losses, "loss", 0.2, loss=True)["loss-worst20"] == pytest.approx(0.9)
     assert describe_clients(losses, "x", 0.2)["x-worst20"] == pytest.approx(0.1)
 

@@ -17,7 +17,7 @@ GAME = np.diag([0.3, 0.6, 0.9])
 
 def euclidean_qp(v: np.ndarray, floor: float) -> np.ndarray:
     """The projection by a general solver."""
-    found = minimize(
+    optimum = minimize(
         lambda w: 0.5 * ((w - v) ** 2).sum(),
         np.full(len(v), 1 / len(v)),
         jac=lambda w: w - v,
@@ -26,8 +26,8 @@ def euclidean_qp(v: np.ndarray, floor: float) -> np.ndarray:
         method="SLSQP",
         options={"ftol": 1e-13, "maxiter": 500},
     )
-    assert abs(found.x.sum() - 1) < 1e-9
-    return found.x
+    assert abs(optimum.x.sum() - 1) < 1e-9
+    return optimum.x
 
 
 def relative_entropy(w: np.ndarray, log_v: np.ndarray) -> float:
@@ -65,7 +65,7 @@ def test_the_entropy_projection_solves_its_convex_program(floor):
         if free.any():
             np.testing.assert_allclose(ratio[free], ratio[free][0], atol=1e-10)
             assert (ratio[~free] >= ratio[free][0] - 1e-10).all()
-        found = minimize(
+        optimum = minimize(
             relative_entropy,
             np.full(8, 1 / 8),
             args=(log_v,),
@@ -75,7 +75,7 @@ def test_the_entropy_projection_solves_its_convex_program(floor):
             method="SLSQP",
             options={"ftol": 1e-14, "maxiter": 1000},
         )
-        np.testing.assert_allclose(w, found.x, atol=1e-5)
+        np.testing.assert_allclose(w, optimum.x, atol=1e-5)
 
 
 def test_projections_of_known_points():
@@ -150,7 +150,7 @@ def saddle_value(game: np.ndarray, floor: float) -> float:
     """
     p, q = game.shape
     cost = np.append(floor * game.sum(axis=0), 1 - p * floor)
-    found = linprog(
+    optimum = linprog(
         cost,
         A_ub=np.hstack([game, -np.ones((p, 1))]),
         b_ub=np.zeros(p),
@@ -158,7 +158,7 @@ def saddle_value(game: np.ndarray, floor: float) -> float:
         b_eq=[1.0],
         bounds=[(0, None)] * q + [(None, None)],
     )
-    return float(found.fun)
+    return float(optimum.fun)
 
 
 def test_the_game_of_the_exam_has_its_closed_form_value():

@@ -1,5 +1,5 @@
-"""Another project's package that was installed over ours is noticed, and so is what its
-removal leaves.
+"""An error is raised if another project's package was installed over ours, also after
+its removal.
 """
 
 import importlib
@@ -39,7 +39,7 @@ def test_a_package_installed_over_ours_is_named_with_the_remedy(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["strategies", "clients"])
 def test_the_import_of_the_other_packages_says_so(tmp_path, name):
-    """With the package `algorithms` of somebody else in the place of ours."""
+    """Replace our package `algorithms` by that of another project."""
     for path in [*(ROOT / "algorithms").rglob("*.py"), *(ROOT / name).glob("*.py")]:
         target = tmp_path / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)

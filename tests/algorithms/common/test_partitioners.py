@@ -1,5 +1,5 @@
-"""Partitions by their properties: disjoint, covering, the promised classes and sizes,
-decided by the seed.
+"""Properties of partitions: disjoint, complete, of the promised classes and sizes, and
+the same for the same seed.
 """
 
 import numpy as np

@@ -35,10 +35,10 @@ def test_releases_compose_as_one_in_several_dimensions():
 
 
 def test_epsilon_inverts_delta_and_grows_with_releases():
-    found = [gaussian_epsilon(1.3, t, 1e-5) for t in (0, 1, 2, 10, 1000, 10**6)]
-    assert found[0] == 0
-    assert found == sorted(found)
-    for t, epsilon in zip((1, 2, 10, 1000, 10**6), found[1:], strict=True):
+    result = [gaussian_epsilon(1.3, t, 1e-5) for t in (0, 1, 2, 10, 1000, 10**6)]
+    assert result[0] == 0
+    assert result == sorted(result)
+    for t, epsilon in zip((1, 2, 10, 1000, 10**6), result[1:], strict=True):
         assert gaussian_delta(math.sqrt(t) / 1.3, epsilon) == pytest.approx(1e-5, rel=1e-4)
     assert gaussian_epsilon(1e6, 1, 1e-5) == 0  # so much noise that delta alone covers it
 

@@ -1,5 +1,5 @@
-"""Up to f arbitrary points leave every result within its bound; without any it is the
-mean, or what is known by hand.
+"""With up to f arbitrary points every result stays within its bound; with none it
+equals the mean, or a value computed by hand.
 """
 
 import numpy as np
@@ -140,15 +140,15 @@ def test_the_geometric_median_is_the_minimum(seed):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(9, 3)) * np.where(np.arange(9) < 2, 50.0, 1.0)[:, None]
     total = lambda z: np.linalg.norm(x - z, axis=1).sum()
-    found = minimize(
+    optimum = minimize(
         total,
         x.mean(axis=0),
         method="Nelder-Mead",
         options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 20_000},
     )
     got = geometric_median(x)
-    assert total(got) <= total(found.x) * (1 + 1e-9)
-    np.testing.assert_allclose(got, found.x, atol=1e-4)
+    assert total(got) <= total(optimum.x) * (1 + 1e-9)
+    np.testing.assert_allclose(got, optimum.x, atol=1e-4)
     weights = median_weights(x)
     assert weights.sum() == pytest.approx(1)
     assert (weights > 0).all()

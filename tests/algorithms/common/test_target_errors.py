@@ -20,12 +20,12 @@ def clients(sizes, targets=1, shift=0.0, seed=0):
 @pytest.mark.parametrize("targets", [1, 3])
 def test_the_errors_of_a_set_are_those_that_scikit_learn_finds(targets):
     ((f, y),) = clients([40], targets)
-    found = errors_of(40, error_sums(f, y))
-    assert found["rmse"] == pytest.approx(math.sqrt(np.mean((f - y) ** 2)))
-    assert found["mae"] == pytest.approx(mean_absolute_error(y, f))
-    assert found["r2"] == pytest.approx(r2_score(y, f))
+    errors = errors_of(40, error_sums(f, y))
+    assert errors["rmse"] == pytest.approx(math.sqrt(np.mean((f - y) ** 2)))
+    assert errors["mae"] == pytest.approx(mean_absolute_error(y, f))
+    assert errors["r2"] == pytest.approx(r2_score(y, f))
     if targets == 1:
-        assert found["rmse"] == pytest.approx(root_mean_squared_error(y, f))
+        assert errors["rmse"] == pytest.approx(root_mean_squared_error(y, f))
 
 
 @pytest.mark.parametrize(("shift", "targets"), [(0.0, 1), (1e6, 1), (0.0, 3)])

@@ -60,7 +60,7 @@ def test_writing_equals_numpys_own(dtype, shape):
 
 
 def test_only_numbers_are_written():
-    with pytest.raises(ValueError, match="only numbers travel"):
+    with pytest.raises(ValueError, match="only arrays of numbers can be sent"):
         fields(np.array(["a"], object))
 
 

@@ -31,8 +31,8 @@ def scatter(values, ids, count):
 
 
 def patterns(gamma):
-    """Every set that independent draws can give, with its probability; the empty one
-    among them.
+    """Every set that independent draws can give, the empty set included, with its
+    probability.
     """
     for bits in product([0, 1], repeat=len(gamma)):
         on = np.array(bits, bool)
@@ -428,13 +428,13 @@ def test_fedboost_without_sampling_finds_the_closed_form_optimum(loss, mirror):
 @pytest.mark.parametrize("mirror", MIRRORS)
 @pytest.mark.parametrize("sampling", ["uniform", "weighted"])
 def test_fedboost_with_corrected_sampling_finds_the_closed_form_optimum(sampling, mirror):
-    found = fedboost(squared_loss_density, mirror, sampling, 12_000, 0.02, True)
-    np.testing.assert_allclose(found, BEST, atol=0.03)
+    result = fedboost(squared_loss_density, mirror, sampling, 12_000, 0.02, True)
+    np.testing.assert_allclose(result, BEST, atol=0.03)
 
 
 def test_fedboost_with_uncorrected_uniform_sampling_does_not():
-    found = fedboost(squared_loss_density, "euclidean", "uniform", 4000, 0.02, False)
-    assert np.abs(found - BEST).max() > 0.06
+    result = fedboost(squared_loss_density, "euclidean", "uniform", 4000, 0.02, False)
+    assert np.abs(result - BEST).max() > 0.06
 
 
 # --- bad input ------------------------------------------------------------------------
@@ -460,7 +460,7 @@ def call_with(alpha=(0.5, 0.5), tables=TABLES, f=(0.4, 0.6)):
     ("changed", "message"),
     [
         ({"alpha": (np.nan, 0.5)}, "alpha has 1 entries that are not finite"),
-        ({"alpha": (1.0,)}, "must be one weight a predictor"),
+        ({"alpha": (1.0,)}, "give one weight per predictor"),
         ({"f": (0.4, 0.4)}, "sums to 0.8"),
         ({"f": (1.4, -0.4)}, "no negative entry"),
         ({"f": (0.4, 0.3, 0.3)}, "3 frequencies or weights, but predictors of output size 2"),

@@ -1,5 +1,5 @@
-"""Measures by group: by hand, against plain definitions on the pooled samples, and what
-no sums over samples can be.
+"""Measures by group: by hand, against plain definitions on the pooled samples, and the
+rejection of impossible sums.
 """
 
 import numpy as np
@@ -82,7 +82,7 @@ def test_sums_of_clients_give_the_measures_of_their_samples_together(classes):
         inside = members[:, g]
         table = confusion_matrix(
             labels[inside], probabilities[inside].argmax(1), labels=range(classes)
-        )  # row: class, column: found
+        )  # row: class, column: predicted
         hits, n = np.diag(table), table.sum()
         rates = {
             "selected": table.sum(0) / n,
@@ -101,11 +101,11 @@ def test_sums_of_clients_give_the_measures_of_their_samples_together(classes):
         name: np.ptp(np.array(rates), axis=0)[1 if classes == 2 else 0 :]
         for name, rates in gaps.items()
     }
-    found = group_gaps(total, groups)
-    assert found["demographic-parity-gap"] == pytest.approx(by_class["selected"].mean())
-    assert found["group-tpr-gap"] == pytest.approx(by_class["tpr"].mean())
-    assert found["group-fpr-gap"] == pytest.approx(by_class["fpr"].mean())
-    assert found["equalised-odds-gap"] == pytest.approx(
+    gap_of = group_gaps(total, groups)
+    assert gap_of["demographic-parity-gap"] == pytest.approx(by_class["selected"].mean())
+    assert gap_of["group-tpr-gap"] == pytest.approx(by_class["tpr"].mean())
+    assert gap_of["group-fpr-gap"] == pytest.approx(by_class["fpr"].mean())
+    assert gap_of["equalised-odds-gap"] == pytest.approx(
         np.maximum(by_class["tpr"], by_class["fpr"]).mean()
     )
 

@@ -25,7 +25,7 @@ def residual(hessian: np.ndarray, linear: np.ndarray, p: np.ndarray) -> float:
 def solve_generically(hessian, linear, low=0.0, high=1.0):
     n, size = len(linear), np.abs(linear).max()
     hessian, linear = hessian / size, linear / size
-    found = minimize(
+    optimum = minimize(
         lambda p: 0.5 * p @ hessian @ p - linear @ p,
         np.full(n, 1 / n),
         jac=lambda p: hessian @ p - linear,
@@ -34,8 +34,8 @@ def solve_generically(hessian, linear, low=0.0, high=1.0):
         method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 1000},
     )
-    assert abs(found.x.sum() - 1) < 1e-9
-    return found.x
+    assert abs(optimum.x.sum() - 1) < 1e-9
+    return optimum.x
 
 
 def hindsight(responses: np.ndarray) -> float:
@@ -542,7 +542,7 @@ def test_one_client_has_all_the_weight():
     [
         ([0, 1, 2, 6, 4, 5], [0.1] * 6, r"must lie in 0\.\.5"),
         ([0, 1, -1, 3, 4, 5], [0.1] * 6, "from -1"),
-        ([0, 1, 2, 2, 4, 5], [0.1] * 6, "named twice"),
+        ([0, 1, 2, 2, 4, 5], [0.1] * 6, "is repeated"),
         ([0.0, 1.0], [0.1, 0.1], "integers"),
         ([0, 1], [0.1], "one each"),
         ([], [], "at least one"),

@@ -1,5 +1,5 @@
-"""What the prior and the cap of weight rules promise: projections, reductions, clients
-that are split, steps that move something.
+"""Properties of the prior and the cap of weight rules: projections, reductions, split
+clients, steps that change the weights.
 """
 
 import math
@@ -39,7 +39,7 @@ def learn(rule, responses, rounds=10, scale=True):
 def constrained(objective, slope, limits):
     """Return the minimum on the simplex below ``limits`` by a general solver."""
     n = len(limits)
-    found = minimize(
+    optimum = minimize(
         objective,
         np.full(n, 1 / n),
         jac=slope,
@@ -48,7 +48,7 @@ def constrained(objective, slope, limits):
         method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 1000},
     )
-    return found.x
+    return optimum.x
 
 
 @pytest.mark.parametrize("cap", [1.0, 1.2, 2.0, 4.0])
@@ -180,8 +180,8 @@ def test_who_inflates_its_loss_gains_no_more_than_the_cap():
 
 
 def worst_tenth(ratio_of_losses, cdf, seed, rounds=300, count=689, size=5, **how):
-    """Return the mass of a tenth of the clients, whose losses are so much larger in
-    every round, and the largest weight times K.
+    """Return the mass of a tenth of the clients, whose losses are larger in every
+    round, and the largest weight times K.
     """
     rng = np.random.default_rng(seed)
     worst = np.arange(count) < count // 10

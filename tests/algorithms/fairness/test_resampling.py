@@ -20,22 +20,22 @@ def rng(seed=0):
 
 def test_statistics_are_those_of_the_measures():
     table = np.random.default_rng(0).random((23, 5))
-    found = statistics(table, 0.2)
+    summary = statistics(table, 0.2)
     for column, values in enumerate(table.T):
-        assert found["mean"][column] == pytest.approx(values.mean())
-        assert found["tail"][column] == pytest.approx(worst_share(values, 0.2))
-        assert found["worst"][column] == values.min()
-        assert found["gap"][column] == pytest.approx(parity_gap(values))
+        assert summary["mean"][column] == pytest.approx(values.mean())
+        assert summary["tail"][column] == pytest.approx(worst_share(values, 0.2))
+        assert summary["worst"][column] == values.min()
+        assert summary["gap"][column] == pytest.approx(parity_gap(values))
 
 
 def test_one_client_has_the_interval_of_its_binomial_and_no_gap():
-    found = uncertainty(np.array([140]), np.array([200]), rng(), draws=20_000)
+    summary = uncertainty(np.array([140]), np.array([200]), rng(), draws=20_000)
     low, high = binom.ppf([0.025, 0.975], 200, 0.7) / 200
     for name in ("mean", "tail", "worst"):
-        assert (found[name].value, found[name].low, found[name].high) == pytest.approx(
+        assert (summary[name].value, summary[name].low, summary[name].high) == pytest.approx(
             (0.7, low, high), abs=0.0051
         )
-    assert (found["gap"].value, found["gap"].high, found["gap"].chance, found["gap"].p) == (
+    assert (summary["gap"].value, summary["gap"].high, summary["gap"].chance, summary["gap"].p) == (
         0,
         0,
         0,
@@ -54,14 +54,14 @@ def test_the_draws_are_those_of_an_enumeration():
         low, high = sorted((a / 4, b / 5))
         worst[low] = worst.get(low, 0) + weight
         gap[round(high - low, 9)] = gap.get(round(high - low, 9), 0) + weight
-    found = uncertainty(right, samples, rng(1), draws=40_000, level=0.6)
+    summary = uncertainty(right, samples, rng(1), draws=40_000, level=0.6)
     for name, distribution in (("worst", worst), ("gap", gap)):
         values = sorted(distribution)
         total = np.cumsum([distribution[value] for value in values])
         # no quantile lies at a step; 0.002 is a standard error
         assert np.abs(total[:, None] - [0.2, 0.8]).min() > 0.01
         expected = [values[int(np.searchsorted(total, q))] for q in (0.2, 0.8)]
-        assert [found[name].low, found[name].high] == pytest.approx(expected)
+        assert [summary[name].low, summary[name].high] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("clients", "n", "p"), [(10, 30, 0.8), (100, 12, 0.5), (3, 400, 0.95)])
@@ -73,11 +73,11 @@ def test_chance_is_the_expected_extreme_of_equal_clients(clients, n, p):
     lowest = (binom.sf(steps - 1, n, p) ** clients).sum() / n
     highest = (1 - binom.cdf(steps - 1, n, p) ** clients).sum() / n
     right = np.full(clients, round(n * p))
-    found = uncertainty(right, np.full(clients, n), rng(), draws=20_000)
-    assert found["worst"].chance == pytest.approx(lowest, abs=3e-3)
-    assert found["gap"].chance == pytest.approx(highest - lowest, abs=3e-3)
-    assert found["gap"].p == 1  # all equal: everything is at least as far apart
-    assert found["worst"].low < found["worst"].chance < p
+    summary = uncertainty(right, np.full(clients, n), rng(), draws=20_000)
+    assert summary["worst"].chance == pytest.approx(lowest, abs=3e-3)
+    assert summary["gap"].chance == pytest.approx(highest - lowest, abs=3e-3)
+    assert summary["gap"].p == 1  # all equal: everything is at least as far apart
+    assert summary["worst"].low < summary["worst"].chance < p
 
 
 def simulated(true, n, share, repeats=300):

@@ -24,9 +24,9 @@ def test_the_eighteen_numbers_of_table_3_3():
             CDFS[cdf](np.array([0.23, 2.31, 0.46])).round(2), printed, err_msg=cdf
         )
         # From the losses themselves all are the same but Normal's third, 0.2951.
-        found = respond([0.01, 0.10, 0.02], cdf, 0.0, 1.0).round(2)
+        result = respond([0.01, 0.10, 0.02], cdf, 0.0, 1.0).round(2)
         np.testing.assert_array_equal(
-            found, (0.22, 0.90, 0.30) if cdf == "normal" else printed, err_msg=cdf
+            result, (0.22, 0.90, 0.30) if cdf == "normal" else printed, err_msg=cdf
         )
 
 

@@ -47,7 +47,7 @@ def test_the_rules_of_table_3_2_with_the_sample_sizes_as_their_prior():
 def test_the_rule_is_the_minimum_of_3_1():
     """-<p, r> + step * (relative entropy to the last decision), by a general solver."""
     last, r, step = unit(SIZES), LOSSES, 0.8
-    found = minimize(
+    optimum = minimize(
         lambda p: -p @ r + step * (p * np.log(p / last)).sum(),
         last,
         jac=lambda p: -r + step * (np.log(p / last) + 1),
@@ -56,7 +56,7 @@ def test_the_rule_is_the_minimum_of_3_1():
         method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 500},
     )
-    np.testing.assert_allclose(exponentiate(last, r, step), found.x, atol=1e-6)
+    np.testing.assert_allclose(exponentiate(last, r, step), optimum.x, atol=1e-6)
 
 
 def test_q_fedavg_tends_to_the_largest_loss_and_survives_losses_of_zero():
@@ -111,7 +111,7 @@ def test_afl_projects_on_the_simplex():
     rule = ProjectedAscent(4, step=0.1)
     weights = rule.decide(np.arange(4), LOSSES)
     climbed = 0.25 + 0.1 * LOSSES
-    found = minimize(
+    optimum = minimize(
         lambda p: 0.5 * ((p - climbed) ** 2).sum(),
         np.full(4, 0.25),
         jac=lambda p: p - climbed,
@@ -120,7 +120,7 @@ def test_afl_projects_on_the_simplex():
         method="SLSQP",
         options={"ftol": 1e-15},
     )
-    np.testing.assert_allclose(weights, found.x, atol=1e-7)
+    np.testing.assert_allclose(weights, optimum.x, atol=1e-7)
     assert weights.argmax() == 1
     assert (weights > 0).all()
 

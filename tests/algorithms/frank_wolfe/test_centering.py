@@ -23,13 +23,13 @@ def dealt(whole, parts):
 
 
 def centred(train, test, parts=1, kind="bias", limits=(-np.inf, np.inf)):
-    """Ask all stages of so many clients, among which training and test observations are
-    dealt.
-    """
+    """Run all stages with training and test observations dealt to this many clients."""
     centering = Centering(SHAPE, kind)
     clients = list(zip(dealt(train, parts), dealt(test, parts), strict=True))
     while stage := centering.stage:
-        answers = [answer(stage, centering.told(), *client, SHAPE, limits) for client in clients]
+        answers = [
+            answer(stage, centering.question(), *client, SHAPE, limits) for client in clients
+        ]
         assert all([array.shape for array in a] == centering.shapes() for a in answers)
         centering.take([np.sum(arrays, axis=0) for arrays in zip(*answers, strict=True)])
     return centering
@@ -55,19 +55,19 @@ def biases(train):
 def test_constants_are_those_of_all_observations_however_they_are_dealt(parts):
     train, test = table(40, 1), table(20, 2)
     mean, rows, columns = biases(train)
-    found = centred(train, test, parts).constants()
-    np.testing.assert_allclose(found["rows"], mean + rows)
-    np.testing.assert_allclose(found["columns"], columns)
+    centred_constants = centred(train, test, parts).constants()
+    np.testing.assert_allclose(centred_constants["rows"], mean + rows)
+    np.testing.assert_allclose(centred_constants["columns"], columns)
     left = train.values - mean - rows[train.rows] - columns[train.columns]
-    assert found["scale"][0] == pytest.approx(np.sqrt(np.mean(left**2)))
+    assert centred_constants["scale"][0] == pytest.approx(np.sqrt(np.mean(left**2)))
 
 
 def test_centring_by_the_mean_and_by_nothing():
     train, test = table(40, 1), table(20, 2)
-    found = centred(train, test, 3, "mean").constants()
-    np.testing.assert_allclose(found["rows"], train.values.mean())
-    assert not found["columns"].any()
-    assert found["scale"][0] == pytest.approx(train.values.std())
+    centred_constants = centred(train, test, 3, "mean").constants()
+    np.testing.assert_allclose(centred_constants["rows"], train.values.mean())
+    assert not centred_constants["columns"].any()
+    assert centred_constants["scale"][0] == pytest.approx(train.values.std())
     assert centred(train, test, 3, "none").constants() == {}
 
 
@@ -90,8 +90,10 @@ def test_the_errors_of_predictors_are_those_on_all_test_observations(kind):
         for name, guess in guesses.items()
     }
     wanted["zero"] = np.sqrt(np.mean(test.values**2))
-    found = centred(train, test, 4, kind, limits).metrics()
-    assert found == pytest.approx({f"test-rmse-of-{name}": error for name, error in wanted.items()})
+    scores = centred(train, test, 4, kind, limits).metrics()
+    assert scores == pytest.approx(
+        {f"test-rmse-of-{name}": error for name, error in wanted.items()}
+    )
 
 
 def test_a_row_without_observations_has_the_mean():
@@ -106,9 +108,9 @@ def test_constant_observations_leave_nothing_and_divide_by_nothing():
         t._replace(values=np.full_like(t.values, 2.0)) for t in (table(40, 1), table(20, 2))
     )
     for kind in ("mean", "bias"):
-        found = centred(train, test, 2, kind)
-        assert found.constants()["scale"][0] > 0
-        assert found.metrics()["test-rmse-of-biases"] == pytest.approx(0, abs=1e-9)
+        result = centred(train, test, 2, kind)
+        assert result.constants()["scale"][0] > 0
+        assert result.metrics()["test-rmse-of-biases"] == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("answered", range(4))
@@ -119,7 +121,9 @@ def test_a_saved_centring_goes_on(answered):
         if k == answered:
             state, centering = centering.state_dict(), Centering(SHAPE)
             centering.load_state_dict(state)
-        centering.take(answer(centering.stage, centering.told(), train, test, SHAPE, (1.0, 5.0)))
+        centering.take(
+            answer(centering.stage, centering.question(), train, test, SHAPE, (1.0, 5.0))
+        )
     whole = centred(train, test, limits=(1.0, 5.0))
     for name, array in whole.constants().items():
         np.testing.assert_allclose(centering.constants()[name], array, rtol=1e-12)

@@ -31,13 +31,13 @@ def vertices(domain) -> list[np.ndarray]:
             for high in itertools.product([0, 1], repeat=size)
         ]
     if isinstance(domain, KSparse):
-        found = []
+        points = []
         for support in itertools.combinations(range(size), domain.k):
             for signs in itertools.product([-1, 1], repeat=domain.k):
                 point = np.zeros(size)
                 point[list(support)] = domain.size * np.array(signs)
-                found.append(point.reshape(domain.shape))
-        return found
+                points.append(point.reshape(domain.shape))
+        return points
     if isinstance(domain, GroupL1):
         rows, columns = domain.shape
         one = [sign * domain.radius * row for row in np.eye(rows) for sign in (1, -1)]
@@ -81,8 +81,8 @@ def test_the_cheapest_permutation_is_the_value_of_the_linear_program(q):
     rng = np.random.default_rng(q)
     sums = np.vstack([np.kron(np.eye(q), np.ones(q)), np.kron(np.ones(q), np.eye(q))])
     for g in (rng.normal(size=(q, q)), rng.integers(0, 3, (q, q)).astype(float)):
-        found = linprog(g.ravel(), A_eq=sums, b_eq=np.ones(2 * q), bounds=(0, None))
-        assert np.vdot(g, Birkhoff((q, q)).lmo(g).dense()) == pytest.approx(found.fun, abs=1e-9)
+        optimum = linprog(g.ravel(), A_eq=sums, b_eq=np.ones(2 * q), bounds=(0, None))
+        assert np.vdot(g, Birkhoff((q, q)).lmo(g).dense()) == pytest.approx(optimum.fun, abs=1e-9)
 
 
 @pytest.mark.parametrize("k", [1, 3, 7])
@@ -90,8 +90,10 @@ def test_the_k_sparse_oracle_against_the_linear_program_of_the_polytope(k):
     # x = plus - minus, both in [0, size], sum of both at most k size: what `contains`
     # claims is the hull of the k-sparse points.
     g = np.random.default_rng(k).normal(size=7)
-    found = linprog(np.concatenate([g, -g]), A_ub=np.ones((1, 14)), b_ub=[1.5 * k], bounds=(0, 1.5))
-    assert np.vdot(g, KSparse(7, k, 1.5).lmo(g).dense()) == pytest.approx(found.fun)
+    optimum = linprog(
+        np.concatenate([g, -g]), A_ub=np.ones((1, 14)), b_ub=[1.5 * k], bounds=(0, 1.5)
+    )
+    assert np.vdot(g, KSparse(7, k, 1.5).lmo(g).dense()) == pytest.approx(optimum.fun)
 
 
 @pytest.mark.parametrize("domain", [d for d in ROUND if isinstance(d, NuclearBall)], ids=str)
@@ -277,7 +279,7 @@ def nearest(domain, v: np.ndarray) -> float:
         return corners @ (w @ corners - v.ravel())
 
     sums = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
-    found = minimize(
+    optimum = minimize(
         half,
         start,
         jac=slope,
@@ -286,7 +288,7 @@ def nearest(domain, v: np.ndarray) -> float:
         tol=1e-12,
         options={"maxiter": 500},
     )
-    return math.sqrt(2 * found.fun)
+    return math.sqrt(2 * optimum.fun)
 
 
 SMALL = [

@@ -1,5 +1,5 @@
-"""Exams of the choice of lambda: the estimates against a simulation with known
-variances, the weights against their limits.
+"""The choice of lambda: the estimates against a simulation with known variances, the
+weights against their limits.
 """
 
 import math
@@ -39,8 +39,8 @@ def test_the_shrunk_curve_is_nearer_to_the_truth_than_either():
     pooled, k = pooled_curve(curves, samples), shrinkage(curves, samples.astype(float), noise)
 
     def error(weight):
-        found = [shrunk(c, pooled, n, weight) for c, n in zip(curves, samples, strict=True)]
-        return sum(((f - t + t.mean()) ** 2).sum() for f, t in zip(found, truth, strict=True))
+        result = [shrunk(c, pooled, n, weight) for c, n in zip(curves, samples, strict=True)]
+        return sum(((f - t + t.mean()) ** 2).sum() for f, t in zip(result, truth, strict=True))
 
     assert error(k) < 0.8 * min(error(0.0), error(math.inf))
     assert error(k) < min(error(k / 4), error(4 * k))
@@ -48,12 +48,12 @@ def test_the_shrunk_curve_is_nearer_to_the_truth_than_either():
 
 def test_clients_that_are_alike_share_one_curve():
     rng, samples = np.random.default_rng(2), np.array([10] * 50)
-    found = [
+    result = [
         shrinkage(c, samples.astype(float), n)
         for c, n, _ in (clients(rng, 0.0, 2.0, samples) for _ in range(20))
     ]
-    assert np.median(found) > 200
-    assert sum(map(math.isinf, found)) >= 5
+    assert np.median(result) > 200
+    assert sum(map(math.isinf, result)) >= 5
     assert shrinkage(np.ones((1, 11)), np.array([5.0]), np.array([1.0])) == math.inf
 
 

@@ -1,5 +1,5 @@
-"""Filter-normalised directions: as long as the net's filters, and blind to what a ReLU
-net is blind to.
+"""Filter-normalised directions: as long as the net's filters, and invariant to scalings
+that do not change a ReLU net.
 """
 
 import numpy as np

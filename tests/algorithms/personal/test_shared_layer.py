@@ -1,5 +1,5 @@
-"""A line of nets whose first layer is computed at its ends only: equal to net by net,
-and left alone where it would not be.
+"""A line of nets whose first layer is computed at the ends only: equal to computing net
+by net, and not used for nets where it would differ.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from fedapps.models.image_nets import build_model
 
 
 class Shifted(nn.Module):
-    """A parameter stands before the first layer."""
+    """A net with a parameter before the first layer."""
 
     def __init__(self, seed):
         super().__init__()
@@ -24,7 +24,7 @@ class Shifted(nn.Module):
 
 
 class Tied(nn.Module):
-    """The first layer's weights are used again."""
+    """A net that uses the first layer's weights again."""
 
     def __init__(self, seed):
         super().__init__()
@@ -56,11 +56,11 @@ def test_outputs_along_the_line_are_those_of_the_mixed_nets(name):
     for value in (0.0, 0.3, 1.0):
         for i, (out, f, p) in enumerate(zip(mixed, federated, personal, strict=True)):
             out.fill_(float("nan")) if i in shared.at else torch.lerp(f, p, value, out=out)
-        found = shared.outputs(value)
+        result = shared.outputs(value)
         torch._foreach_copy_(
             mixed, [torch.lerp(f, p, value) for f, p in zip(federated, personal, strict=True)]
         )
-        for out, x in zip(found, inputs, strict=True):
+        for out, x in zip(result, inputs, strict=True):
             torch.testing.assert_close(out, outputs_of(model, x), rtol=1e-4, atol=1e-5)
 
 

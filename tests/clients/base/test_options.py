@@ -1,5 +1,5 @@
-"""A key of a configuration that a client class does not read is logged, once; what a
-class declares is known, of whichever module it is.
+"""A key of a configuration that a client class does not read is logged once; declared
+keys are known, whichever module defines the class.
 """
 
 from dataclasses import dataclass

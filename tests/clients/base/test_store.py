@@ -59,8 +59,8 @@ def test_a_resumed_run_sees_the_checkpoint_and_not_what_came_after(tmp_path):
 
 
 def test_two_versions_are_kept_at_most(tmp_path):
-    """That of the last checkpoint, which may be an earlier one where the client was not
-    asked since, and the newest.
+    """Two versions are kept: the newest, and that of the last checkpoint or, if the
+    client took no part in that round, the last one before.
     """
     store = DiskStore(tmp_path, 1)
     for number in [*range(1, 8), *range(12, 30)]:

@@ -1,5 +1,5 @@
-"""Compiled local steps are the eager ones: every method, momentum, partial batches,
-several rounds; what cannot be compiled is not.
+"""Compiled local steps equal the eager ones: every method, momentum, partial batches,
+several rounds. Steps that cannot be compiled run eagerly.
 """
 
 import logging
@@ -189,7 +189,7 @@ def test_the_traced_steps_are_the_eager_ones(method, tmp_path):
     compiler = Traced(tmp_path)
     assert_close(rounds(method, compiler), rounds(method, None))
     assert compiler.graphs
-    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
@@ -231,8 +231,8 @@ def test_feddyn_holds_for_adam():
 
 @pytest.mark.parametrize("method", ["fedavg", "superfed-lm", "apfl, adaptive"])
 def test_one_pair_of_graphs_serves_all_clients_and_rounds(method, tmp_path):
-    """Whatever their number of samples, the learning rate of the round and the mixing
-    weights of the step.
+    """For any number of samples, learning rate of the round and mixing weights of the
+    step.
     """
     compiler = Traced(tmp_path)
     rounds(method, compiler, clients=3)
@@ -290,8 +290,8 @@ def test_what_is_not_compiled_says_why(tmp_path, caplog):
         for client in (FedAvgClient(Recurrent, blobs(n=80)), Own(Net, blobs(n=80))):
             client.compiler = Compiler(tmp_path)
             client.fit(get_arrays(client.model), TRAIN)
-    assert "recurrent nets are not" in caplog.text
-    assert "the client has a loss of its own" in caplog.text
+    assert "recurrent nets are not compiled" in caplog.text
+    assert "the client has its own loss" in caplog.text
     assert not list(tmp_path.glob("*.pt2"))
 
 
@@ -299,7 +299,7 @@ def test_a_folder_that_others_may_write_to_is_not_read(tmp_path, caplog):
     tmp_path.chmod(0o777)
     with caplog.at_level(logging.WARNING, "flwr"):
         rounds("fedavg", Compiler(tmp_path))
-    assert f"{tmp_path} is not this user's alone" in caplog.text
+    assert f"{tmp_path} must belong to you alone" in caplog.text
 
 
 def facts_of(net, step_options=()):

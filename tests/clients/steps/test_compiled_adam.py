@@ -1,5 +1,5 @@
-"""Fits with Adam, compiled: as eager ones, to rounding; at clients, one pair of graphs
-serves all of them and all rounds.
+"""Compiled fits with Adam equal eager ones up to rounding; one pair of graphs serves
+all clients and all rounds.
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ def test_a_compiled_fit_is_the_eager_one(fit, tmp_path):
     for ours, wanted in zip(ends[1][1], ends[0][1], strict=True):
         # Adam divides by what may be small
         np.testing.assert_allclose(ours, wanted, rtol=2e-3, atol=2e-4)
-    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
     assert compiler.graphs
 
 
@@ -83,7 +83,7 @@ def test_targets_of_another_shape_are_refused_by_a_compiled_fit_too(tmp_path):
         )
 
 
-def distilling(compiler, told):
+def distilling(compiler, compile_setting):
     """Return the replies of two rounds of three clients with unequal numbers of
     samples.
     """
@@ -92,7 +92,7 @@ def distilling(compiler, told):
         "oracle-epochs": 5,
         "oracle-batch-size": 8,
         "oracle-learning-rate": 0.01,
-        "compile": told,
+        "compile": compile_setting,
     }
     for number in (1, 2):
         for i, count in enumerate((80, 100, 60)):
@@ -104,7 +104,7 @@ def distilling(compiler, told):
     return replies
 
 
-def boosting(compiler, told):
+def boosting(compiler, compile_setting):
     """Return the same of FFGB with nets: an oracle for all."""
     oracle = NetOracle(
         small_net, NetOptions(fit=FitOptions(steps=30, learning_rate=0.01, batch_size=8, clip=0.0))
@@ -124,7 +124,9 @@ def boosting(compiler, told):
             client = FFGBClient(blobs(i, count), oracle, 3, i)
             client.compiler = compiler
             replies.append(
-                client.fit(NOTHING_NEW, {**config, "compile": told, "server-round": number})
+                client.fit(
+                    NOTHING_NEW, {**config, "compile": compile_setting, "server-round": number}
+                )
             )
     return replies
 
@@ -134,7 +136,7 @@ def test_clients_that_fit_with_adam_compiled(play, tmp_path):
     compiler = Traced(tmp_path)
     eager, ours, again = play(None, "on"), play(compiler, "on"), play(Traced(tmp_path), "on")
     assert len(compiler.graphs) == 2
-    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
     for (arrays, count, metrics), wanted, same in zip(ours, eager, again, strict=True):
         assert count == wanted[1]
         assert metrics["oracle-error"] == pytest.approx(wanted[2]["oracle-error"], rel=1e-3)

@@ -1,9 +1,9 @@
 """Compiled steps over rounds in which things go wrong: clients are sampled, replies are
 lost after the training, clients fail.
 
-A client whose reply was lost has kept what it learned, the server has not: the next
-time that it takes part, all must be as it is with eager steps. So must what the other
-clients of the process do, who train in the same module with the same libraries.
+A client whose reply was lost has stored its state, but the server has no reply. When it
+next takes part, its results must equal those of eager steps. So must the results of the
+other clients of the process, which train in the same module with the same libraries.
 """
 
 import subprocess
@@ -44,8 +44,8 @@ METHODS = ["fedavg", "scaffold", "feddyn", "ditto", "apfl", "superfed-mm"]
 
 
 class Lossy(InlineGrid):
-    """A grid that loses the reply of one of the clients of each training phase, after
-    it has trained; and knows who trained.
+    """A grid that loses the reply of one client in each training phase, after it has
+    trained; it records which clients trained.
     """
 
     def __init__(self, *args):
@@ -106,27 +106,27 @@ def play(method, compiler, clients_per_round=3):
     )
 
 
-def assert_close(found, wanted):
-    assert found.keys() == wanted.keys()
+def assert_close(result, wanted):
+    assert result.keys() == wanted.keys()
     for name, array in wanted.items():
-        np.testing.assert_allclose(found[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(result[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_rounds_with_lost_and_failed_replies_are_the_eager_ones(method, tmp_path):
     compiler = Traced(tmp_path)
     wanted, of_wanted, to_keep, who = play(method, None)
-    found, of_found, kept, trained = play(method, compiler)
+    result, of_found, kept, trained = play(method, compiler)
     assert trained == who
     assert max(np.bincount(np.concatenate(who))) > 2, "nobody takes part again"
-    assert_close(found, wanted)
+    assert_close(result, wanted)
     assert_close(kept, to_keep)
     for ours, theirs in zip(of_found, of_wanted, strict=True):
         assert ours.keys() == theirs.keys() != set()
         for number in theirs:
             for name in {"loss", "global-loss"} & theirs[number].keys():
                 assert ours[number][name] == pytest.approx(theirs[number][name], rel=1e-3, abs=1e-4)
-    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
 
 
 # --- a client whose samples are wrong -------------------------------------------------
@@ -156,8 +156,8 @@ def fit_in_turn(compiler, data):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_client_that_fails_changes_nothing_for_the_others(place, tmp_path):
-    """Also if it is the first to use a library: what it raises says nothing about the
-    library.
+    """Also if it is the first to use a library: its error does not mean that the
+    library is broken.
     """
     data = [blobs(seed=i) for i in range(2)]
     with_wrong = [*data[:place], wrong(blobs(seed=7)), *data[place:]]
@@ -165,7 +165,7 @@ def test_a_client_that_fails_changes_nothing_for_the_others(place, tmp_path):
     replies = fit_in_turn(compiler, with_wrong)
     assert isinstance(replies.pop(place), IndexError)
     assert compiler.graphs
-    assert not compiler.told
+    assert not compiler.logged
     for ours, wanted in zip(replies, alone, strict=True):
         for a, b in zip(ours, wanted, strict=True):
             np.testing.assert_array_equal(a, b)

@@ -25,7 +25,7 @@ def test_a_client_trains_as_the_plain_loop(momentum, weight_decay, optimizer):
     assert len(train) % 10  # the last mini-batch of an epoch is smaller
     client = FedAvgClient(lambda seed: small_net(seed).double(), ClientData(train, train, train))
     start = get_arrays(small_net(5).double())
-    found, _, metrics = client.fit(start, {**options.to_config(), "seed": 7, "server-round": 2})
+    result, _, metrics = client.fit(start, {**options.to_config(), "seed": 7, "server-round": 2})
 
     net = small_net(0).double()
     set_arrays(net, start)
@@ -33,6 +33,6 @@ def test_a_client_trains_as_the_plain_loop(momentum, weight_decay, optimizer):
     loss = plain.train(
         net, functional.cross_entropy, batches, 0.1, momentum, weight_decay, optimizer
     )
-    for array, tensor in zip(found, net.state_dict().values(), strict=True):
+    for array, tensor in zip(result, net.state_dict().values(), strict=True):
         assert torch.equal(torch.from_numpy(array), tensor)
     assert metrics["loss"] == loss / (3 * len(train))

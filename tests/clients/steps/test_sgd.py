@@ -161,11 +161,11 @@ class Spoilt(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", [FedAvgClient, PFedMeClient])
 def test_an_error_in_training_leaves_the_process_alone_too(kind):
-    """Also while somebody keeps the error: else the generator is set back when it is
-    let go, in the midst of another client's draws.
+    """Also while the error object is alive: otherwise the generator would be reset when
+    it is freed, between another client's draws.
     """
     net = torch.nn.Sequential(small_net(0), Spoilt())
-    told = {
+    config = {
         "seed": 1,
         "local-epochs": 1,
         "pfedme-lambda": 1.0,
@@ -176,6 +176,6 @@ def test_an_error_in_training_leaves_the_process_alone_too(kind):
     torch.manual_seed(8)
     state = torch.get_rng_state()
     with pytest.raises(RuntimeError, match="no memory") as kept:
-        kind(small_net, blobs(), 0, model=net).fit(get_arrays(net), told)
+        kind(small_net, blobs(), 0, model=net).fit(get_arrays(net), config)
     assert torch.equal(torch.get_rng_state(), state)
     assert kept.value

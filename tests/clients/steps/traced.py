@@ -1,5 +1,5 @@
-"""A compiler that compiles nothing: the steps as they are traced, which is what would
-be compiled, in a hundredth of the time.
+"""A compiler that only traces: it runs the traced steps, which would be compiled, in a
+hundredth of the time.
 """
 
 import torch

@@ -1,5 +1,5 @@
-"""Plots: ticks, limits, what SVG holds, by hand, and what Matplotlib draws of it in
-files.
+"""Plots: ticks and limits by hand, the content of SVG, and the files that Matplotlib
+draws.
 """
 
 import io
@@ -36,7 +36,7 @@ BLACK, WHITE, RED, BLUE = (
 
 
 def pixels(*shapes):
-    """Colours (40, 80, 3) of a small white picture that Matplotlib has drawn."""
+    """The colours (40, 80, 3) of a small white picture that Matplotlib has drawn."""
     figure = Figure(SIZE, 1, [Panel()])
     figure.shapes = lambda: shapes
     with Image.open(io.BytesIO(file(figure, "png"))) as picture:
@@ -70,9 +70,9 @@ def test_texts_of_ticks():
 
 def test_long_texts_of_ticks_have_room():
     axis = Axis()
-    _, narrow = axis.marks(0, 700_000, 120, lies=True)
+    _, narrow = axis.marks(0, 700_000, 120, horizontal=True)
     assert sum(text_width(text, axis.size) for text in narrow) < 120
-    assert len(axis.marks(0, 7, 240, lies=True)[0]) == 8
+    assert len(axis.marks(0, 7, 240, horizontal=True)[0]) == 8
 
 
 def test_limits():
@@ -121,7 +121,7 @@ def test_texts_are_written_along_and_upwards():
     assert top > 10
 
 
-def test_foreign_text_is_drawn_as_it_can_be():
+def test_unprintable_characters_are_removed_from_texts():
     text = Text(np.array([[1.0, 9.0]]), "<a href='x'>&\x00\ud800\n\u202e$\\frac", 9, BLACK)
     assert pixels(text).min() < 128
     (element,) = ElementTree.fromstring(canvas.svg([text], SIZE, WHITE)).findall("{*}text")
@@ -142,7 +142,7 @@ def test_missing_numbers_leave_gaps():
     assert b"nan" not in svg(figure)
 
 
-def test_nothing_known_is_still_a_picture():
+def test_a_plot_of_unknown_values_is_drawn():
     figure, axes = one_panel("Nothing")
     line(axes, [1, 2], [np.nan, np.nan], THEME.series[0], label="a")
     label_values(axes, "accuracy", "")
@@ -151,7 +151,7 @@ def test_nothing_known_is_still_a_picture():
     assert b"nan" not in svg(figure)
 
 
-def test_all_lies_within_the_canvas_and_texts_apart_from_data():
+def test_shapes_are_within_the_canvas_and_texts_do_not_cover_data():
     figure, axes = panels(2, 2, (6, 5))
     for panel in axes[:3]:
         line(
@@ -172,7 +172,7 @@ def test_all_lies_within_the_canvas_and_texts_apart_from_data():
     assert sum(isinstance(shape, Text) and shape.text == "lines" for shape in figure.shapes()) == 3
 
 
-def test_heat_map_merges_neighbours_and_leaves_out_the_unknown():
+def test_heat_map_merges_equal_neighbours_and_omits_unknown_cells():
     figure, axes = one_panel("Heat")
     heat(
         axes,
@@ -218,11 +218,11 @@ def test_a_path_goes_through_its_points_however_long_it_is():
     steps = np.random.default_rng(0).choice([-1.37, 0.0, 0.005, 0.5, 2.0], size=(5000, 2))
     points = np.cumsum(steps, axis=0) + np.array([0.333, -20])
     written = re.findall(r"([Mlhv]?)(-?[\d.]+(?:e-?\d+)?)", canvas._path(points))
-    found, command, numbers = [], "", []
+    corners, command, numbers = [], "", []
     for letter, number in written:
         command, numbers = letter or command, [*numbers, float(number)]
         if len(numbers) == (1 if command in "hv" else 2):
             step = {"h": (numbers[0], 0), "v": (0, numbers[0])}.get(command) or numbers
-            found.append(np.array(step) + (found[-1] if found else 0))
+            corners.append(np.array(step) + (corners[-1] if corners else 0))
             numbers = []
-    np.testing.assert_allclose(found, points, atol=0.006)
+    np.testing.assert_allclose(corners, points, atol=0.006)

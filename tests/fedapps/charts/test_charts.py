@@ -1,5 +1,5 @@
-"""Charts in a page: the values that they tell are those of the run, few points draw
-what many do, and a browser shows both.
+"""Charts in a page: their values are those of the run, few points draw the same line as
+many, and a browser shows both.
 """
 
 import json
@@ -18,15 +18,15 @@ from fedapps.results.report import LIMIT, write_report
 from tests.browser import Browser, needs_browser
 
 
-def told(page):
+def chart_values(page):
     """The values of each chart of a page, by its name."""
-    found = re.findall(
+    matches = re.findall(
         r'<figure class="chart" data-name="([^"]*)".*?<script '
         r'type="application/json">(.*?)</script>',
         page,
         re.DOTALL,
     )
-    return {name: json.loads(data) for name, data in found}
+    return {name: json.loads(data) for name, data in matches}
 
 
 def drawn(label="a</script><b>"):
@@ -44,30 +44,30 @@ def drawn(label="a</script><b>"):
     return figure
 
 
-def test_a_chart_tells_mean_and_range_in_units_of_its_axes():
+def test_a_chart_has_mean_and_range_in_units_of_its_axes():
     page = chart("x", "what", drawn())
-    (data,) = told(page).values()
+    (data,) = chart_values(page).values()
     (panel,) = data["panels"]
     band, line = panel["rows"]
     assert [panel["xs"][row["x"]] for row in (band, line)] == [[1, 2], [1, 2]]
     assert (band["l"], band["h"], line["y"]) == ([0.5, 0.25], [0.75, 0.25], [0.625, 0.25])
     assert band["s"] == line["s"] == 0
     assert band["n"] == line["n"] == "a</script><b>"
-    assert page.count("</script>") == 1  # what others name ends nothing
+    assert page.count("</script>") == 1  # names of clients cannot end the script element
     assert panel["y"]["percent"] is True
     assert panel["y"]["unit"] == " %"
 
 
-def test_the_frame_of_a_chart_is_where_its_data_lie():
-    """What stands at the lower left end of the axes is drawn in the corner of the
-    frame, in both drawings.
+def test_the_frame_of_a_chart_contains_its_data():
+    """The point at the lower left end of the axes is drawn in the corner of the frame,
+    in both drawings.
     """
     figure, axes = one_panel("")
     axes.line([0, 10], [0, 2], THEME.series[0])
     axes.x.low, axes.x.high, axes.y.low, axes.y.high = 0.0, 10.0, 0.0, 2.0
     page = chart("x", "", figure)
     for style in ("wide", "narrow"):
-        ((left, top, width, height),) = told(page)["x"]["frames"][style]
+        ((left, top, width, height),) = chart_values(page)["x"]["frames"][style]
         (svg,) = re.findall(rf'<svg class="{style}".*?</svg>', page)
         ((x0, y0, right, down),) = re.findall(
             r'stroke-width="2" [^>]*d="M([\d.]+) ([\d.]+)l([\d.]+) ?(-?[\d.]+)"', svg
@@ -98,16 +98,16 @@ def test_a_long_line_keeps_its_ends_and_every_peak():
     kept = extremes(values)
     assert len(kept) <= MOST + 2
     assert {0, 12_345, 40_001, 49_999} <= set(kept.tolist())
-    assert np.isnan(values[kept]).any()  # the gap stays one
+    assert np.isnan(values[kept]).any()  # the gap is kept
     assert (np.diff(kept) > 0).all()
     assert extremes(values[:MOST]).tolist() == list(range(MOST))
     panel = Panel()
     panel.line(np.arange(50_000), values, THEME.ink)
     (reading,) = panel.readings
-    assert np.array_equal(reading.y, values[reading.x.astype(int)])  # what is told was measured
+    assert np.array_equal(reading.y, values[reading.x.astype(int)])
 
 
-def test_on_a_phone_panels_stand_below_each_other_and_keep_their_texts():
+def test_on_a_phone_panels_are_in_one_column_and_keep_their_texts():
     figure, axes = panels(1, 3, (14.4, 4.3))
     for axis in axes[:2]:
         axis.line([1, 2], [1, 2], THEME.series[0])
@@ -133,7 +133,7 @@ def test_a_large_report_stays_small(write_run):
 
 
 @pytest.mark.parametrize("every", [1, 10])
-def test_a_report_of_noise_of_a_thousand_clients_keeps_its_limit_and_says_what_is_left_out(
+def test_a_report_of_a_thousand_noisy_clients_stays_within_its_limit_and_names_what_is_omitted(
     tmp_path, every
 ):
     rng, path = np.random.default_rng(0), tmp_path / "run"
@@ -179,7 +179,7 @@ def test_a_report_of_noise_of_a_thousand_clients_keeps_its_limit_and_says_what_i
     )
     assert points < 280
     assert f"the first {round(400 * points / 280)} are shown, all are in clients.csv" in text
-    line = told(text)["train-loss"]["panels"][0]["rows"][0]["y"]
+    line = chart_values(text)["train-loss"]["panels"][0]["rows"][0]["y"]
     values = [
         json.loads(line)["train"]["loss"]
         for line in (path / "rounds.jsonl").read_text().splitlines()

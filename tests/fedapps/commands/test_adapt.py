@@ -1,5 +1,5 @@
-"""`fedapps adapt`: a site goes on with an exported model on a folder of its own,
-without the run and its data.
+"""`fedapps adapt`: a site trains an exported model on its own folder, without the run
+and its data.
 """
 
 import json
@@ -20,8 +20,8 @@ DIGITS = load_digits()
 
 
 def site(folder, classes, share=slice(0, None), size=8, name="train.npz"):
-    """Write a folder of digits of some classes, as a site would have it; pixels from 0
-    to 1, as in the federation.
+    """Write a folder of digits of some classes, as a site would; pixels are from 0 to
+    1, as in the federation.
     """
     rows = np.flatnonzero(np.isin(DIGITS.target, classes))[share]
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,8 +47,8 @@ def model(tmp_path_factory):
     return folder / "global.safetensors"
 
 
-def says(capsys, *arguments):
-    """Return the one line of an error."""
+def error_of(capsys, *arguments):
+    """Run the command with bad input and return its one-line error."""
     assert main(["adapt", *map(str, arguments)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1, error
@@ -61,12 +61,12 @@ def net_of(path):
     return net.eval()
 
 
-def test_a_site_with_two_classes_gains_and_the_file_is_the_model_told(model, tmp_path, capsys):
+def test_a_site_with_two_classes_gains_and_the_file_holds_the_scored_model(model, tmp_path, capsys):
     data, out = site(tmp_path / "mine", [3, 8]), tmp_path / "mine.safetensors"
     assert main(["adapt", str(model), "--data", str(data), "--out", str(out), "--epochs", "4"]) == 0
-    told = capsys.readouterr().out
-    assert "before: loss" in told
-    assert "kept:   epoch" in told
+    printed = capsys.readouterr().out
+    assert "before: loss" in printed
+    assert "kept:   epoch" in printed
     with safe_open(out, "pt") as file:
         facts = file.metadata()
     assert facts["method"] == "fedavg"
@@ -80,7 +80,7 @@ def test_a_site_with_two_classes_gains_and_the_file_is_the_model_told(model, tmp
             float(torch.nn.functional.cross_entropy(net_of(path)(x), y)) for path in (model, out)
         ]
     assert losses[1] < 0.7 * losses[0]
-    assert f"accuracy {100 * float(facts['accuracy']):.1f} %" in told
+    assert f"accuracy {100 * float(facts['accuracy']):.1f} %" in printed
     assert (
         main(
             [
@@ -98,7 +98,7 @@ def test_a_site_with_two_classes_gains_and_the_file_is_the_model_told(model, tmp
     )
 
 
-def test_a_rate_at_which_every_epoch_is_worse_leaves_the_model_as_it_was(model, tmp_path, capsys):
+def test_if_every_epoch_is_worse_the_original_model_is_kept(model, tmp_path, capsys):
     data, out = site(tmp_path / "all", range(10)), tmp_path / "wild.safetensors"
     assert (
         main(
@@ -117,38 +117,38 @@ def test_a_rate_at_which_every_epoch_is_worse_leaves_the_model_as_it_was(model, 
         )
         == 0
     )
-    assert "kept:   the model as it was" in capsys.readouterr().out
+    assert "kept:   the original model" in capsys.readouterr().out
     before, after = load_file(model), load_file(out)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_the_epoch_with_the_least_validation_loss_is_kept_not_the_last(model, tmp_path):
-    """A few samples of another distribution: the loss on validation samples falls and
-    rises again.
+    """With a few samples of another distribution, the loss on validation samples falls
+    and rises again.
     """
-    from fedapps.commands.adapt import adapted
+    from fedapps.commands.adapt import adapt
 
     arrays, _, settings = read_model(model)
     data = site(tmp_path / "few", [3, 8, 9], slice(0, 40))
     losses = {}
     for epochs in (1, 2, 4, 8, 16, 32):
-        found = adapted(arrays, settings, data, epochs, "m")
-        losses[epochs] = found.epoch
+        adapted = adapt(arrays, settings, data, epochs, "m")
+        losses[epochs] = adapted.epoch
     assert all(
         losses[b] >= losses[a] for a, b in zip(losses, list(losses)[1:], strict=False)
-    )  # the same path, looked at for longer
+    )  # the same training, for more epochs
     assert all(kept <= epochs for epochs, kept in losses.items())
-    longer = adapted(arrays, settings, data, losses[32], "m")
-    whole = adapted(arrays, settings, data, 32, "m")
+    longer = adapt(arrays, settings, data, losses[32], "m")
+    whole = adapt(arrays, settings, data, 32, "m")
     assert all(torch.equal(longer.arrays[name], whole.arrays[name]) for name in arrays)
 
 
 def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tmp_path):
-    """The path is trained here by hand; each of the three kinds of samples would choose
-    another epoch.
+    """The test trains the same model by hand. Training, validation and test samples
+    would each choose a different epoch.
     """
     from clients import FedAvgClient
-    from fedapps.commands.adapt import SITE, adapted
+    from fedapps.commands.adapt import SITE, adapt
     from fedapps.tasks.registry import make_task
 
     arrays, _, settings = read_model(model)
@@ -159,10 +159,10 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
     with np.load(folder / "train.npz") as file:
         image, label = file["image"], file["label"]
     rng = np.random.default_rng(0)
-    wrong = rng.random(len(label)) < 0.3  # so that it can be learnt for too long
+    wrong = rng.random(len(label)) < 0.3  # wrong labels, so that long training overfits
     label[wrong] = rng.permutation(label[wrong])
     np.savez(folder / "train.npz", image=image, label=label)
-    found = adapted(arrays, settings, folder, epochs, "m")
+    adapted = adapt(arrays, settings, folder, epochs, "m")
     task = make_task(settings.task, settings.problem, settings.context, str(folder.absolute()))
     data = task.client_data(SITE, 1)
     client = FedAvgClient(
@@ -191,18 +191,18 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
         if path[epoch]["validation"]["loss"] < path[0]["validation"]["loss"]
     ]
     assert better[0] < best["validation"] < better[-1]
-    assert found.epoch == best["validation"]
-    assert found.before == path[0]["test"]
-    assert found.after == path[found.epoch]["test"]
+    assert adapted.epoch == best["validation"]
+    assert adapted.before == path[0]["test"]
+    assert adapted.after == path[adapted.epoch]["test"]
     net = task.work_model()
-    net.load_state_dict(found.arrays)
-    assert task.objective.score(net, data.test) == found.after
+    net.load_state_dict(adapted.arrays)
+    assert task.objective.score(net, data.test) == adapted.after
 
 
-def test_nothing_is_overwritten_unasked(model, tmp_path, capsys):
+def test_existing_files_are_overwritten_only_with_overwrite(model, tmp_path, capsys):
     data, out = site(tmp_path / "mine", [1, 2]), tmp_path / "mine.safetensors"
     out.write_text("precious")
-    assert "add --overwrite" in says(capsys, model, "--data", data, "--out", out)
+    assert "add --overwrite" in error_of(capsys, model, "--data", data, "--out", out)
     assert out.read_text() == "precious"
     assert (
         main(
@@ -223,14 +223,14 @@ def test_nothing_is_overwritten_unasked(model, tmp_path, capsys):
     assert load_file(out)
 
 
-def test_what_does_not_fit_is_said_in_one_line(model, tmp_path, capsys):
+def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
     data = site(tmp_path / "mine", [1, 2])
-    assert "there is no such file" in says(capsys, tmp_path / "no.safetensors", "--data", data)
-    assert "there is no such folder" in says(capsys, model, "--data", tmp_path / "nowhere")
+    assert "no such file" in error_of(capsys, tmp_path / "no.safetensors", "--data", data)
+    assert "no such folder" in error_of(capsys, model, "--data", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "empty" in says(capsys, model, "--data", tmp_path / "empty")
+    assert "empty" in error_of(capsys, model, "--data", tmp_path / "empty")
     small = site(tmp_path / "small", [1, 2], size=6)
-    assert "images are 1,6,6, but sites.shape = '1,8,8'" in says(capsys, model, "--data", small)
+    assert "images are 1,6,6, but sites.shape = '1,8,8'" in error_of(capsys, model, "--data", small)
     other = tmp_path / "other"
     other.mkdir()
     np.savez(
@@ -238,22 +238,26 @@ def test_what_does_not_fit_is_said_in_one_line(model, tmp_path, capsys):
         image=np.zeros((20, 1, 8, 8), np.float32),
         label=np.array(["cat", "dog"] * 10),
     )
-    assert "label 'cat' is none of" in says(capsys, model, "--data", other)
-    assert "--epochs 0: must be at least 1" in says(capsys, model, "--data", data, "--epochs", "0")
-    assert "--rate" in says(capsys, model, "--data", data, "--rate", "-1")
-    assert "--validation 0.9" in says(capsys, model, "--data", data, "--validation", "0.9")
+    assert "label 'cat' is none of" in error_of(capsys, model, "--data", other)
+    assert "--epochs 0: must be at least 1" in error_of(
+        capsys, model, "--data", data, "--epochs", "0"
+    )
+    assert "--rate" in error_of(capsys, model, "--data", data, "--rate", "-1")
+    assert "--validation 0.9" in error_of(capsys, model, "--data", data, "--validation", "0.9")
     (tmp_path / "text.safetensors").write_text("no tensors")
-    assert "is no safetensors file" in says(capsys, tmp_path / "text.safetensors", "--data", data)
+    assert "is not a safetensors file" in error_of(
+        capsys, tmp_path / "text.safetensors", "--data", data
+    )
 
 
 def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsys):
     data, arrays = site(tmp_path / "mine", [1, 2]), load_file(model)
     with safe_open(model, "pt") as file:
-        told = file.metadata()
+        metadata = file.metadata()
 
     def made(metadata, tensors=arrays):
         save_file(tensors, tmp_path / "m.safetensors", metadata)
-        return says(
+        return error_of(
             capsys,
             tmp_path / "m.safetensors",
             "--data",
@@ -262,27 +266,27 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
             tmp_path / "out.safetensors",
         )
 
-    assert "does not say which net it is of" in made({"method": "fedavg"})
-    assert "cannot be read" in made({SETTINGS: "{"})
-    assert "does not describe the samples" in made({SETTINGS: "[1]"})
-    assert "cannot be read" in made(
+    assert "does not name its net" in made({"method": "fedavg"})
+    assert "cannot read the description of its net" in made({SETTINGS: "{"})
+    assert "does not describe its input samples" in made({SETTINGS: "[1]"})
+    assert "cannot read the description of its net" in made(
         {
             SETTINGS: json.dumps(
-                {**json.loads(told[SETTINGS]), "model.name": "nonsense", "seed": "x"}
+                {**json.loads(metadata[SETTINGS]), "model.name": "nonsense", "seed": "x"}
             )
         }
     )
-    assert "which runs only if you name it: --net os:system" in made(
-        {SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "model.name": "os:system"})}
+    assert "if you trust it, run it with --net os:system" in made(
+        {SETTINGS: json.dumps({**json.loads(metadata[SETTINGS]), "model.name": "os:system"})}
     )
     name = next(iter(arrays))
-    assert f"array {name!r}" in made(told, {**arrays, name: torch.zeros(3)})
-    assert "array 'other'" in made(told, {**arrays, "other": torch.zeros(3)})
+    assert f"array {name!r}" in made(metadata, {**arrays, name: torch.zeros(3)})
+    assert "array 'other'" in made(metadata, {**arrays, "other": torch.zeros(3)})
     assert not (tmp_path / "out.safetensors").exists()
     save_file(
         arrays,
         tmp_path / "m.safetensors",
-        {SETTINGS: json.dumps({**json.loads(told[SETTINGS]), "out": "/x", "dp.delta": 1})},
+        {SETTINGS: json.dumps({**json.loads(metadata[SETTINGS]), "out": "/x", "dp.delta": 1})},
     )
     assert read_model(tmp_path / "m.safetensors")[2].out == ""
 
@@ -308,8 +312,8 @@ def test_a_clients_own_model_can_be_adapted(method, tmp_path):
 
 
 def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
-    """The global model of sites with tables of their own, of which only the description
-    is here.
+    """The sites had their own tables; only the description of their columns is
+    available here.
     """
     from fedapps.runs.assembly import build_task
     from fedapps.runs.model_files import described

@@ -1,4 +1,6 @@
-"""`fedapps data`: the table, the notes and the picture say what the task deals."""
+"""`fedapps data`: the table, the notes and the picture show the partition of
+the task.
+"""
 
 import numpy as np
 from PIL import Image
@@ -19,19 +21,19 @@ def test_warnings_name_the_clients_they_are_about():
     assert warnings_of(deal([[5, 5], [6, 4]], [[3, 2], [2, 2]])) == []
     lonely = warnings_of(deal([[5, 5], [0, 9]], [[3, 2], [0, 4]]))
     assert lonely == [
-        "1 of 2 clients (b) train on one class only: any model that always says it is right there"
+        "1 of 2 clients (b) have one class only: a model that always predicts it is right"
     ]
     (few,) = warnings_of(deal([[5, 5], [6, 4]], [[1, 1], [2, 2]]))
-    assert few.startswith("1 of 2 clients (a) are scored on fewer than 3 samples")
+    assert few.startswith("1 of 2 clients (a) have fewer than 3 test samples")
     (unseen,) = warnings_of(deal([[5, 5, 0], [3, 3, 3]], [[3, 2, 1], [2, 2, 1]]))
-    assert unseen == "1 of 2 clients (a) are scored on classes that they do not train on"
+    assert unseen == "1 of 2 clients (a) have test samples of classes that they do not train on"
     assert warnings_of(deal([[50, 51], [5, 5]], [[3, 2], [2, 2]])) == [
-        "the largest client has 101 samples to train on, the smallest 10"
+        "the largest client has 101 training samples, the smallest 10"
     ]
-    assert warnings_of(deal([[5, 5, 0]] * 2, [[3, 2, 0]] * 2)) == ["nobody trains on class z"]
+    assert warnings_of(deal([[5, 5, 0]] * 2, [[3, 2, 0]] * 2)) == ["no client trains on class z"]
     alone, unseen = warnings_of(deal([[0, 5], [2, 5]], [[2, 3], [2, 3]], [[5, 0], [0, 0]]))
-    assert alone.startswith("1 of 2 clients (a) train on one class only")  # nobody trains on
-    assert unseen.startswith("1 of 2 clients (a) are scored on classes")  # validation samples
+    assert alone.startswith("1 of 2 clients (a) have one class only")  # nobody trains on
+    assert unseen.startswith("1 of 2 clients (a) have test samples of")  # validation samples
 
 
 def test_the_table_counts_what_clients_get(capsys, tmp_path):
@@ -42,11 +44,11 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
         "device": "cpu",
     }
     _, task, _ = assemble(read_settings(config))
-    found = deal_of(task, 5)
+    deal = deal_of(task, 5)
     for client in range(5):
         data = task.client_data(client, 5)
         for part, counts in zip(
-            (data.train, data.validation, data.test), found.counts[client], strict=True
+            (data.train, data.validation, data.test), deal.counts[client], strict=True
         ):
             assert np.bincount(part.y.numpy(), minlength=10).tolist() == counts.tolist()
     path = tmp_path / "deal.png"
@@ -67,8 +69,8 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
     heading = "digits: 5 clients (pathological), 10 classes, counted in training samples\n"
     assert out.startswith(heading)
     row = next(line for line in out.splitlines() if line.startswith("3 ")).split()
-    assert row[1:5] == [*map(str, found.sizes[3]), "3"]
-    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == found.counts[3, 0].tolist()
+    assert row[1:5] == [*map(str, deal.sizes[3]), "3"]
+    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == deal.counts[3, 0].tolist()
     assert sum(int(cell) for cell in row[5:] if cell != "·") == int(row[1])  # as its column says
     with Image.open(path) as image:
         assert min(image.size) > 200
@@ -89,7 +91,7 @@ def test_a_table_is_shown_by_the_names_of_its_clients(capsys):
     )
 
 
-def test_what_cannot_be_shown_is_one_line(capsys):
+def test_data_that_cannot_be_shown_give_a_one_line_error(capsys):
     assert main(["data", "task=text", "num-clients=4"]) == 2
     assert (
         capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""`fedapps export`: what it writes, loaded into a net of plain PyTorch, has the
-accuracy that the run reported, for every method.
+"""`fedapps export`: for every method, the exported model in a plain PyTorch net has the
+accuracy that the run reported.
 """
 
 import csv
@@ -50,11 +50,11 @@ def accuracy(net, data):
 
 
 @pytest.mark.parametrize("choice", ["shared", "shrunk"])
-def test_superfeds_lambda_is_that_of_the_run_also_where_all_clients_curves_chose_it(
+def test_superfeds_exported_lambda_is_that_of_the_run_even_if_pooled_curves_chose_it(
     choice, tmp_path
 ):
-    """The second evaluation has the first one's pooled curve, the export has not;
-    clients that mixing did not reach train first.
+    """The run's second evaluation used the pooled curve of the first, which the export
+    does not have. Clients that mixing did not reach train first.
     """
     folder = tmp_path / "r"
     more = [f"superfed.lambda-choice={choice}", "superfed.catch-up=1", "superfed.init=global"]
@@ -72,25 +72,25 @@ def test_superfeds_lambda_is_that_of_the_run_also_where_all_clients_curves_chose
 
 @pytest.mark.parametrize("method", ["fedavg", *PERSONAL])
 def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, capsys):
-    """Clients that took part, and that did not; SuperFed has mixed, FedRoD has two
-    heads, fine-tuning trains before use.
+    """Covers clients that took part and clients that did not. SuperFed has mixed,
+    FedRoD has two heads, fine-tuning trains before use.
     """
     folder = tmp_path / "r"
     assert run(folder, f"method={method}") == 0
     settings = settings_in(folder)
     task = build_task(settings)
     wrong = []
-    for client, said in reported(folder).items():
+    for client, reported_accuracy in reported(folder).items():
         out = tmp_path / f"{client}.safetensors"
         assert main(["export", str(folder), "--client", str(client), "--out", str(out)]) == 0
         net = task.model_fn(1)
         net.load_state_dict(load_file(out))
-        if abs(accuracy(net.eval(), task.client_data(client, 6).test) - said) > 1e-6:
+        if abs(accuracy(net.eval(), task.client_data(client, 6).test) - reported_accuracy) > 1e-6:
             wrong.append(client)
         with safe_open(out, "pt") as file:
             known = file.metadata()
         assert (known["method"], int(known["client"]), int(known["round"])) == (method, client, 3)
-        assert float(known["accuracy"]) == pytest.approx(said)
+        assert float(known["accuracy"]) == pytest.approx(reported_accuracy)
         assert ("lambda" in known) == method.startswith("superfed")
         assert ("apfl-alpha" in known) == (method == "apfl")
     assert wrong == []
@@ -103,8 +103,8 @@ def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, c
 )
 def test_a_method_around_another_one_is_exported_like_it(wrapped, tmp_path):
     assert run(tmp_path / "r", *wrapped) == 0
-    for client, said in reported(tmp_path / "r").items():
-        assert exported(tmp_path / "r", client)[1]["accuracy"] == pytest.approx(said)
+    for client, reported_accuracy in reported(tmp_path / "r").items():
+        assert exported(tmp_path / "r", client)[1]["accuracy"] == pytest.approx(reported_accuracy)
 
 
 def test_the_program_computes_the_same(tmp_path):
@@ -118,19 +118,21 @@ def test_the_program_computes_the_same(tmp_path):
         torch.testing.assert_close(torch.export.load(program).module()(x), client.model.eval()(x))
 
 
-def test_what_was_not_kept_or_is_of_another_run_is_refused(tmp_path, capsys):
-    def says(folder, client=1):
+def test_models_that_were_not_saved_or_are_of_another_run_are_refused(tmp_path, capsys):
+    def error_of(folder, client=1):
         assert main(["export", str(folder), "--client", str(client)]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         return error
 
-    assert "holds no finished run" in says(tmp_path)
+    assert "holds no finished run" in error_of(tmp_path)
     assert run(tmp_path / "a", "method=local", "client-store=message", "checkpoint-every=0") == 0
     capsys.readouterr()
-    assert "its personal model was not saved" in says(tmp_path / "a")
-    assert "has no scores of this client: choose one of 0, 1, 2, 3, 4" in says(tmp_path / "a", 77)
+    assert "its personal model was not saved" in error_of(tmp_path / "a")
+    assert "has no scores of this client: choose one of 0, 1, 2, 3, 4" in error_of(
+        tmp_path / "a", 77
+    )
     assert run(tmp_path / "b", "method=fedboost", "num-rounds=1") == 0
     capsys.readouterr()
-    assert "method = 'fedboost'" in says(tmp_path / "b")
+    assert "method = 'fedboost'" in error_of(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "summary.json").read_text())["status"] == "completed"

@@ -1,4 +1,4 @@
-"""`fedapps figures`: the plots of a run, or of several, as files for papers."""
+"""`fedapps figures`: writes the plots of one or several runs as files for papers."""
 
 import re
 
@@ -35,10 +35,10 @@ def test_several_runs_are_compared(write_run, tmp_path):
     assert (tmp_path / "out" / "comparison.pdf").stat().st_size > 1000
 
 
-def test_a_folder_without_a_run_is_told(tmp_path, capsys):
+def test_a_folder_without_a_run_is_an_error(tmp_path, capsys):
     (tmp_path / "sweep" / "cells" / "a").mkdir(parents=True)
     (tmp_path / "sweep" / "cells" / "a" / "settings.toml").touch()
     assert main(["figures", str(tmp_path)]) == 2
     assert "holds no run: it has no settings.toml\n" in capsys.readouterr().err
     assert main(["figures", str(tmp_path / "sweep")]) == 2
-    assert "those of a sweep are" in capsys.readouterr().err
+    assert "the runs of this sweep are" in capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""The command as a user meets it: inline runs from command line to results folder,
-resuming, and their mistakes.
+"""The command as users run it: inline runs from command line to results folder,
+resuming, and errors.
 """
 
 import csv
@@ -36,7 +36,7 @@ def run(*arguments):
 
 
 def rounds(folder):
-    """Return the rounds without what may differ between two equal runs."""
+    """Return the rounds without the fields that may differ between two equal runs."""
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
@@ -44,9 +44,9 @@ def rounds(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_with_nothing_but_its_name(method, tmp_path, capsys):
-    # whose jobs are two rounds of a hundred
+    # their jobs run two of a hundred rounds
     shorter = ["train.local-epochs=2"] if method in ("fedcgan", "fedcvae") else []
-    # but for the length
+    # except for the length
     assert run(f"method={method}", "num-rounds=5", *shorter, "--out", tmp_path / "r") == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["status"] == "completed"
@@ -117,8 +117,8 @@ def test_same_seed_same_numbers_other_seed_others(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch):
-    """The run dies in the middle of round 6, two rounds after its last checkpoint, with
-    client state newer than that.
+    """The run dies in the middle of round 6, two rounds after its last checkpoint. The
+    state of its clients is then newer than the checkpoint.
     """
     from fedapps.runs import execution as run_module
 
@@ -150,7 +150,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
         assert run(*settings, "--out", tmp_path / "broken") == 130
     assert len(rounds(tmp_path / "broken")) == 5
     assert json.loads((tmp_path / "broken" / "summary.json").read_text())["status"] == "interrupted"
-    # the settings are those of the folder
+    # the folder's settings are used
     assert run("--resume", "--out", tmp_path / "broken") == 0
     assert rounds(tmp_path / "broken") == rounds(tmp_path / "whole")
     whole, broken = (
@@ -172,21 +172,23 @@ def test_the_settings_of_a_folder_repeat_its_run(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_mistakes_about_the_folder(tmp_path, capsys):
-    def says(*arguments):
+    def error_of(*arguments):
         assert run(*QUICK, "--out", tmp_path / "r", *arguments) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert "Traceback" not in error
         return error
 
-    assert "holds no run to resume" in says("--resume")
+    assert "holds no run to resume" in error_of("--resume")
     (tmp_path / "r" / "notes.txt").write_text("mine")
-    assert "is not empty (notes.txt): add --overwrite or --resume" in says()
-    assert "is not the folder of a run, so nothing in it is overwritten" in says("--overwrite")
+    assert "is not empty (notes.txt): add --overwrite or --resume" in error_of()
+    assert "is not the folder of a run, so --overwrite deletes nothing in it" in error_of(
+        "--overwrite"
+    )
     (tmp_path / "r" / "notes.txt").unlink()
     assert run(*QUICK, "--out", tmp_path / "r") == 0
-    assert "is not empty" in says()
-    assert "num-rounds = 4, now it is 9: resume with the same settings" in says(
+    assert "is not empty" in error_of()
+    assert "num-rounds = 4, but now num-rounds = 9. Resume with the same settings" in error_of(
         "--resume", "num-rounds=9"
     )
     (tmp_path / "r" / "notes.txt").write_text("mine")
@@ -194,7 +196,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
     assert (tmp_path / "r" / "notes.txt").read_text() == "mine"
     checkpoint = next((tmp_path / "r" / "checkpoint").glob("*/model.safetensors"))
     checkpoint.write_bytes(b"torn")
-    assert "the checkpoint cannot be read" in says("--resume", "seed=3")
+    assert "the checkpoint cannot be read" in error_of("--resume", "seed=3")
 
 
 @pytest.mark.parametrize(
@@ -216,10 +218,10 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         (["device=cuda"], "device = 'cuda', but no GPU is visible here"),
         (["--nodes", "2000"], "2000"),
         (["--gpus-per-client", "0.5"], "--gpus-per-client is for --engine ray"),
-        (["fedavg"], "'fedavg': write key=value"),
+        (["fedavg"], "'fedavg': write a setting as key=value"),
         (
             ["method=fedboost", "fedboost.budget=101"],
-            "fedboost.budget = 101, but the library holds 100 predictors: choose 1..100",
+            "fedboost.budget = 101, but the library holds 100 predictors: choose 1 to 100",
         ),
         (["method=fedboost", "fedboost.library=/no/such/folder"], "/no/such/folder"),
         (
@@ -228,7 +230,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         ),
         (
             ["method=fedboost", "fedboost.cache=3", "fedboost.repeats=2"],
-            "fedboost.cache = 3, repeats = 2",
+            "fedboost.cache = 3 needs repeats = 1, not 2",
         ),
         (
             ["method=aaggff-s", "clients-per-round=3", "--nodes", "6"],
@@ -244,12 +246,12 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         (["on-large-update=cut"], "on-large-update = 'cut': choose one of reject, clip"),
         (
             ["method=fedfw", "max-update-norm=2.0"],
-            "fedapps: max-update-norm = 2.0: the clients of this method send no updates",
+            "fedapps: max-update-norm = 2.0: the clients of this method send nothing that has a norm",
         ),
         (["method=local", "max-update-norm=2.0"], "max-update-norm = 2.0"),
         (
             ["method=afl", "dp.noise-multiplier=1.0"],
-            "dp.noise-multiplier: of AFL only the average of updates could be made private",
+            "dp.noise-multiplier: AFL uses more than the average of updates",
         ),
         (
             ["dp.noise-multiplier=1.0", "dp.max-epsilon=1.0"],
@@ -270,7 +272,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         ),
         (
             ["method=fedper", "model.name=logistic"],
-            "model.name = 'logistic': the body is shared, which is 0 of 2 arrays",
+            "model.name = 'logistic': the body, which is shared, has 0 of the model's 2 arrays",
         ),
         (
             ["method=fedrep", "model.head=output"],
@@ -278,7 +280,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         ),
         (
             ["method=fedper", "model.head=body,classifier"],
-            "0 of 4 arrays where the head is body., classifier.: choose a model with",
+            "0 of the model's 4 arrays (head: body., classifier.): choose a model with",
         ),
         (
             ["method=pfedme", "pfedme.lambda=200"],
@@ -286,7 +288,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         ),
         (
             ["method=scaffold", "dp.noise-multiplier=1.0"],
-            "dp.noise-multiplier: of Scaffold only the average of updates",
+            "dp.noise-multiplier: Scaffold uses more than the average of updates",
         ),
     ],
 )
@@ -335,12 +337,12 @@ def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
     assert "no training data on this site" in error
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["status"] == "failed"
-    assert summary["failures"] == 6  # two clients in each of three rounds, then patience ends
+    assert summary["failures"] == 6  # two clients in each of three rounds, then the run ends
     assert "no training data on this site" in (tmp_path / "r" / "report.html").read_text()
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch):
+def test_a_full_disk_prevents_the_checkpoint_but_not_the_run(tmp_path, monkeypatch):
     from fedapps.records import checkpoint
 
     def full(*_):
@@ -350,19 +352,20 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch)
     monkeypatch.setattr(checkpoint, "save_file", full)
     assert run("--resume", "--out", tmp_path / "r") == 0
     assert run(*QUICK, "--out", tmp_path / "r2") == 0
-    assert "no checkpoint after round 2: [Errno 28] No space left on device. The run goes on." in (
-        (tmp_path / "r2" / "run.log").read_text()
+    assert (
+        "no checkpoint after round 2: [Errno 28] No space left on device. The run continues."
+        in ((tmp_path / "r2" / "run.log").read_text())
     )
-    # the old one is there still
+    # the old one still exists
     assert [path.name for path in (tmp_path / "r" / "checkpoint").iterdir()] == ["2"]
-    # and no part of a new one, which would fill the disk
+    # and no partial new one, which would fill the disk
     assert list((tmp_path / "r2" / "checkpoint").iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_real_full_disk(tmp_path):
-    """No file may grow beyond 15 kB, as if the disk were full: the rounds are done,
-    then model and report cannot be written.
+    """No file may grow beyond 15 kB, as on a full disk. The rounds run, then model and
+    report cannot be written.
     """
     limit = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000)); "
@@ -389,7 +392,7 @@ def test_a_real_full_disk(tmp_path):
         timeout=200,
     )
     log = (tmp_path / "r" / "run.log").read_text()
-    assert log.count("The run goes on.") == 2, done.stderr + log
+    assert log.count("The run continues") == 2, done.stderr + log
     assert len(rounds(tmp_path / "r")) == 4
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -397,8 +400,8 @@ def test_a_real_full_disk(tmp_path):
 
 
 def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypatch):
-    """Five of six clients fail from round 3 on: exit status 1 after two such rounds;
-    with less asked it goes on from there.
+    """Five of six clients fail from round 3 on. After two such rounds the run ends with
+    exit status 1; with a lower `min-replies` it continues from there.
     """
     from clients import FedAvgClient
 
@@ -486,7 +489,7 @@ def test_ctrl_c_leaves_a_folder_that_can_be_resumed(tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "go on with: fedapps run --resume" in error
+    assert "continue with: fedapps run --resume" in error
     assert "Traceback" not in error
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["status"] == "interrupted"

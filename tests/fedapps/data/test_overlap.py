@@ -65,8 +65,6 @@ def test_the_command_tells_both(tmp_path, monkeypatch, capsys):
     ]
     assert main(["data", "task=classification", *given]) == 0
     out = capsys.readouterr().out
-    assert (
-        "classes: two clients have 0 % of their mixtures in common, on average (0 % to 0 %)" in out
-    )
-    assert "note: 8 samples to be scored on are copies of ones that somebody trains on" in out
-    assert "note: 2 samples to train on are copies of another client's" in out
+    assert "classes: two clients share 0 % of their mixtures on average (from 0 % to 0 %)" in out
+    assert "note: 8 test samples are copies of training samples of some client" in out
+    assert "note: 2 training samples are copies of another client's" in out

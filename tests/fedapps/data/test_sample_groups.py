@@ -140,14 +140,12 @@ def test_more_sums_than_a_reply_may_hold_are_refused(tmp_path):
 
 
 def test_tasks_and_sites_without_groups_say_so():
-    with pytest.raises(
-        UserError, match=r"data.group = 'role': task 'text' is not scored by groups"
-    ):
+    with pytest.raises(UserError, match=r"data.group = 'role': task 'text' is not scored by group"):
         read_settings({"task": "text", "data.group": "role"})
-    with pytest.raises(UserError, match="task 'digits' is not scored by groups"):
+    with pytest.raises(UserError, match="task 'digits' is not scored by group"):
         read_settings({"data.group": "sex"})
     own = {"sites.labels": "a,b", "sites.shape": "1,4,4", "task": "classification"}
-    with pytest.raises(UserError, match="sites with data of their own are not scored by groups"):
+    with pytest.raises(UserError, match="sites with their own data are not scored by group"):
         read_settings(own | {"data.group": "sex"})
 
 

@@ -19,19 +19,19 @@ pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forks a process that has imported much"
 )
 
-# Stands for flwr-clientapp: says what it is and has imported, and ends with the status
-# that it is told.
+# Replaces flwr-clientapp: prints its process id and its imports, and ends with the
+# requested status.
 CLIENT = """
 import json, os, sys, time
 
 def main():
     at = sys.modules
-    told = {"pid": os.getpid(), "had": [name for name in ("wave", "app_of_the_run") if name in at], "cwd": os.getcwd()}
+    report = {"pid": os.getpid(), "had": [name for name in ("wave", "app_of_the_run") if name in at], "cwd": os.getcwd()}
     import wave
     sys.path.insert(0, sys.argv[2])
     import app_of_the_run
-    told["app"] = app_of_the_run.version
-    print(json.dumps(told), flush=True)
+    report["app"] = app_of_the_run.version
+    print(json.dumps(report), flush=True)
     if sys.argv[1] == "sleep":
         time.sleep(60)
     sys.exit(int(sys.argv[1]))
@@ -89,19 +89,19 @@ def ask(world, *arguments, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, **options)
 
 
-def test_a_client_is_a_process_of_its_own_with_the_imports_of_the_one_before(world):
+def test_each_client_is_a_separate_process_with_the_imports_of_the_one_before(world):
     folder, _, _, keeper = world
-    told = []
+    reports = []
     for status, version in ((0, "one"), (7, "two"), (0, "one")):
         process = ask(world, str(status), str(folder / version))
         out, _ = process.communicate(timeout=30)
         assert process.returncode == status
-        told.append(json.loads(out))
-    assert len({keeper.pid, *(one["pid"] for one in told)}) == 4
+        reports.append(json.loads(out))
+    assert len({keeper.pid, *(one["pid"] for one in reports)}) == 4
     # of the installed modules only, never of an app
-    assert [one["had"] for one in told] == [[], ["wave"], ["wave"]]
-    assert [one["app"] for one in told] == ["one", "two", "one"]
-    assert {one["cwd"] for one in told} == {str(folder)}
+    assert [one["had"] for one in reports] == [[], ["wave"], ["wave"]]
+    assert [one["app"] for one in reports] == ["one", "two", "one"]
+    assert {one["cwd"] for one in reports} == {str(folder)}
 
 
 def test_a_client_that_is_ended_ends(world):

@@ -117,7 +117,7 @@ def test_a_folder_of_the_users_that_hides_ours_is_named(tmp_path, name):
     (tmp_path / name / "__init__.py").write_text("MINE = 1\n")
     wanted = (
         f"{tmp_path / name} hides the package {name!r} of fedapps, which is in {ROOT / name}: "
-        f"rename it, or take {tmp_path} off"
+        f"rename it, or remove {tmp_path} from"
     )
     status, said = run(tmp_path, "-m", "fedapps", "methods", "--names")
     assert status == 2

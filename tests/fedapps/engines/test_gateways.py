@@ -69,13 +69,13 @@ def nodes(settings, facts):
 
 def names_of(files):
     """Return the id of each client."""
-    settings, found = read_settings(JOB | {"sites.client": "ward"}), {}
+    settings, ids = read_settings(JOB | {"sites.client": "ward"}), {}
     for site, wards in WARDS.items():
         task = SiteTable(settings.problem, settings.context, str(files[site]))
         for ward in wards:
             at = task.columns["ward"].index(float(ward) if ward.isdigit() else ward)
-            found[site, ward] = f"{site}:{task.owners[at]}"
-    return found
+            ids[site, ward] = f"{site}:{task.owners[at]}"
+    return ids
 
 
 def result(settings, grid, out):
@@ -96,7 +96,7 @@ def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, 
     together = read_settings(job | {"sites.client": "ward", "out": str(tmp_path / "together")})
     inner = nodes(together, files)
     gateway = GatewayGrid(inner)
-    found = result(together, gateway, tmp_path / "together")
+    outcome = result(together, gateway, tmp_path / "together")
     # the evaluation of five clients, or then of the one that is new
     assert gateway.travel.messages == (1 if new else 2)
     ids, parts = names_of(files), {}
@@ -105,8 +105,8 @@ def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, 
         parts[ids[key]].write_text("\n".join([HEADER, *rows]) + "\n")
     alone = read_settings(job | {"out": str(tmp_path / "alone")})
     apart = nodes(alone, parts)
-    assert result(alone, apart, tmp_path / "alone") == found
-    assert {row.split(",")[0] for row in found[2].decode().splitlines()[1:]} == set(ids.values())
+    assert result(alone, apart, tmp_path / "alone") == outcome
+    assert {row.split(",")[0] for row in outcome[2].decode().splitlines()[1:]} == set(ids.values())
     kept = {name for context in inner.contexts.values() for name in context.state}
     assert {name.partition("/")[0] for name in kept} == (
         set()
@@ -124,16 +124,16 @@ def test_no_value_of_the_column_leaves_the_site(sites):
         said.extend(replies := send(messages)) or replies
     )
     assert len(list(GatewayGrid(inner).get_node_ids())) == 5
-    told = [name for reply in said for name in reply.content["config"]["clients"]]
-    assert len(told) == 5
+    clients = [name for reply in said for name in reply.content["config"]["clients"]]
+    assert len(clients) == 5
     assert not [
         name
-        for name in told
+        for name in clients
         for wards in WARDS.values()
         for ward in wards
         if ward in name.partition(":")[2] and len(ward) > 1
     ]
-    assert all("/" not in name for name in told)  # names of files, too
+    assert all("/" not in name for name in clients)  # names of files, too
 
 
 def test_a_site_whose_table_lacks_the_column_ends_the_start_with_its_reason(sites):
@@ -163,7 +163,7 @@ def test_a_strange_list_of_clients_is_refused(names):
             reply_to=message,
         )
 
-    with pytest.raises(ValueError, match="a site does not say which clients it has"):
+    with pytest.raises(ValueError, match="a site did not send its list of clients"):
         list(GatewayGrid(InlineGrid(client_app, 2)).get_node_ids())
 
 
@@ -227,11 +227,11 @@ def test_clients_in_the_samples_of_sites_train_as_if_each_had_a_node(method, sam
         SAMPLES | {"method": method, "sites.client": column, "out": str(tmp_path / "together")}
     )
     gateway = GatewayGrid(nodes(together, places))
-    found = result(together, gateway, tmp_path / "together")
+    outcome = result(together, gateway, tmp_path / "together")
     assert gateway.travel.messages == 2  # five clients, two sites
     alone = read_settings(SAMPLES | {"method": method, "out": str(tmp_path / "alone")})
-    assert result(alone, nodes(alone, parts), tmp_path / "alone") == found
-    assert {row.split(",")[0] for row in found[2].decode().splitlines()[1:]} == set(parts)
+    assert result(alone, nodes(alone, parts), tmp_path / "alone") == outcome
+    assert {row.split(",")[0] for row in outcome[2].decode().splitlines()[1:]} == set(parts)
 
 
 def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):
@@ -294,7 +294,7 @@ def test_the_column_of_clients_is_of_sites_own_data():
     with pytest.raises(UserError, match=r"sites\.client = 'ward': is a column of sites' own data"):
         read_settings({"sites.client": "ward"})
     with pytest.raises(
-        UserError, match=r"num-clients = 0: sites\.client = 'ward' needs the number of all"
+        UserError, match=r"num-clients = 0: sites\.client = 'ward' set it to the number"
     ):
         read_settings(JOB | {"sites.client": "ward", "num-clients": 0})
 

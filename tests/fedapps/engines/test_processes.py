@@ -95,10 +95,10 @@ def test_ports():
         silent = lambda: socket.create_connection(("127.0.0.1", taken), 1.0)
         assert not processes.answers(silent)
         with pytest.raises(
-            UserError, match=rf"^port = {taken}, but it cannot be used \(.*in use\): choose another"
+            UserError, match=rf"^port = {taken}: it cannot be used \(.*in use\): choose another"
         ):
             processes.checked_port(taken)
-    with pytest.raises(UserError, match=r"port = 70000, but ports are 1\.\.65535"):
+    with pytest.raises(UserError, match=r"port = 70000: choose a port in 1\.\.65535"):
         processes.checked_port(70000)
 
 
@@ -107,7 +107,7 @@ def test_programs_come_from_this_environment_only(tmp_path, monkeypatch):
     foreign.write_text("#!/bin/sh\n")
     foreign.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="elsewhere is not installed beside"):
+    with pytest.raises(UserError, match="elsewhere is not installed next to"):
         processes.program("elsewhere")
     assert processes.program("flwr").is_file()
 

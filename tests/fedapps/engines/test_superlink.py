@@ -21,7 +21,7 @@ Address (unix:///tmp/c.sock) cannot be parsed.
 Please provide a domain name.
 For more information, visit: <https://flower.ai/600.html>
 """
-KILLED = "its log gives no reason; it was killed, by someone or for want of memory"
+KILLED = "its log gives no reason; it was probably killed, by a user or out of memory"
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_what_a_superlink_said_before_the_run_is_not_its_reason(tmp_path):
     log = deployment.superlink.log
     log.write_text("OSError: of long ago\n")
     connection = DeploymentConnection(deployment, lambda: None)
-    with pytest.raises(RunFailed, match=f"SuperLink has ended: {KILLED}"):
+    with pytest.raises(RunFailed, match=f"SuperLink has ended unexpectedly: {KILLED}"):
         connection.check_alive()
     log.write_text(log.read_text() + STARTED + "MemoryError\n" + STARTED)
-    with pytest.raises(RunFailed, match=r"SuperLink has ended: MemoryError$"):
+    with pytest.raises(RunFailed, match=r"SuperLink has ended unexpectedly: MemoryError$"):
         connection.check_alive()
     connection.close()
     assert "insecure" in json.loads((tmp_path / "d" / "deployment.json").read_text())

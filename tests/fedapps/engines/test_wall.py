@@ -18,7 +18,7 @@ from fedapps.engines.superlink import SuperLink
 from fedapps.engines.wall import HOLD, NoWall, Wall
 from fedapps.errors import UserError
 
-WALL = pytest.mark.skipif(bool(wall.obstacle()), reason=f"no wall: {wall.obstacle()}")
+WALL = pytest.mark.skipif(bool(wall.no_wall_reason()), reason=f"no wall: {wall.no_wall_reason()}")
 SERVER = """
 import os, socket, sys
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
@@ -123,7 +123,9 @@ def test_a_deployment_whose_wall_has_fallen_is_not_mistaken_for_one_without(tmp_
         with pytest.raises(UserError, match=r"no connection \(connection refused\)"):
             made.check()
         for start in (made.sites["a"].launch, made.start_superlink):
-            with pytest.raises(NoWall, match=r"the deployment is not running: `fedapps deploy up"):
+            with pytest.raises(
+                NoWall, match=r"the deployment is not running: start it with `fedapps deploy up"
+            ):
                 start()
     assert marked(made.mark) == []
     assert Deployment.open(tmp_path / "d").holder is not None
@@ -153,40 +155,40 @@ def test_a_new_wall_is_waited_for_though_an_old_one_said_ready(tmp_path):
         # not the truth
         (
             "import time; print('ready net', flush=True); time.sleep(60)",
-            "its network namespace is not its own",
+            "the process is not in a separate network namespace",
         ),
     ],
 )
 def test_what_stands_in_the_way_is_said(monkeypatch, code, reason):
     monkeypatch.setattr(wall, "HOLD", [sys.executable, "-c", code])
-    wall.obstacle.cache_clear()
-    assert wall.obstacle() == reason
-    wall.obstacle.cache_clear()
+    wall.no_wall_reason.cache_clear()
+    assert wall.no_wall_reason() == reason
+    wall.no_wall_reason.cache_clear()
 
 
 def test_without_nsenter_there_is_no_wall(monkeypatch):
     monkeypatch.setattr(wall.shutil, "which", lambda *_, **__: None)
-    wall.obstacle.cache_clear()
-    assert wall.obstacle() == "nsenter, of util-linux, is not installed"
-    wall.obstacle.cache_clear()
+    wall.no_wall_reason.cache_clear()
+    assert wall.no_wall_reason() == "nsenter (package util-linux) is not installed"
+    wall.no_wall_reason.cache_clear()
 
 
 def test_others_who_are_logged_in_are_named_where_there_is_no_wall(monkeypatch):
-    monkeypatch.setattr(wall, "obstacle", lambda: "Operation not permitted")
+    monkeypatch.setattr(wall, "no_wall_reason", lambda: "Operation not permitted")
     monkeypatch.setattr(wall, "neighbours", lambda: ["anna", "ben"])
-    walled, warning = wall.choice()
+    walled, warning = wall.decide_wall()
     assert not walled
     assert warning.startswith(
-        "warning: anna, ben: logged in here, too. Every process of this machine can reach the "
-        "SuperLink"
+        "warning: other users are logged in (anna, ben). Every process of this machine can reach "
+        "the SuperLink"
     )
     assert "(Operation not permitted)" in warning
     assert "--engine inline" in warning
-    assert "(--no-wall)" in wall.choice("--no-wall")[1]
+    assert "(--no-wall)" in wall.decide_wall("--no-wall")[1]
     monkeypatch.setattr(wall, "neighbours", list)
-    assert wall.choice() == (False, "")
-    monkeypatch.setattr(wall, "obstacle", lambda: "")
-    assert wall.choice() == (True, "")
+    assert wall.decide_wall() == (False, "")
+    monkeypatch.setattr(wall, "no_wall_reason", lambda: "")
+    assert wall.decide_wall() == (True, "")
 
 
 def test_who_is_logged_in(tmp_path, monkeypatch):

@@ -139,21 +139,21 @@ def test_the_settings_command_explains_it(folder, capsys):
     assert main(["settings", "my_code:TASK"]) == 0
     assert "mine.size: whole number" in capsys.readouterr().out
     assert main(["settings", "my_code:BARE"]) == 2
-    assert "has no options of its own" in capsys.readouterr().err
+    assert "has no options, so there is nothing to explain" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"method": "my_code:METHODS_"}, "method = 'my_code:METHODS_': did you mean 'METHODS'\\? my_code (.*) has no " "'METHODS_'"),
-        ({"method": "my_cod:METHOD"}, "method = 'my_cod:METHOD': there is no module 'my_cod', not in the current " "folder"),
-        ({"method": "my_code:number"}, "method = 'my_code:number': is a int, no fedapps.methods.Method: write METHOD " "= " "Method"),
-        ({"method": "my_code:FedAvg"}, "method = 'my_code:FedAvg': is the class FedAvg, no fedapps.methods.Method"),
+        ({"method": "my_cod:METHOD"}, "method = 'my_cod:METHOD': no module 'my_cod': it is neither in the current folder"),
+        ({"method": "my_code:number"}, "method = 'my_code:number': is of type int, not a fedapps.methods.Method: write METHOD " "= " "Method"),
+        ({"method": "my_code:FedAvg"}, "method = 'my_code:FedAvg': is the class FedAvg, not a fedapps.methods.Method"),
         ({"method": "my_code:HALF"}, "method = 'my_code:HALF': has no client"),
-        ({"method": "my_code:LOSING"}, "method = 'my_code:LOSING': has a loss for another method's clients, but does " "not " "wrap one"),
-        ({"method": "my_code:TAKEN"}, "method = 'my_code:TAKEN': its table 'superfed' is one of this project, with " "other " "options"),
+        ({"method": "my_code:LOSING"}, "method = 'my_code:LOSING': has a loss for another method's clients, but wraps no method"),
+        ({"method": "my_code:TAKEN"}, "method = 'my_code:TAKEN': its table name 'superfed' is taken by this project: choose another"),
         ({"method": "my_code:NO_TABLE"}, "method = 'my_code:NO_TABLE': options = 'Own': table = '': name its table"),
-        ({"method": "my_code:LISTED"}, "method = 'my_code:LISTED': options = 'Listed': 'rates' has no default"),
+        ({"method": "my_code:LISTED"}, "method = 'my_code:LISTED': options = 'Listed': 'rates' needs a default"),
         ({"method": "my_code:PLAIN"}, "method = 'my_code:PLAIN': options = 'Plain': must be a @dataclass"),
         ({"method": "my_code:DICT"}, "method = 'my_code:DICT': options = {}: must be a @dataclass"),
         ({"task": "my_code:number"}, "task = 'my_code:number': is a int, no class of a task and no " "fedapps.tasks.registry.TaskKind"),
@@ -161,13 +161,13 @@ def test_the_settings_command_explains_it(folder, capsys):
         ({"task": "my_code:Empty"}, "task = 'my_code:Empty': Empty has no 'name'"),
         ({"task": "my_code:Ill"}, "task = 'my_code:Ill': check failed: KeyError: 'age' \\(my_code.py, line " "\\d+\\)$"),
         ({"task": "my_code:TASK", "method": "fedevg"}, "task = 'my_code:TASK': this method runs on classification, digits; like = "),
-        ({"method": "my_code:METHOD", "task": "my_code:CLASHING"}, "method = .*: its table 'own' is one of task = 'my_code:CLASH"),
-        ({"method": "my_code:BROKEN"}, "method = .*: its strategy cannot be made: AttributeError: .*missing.* " "\\(my_code.py, line"),
-        ({"method": "my_code:NO_STRATEGY"}, "method = 'my_code:NO_STRATEGY': strategy makes a str, no Strategy of Flower's"),
+        ({"method": "my_code:METHOD", "task": "my_code:CLASHING"}, "method = .*: its table name 'own' is taken by task = 'my_code:CLASH"),
+        ({"method": "my_code:BROKEN"}, "method = .*: cannot make its strategy: AttributeError: .*missing.* " "\\(my_code.py, line"),
+        ({"method": "my_code:NO_STRATEGY"}, "method = 'my_code:NO_STRATEGY': its strategy is a str: it must be a Strategy of Flower"),
         ({"method": "my_code:REFUSED"}, "own.fraction_train = 1.5: "),
-        ({"method": "my_code:BAD_CLIENT"}, "method = .*: no client can be made: ZeroDivisionError: division by zero " "\\(my_code.py,"),
-        ({"method": "my_code:NO_CLIENT"}, "method = 'my_code:NO_CLIENT': client makes a NoneType, no " "flwr.client.NumPyClient"),
-        ({"method": "term", "term.base": "my_code:number"}, "term.base = 'my_code:number': is a int, no fedapps.methods.Method"),
+        ({"method": "my_code:BAD_CLIENT"}, "method = .*: cannot make a client: ZeroDivisionError: division by zero " "\\(my_code.py,"),
+        ({"method": "my_code:NO_CLIENT"}, "method = 'my_code:NO_CLIENT': its client is a NoneType: it must be a flwr.client.NumPyClient"),
+        ({"method": "term", "term.base": "my_code:number"}, "term.base = 'my_code:number': is of type int, not a fedapps.methods.Method"),
         ({"method": "warm-start", "warm-start.then": "my_code:x"}, "warm-start.then = 'my_code:x': choose one of fedavg"),
         ({"method": "my_code:FOR_OWN", "task": "digits"}, "task = 'digits': this method runs on my_code:TASK"),
     ],

@@ -68,7 +68,7 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder, monkeypatch
 def test_a_resume_with_another_option_is_refused(folder, capsys):
     assert run("num-rounds=1", "checkpoint-every=1", "--out", "r") == 0
     assert main(["run", "--engine", "inline", "--resume", "--out", "r", "exp.epsilon=0.5"]) == 2
-    assert "was run with exp.epsilon = 0.001, now it is 0.5" in capsys.readouterr().err
+    assert "was run with exp.epsilon = 0.001, but now exp.epsilon = 0.5" in capsys.readouterr().err
 
 
 def test_it_is_swept_beside_ours(folder, capsys):
@@ -150,18 +150,18 @@ def test_one_round_is_the_equation(folder):
     mean = p @ updates
     step = max(1.0, float(p @ (updates**2).sum(1)) / (2 * float(mean @ mean)))
     assert step > 1.05  # else it is FedAvg, and nothing is examined
-    found = trained(own.FedExP(own.ExPOptions(epsilon=0.0)), own.FedExPClient, [100, 20, 60])
+    result = trained(own.FedExP(own.ExPOptions(epsilon=0.0)), own.FedExPClient, [100, 20, 60])
     moved = np.concatenate(
-        [(found[name] - old).ravel() for name, old in zip(net(0).state_dict(), sent, strict=True)]
+        [(result[name] - old).ravel() for name, old in zip(net(0).state_dict(), sent, strict=True)]
     )
     np.testing.assert_allclose(moved, step * mean, rtol=1e-4, atol=1e-6)
 
 
 def test_with_a_large_epsilon_it_is_fedavg(folder):
     own = importlib.import_module("own_method")
-    found = trained(own.FedExP(own.ExPOptions(epsilon=1e9)), own.FedExPClient, [40, 20], 2)
+    result = trained(own.FedExP(own.ExPOptions(epsilon=1e9)), own.FedExPClient, [40, 20], 2)
     for name, array in trained(FedAvg(), FedAvgClient, [40, 20], 2).items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(result[name], array, rtol=1e-5, atol=1e-6)
 
 
 def test_it_passes_the_exams_of_every_method(folder):

@@ -105,11 +105,10 @@ def test_they_are_listed_with_where_they_come_from_and_broken_ones_cost_a_line(p
     assert row.rstrip().endswith("nearer 1.2")
     assert not [line for line in out.splitlines() if line.startswith(("spoilt", "broken"))]
     assert sorted(err.splitlines()) == [
-        "fedapps: warning: nearer 1.2 registers a method 'fedavg': the name is one of ours, and "
-        "stays ours",
-        "fedapps: warning: nearer 1.2: method = 'broken': there is no module "
-        "'a_package_that_is_not_here', which nearer_broken "
-        "imports: install it here",
+        "fedapps: warning: nearer 1.2 registers a method 'fedavg', which is ignored: fedapps "
+        "has a method of this name",
+        "fedapps: warning: nearer 1.2: method = 'broken': no module "
+        "'a_package_that_is_not_here': nearer_broken imports it: install it",
         "fedapps: warning: nearer 1.2: method = 'spoilt': nearer_package "
         f"({package / 'nearer_package.py'}) has no 'MISSING'",
     ]
@@ -136,7 +135,7 @@ def test_unknown_names_are_answered_with_similar_ones(package):
         assemble(with_defaults({"model.name": "one-layers"}))
     with pytest.raises(
         UserError,
-        match="there is no module 'a_package_that_is_not_here', which nearer_broken imports",
+        match="no module 'a_package_that_is_not_here': nearer_broken imports it",
     ):
         with_defaults({"method": "broken"})
 

@@ -1,5 +1,5 @@
-"""The page that follows a run: who gets it, what it says of runs in every state, and
-that it moves in a browser.
+"""The page that follows a run: who may load it, its content for runs in every state,
+and its updates in a browser.
 """
 
 import http.client
@@ -29,7 +29,7 @@ TOKEN = "t" * 43
     [
         (f"/{TOKEN}/", "127.0.0.1:80", ""),
         (f"/{TOKEN}/news?after=1", "localhost:80", "news"),
-        # asked for, but no such page: see below
+        # requested, but there is no such page: see below
         (f"/{TOKEN}/../../etc/passwd", "127.0.0.1:80", "../../etc/passwd"),
         ("/", "127.0.0.1:80", None),
         ("/news", "127.0.0.1:80", None),
@@ -42,7 +42,7 @@ TOKEN = "t" * 43
         (f"/{TOKEN}/", None, None),
     ],
 )
-def test_only_who_knows_the_token_and_this_machines_name_is_admitted(path, host, rest):
+def test_requests_need_the_token_and_this_machines_name(path, host, rest):
     assert admitted(path, host, TOKEN, 80) == rest
 
 
@@ -70,7 +70,7 @@ def ask(pages, path, method="GET"):
     return answer.status, answer.read().decode()
 
 
-def test_nothing_but_the_page_is_served_and_nothing_changes(write_run, served):
+def test_only_the_page_is_served_and_no_file_changes(write_run, served):
     path = write_run()
     before = sorted((one.name, one.stat().st_mtime_ns) for one in path.iterdir())
     pages = served(path)
@@ -83,13 +83,13 @@ def test_nothing_but_the_page_is_served_and_nothing_changes(write_run, served):
     assert sorted((one.name, one.stat().st_mtime_ns) for one in path.iterdir()) == before
 
 
-def test_a_page_is_made_anew_as_often_as_the_run_can_bear():
+def test_large_pages_are_updated_less_often():
     known = Known({}, "a", made=100.0, cost=0.3)  # 3 % of a core: every ten seconds
     assert not is_due(known, "b", 109.0)
     assert is_due(known, "b", 111.0)
     assert not is_due(known, "a", 111.0)
     assert is_due(known, "b", 101.0, hurry=True)  # the end of the run
-    assert is_due(known, "a", 161.0)  # a run that has gone quiet
+    assert is_due(known, "a", 161.0)  # a run without news
 
 
 def test_news_of_a_growing_folder(write_run, served, monkeypatch):
@@ -120,25 +120,25 @@ def test_news_of_a_growing_folder(write_run, served, monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["running", "completed", "failed", "interrupted"])
-def test_a_run_looks_like_what_it_is(write_run, state):
+def test_the_page_of_a_run_in_each_state(write_run, state):
     run = write_run(
         rounds=3,
         planned=10,
         extra={"status": state, "error": "no memory" if state == "failed" else ""},
     )
-    told = news(run, time.time())
-    assert f'<div class="state {state}">' in told["body"]
-    assert told["title"].startswith(f"{state}: ")
-    assert ("About" in told["body"]) == (state == "running")
+    page = news(run, time.time())
+    assert f'<div class="state {state}">' in page["body"]
+    assert page["title"].startswith(f"{state}: ")
+    assert ("About" in page["body"]) == (state == "running")
 
 
-def test_a_run_that_has_gone_quiet_may_be_dead(write_run):
+def test_a_run_without_news_may_have_been_stopped(write_run):
     path = write_run(rounds=3, planned=10, extra={"status": "running"})
     run, now = read_run(path), time.time()
     assert seconds_left(run) == 3.5
     assert not is_quiet(run, now + 30)
     assert is_quiet(run, now + 120)
-    assert "may have been killed" in news(path, now + 120)["body"]
+    assert "may have been stopped" in news(path, now + 120)["body"]
 
 
 def test_a_sweep_lists_its_runs_and_one_that_failed_is_seen(write_run, served, tmp_path):
@@ -157,8 +157,8 @@ def test_a_sweep_lists_its_runs_and_one_that_failed_is_seen(write_run, served, t
 
 
 def sweep_of(write_run, tmp_path, **states):
-    """Return the folder of a sweep with so many runs in each state; runs going on have
-    had 6 of 10 rounds.
+    """Return the folder of a sweep with the given number of runs in each state.
+    Unfinished runs have done 6 of 10 rounds.
     """
     number = 0
     for state, count in states.items():
@@ -178,7 +178,7 @@ def test_a_sweep_shows_the_curve_of_each_run(write_run, tmp_path):
     folder = sweep_of(write_run, tmp_path, completed=2, running=1)
     (folder / "sweep.json").write_text(json.dumps({"runs": 5}))
     body = news(folder, time.time())["body"]
-    assert '<div class="state running">1 running, 2 completed, 2 to come</div>' in body
+    assert '<div class="state running">1 running, 2 completed, 2 waiting</div>' in body
     figures = re.findall(
         r'<figure class="chart" data-name="(.*?)".*?<script type="application/json">(.*?)</script>',
         body,
@@ -187,14 +187,12 @@ def test_a_sweep_shows_the_curve_of_each_run(write_run, tmp_path):
     for _, data in figures:
         rows = json.loads(data)["panels"][0]["rows"]
         assert [row["n"] for row in rows] == ["run-01", "run-02", "run-03"]
-        assert len(rows[0]["y"]) > len(rows[2]["y"])  # of the run that goes on there is less
+        assert len(rows[0]["y"]) > len(rows[2]["y"])  # the unfinished run has fewer rounds
     rows = re.findall(r'<tr><td><a href="(.*?)/">', body)
-    assert rows == ["run-03", "run-01", "run-02"]  # what goes on comes first
+    assert rows == ["run-03", "run-01", "run-02"]  # unfinished runs come first
 
 
-def test_of_a_large_sweep_the_runs_that_go_on_are_told_apart_and_keep_their_colours(
-    write_run, tmp_path
-):
+def test_unfinished_runs_of_a_large_sweep_have_distinct_and_constant_colours(write_run, tmp_path):
     folder = sweep_of(write_run, tmp_path, completed=LINES, running=3)
     sweep = Sweep(folder)
 
@@ -231,7 +229,7 @@ def test_a_run_of_a_sweep_is_read_again_only_when_it_has_changed(write_run, tmp_
     assert read == ["run-01", "run-02", "run-03", "run-03"]
 
 
-def test_what_is_no_run_is_told_in_one_line(tmp_path, capsys):
+def test_a_folder_without_a_run_is_a_one_line_error(tmp_path, capsys):
     assert main(["watch", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

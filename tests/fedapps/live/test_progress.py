@@ -1,5 +1,5 @@
-"""The progress display: what is read when, which lines a log gets, and that a terminal
-comes back as it was.
+"""The progress display: when it reads, which lines it prints, and that it restores the
+terminal.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def test_plain_lines(run, plain):
     ]
 
 
-def test_last_round_is_always_told(run, plain):
+def test_last_round_is_always_printed(run, plain):
     console, lines = plain
     with Progress(3, "m", console, Clock()) as progress:
         for number in (1, 2, 3):
@@ -89,7 +89,7 @@ def test_last_round_is_always_told(run, plain):
     ]
 
 
-def test_interrupted_run_tells_where_it_stopped(run, plain):
+def test_interrupted_run_prints_its_last_round(run, plain):
     console, lines = plain
 
     def interrupted():
@@ -115,7 +115,7 @@ def test_torn_line_waits_for_its_end(run):
     assert reader.read(run.file) == []
 
 
-def test_no_file_yet_and_rubbish(run):
+def test_missing_file_and_invalid_lines(run):
     reader = RoundReader()
     assert reader.read(run.file) == []
     run.file.write_bytes(b'\n[1]\nnope\n{"round": true}\n\xff\xfe\n{"round": 4}\n')
@@ -123,7 +123,7 @@ def test_no_file_yet_and_rubbish(run):
 
 
 def test_rewritten_file_is_read_again(run, plain):
-    """--resume cuts the rounds after the checkpoint: their failures must not count
+    """--resume drops the rounds after the checkpoint; their failures must not count
     twice.
     """
     console, _ = plain
@@ -155,15 +155,15 @@ def test_resumed_rounds_count_as_done(run, plain):
     ]
 
 
-def test_failures_are_told_with_client_and_reason_but_not_without_end(run, plain):
+def test_failures_are_printed_with_client_and_reason_up_to_a_limit(run, plain):
     console, lines = plain
     with Progress(50, "m", console, Clock()) as progress:
         progress.poll(run.path)
         for number in range(1, 8):
             run.add(number, failures=[{"client": 12, "reason": "[red]x\n\x1b[2Jy"}])
             progress.poll(run.path)
-    told = [line for line in lines() if "left out" in line]
-    assert told == [f"round {n}: reply of client 12 left out: [red]x [2Jy" for n in (1, 2, 3)]
+    skipped = [line for line in lines() if "skipped" in line]
+    assert skipped == [f"Round {n}: skipped client 12: [red]x [2Jy" for n in (1, 2, 3)]
     assert lines()[-1].endswith("7 failures")
 
 
@@ -176,7 +176,7 @@ def test_another_measure_where_there_is_no_accuracy(run, plain):
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])
-def test_terminal_is_given_back(run, error):
+def test_terminal_is_restored(run, error):
     console = Console(
         file=io.StringIO(),
         width=100,

@@ -128,8 +128,8 @@ def test_weights_that_cannot_be_had(monkeypatch):
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
     with pytest.raises(
         UserError,
-        match=r"^model.pretrained = true: cannot get the weights \(no route to host\): use a "
-        r"network, put ht",
+        match=r"^model.pretrained = true: cannot load the weights \(no route to host\): connect "
+        r"to a network, copy ht",
     ):
         build_model("efficientnet-b0", (3, 32, 32), 4, 0, pretrained=True)
 
@@ -167,7 +167,7 @@ def test_every_parameter_learns_and_states_can_be_averaged(name, shape):
 
 def test_m5_is_for_sound_that_is_long_enough():
     with pytest.raises(
-        UserError, match="a net for sound in one channel: use it with task = 'speech'"
+        UserError, match="it only takes sound with one channel: use it with task = 'speech'"
     ):
         build_model("m5", (1, 8, 8), 10, 0)
     with pytest.raises(UserError, match="900 steps are too short"):

@@ -1,5 +1,5 @@
-"""A net of the user's own by ``module:name``: how it is found, called, checked, seeded,
-and carried to where clients run.
+"""The user's own net as ``module:name``: looked up, called, checked and seeded; its
+weights and its files in the app.
 """
 
 import re
@@ -37,7 +37,7 @@ class Small(nn.Module):
 
 def by_seed(num_classes, *, seed, width=4):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, num_classes))
-    net.told = seed
+    net.seed = seed
     return net
 
 def by_kwargs(**kwargs):
@@ -116,13 +116,13 @@ def test_the_net_of_the_page_is_one(folder):
 
 
 def test_it_gets_what_it_asks_for_and_no_more(folder):
-    assert net("my_nets:by_seed", seed=7).told == 7
+    assert net("my_nets:by_seed", seed=7).seed == 7
     assert isinstance(net("my_nets:by_kwargs"), nn.Module)
 
 
 def test_a_net_of_torchvision_by_its_name_there():
-    found = net("torchvision:squeezenet1_1", (3, 64, 64))
-    assert found(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
+    built = net("torchvision:squeezenet1_1", (3, 64, 64))
+    assert built(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
     with pytest.raises(UserError, match=r"does not take samples of shape \(1, 64, 64\)"):
         net("torchvision:squeezenet1_1", (1, 64, 64))
     with pytest.raises(UserError, match=r"cannot be built: ValueError: Unknown model"):
@@ -132,31 +132,30 @@ def test_a_net_of_torchvision_by_its_name_there():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("my_nets:", "name a module and what to take of it, as in 'my_code:NAME'"),
-        ("my_nets.py:Small", "name the module, not its file: 'my_nets:Small'"),
-        ("./zoo/nets.py:Small", "name the module, not its file: 'zoo.nets:Small'"),
-        ("my-nets:Small", "name a module and what to take of it"),
+        ("my_nets:", "name a module and an object in it, as in 'my_code:NAME'"),
+        ("my_nets.py:Small", "name the module, not its file: write 'my_nets:Small'"),
+        ("./zoo/nets.py:Small", "name the module, not its file: write 'zoo.nets:Small'"),
+        ("my-nets:Small", "name a module and an object in it"),
         (
             "other_nets:Small",
-            "there is no module 'other_nets', not in the current folder, .*, and not installed",
+            "no module 'other_nets': it is neither in the current folder, .*, nor installed",
         ),
-        ("my_nets.deep:Small", "there is no module 'my_nets.deep'"),
+        ("my_nets.deep:Small", "no module 'my_nets.deep'"),
         (
             "spoilt:Small",
-            "there is no module 'nowhere_to_be_found', which spoilt imports: install it here",
+            "no module 'nowhere_to_be_found': spoilt imports it: install it",
         ),
-        ("wrong_syntax:Small", "wrong_syntax cannot be imported: SyntaxError: invalid syntax"),
+        ("wrong_syntax:Small", "cannot import wrong_syntax: SyntaxError: invalid syntax"),
         ("my_nets:Smal", "did you mean 'Small'\\? my_nets .* has no 'Smal'"),
-        ("my_nets:number", "is a int, no function or class"),
+        ("my_nets:number", "is of type int: name a function or class"),
         (
             "my_nets:deep",
-            "asks for 'depth'; it is given input_shape, num_classes, seed: give the others a "
-            "default",
+            "its parameter 'depth' needs a default: only input_shape, num_classes, seed are given",
         ),
-        ("my_nets:text", "returned a str, no torch.nn.Module"),
+        ("my_nets:text", "returns a str: it must return a torch.nn.Module"),
         (
             "my_nets:wrong",
-            "of two samples its output is shape \\(2, 11\\), but there must be 10 logits for each",
+            "for two samples its output is shape \\(2, 11\\): it must be 10 logits for each sample",
         ),
         (
             "my_nets:wide",
@@ -204,12 +203,12 @@ def settings(*pairs):
 
 
 def test_a_method_takes_it_with_its_head(folder):
-    found, task, _ = assemble(settings(("method", "fedper")))
-    assert found.flat()["model.name"] == "my_nets:Small"
+    filled, task, _ = assemble(settings(("method", "fedper")))
+    assert filled.flat()["model.name"] == "my_nets:Small"
     assert task.work_model().head == ("last.",)
     with pytest.raises(
         UserError,
-        match=r"model.head = '': 'my_nets:by_seed' declares no head: name it, one of 1, 2",
+        match=r"model.head = '': 'my_nets:by_seed' declares no head: set it to one of 1, 2",
     ):
         assemble(settings(("method", "fedper"), ("model.name", "my_nets:by_seed")))
     _, task, _ = assemble(
@@ -250,11 +249,14 @@ def changed(**changes):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: changed(**{"last.bias": None}), "has no array 'last.bias', which the model has"),
-        (lambda: changed(extra=torch.zeros(2)), "has an array 'extra', which the model has not"),
+        (lambda: changed(**{"last.bias": None}), "has no array 'last.bias', which the model needs"),
+        (
+            lambda: changed(extra=torch.zeros(2)),
+            "has an array 'extra', which the model does not have",
+        ),
         (
             lambda: changed(**{"last.bias": torch.zeros(3)}),
-            r"array 'last.bias' has shape \(3,\), the model's is \(10,\)",
+            r"array 'last.bias' has shape \(3,\), but the model's array has \(10,\)",
         ),
         (
             lambda: changed(**{"last.bias": torch.full((10,), torch.nan)}),
@@ -272,5 +274,5 @@ def test_what_is_no_file_of_weights_is_refused(folder):
     with pytest.raises(UserError, match="there is no such file"):
         assemble(settings(("model.weights", "none.safetensors")))
     Path("start.safetensors").write_text("text")
-    with pytest.raises(UserError, match="is no safetensors file"):
+    with pytest.raises(UserError, match="is not a safetensors file"):
         assemble(settings(("model.weights", "start.safetensors")))

@@ -131,7 +131,7 @@ def test_pretrained_weights_are_those_of_the_folder_all_but_the_head(library, fo
     (tmp_path / "vit" / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
     with pytest.raises(
         UserError,
-        match=r"model.pretrained = true: .* does not have the weights of this net \(vit\.\S+\)",
+        match=r"model.pretrained = true: .* lacks weights of this net \(vit\.\S+\)",
     ):
         build_model(name, (1, 8, 8), 7, 0, pretrained=True)
 
@@ -211,7 +211,7 @@ def test_a_net_that_sees_what_it_is_to_predict_is_refused(library, folder):
             "intermediate_size": 32,
         },
     )
-    with pytest.raises(UserError, match="sees the characters that it is to predict"):
+    with pytest.raises(UserError, match="sees the characters that it must predict"):
         build_task(with_defaults({**TEXT, "model.name": name})).initial_arrays()
     with pytest.raises(UserError, match="does not take texts of 40 characters"):
         build_task(

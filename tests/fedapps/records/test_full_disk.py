@@ -1,5 +1,5 @@
-"""No room for what a run writes, for a while or at a bad moment: it costs neither the
-run, nor what was written before, nor a row.
+"""A full disk, for a while or at a bad moment, does not end the run, and neither
+existing files nor records are lost.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def go(folder, *callbacks, **given):
     return execute(settings, InlineGrid(app, 3, settings.flat()), callbacks)
 
 
-def told(folder):
+def recorded(folder):
     return [
         {key: value for key, value in row.items() if key != "seconds"}
         for row in read_rounds(folder)
@@ -59,8 +59,8 @@ def told(folder):
 
 @pytest.mark.parametrize("room", [0, 5, 100])
 def test_rounds_that_could_not_be_recorded_are_recorded_when_there_is_room(room, tmp_path):
-    """From the end of round 3 to that of round 5, with ``room`` for a part of a line;
-    tables and weights, too.
+    """From the end of round 3 to the end of round 5, only ``room`` bytes of a line fit
+    on the disk. Tables and weights wait as well.
     """
     given = {"method": "aaggff-d", "evaluate_every": 2, "checkpoint_every": 1}
     with contextlib.ExitStack() as stack:
@@ -76,16 +76,16 @@ def test_rounds_that_could_not_be_recorded_are_recorded_when_there_is_room(room,
 
         assert go(tmp_path / "run", fill, **given)["status"] == "completed"
     go(tmp_path / "clean", **given)
-    assert told(tmp_path / "run") == told(tmp_path / "clean")
-    assert len(told(tmp_path / "run")) == 12
+    assert recorded(tmp_path / "run") == recorded(tmp_path / "clean")
+    assert len(recorded(tmp_path / "run")) == 12
     for name in ("clients.csv", "weights.csv", "model.safetensors", "settings.toml"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "clean" / name).read_bytes()
     assert not list((tmp_path / "run").glob("*.partial"))
 
 
 def test_no_checkpoint_is_ahead_of_the_record(tmp_path):
-    """A small checkpoint may find room where a long record does not; the run dies then,
-    and what it resumes has every round.
+    """A small checkpoint may fit on the disk when a long record does not. If the run
+    then dies, the resumed run still has every round.
     """
     given = {"method": "fedavg", "evaluate_every": 0, "checkpoint_every": 1, "num_rounds": 24}
     with contextlib.ExitStack() as stack:
@@ -107,7 +107,7 @@ def test_no_checkpoint_is_ahead_of_the_record(tmp_path):
     assert [row["round"] for row in read_rounds(tmp_path)] == list(range(1, 25))
 
 
-def test_going_on_without_room_leaves_what_there_is(tmp_path, capsys):
+def test_resuming_on_a_full_disk_keeps_the_existing_files(tmp_path, capsys):
     def run(*arguments):
         return main(["run", "--out", str(tmp_path), *arguments])
 
@@ -124,13 +124,13 @@ def test_going_on_without_room_leaves_what_there_is(tmp_path, capsys):
     with full(0):
         assert run("--resume", "--engine", "inline") == 2
         said = capsys.readouterr().err
-        assert said == f"fedapps: --out {tmp_path}: cannot be written: File too large\n"
+        assert said == f"fedapps: --out {tmp_path}: cannot write to it: File too large\n"
         stored = {
             key: value
             for key, value in read_toml(tmp_path / "settings.toml").items()
             if "versions" not in key
         }
-        # as if it had become full a moment later
+        # as if the disk had become full a moment later
         with pytest.raises(OSError, match="File too large"):
             go(tmp_path, resume=True, **stored)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
@@ -148,7 +148,7 @@ def test_a_run_that_cannot_write_its_model_has_not_completed(tmp_path):
 
         with pytest.raises(OSError, match="File too large"):
             go(tmp_path, fill, method="fedavg", evaluate_every=0, checkpoint_every=1)
-    assert not (tmp_path / "model.safetensors").exists()  # rather than a part of it
+    assert not (tmp_path / "model.safetensors").exists()  # instead of a part of it
     assert (
         go(tmp_path, resume=True, method="fedavg", evaluate_every=0, checkpoint_every=1)["status"]
         == "completed"
@@ -157,8 +157,8 @@ def test_a_run_that_cannot_write_its_model_has_not_completed(tmp_path):
 
 
 def test_a_log_without_room_does_not_end_the_command(tmp_path):
-    """The lines of a run elsewhere still arrive: it would go on without anybody who
-    follows it.
+    """The engine runs elsewhere and its lines still arrive. If the command ended, the
+    run would continue with nobody following it.
     """
 
     class Link:
@@ -191,5 +191,5 @@ def test_a_log_without_room_says_nothing_on_the_terminal(tmp_path, capsys, monke
     assert "Traceback" not in said
     assert "No space" not in said
     for handler in logging.getLogger("flwr").handlers:
-        with contextlib.suppress(OSError):  # it still has lines
+        with contextlib.suppress(OSError):  # the log still has lines
             handler.close()

@@ -1,5 +1,5 @@
-"""The table of the worst clients: from clients.csv alone, and nothing where the number
-of test samples is not known.
+"""The table of the worst clients comes from clients.csv alone, and needs the number of
+test samples.
 """
 
 import json
@@ -28,7 +28,7 @@ def with_samples(path, rows):
 TWELVE = [(k, 0.5 if k == 3 else 0.9, 100, 0.1 * k) for k in range(12)]
 
 
-def test_a_client_that_stands_apart_does_so_in_the_table(write_run):
+def test_the_table_of_worst_clients_has_intervals_and_the_gap_by_chance(write_run):
     run = with_samples(write_run(), TWELVE)
     section = worst_section(rows_of([read_run(run)]))
     assert section.header == (
@@ -42,15 +42,15 @@ def test_a_client_that_stands_apart_does_so_in_the_table(write_run):
         "loss, worst",
     )
     (row,) = section.rows
-    found = of_clients(read_run(run).clients, 0)
+    statistics = of_clients(read_run(run).clients, 0)
     assert row[0] == "fedavg"
-    # a tenth of twelve are two
+    # a tenth of twelve clients is rounded up to two
     assert [cell.split("\n")[0] for cell in row[1:4]] == ["70.0", "50.0", "40.0"]
     assert (
         row[2].split("\n")[1]
-        == f"{100 * found['worst'].low:.1f}\N{EN DASH}{100 * found['worst'].high:.1f}"
+        == f"{100 * statistics['worst'].low:.1f}\N{EN DASH}{100 * statistics['worst'].high:.1f}"
     )
-    assert found["worst"].low < 0.5 < found["worst"].high
+    assert statistics["worst"].low < 0.5 < statistics["worst"].high
     assert row[5:] == ("0.001", "1.050", "1.100")
     assert 5 < float(row[4]) < 15
     page = write_report(run).read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def test_the_same_run_gives_the_same_intervals_and_seeds_their_means(write_run):
         [(0, 0.5, 0, 1.0), (1, 0.5, 10, 1.0)],
         [(0, 0.5, 1e300, 1.0), (1, 0.5, 10, 1.0)],
         [(0, 0.5, "nan", 1.0), (1, "inf", 10, 1.0)],
-        [(0, 0.5, 10, 1.0)],  # there is no worst client of one
+        [(0, 0.5, 10, 1.0)],  # one client has no worst client
         [],
     ],
 )
@@ -114,7 +114,7 @@ def test_the_summary_of_a_run_has_the_intervals_of_its_clients(tmp_path):
 
 
 def test_text_has_no_intervals(tmp_path):
-    """Its accuracy is one of characters, which depend on each other."""
+    """The accuracy on text is a mean over characters, which depend on each other."""
     settings = read_settings(
         {
             "task": "text",

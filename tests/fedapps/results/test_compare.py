@@ -1,5 +1,5 @@
-"""The comparison: which runs belong together, mean ± std by hand, best values, and what
-cannot be compared.
+"""The comparison: which runs share a row, mean ± std by hand, best values, and
+errors.
 """
 
 import csv
@@ -61,7 +61,7 @@ def test_other_settings_are_other_rows_named_by_what_differs(write_run):
     assert [row.label for row in compare(runs).rows] == ["superfed-mm nu=1.0", "superfed-mm nu=2.0"]
 
 
-def test_the_same_seed_twice_is_no_second_draw(write_run):
+def test_a_repeated_seed_gets_its_own_row(write_run):
     runs = [write_run("first", seed=1), write_run("second", seed=1), write_run("third", seed=2)]
     rows = compare(runs).rows
     assert [[run.seed for run in row.runs] for row in rows] == [[1, 2], [1]]
@@ -184,7 +184,7 @@ def test_foreign_names_stay_text(write_run):
 def test_errors(write_run, tmp_path):
     good = write_run("good")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"empty is no run folder"):
+    with pytest.raises(UserError, match=r"empty holds no run"):
         compare([good, tmp_path / "empty"])
     with pytest.raises(UserError, match=r"no folder given"):
         compare([])

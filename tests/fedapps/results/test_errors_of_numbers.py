@@ -1,5 +1,5 @@
-"""Results of runs that predict numbers: less is better of an error, and sums that
-clients make up count for nothing.
+"""Results of runs that predict numbers: lower errors are better, and impossible sums of
+clients are ignored.
 """
 
 import numpy as np
@@ -39,16 +39,16 @@ def replies(seed=0, sizes=(4, 30, 9)):
 def test_pooled_errors_are_those_of_all_samples_and_the_worst_client_is_the_one_with_the_largest_error():
     parts, metrics = replies()
     y, f = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
-    found = summarise(metrics) | pooled_errors(metrics)
-    assert found["rmse-pooled"] == pytest.approx(np.sqrt(np.mean((f - y) ** 2)))
-    assert found["r2-pooled"] == pytest.approx(
+    summary = summarise(metrics) | pooled_errors(metrics)
+    assert summary["rmse-pooled"] == pytest.approx(np.sqrt(np.mean((f - y) ** 2)))
+    assert summary["r2-pooled"] == pytest.approx(
         1 - ((f - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
     )
     own = [np.sqrt(np.mean((f - y) ** 2)) for y, f in parts]
-    assert found["rmse-worst"] == pytest.approx(max(own))
-    assert found["rmse-mean"] == pytest.approx(np.mean(own))
-    assert "gini" not in found
-    assert "error-sums-mean" not in found
+    assert summary["rmse-worst"] == pytest.approx(max(own))
+    assert summary["rmse-mean"] == pytest.approx(np.mean(own))
+    assert "gini" not in summary
+    assert "error-sums-mean" not in summary
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_pooled_errors_are_those_of_all_samples_and_the_worst_client_is_the_one_
         {"test-samples": 0},
     ],
 )
-def test_sums_that_cannot_be_those_of_samples_are_left_out(lie):
+def test_impossible_sums_are_skipped(lie):
     _, metrics = replies()
     honest = pooled_errors(metrics)
     assert pooled_errors(metrics | {"liar": metrics[1] | lie}) == honest
@@ -76,7 +76,7 @@ def with_errors(path, *values):
     return read_run(path)
 
 
-def test_less_is_better_of_errors_wherever_runs_are_compared(write_run):
+def test_lower_errors_are_better_in_all_comparisons(write_run):
     last = {"rmse-mean": 3.0, "rmse-worst": 4.0, "r2-pooled": 0.5}
     better = write_run("a", method="fedavg", last=last)
     worse = write_run(
@@ -95,7 +95,7 @@ def test_less_is_better_of_errors_wherever_runs_are_compared(write_run):
     assert "worst 4.000" in client_bars({"a": runs[:1], "b": runs[1:]}, THEME).panels[0].note
 
 
-def test_measures_over_rounds_know_that_less_is_better(write_run):
+def test_measures_over_rounds_treat_lower_errors_as_better(write_run):
     run = read_run(write_run("a", last={"rmse-mean": 3.0, "accuracy-mean": 0.5}))
     rounds, values = run.series("evaluate")["rmse-mean"]
     assert value_of(run, read_measure("best(rmse-mean)")) == min(values)

@@ -1,5 +1,5 @@
-"""Weights over rounds: what is written, kept by a resume and drawn; and the clients'
-bars of several methods.
+"""Weights over rounds: written, kept by a resume, and drawn; and the clients' bars of
+several methods.
 """
 
 import csv
@@ -53,7 +53,9 @@ def lines(folder):
 
 
 def drawn(figure):
-    """The texts of a figure, after drawing it: what cannot be drawn raises."""
+    """The texts of a figure, after drawing it, which raises if a shape cannot
+    be drawn.
+    """
     assert file(figure, "png")
     assert svg(figure)
     return [shape.text for shape in figure.shapes() if isinstance(shape, Text)]
@@ -83,8 +85,8 @@ def test_weights_are_written_by_client(tmp_path):
     ("strategy", "answered"), [(object(), ("a",)), (Decides({}), ("a",)), (Decides({"a": 1.0}), ())]
 )
 def test_no_weights_no_file(tmp_path, strategy, answered):
-    """Methods without weights, and rounds in which nobody answered: what they have is
-    of an earlier round.
+    """Methods without weights write no file, and rounds without replies write no rows,
+    since the weights are then those of an earlier round.
     """
     record(tmp_path, strategy, [1], answered=answered)
     assert not (tmp_path / "weights.csv").exists()
@@ -92,10 +94,10 @@ def test_no_weights_no_file(tmp_path, strategy, answered):
     assert "weights" not in run_figures(read_run(tmp_path))
 
 
-def test_a_resume_cuts_what_the_checkpoint_does_not_hold(tmp_path):
+def test_a_resume_drops_weights_of_rounds_after_the_checkpoint(tmp_path):
     record(tmp_path, Decides({0: 0.5, 1: 0.5}), range(1, 8))
     with (tmp_path / "weights.csv").open("a") as file:
-        file.write("8,0")  # killed while writing
+        file.write("8,0")  # the run was killed while writing
     record(tmp_path, Decides({0: 0.25, 1: 0.75}), [5], done=4)
     assert [row[0] for row in lines(tmp_path)[1:]] == [
         "1",
@@ -188,17 +190,19 @@ def test_heat_map_table_by_hand():
     np.testing.assert_array_equal(table, [[0.5, 1.0, nan], [0.5, nan, 0.75], [nan, nan, 0.25]])
 
 
-def test_of_many_clients_those_asked_most_and_the_figure_says_so(write_run):
+def test_with_many_clients_the_most_often_sampled_are_shown_and_the_label_says_so(write_run):
     rows = [(r, k, 0.2) for r in range(1, 51) for k in (*range(r, r + 4), 900)]
     rows += [(51, k, 0.01) for k in range(100, 200)]
     texts = drawn(fair_plots.weights_figure(read_run(with_weights(write_run(), rows)), THEME))
     total = len({client for _, client, _ in rows})
-    assert f"the 40 of {total} clients that were asked most often" in texts
+    assert f"the 40 of {total} clients that were sampled most often" in texts
     assert {"900", "4"} <= set(texts)
     assert "100" not in texts
 
 
-def test_of_many_clients_asked_alike_those_with_the_largest_weights(write_run):
+def test_with_many_clients_sampled_equally_often_those_with_the_largest_weights_are_shown(
+    write_run,
+):
     rows = [(r, k, (k + 1) / 1275) for r in (1, 2) for k in range(50)]
     texts = drawn(fair_plots.weights_figure(read_run(with_weights(write_run(), rows)), THEME))
     assert "the 40 of 50 clients with the largest weights" in texts
@@ -206,7 +210,7 @@ def test_of_many_clients_asked_alike_those_with_the_largest_weights(write_run):
     assert "10" in texts
 
 
-def test_many_rounds_are_averaged_where_the_client_was_asked():
+def test_many_rounds_are_averaged_over_those_with_the_client():
     rounds = list(range(1, 481))
     table = np.full((1, 480), np.nan)
     table[0, 0], table[0, 2:4] = 0.5, (0.25, 0.75)
@@ -217,7 +221,7 @@ def test_many_rounds_are_averaged_where_the_client_was_asked():
     np.testing.assert_array_equal(means[0, :3], [0.5, 0.5, np.nan])
 
 
-def test_damaged_weights_are_passed_over(write_run):
+def test_damaged_weights_are_ignored(write_run):
     path = write_run()
     (path / "weights.csv").write_text(
         "round,client,weight\n1,a,nan\n1,b\nx,c,0.5\n2,a,zz\n\n1,<b>$,1\n"
@@ -235,16 +239,16 @@ def bars(figure, panel):
     return [ring[:, 1].max() for shape in shapes for ring in shape.rings]
 
 
-def test_bars_are_sorted_and_of_seeds_the_mean(write_run):
+def test_bars_are_sorted_and_are_means_over_seeds(write_run):
     def runs(name, method, values, seed):
         return read_run(write_run(name, method, seed, clients=list(enumerate(values))))
 
-    found = [
+    members = [
         runs("a0", "a", (0.5, 0.9, 0.1), 0),
         runs("a1", "a", (0.3, 0.2, 0.8), 1),
         runs("b", "b", (0.6, 0.4, 0.5), 0),
     ]
-    figure = fair_plots.client_bars({"a": found[:2], "b": found[2:]}, THEME)
+    figure = fair_plots.client_bars({"a": members[:2], "b": members[2:]}, THEME)
     np.testing.assert_allclose(bars(figure, 0), [0.15, 0.4, 0.85])
     np.testing.assert_allclose(bars(figure, 1)[:3], [0.4, 0.5, 0.6])
     texts = drawn(figure)
@@ -254,7 +258,7 @@ def test_bars_are_sorted_and_of_seeds_the_mean(write_run):
 
 
 def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
-    found = [
+    runs = [
         read_run(
             write_run(
                 f"r{i}", f"$m{i}", clients=[(k, k / (100 + i)) for k in range(60 + i)], seed=i
@@ -262,7 +266,7 @@ def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
         )
         for i in range(10)
     ]
-    groups = {"$m0": found[:2], **{f"$m{i}": found[i : i + 1] for i in range(2, 10)}}
+    groups = {"$m0": runs[:2], **{f"$m{i}": runs[i : i + 1] for i in range(2, 10)}}
     figure = fair_plots.client_bars(groups, THEME)
     texts = drawn(figure)
     assert "$m8" in texts
@@ -279,13 +283,13 @@ def test_comparison_writes_the_bars_and_columns_of_fairness(write_run):
     }
     first = write_run("a", "m1", last=numbers)
     second = write_run("b", "m2", last=numbers | {"parity-gap": 0.5})
-    found = compare([first, second])
-    assert list(found.figures()) == ["comparison", "clients"]
-    html = found.report.read_text()
+    comparison = compare([first, second])
+    assert list(comparison.figures()) == ["comparison", "clients"]
+    html = comparison.report.read_text()
     assert html.count("<figure class=") == 2
-    headers = [column.header for column in found.columns[:5]]
+    headers = [column.header for column in comparison.columns[:5]]
     assert headers == ["mean", "worst 10 %", "worst", "gap", "gini"]
-    assert list(compare([first], out=found.out).figures()) == ["comparison"]
+    assert list(compare([first], out=comparison.out).figures()) == ["comparison"]
 
 
 def test_auroc_is_compared_where_all_have_it(write_run):

@@ -1,5 +1,5 @@
-"""Gains over a reference run by hand: who is paired with whom, what the table and the
-files say, and what cannot be paired.
+"""Gains over a reference run, by hand: the pairing of clients, the table, the files,
+and runs that cannot be paired.
 """
 
 import csv
@@ -12,8 +12,8 @@ from fedapps.results.compare import compare
 
 
 def gains(comparison):
-    found = [section for section in comparison.sections if section.title.startswith("Gain over")]
-    return found[0] if found else None
+    matches = [section for section in comparison.sections if section.title.startswith("Gain over")]
+    return matches[0] if matches else None
 
 
 def csv_rows(path):
@@ -70,12 +70,12 @@ def test_seeds_are_paired_with_their_own_reference(write_run):
     assert section.rows == (("fedavg", "+0.0\n±35.4", "50", "25", "-50.0", "2"),)
 
 
-def test_from_three_seeds_on_the_mean_has_bounds_of_seeds_and_clients(write_run):
-    """Gains of 0, 0.25 and 0.5 for all of a seed's clients: one draw of 27 has three
-    times the least, so 95 % lie within 0 and 0.5.
+def test_with_three_seeds_the_mean_has_bounds_over_seeds_and_clients(write_run):
+    """All clients of a seed gain 0, 0.25 or 0.5. One of 27 draws takes the lowest seed
+    three times, so 95 % lie within 0 and 0.5.
 
-    The same mean from seeds that agree, whose clients gain 0 or 0.5, is surer: 60
-    clients, a deviation of 0.25 / sqrt(60).
+    The same mean has narrower bounds if seeds agree and their clients gain 0 or 0.5: 60
+    clients with a deviation of 0.25 give 0.25 / sqrt(60).
     """
     runs = []
     for seed in range(3):
@@ -102,13 +102,13 @@ def test_from_three_seeds_on_the_mean_has_bounds_of_seeds_and_clients(write_run)
     )
     section = gains(comparison)
     assert section.rows[0][1] == "+25.0\n±25.0\n+0.0 to +50.0"
-    assert "other clients" in section.note
+    assert "bootstrap interval over seeds" in section.note
 
 
 def test_any_run_can_be_the_reference(write_run, capsys):
     runs = [write_run("f", clients=TOGETHER), write_run("l", "local", clients=ALONE)]
     other = write_run("p", "fedprox", clients=TOGETHER)
-    section = gains(compare(runs, reference=other))  # which joins the comparison
+    section = gains(compare(runs, reference=other))  # the reference is added to the comparison
     assert section.title == "Gain over fedprox"
     assert [row[:2] for row in section.rows] == [("fedavg", "+0.0"), ("local", "-9.4")]
     assert main(["compare", str(runs[0]), "--reference", str(runs[1]), "--worst", "0.25"]) == 0
@@ -139,7 +139,7 @@ def test_other_data_are_not_paired(write_run):
     )
     assert gains(compare([other, late, local])) is None
     with pytest.raises(
-        UserError, match=r"no run has the seed, the data and the clients of .*l, the reference"
+        UserError, match=r"no run has the same seed, data and clients as .*l, so gains cannot"
     ):
         compare([other, late], reference=local)
     noisy = write_run(
@@ -152,7 +152,7 @@ def test_other_data_are_not_paired(write_run):
     ]
 
 
-def test_an_old_table_of_gains_does_not_stay(write_run):
+def test_an_old_table_of_gains_is_deleted(write_run):
     runs = [write_run("f", clients=TOGETHER), write_run("l", "local", clients=ALONE)]
     assert (compare(runs).out / "gains.csv").exists()
     assert not (compare(runs[:1]).out / "gains.csv").exists()

@@ -1,5 +1,5 @@
-"""Groups on the page and beside each other: counts where samples are few, who was left
-out, nothing foreign taken for markup.
+"""Groups on the page and in comparisons: counts for few samples, the skipped clients,
+and no foreign text taken for markup.
 """
 
 import io
@@ -83,7 +83,7 @@ def test_small_groups_show_counts(write_run):
     assert "equalised odds gap" in page  # a card
 
 
-def test_of_more_classes_there_are_no_counts_of_rates(write_run):
+def test_with_more_than_two_classes_rates_have_no_counts(write_run):
     text = TWO + "a,1,19,10,0.5263,,0.5,0.2,0.1,,,,\nb,1,20,10,0.5,,0.5,0.2,0.1,,,,\n"
     section = groups_section(read_run(with_groups(write_run(), text)))
     assert section.header == ("group", "samples", "clients", "accuracy", "TPR", "FPR", "ECE")
@@ -125,7 +125,7 @@ def test_runs_side_by_side(write_run):
         TWO + "a,1,-5,9,inf,2,,,,1,1\n",
     ],
 )
-def test_damaged_tables_are_shown_as_far_as_they_go(text, write_run):
+def test_damaged_tables_are_shown_as_far_as_possible(text, write_run):
     path = with_groups(write_run(), text)
     section = groups_section(read_run(path))
     if section is not None:

@@ -1,5 +1,5 @@
-"""The list of plots and tables: every page draws from it, and a part that does not
-apply makes nothing.
+"""The list of plots and tables: every page uses it, and a part that does not apply
+returns nothing.
 """
 
 import io
@@ -19,7 +19,7 @@ from fedapps.results.report import write_report
 
 @pytest.fixture
 def full(write_run):
-    """A run that every part of its page has something to show of."""
+    """A run that has data for every part of its page."""
     last = {"accuracy-mean": 0.75, "accuracy-worst10": 0.5, "accuracy-best10": 1.0, "f1-mean": 0.5}
     curves = {"lambda": [0.0, 1.0], "lambda-accuracy": [0.5, 0.75]}
     path = write_run("full", rounds=4, last=last, curves=curves)
@@ -68,13 +68,13 @@ def test_report_live_page_and_notebook_show_the_same(full):
 
 def test_a_comparison_shows_its_parts(full, write_run):
     other = write_run("other", "local", rounds=4, clients=[(0, 0.25), (1, 0.5)])
-    found = compare([full, other])
-    page = found.report.read_text()
-    assert names(page) == [plot.name for plot in plots(COMPARISON)] == list(found.figures())
-    assert [section.title for section in found.sections] == headings(page)[:2]
+    comparison = compare([full, other])
+    page = comparison.report.read_text()
+    assert names(page) == [plot.name for plot in plots(COMPARISON)] == list(comparison.figures())
+    assert [section.title for section in comparison.sections] == headings(page)[:2]
 
 
-def test_every_plot_says_in_words_what_it_shows():
+def test_every_plot_has_a_description():
     titles = [(part.page, part.title) for part in PARTS if isinstance(part, Plot)]
     assert len(set(titles)) == len(titles)
     assert all(len(title) > 5 for _, title in titles)

@@ -1,5 +1,5 @@
-"""Rows of predictors that nobody trained: ``MEASURE-of-NAME`` of a run is NAME's value
-of MEASURE.
+"""Rows of predictors without training: a run's ``MEASURE-of-NAME`` is the MEASURE of
+predictor NAME.
 """
 
 from pathlib import Path
@@ -23,9 +23,9 @@ def values(runs):
 
 def test_one_row_for_all_runs_of_the_same_data():
     numbers = {"test-rmse": 0.9, "test-rmse-of-mean": 1.1, "test-rmse-of-biases": 0.95}
-    found = values([run("fedfw", **numbers), run("dfw-trace", **(numbers | {"test-rmse": 0.8}))])
-    assert list(found) == ["fedfw", "dfw-trace", "mean (not trained)", "biases (not trained)"]
-    assert found["biases (not trained)"] == {"test-rmse": 0.95}
+    by_row = values([run("fedfw", **numbers), run("dfw-trace", **(numbers | {"test-rmse": 0.8}))])
+    assert list(by_row) == ["fedfw", "dfw-trace", "mean (not trained)", "biases (not trained)"]
+    assert by_row["biases (not trained)"] == {"test-rmse": 0.95}
 
 
 def test_runs_of_other_data_have_no_row_in_common():
@@ -39,7 +39,7 @@ def test_runs_of_other_data_have_no_row_in_common():
     ]
 
 
-def test_over_seeds_they_have_means_and_deviations():
+def test_reference_predictors_have_means_and_deviations_over_seeds():
     runs = [
         run("fedfw", seed, **{"test-rmse": 0.9, "test-rmse-of-mean": 1.0 + 0.1 * seed})
         for seed in (0, 1, 2)
@@ -52,6 +52,6 @@ def test_over_seeds_they_have_means_and_deviations():
     assert reference.remark == ""
 
 
-def test_they_are_rows_and_no_columns():
+def test_reference_predictors_are_rows_and_not_columns():
     rows = rows_of([run("fedfw", **{"test-rmse": 0.9, "test-rmse-of-mean": 1.1, "bytes-up": 5})])
     assert all("-of-" not in column.key for column in columns_of(rows))

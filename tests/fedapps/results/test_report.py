@@ -1,5 +1,5 @@
-"""The report and the plots of one run: right numbers, nothing foreign in them, and
-useful for broken runs too.
+"""The report and the plots of one run: right numbers, no foreign markup, and useful for
+broken runs as well.
 """
 
 import base64
@@ -149,7 +149,7 @@ def test_foreign_text_stays_text(write_run):
     )
     page = report(path)
     assert not {"i", "b", "u", "s"} & set(page.tags)
-    # the page's own, and the values of each chart
+    # the page's script, and the values of each chart
     assert page.tags.count("script") == 1 + page.tags.count("figure")
     assert page.tags.count("svg") == 2 * page.tags.count("figure")
     assert not [name for name, _ in page.attributes if name.startswith("on")]
@@ -175,7 +175,7 @@ def test_self_contained(write_run):
     )
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == rules["connect-src"] == "'none'"
-    assert rules["script-src"] == f"'sha256-{digest}'"  # this script and no other
+    assert rules["script-src"] == f"'sha256-{digest}'"  # only this script
     drawn = pictures(path / "report.html")
     assert len(drawn) == 2 * len(run_figures(read_run(path)))
     for picture in drawn:
@@ -212,11 +212,11 @@ def test_failed_run_gives_the_reason(write_run):
     assert "Failed after 3 of 10 rounds: all 5 clients failed in round 4" in report(path).text
 
 
-def test_summary_short_of_its_rounds_is_no_success(write_run):
+def test_a_summary_with_too_few_rounds_is_a_failure(write_run):
     assert read_run(write_run(rounds=3, planned=10)).state == "failed"
 
 
-def test_killed_run_is_not_taken_for_a_finished_one(write_run):
+def test_a_killed_run_is_not_reported_as_finished(write_run):
     path = write_run(rounds=3, planned=10, extra={"status": "running"})
     assert "Not finished: 3 of 10 rounds" in report(path).text
 
@@ -228,7 +228,7 @@ def test_early_stop_can_be_a_success(write_run):
     )
 
 
-def test_repeated_round_counts_once_and_the_later_record_holds(write_run):
+def test_a_repeated_round_counts_once_with_its_later_record(write_run):
     path = write_run(summary=False)
     text = (path / "rounds.jsonl").read_text().rpartition("\n")[0]
     again = {
@@ -247,7 +247,7 @@ def test_repeated_round_counts_once_and_the_later_record_holds(write_run):
     assert "1 unreadable line" in report(path).text
 
 
-def test_other_tasks_and_methods_show_what_there_is(write_run):
+def test_other_tasks_and_methods_show_their_measures(write_run):
     path = write_run(last={"psnr-mean": 21.5, "coverage": 0.5}, clients=[])
     (path / "clients.csv").write_text("client,psnr\nsite a,20\nsite b,\n")
     page = report(path)
@@ -277,9 +277,9 @@ def test_not_finite_numbers_are_shown_as_such(write_run):
 
 
 def test_no_run_folder(tmp_path):
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="holds no run"):
         write_report(tmp_path)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         write_report(tmp_path / "none")
 
 

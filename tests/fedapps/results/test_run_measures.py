@@ -1,4 +1,4 @@
-"""What can be asked of a run, on a folder whose rounds are known."""
+"""Measures of a run, on a folder whose rounds are known."""
 
 import json
 import math
@@ -11,8 +11,8 @@ from fedapps.results.run_measures import curve_of, read_measure, value_of
 
 @pytest.fixture
 def run(tmp_path):
-    """Four rounds, accuracy after rounds 1, 2 and 4; two clients, which send two models
-    and receive three a round together.
+    """Four rounds with evaluations after rounds 1, 2 and 4. Two clients together send
+    two models and receive three in each round.
     """
     rows = []
     for number, accuracy in ((1, 0.5), (2, 0.9), (3, None), (4, 0.8)):
@@ -43,7 +43,7 @@ def run(tmp_path):
         ("accuracy-mean@3", 0.9),  # round 3 was not evaluated
         ("accuracy-mean@99", 0.8),
         ("accuracy-mean@0", None),
-        ("accuracy-mean@5-models", 0.9),  # 2.5 models a client and round
+        ("accuracy-mean@5-models", 0.9),  # 2.5 models per client and round
         ("accuracy-mean@4-models", 0.5),
         ("best(accuracy-mean)", 0.9),
         ("rounds-to(accuracy-mean,0.6)", 2),
@@ -59,8 +59,8 @@ def run(tmp_path):
     ],
 )
 def test_values(run, text, value):
-    found = value_of(run, read_measure(text))
-    assert found == (None if value is None else pytest.approx(value))
+    value_found = value_of(run, read_measure(text))
+    assert value_found == (None if value is None else pytest.approx(value))
 
 
 def test_sums_are_sums_so_far(run):
@@ -72,17 +72,17 @@ def test_sums_are_sums_so_far(run):
     ["", "best(", "best(a", "a)", "median(a)", "rounds-to(a)", "best(a,3)", "a@x", "sum(a)", "max(a)", "clients.loss", "a@3-model",
      "best(a)@3", "rounds-to(a,b)"],
 )  # fmt: skip
-def test_mistakes_are_told(text):
+def test_invalid_measures_are_errors(text):
     with pytest.raises(ValueError, match=r"write NAME, NAME@ROUND"):
         read_measure(text)
 
 
 def test_headings():
-    told = [
+    texts = [
         read_measure(text).name
         for text in ("accuracy-mean@5", "rounds-to(accuracy-mean,0.85)", "max(clients.train-loss)")
     ]
-    assert told == [
+    assert texts == [
         "accuracy, mean after round 5",
         "rounds to accuracy, mean 0.85",
         "train loss, largest of a client",

@@ -1,5 +1,5 @@
-"""Statistics over seeds, against numbers worked out by hand and against what they are
-meant to say.
+"""Statistics over seeds, compared with numbers worked out by hand and with their
+definitions.
 """
 
 import math
@@ -26,14 +26,14 @@ def test_the_t_interval_of_three_and_of_five_seeds():
     assert ninety.high - 3 == pytest.approx(2.919986 * math.sqrt(7 / 3), rel=1e-6)
 
 
-def test_one_seed_says_nothing_of_the_noise():
+def test_one_seed_has_infinite_bounds():
     one = t_interval([0.5])
     assert (one.mean, one.low, one.high, one.n) == (0.5, -math.inf, math.inf, 1)
     assert not one.excludes_zero
     assert not t_interval([1.0, math.inf]).excludes_zero
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says():
+def test_the_interval_covers_the_true_mean_at_its_level():
     rng = np.random.default_rng(0)
     inside = [
         (i := t_interval(list(rng.normal(2.0, 3.0, 3)))).low <= 2.0 <= i.high for _ in range(2000)
@@ -41,11 +41,11 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     assert 0.935 < np.mean(inside) < 0.965
 
 
-def test_pairs_are_of_one_seed():
+def test_differences_are_paired_by_seed():
     assert paired({0: 5.0, 1: 7.0, 2: 1.0}, {2: 4.0, 0: 1.0, 9: 0.0}) == [4.0, -3.0]
 
 
-def test_what_stands_out_does_so_against_everybody_and_beyond_the_noise():
+def test_a_setting_stands_out_only_against_all_others_and_beyond_the_noise():
     noisy = {
         "a": {0: 1.0, 1: 5.0, 2: 9.0},
         "b": {0: 0.5, 1: 4.6, 2: 8.4},
@@ -61,9 +61,9 @@ def test_what_stands_out_does_so_against_everybody_and_beyond_the_noise():
     assert not stands_out("a", {"a": {0: 1.0, 1: 1.0, 2: 1.0}})
 
 
-def test_the_bootstrap_knows_both_levels():
-    """With equal means of all seeds only clients make noise; with equal clients only
-    seeds do.
+def test_the_bootstrap_covers_seeds_and_clients():
+    """If all seeds have equal means, only clients contribute noise; if clients are
+    equal, only seeds do.
     """
     rng = np.random.default_rng(0)
     # 400 clients of variance 1: ± 1.96 / 20

@@ -1,5 +1,5 @@
-"""Models sent: counted by the method or one a message, summed, drawn against accuracy
-where a round is not one model each way.
+"""Models sent: counted by the method or one per message, summed, and drawn against
+accuracy if a round is not one model each way.
 """
 
 import json
@@ -45,13 +45,13 @@ def rows(folder):
 
 def test_rounds_and_summary_count_models(runs):
     for method, up in (("fedavg", 3), ("ffgb", 6)):
-        found, summary = (
+        rounds, summary = (
             rows(runs / method),
             json.loads((runs / method / "summary.json").read_text()),
         )
-        assert [row["models-up"] for row in found] == [up] * 4
+        assert [row["models-up"] for row in rounds] == [up] * 4
         for key in ("models-up", "models-down"):
-            assert summary[key] == sum(row[key] for row in found)
+            assert summary[key] == sum(row[key] for row in rounds)
     assert [row["models-down"] for row in rows(runs / "fedavg")] == [3] * 4
     # A client that is asked in round t + 1 for the first time since round s gets 6
     # learners of each round between.
@@ -90,7 +90,7 @@ def test_a_comparison_has_both_views(runs):
     both = {method: [read_run(runs / method)] for method in ("ffgb", "fedavg")}
     axes = comparison_figure(both, THEME).panels
     lines = [[shape for shape in panel.shapes if isinstance(shape, Line)] for panel in axes]
-    assert [len(found) for found in lines] == [2, 2, 2]
+    assert [len(line) for line in lines] == [2, 2, 2]
     assert axes[2].x.label == X_LABELS["models"]
     # FedAvg: half of the clients take part, one model each way
     assert lines[2][1].points[:, 0].tolist() == [2, 4]

@@ -142,12 +142,12 @@ def test_such_a_run_has_failed_and_its_continuation_equals_a_run_without_fault(f
 # --- the start ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("told", [10**9, 2**62, -5, 0])
+@pytest.mark.parametrize("number", [10**9, 2**62, -5, 0])
 @pytest.mark.parametrize("liar", [0, 1, 2])
-def test_one_node_that_tells_a_wrong_number_of_clients_does_not_end_a_run(told, liar):
+def test_a_wrong_number_of_clients_from_one_node_does_not_end_the_run(number, liar):
     app = to_client_app(lambda context: EchoClient(1.0))
     inline = InlineGrid(app, 3)
-    inline.contexts[1000 + liar].node_config["num-partitions"] = told
+    inline.contexts[1000 + liar].node_config["num-partitions"] = number
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
     rounds = []
     run_rounds(
@@ -156,7 +156,7 @@ def test_one_node_that_tells_a_wrong_number_of_clients_does_not_end_a_run(told, 
     assert rounds[0].trained.clients == [0, 1, 2]
 
 
-def test_the_number_that_most_nodes_tell_is_waited_for():
+def test_the_server_waits_for_the_number_that_most_nodes_report():
     app = to_client_app(lambda context: EchoClient(1.0))
     inline = InlineGrid(app, 3)
     for context in inline.contexts.values():

@@ -1,6 +1,4 @@
-"""What is generated from the declarations of the options is up to date, whole, and
-readable where it goes.
-"""
+"""Pages and blocks generated from the options are up to date, complete and readable."""
 
 import tomllib
 from dataclasses import dataclass, field
@@ -74,7 +72,7 @@ def test_every_setting_is_in_the_reference_with_its_default():
     assert [setting.key for setting in known if f"| `{setting.key}` | " not in page] == []
 
 
-def test_a_table_that_another_page_shows_is_a_link():
+def test_a_table_shown_on_another_page_is_a_link():
     text = f"<!-- settings: train other.key -->\n\nold\n\n{MARKDOWN_END}\n"
     elsewhere = pages_of_tables({"a.md": text, "b.md": "none"})
     assert elsewhere == {"train": "a.md", "other.key": "a.md"}
@@ -129,14 +127,14 @@ def test_tables_of_pages():
             with_tables(broken, " ".join)
 
 
-def test_the_block_stands_between_its_markers():
+def test_the_block_is_written_between_its_markers():
     text = with_toml(f"a = 1\n{TOML_START}\nold\n{TOML_END}\nb = 2\n", "new\n")
     assert text == f"a = 1\n{TOML_START}\nnew\n{TOML_END}\nb = 2\n"
     with pytest.raises(ValueError, match="lacks the lines"):
         with_toml(f"a = 1\n{TOML_START}\n", "new\n")
 
 
-def test_what_a_terminal_shows():
+def test_text_shown_in_a_terminal():
     assert [described(setting) for setting in chosen(SMALL, ["train.rate", "train.other"])] == [
         "train.rate: number, default 0.5, (0, 1]\n    of |steps|; 0: train.rate",
         "train.other: true or false, default false",

@@ -14,7 +14,7 @@ from fedapps.toml_text import flatten_toml, parse_assignment, read_toml, to_toml
         ({"num-round": 3}, "unknown setting 'num-round': did you mean 'num-rounds'?"),
         (
             {"sweep.minutes": 1, "seed": [0, 1]},
-            "sweep.minutes: belongs to a sweep, which `fedapps sweep FILE` runs",
+            "sweep.minutes: belongs to a sweep: start the file with `fedapps sweep FILE`",
         ),
         ({"superfed.mo": 1.0}, "unknown setting 'superfed.mo': did you mean 'superfed.mu'?"),
         ({"num-rounds": "ten"}, "num-rounds = 'ten': must be a whole number"),
@@ -52,18 +52,18 @@ from fedapps.toml_text import flatten_toml, parse_assignment, read_toml, to_toml
         ({"device": "gpu"}, "device = 'gpu': did you mean 'cpu'? choose one of auto, cpu, cuda"),
         (
             {"client-store": "message"},
-            "client-store = 'message' keeps clients' state nowhere a resume could find it",
+            "client-store = 'message': a resumed run could not find the clients' state",
         ),
     ],
 )
-def test_one_line_says_what_where_and_how_to_mend(config, message):
+def test_errors_take_one_line_and_name_the_setting_and_the_fix(config, message):
     with pytest.raises(UserError) as error:
         read_settings(config)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
-def test_nothing_given_is_the_default_and_whole_numbers_serve_as_real_ones():
+def test_missing_keys_have_defaults_and_whole_numbers_become_floats():
     assert read_settings({}) == Settings()
     assert read_settings(default_config()) == Settings()
     settings = read_settings({"timeout": 5, "method": "superfed-lm", "superfed.nu": 2})
@@ -102,7 +102,7 @@ def test_toml_round_trip():
     assert flatten_toml(tomllib.loads(to_toml(config))) == config
 
 
-def test_versions_in_a_runs_own_settings_are_ignored(tmp_path):
+def test_versions_in_the_recorded_settings_are_ignored(tmp_path):
     path = tmp_path / "settings.toml"
     path.write_text(to_toml({**Settings().flat(), "versions.flwr": "1.41.0"}))
     assert read_settings(read_toml(path)) == Settings()
@@ -124,8 +124,8 @@ def test_assignments(text, want):
 
 
 @pytest.mark.parametrize("text", ["fedavg", "=3", " = 4"])
-def test_what_is_no_assignment(text):
-    with pytest.raises(UserError, match="write key=value"):
+def test_text_that_is_not_an_assignment_is_refused(text):
+    with pytest.raises(UserError, match="write a setting as key=value"):
         parse_assignment(text)
 
 

@@ -1,5 +1,5 @@
-"""Runs of a pool: finished ones are left alone, broken ones go on, failed ones are
-reported beside the others.
+"""Runs of a pool: finished ones are kept, broken ones continue, failed ones are
+reported with the others.
 """
 
 import json
@@ -34,7 +34,7 @@ def test_a_failed_run_does_not_stop_the_other(tmp_path: Path) -> None:
     assert not finished(bad.folder)
 
 
-def test_a_broken_run_goes_on_from_its_checkpoint(
+def test_a_broken_run_continues_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, broken = (
@@ -64,5 +64,5 @@ def test_a_broken_run_goes_on_from_its_checkpoint(
     ).read_bytes()
 
 
-def test_no_runs_need_no_processes() -> None:
+def test_without_runs_no_process_is_started() -> None:
     assert list(run_all([], 1)) == []

@@ -1,4 +1,4 @@
-"""What a study asks of a sweep: scales, data by name, a folder of sweeps, pruning,
+"""Features of sweeps for studies: scales, data by name, a folder of sweeps, pruning,
 differences by seed, printed numbers, plots.
 """
 
@@ -34,8 +34,8 @@ def in_process(monkeypatch):
 
 @pytest.fixture
 def results_of(tmp_path, write_run):
-    """`results_of(text, accuracy)` are the results of a sweep whose run NAME ended with
-    `accuracy[NAME]`.
+    """`results_of(text, accuracy)` returns the results of a sweep whose run NAME ended
+    with `accuracy[NAME]`.
     """
 
     def results(text, accuracy, **more):
@@ -55,7 +55,7 @@ def results_of(tmp_path, write_run):
 # --- scales, data, folders ------------------------------------------------------------
 
 
-def test_full_is_the_file_as_it_stands_unless_it_says_otherwise(tmp_path):
+def test_scale_full_is_the_unchanged_file_unless_it_defines_full(tmp_path):
     path = tmp_path / "grid.toml"
     path.write_text("num-rounds = 9\n[sweep]\ntitle = 'T'\n[scale.small]\nnum-rounds = 3\n")
     full, small = read_plan(path, scale="full"), read_plan(path, scale="small")
@@ -72,7 +72,7 @@ def test_full_is_the_file_as_it_stands_unless_it_says_otherwise(tmp_path):
         read_plan(path, scale="smal")
 
 
-def test_a_record_says_how_the_results_were_made(tmp_path, capsys):
+def test_the_record_holds_file_scale_and_settings(tmp_path, capsys):
     (tmp_path / "grid.toml").write_text(
         LASSO + "seed = [0, 1]\n[scale.small]\nnum-rounds = 2\nsweep.minutes = 1.5\n"
     )
@@ -92,7 +92,7 @@ def test_a_record_says_how_the_results_were_made(tmp_path, capsys):
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert (record["scale"], record["settings"], record["runs"]) == ("small", ["fedfw.offset=3"], 2)
     assert main(command) == 0
-    assert "about" not in capsys.readouterr().err  # nothing is left to do
+    assert "about" not in capsys.readouterr().err  # no run is missing
 
 
 def test_data_are_found_by_the_last_name_of_their_source(tmp_path):
@@ -108,7 +108,7 @@ def test_data_are_found_by_the_last_name_of_their_source(tmp_path):
     ]
 
 
-def test_a_folder_is_all_sweeps_in_it(tmp_path, capsys):
+def test_a_folder_stands_for_all_its_sweeps(tmp_path, capsys):
     paper = tmp_path / "paper"
     paper.mkdir()
     for name, rounds in (("table-1", 4), ("table-2", 2)):
@@ -120,16 +120,16 @@ def test_a_folder_is_all_sweeps_in_it(tmp_path, capsys):
     assert "about 6 min 00 s on two cores for 2 sweeps" in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["table-1", "table-2"]
     (paper / "table-2.toml").write_text(LASSO + "[sweep]\nminutes = 1\n")
-    assert main([*command, "--scale", "one"]) == 2  # nothing starts where one has no such scale
-    assert "table-2.toml: --scale one: it has full" in capsys.readouterr().err
+    assert main([*command, "--scale", "one"]) == 2  # one file lacks this scale: nothing starts
+    assert "table-2.toml: --scale one: the file has full" in capsys.readouterr().err
     assert main(["sweep", str(tmp_path / "out")]) == 2
-    assert "holds no file with a table [sweep]" in capsys.readouterr().err
+    assert "has no sweep file: a sweep file has a table [sweep]" in capsys.readouterr().err
 
 
 # --- what is kept ---------------------------------------------------------------------
 
 
-def test_a_finished_run_keeps_what_the_file_says(tmp_path):
+def test_a_finished_run_keeps_the_parts_that_the_file_names(tmp_path):
     text = (
         'method = "local"\nnum-clients = 4\nclients-per-round = 2\nnum-rounds = '
         "2\ntrain.local-epochs = 1\n"
@@ -162,7 +162,7 @@ def test_an_unfinished_run_loses_nothing(write_run):
 # --- tables ---------------------------------------------------------------------------
 
 
-def test_differences_by_seed_and_printed_numbers_stand_beside(results_of):
+def test_differences_by_seed_and_printed_numbers_are_columns(results_of):
     text = """
         method = ["fedavg", "local"]
         seed = [0, 1, 2]
@@ -174,8 +174,8 @@ def test_differences_by_seed_and_printed_numbers_stand_beside(results_of):
     """
     values = {"fedavg": (0.5, 0.6, 0.7), "local": (0.53, 0.62, 0.71)}
     accuracy = {
-        f"{method}_seed-{seed}": found[seed]
-        for method, found in values.items()
+        f"{method}_seed-{seed}": by_seed[seed]
+        for method, by_seed in values.items()
         for seed in range(3)
     }
     ((_, header, rows),) = results_of(text, accuracy).tables(str)
@@ -187,7 +187,7 @@ def test_differences_by_seed_and_printed_numbers_stand_beside(results_of):
     assert 2 - 4.302653 / math.sqrt(3) == pytest.approx(-0.48, abs=0.005)
 
 
-def test_rows_have_partners_of_their_own_and_columns_their_printed_numbers(results_of):
+def test_each_row_can_have_its_partner_and_each_column_its_printed_numbers(results_of):
     text = """
         num-clients = [5, 9]
         [axis.setting]
@@ -221,7 +221,7 @@ def test_rows_have_partners_of_their_own_and_columns_their_printed_numbers(resul
     ]
 
 
-def test_how_differences_are_written():
+def test_text_of_differences():
     assert difference("accuracy-mean", []) == ""
     assert difference("loss-mean", [0.5]) == "+0.50"
     assert difference("loss-mean", [-0.001, -0.001]).startswith("\N{MINUS SIGN}0.001 [")
@@ -236,17 +236,17 @@ def test_one_seed_makes_nothing_bold(results_of):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("keep = ['models']", "sweep.keep = ['models']: choose of model, clients, checkpoint, synthetic, " "plots"),
+        ("keep = ['models']", "sweep.keep = ['models']: choose from model, clients, checkpoint, synthetic, " "plots"),
         ("minutes = -1", "sweep.minutes = -1: must be a number from 0"),
         ("measures = ['best(']", "sweep.'best(': write NAME, NAME@ROUND"),
-        ("against = 3", "sweep.against = 3: must name a row"),
+        ("against = 3", "sweep.against = 3: must be the name of a row"),
         ("printed = 'x'", "sweep.printed = 'x': must be tables"),
-        ("plot = 3", "sweep.plot = 3: must be tables with a kind"),
-        ("[[sweep.plot]]\nkind = 'bar'", "sweep.kind = 'bar': choose of rounds, bytes"),
-        ("[[sweep.plot]]\nkind = 'rounds'\nlogs = 'x'", "sweep.plot.logs: unknown, choose of kind"),
-        ("[[sweep.plot]]\nkind = 'parameter'", "x names the axis of a plot of kind parameter"),
-        ("[[sweep.plot]]\nkind = 'rounds'\n[[sweep.plot]]\nkind = 'rounds'", "sweep.plot: two of one kind need a name each"),
-        ("[[sweep.plot]]\nkind = 'rounds'\nslope = 1.0", 'needs log = "xy"'),
+        ("plot = 3", "sweep.plot = 3: write each plot as a table [[sweep.plot]] with a kind"),
+        ("[[sweep.plot]]\nkind = 'bar'", "sweep.kind = 'bar': choose one of rounds, bytes"),
+        ("[[sweep.plot]]\nkind = 'rounds'\nlogs = 'x'", "sweep.plot.logs: unknown key, choose one of kind"),
+        ("[[sweep.plot]]\nkind = 'parameter'", "a plot of kind parameter must name its axis in x"),
+        ("[[sweep.plot]]\nkind = 'rounds'\n[[sweep.plot]]\nkind = 'rounds'", "sweep.plot: two plots have the same kind: give each a name"),
+        ("[[sweep.plot]]\nkind = 'rounds'\nslope = 1.0", 'add log = "xy"'),
     ],
 )  # fmt: skip
 def test_mistakes_in_the_table_sweep(text, message, tmp_path):
@@ -307,7 +307,7 @@ def test_every_kind_of_plot_draws_what_the_runs_have(kind, results_of, tmp_path,
         )
 
 
-def test_lines_levels_and_differences_say_what_was_measured(results_of):
+def test_plots_show_lines_levels_and_differences_as_measured(results_of):
     text = """
         method = ["fedavg", "local"]
         [[sweep.plot]]

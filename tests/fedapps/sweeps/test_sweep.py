@@ -1,6 +1,4 @@
-"""A sweep: which runs a file means, what is said of a wrong one, what the tables hold,
-what a second start does.
-"""
+"""Sweeps: the runs of a file, error messages, tables, and a second start."""
 
 import csv
 import json
@@ -39,7 +37,9 @@ checkpoint-every = 2
 
 @pytest.fixture
 def plan_of(tmp_path):
-    """`plan_of(text, *assignments, scale=...)` is the plan of a file with this text."""
+    """`plan_of(text, *assignments, scale=...)` returns the plan of a file with this
+    text.
+    """
 
     def plan(text, *assignments, scale=""):
         path = tmp_path / "grid.toml"
@@ -51,7 +51,7 @@ def plan_of(tmp_path):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Runs go one after the other in this process; those that are named in the returned
+    """Execute runs one after the other in this process. Runs named in the returned
     dictionary fail with its text.
     """
     broken = {}
@@ -74,7 +74,7 @@ def names(plan):
 # --- points and runs ------------------------------------------------------------------
 
 
-def test_lists_are_axes_and_a_methods_own_table_is_none_for_others(plan_of):
+def test_a_list_is_an_axis_only_for_methods_that_have_the_setting(plan_of):
     plan = plan_of(
         'method = ["fedavg", "superfed-mm"]\nseed = [0, 1]\n[superfed]\nnu = [0.5, 2]\nmu = 0.25\n'
     )
@@ -97,7 +97,7 @@ def test_lists_are_axes_and_a_methods_own_table_is_none_for_others(plan_of):
 
 
 def test_the_options_of_a_wrapped_method_count(plan_of):
-    """aaggff-s around FedProx has mu, around FedAvg it has none."""
+    """aaggff-s has mu if it wraps FedProx, but not if it wraps FedAvg."""
     text = (
         'method = "aaggff-s"\nclients-per-round = 0\n[aaggff]\nbase = ["fedavg", '
         '"fedprox"]\n[fedprox]\nmu = [0.1, 1.0]\n'
@@ -105,7 +105,7 @@ def test_the_options_of_a_wrapped_method_count(plan_of):
     assert len(plan_of(text).points) == 3
 
 
-def test_cases_set_several_settings_and_can_be_picked(plan_of):
+def test_cases_set_several_settings_and_can_be_selected(plan_of):
     text = """
         method = "superfed-mm"
         [superfed]
@@ -120,17 +120,17 @@ def test_cases_set_several_settings_and_can_be_picked(plan_of):
     """
     configs = {point.name: point.run.config for point in plan_of(text).points}
     assert list(configs) == ["plain", "two-classes"]
-    told = {
+    settings = {
         name: (c["data.partition"], c["num-clients"], c["superfed.nu"])
         for name, c in configs.items()
     }
-    assert told == {"plain": ("iid", 7, 3.0), "two-classes": ("pathological", 0, 1.0)}
+    assert settings == {"plain": ("iid", 7, 3.0), "two-classes": ("pathological", 0, 1.0)}
     assert names(plan_of(text, scale="one")) == ["two-classes"]
     assert names(plan_of(text, 'axis.kind=["plain"]')) == ["plain"]
     assert plan_of(text, scale="other").points[0].run.config["num-rounds"] == 9
 
 
-def test_rules_give_some_runs_settings_of_their_own(plan_of):
+def test_rules_change_the_settings_of_some_runs(plan_of):
     text = """
         method = ["superfed-mm", "superfed-lm"]
         num-clients = [5, 9]
@@ -143,11 +143,11 @@ def test_rules_give_some_runs_settings_of_their_own(plan_of):
         num-clients = 9
         set.superfed.start = 0.125
     """
-    told = {
+    settings = {
         point.name: (point.run.config["superfed.nu"], point.run.config["superfed.start"])
         for point in plan_of(text).points
     }
-    assert told == {
+    assert settings == {
         "superfed-mm_num-clients-5": (1.5, 0.4),
         "superfed-mm_num-clients-9": (1.5, 0.125),
         "superfed-lm_num-clients-5": (2.0, 0.4),
@@ -155,7 +155,7 @@ def test_rules_give_some_runs_settings_of_their_own(plan_of):
     }
 
 
-def test_scale_and_command_line_replace_what_the_file_says(plan_of):
+def test_scale_and_command_line_override_the_file(plan_of):
     text = (
         "num-rounds = 100\nseed = [0, 1, 2]\n[scale.small]\nnum-rounds = 5\ntrain.local-epochs "
         "= 3\nseed = 7\n"
@@ -178,15 +178,15 @@ def test_a_folder_of_data_does_not_depend_on_the_directory(plan_of, tmp_path, mo
     )
 
 
-def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
+def test_folder_names_are_valid_on_every_file_system(plan_of):
     cases = ["a/b ../c", "a b .. c", "A", "a"]
     text = "[axis.x]\n" + "".join(
         f'"{case}" = {{ num-rounds = {3 + index} }}\n' for index, case in enumerate(cases)
     )
-    found = names(plan_of(text))
-    assert len({name.lower() for name in found}) == 4
-    assert all(re.fullmatch(r"[\w][\w.+=-]*", name) for name in found)
-    assert names(plan_of(text)) == found
+    folders = names(plan_of(text))
+    assert len({name.lower() for name in folders}) == 4
+    assert all(re.fullmatch(r"[\w][\w.+=-]*", name) for name in folders)
+    assert names(plan_of(text)) == folders
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
             [],
             "unknown setting 'superfed.nou': did you mean 'superfed.nu'?",
         ),
-        ("seed = []", [], "seed = []: a list without values leaves no runs"),
+        ("seed = []", [], "seed = []: the list is empty"),
         ("seed = [0, 1, 0]", [], "seed = [0, 1, 0]: 0 is given twice"),
         ("train.momentum = [1, 1.0]", [], "train.momentum = [1, 1.0]: 1.0 is given twice"),
         (
@@ -210,14 +210,14 @@ def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
         (
             "method = 'fedavg'\nsuperfed.nu = [1, 2]",
             [],
-            "superfed.nu: no method of this sweep has superfed.nu: leave the axis out",
+            "superfed.nu: no method of this sweep has superfed.nu: remove the axis",
         ),
-        ("seed = [1]\naxis.a.x.seed = 2", [], "seed: is decided by two axes, seed and a"),
-        ("num-rounds = 2\naxis.a.x.num-rounds = 3", [], "num-rounds = 2: axis.a decides it, too"),
+        ("seed = [1]\naxis.a.x.seed = 2", [], "seed: is set by two axes, seed and a"),
+        ("num-rounds = 2\naxis.a.x.num-rounds = 3", [], "num-rounds = 2: axis.a sets it, too"),
         (
             "axis.a.x.num-rounds = 3\naxis.a.y.seed = 1",
             ["num-rounds=5"],
-            "num-rounds = 5: axis.a decides it, too",
+            "num-rounds = 5: axis.a sets it, too",
         ),
         (
             "axis.a.x.num-rounds = 3\naxis.a.y.num-rounds = 3",
@@ -234,16 +234,16 @@ def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
             ["axis.noise=['pear']"],
             "axis.noise = ['pear']: did you mean 'pair'?",
         ),
-        ("out = 'x'", [], "out: the folders of the runs are the sweep's: choose --out"),
-        ("resume = true", [], "resume: a sweep always goes on"),
+        ("out = 'x'", [], "out: a sweep names the folders of its runs: choose"),
+        ("resume = true", [], "resume: leave it out: a sweep always continues"),
         (
             "[scale.small]\nseed = 1",
             ["--scale", "smal"],
-            "--scale smal: did you mean 'small'? it has small, full",
+            "--scale smal: did you mean 'small'? the file has small, full",
         ),
-        ("seed = 1", ["--scale", "small"], "--scale small: it has full"),
+        ("seed = 1", ["--scale", "small"], "--scale small: the file has full"),
         ("scale = 3", [], "scale: must hold tables"),
-        ("[scale.a.scale.b]\nseed = 1", ["--scale", "a"], "scale: belongs to the top of the file"),
+        ("[scale.a.scale.b]\nseed = 1", ["--scale", "a"], "scale: move it to the top of the file"),
         ("[sweep]\nmeasure = 'x'", [], "[sweep] = 'measure': did you mean 'measures'?"),
         ("[sweep]\nmeasures = [1]", [], "sweep.measures = (1,): must be a list of different names"),
         (
@@ -251,7 +251,7 @@ def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
             [],
             "sweep.rows = 'metod': did you mean 'method'?",
         ),
-        ("[[when]]\nmethod = 'local'", [], "when: needs conditions and a table of settings"),
+        ("[[when]]\nmethod = 'local'", [], "when: needs conditions and a table `set` of settings"),
         ("[[when]]\nmethod = 'locl'\nset.seed = 1", [], "method = 'locl': did you mean 'local'?"),
         (
             "[[when]]\nmethod = 'local'\nset.sed = 1",
@@ -261,18 +261,18 @@ def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
         (
             "seed = [1]\n[[when]]\nmethod = 'local'\nset.seed = 1",
             [],
-            "seed: is decided by the axis seed and by a [[when]]",
+            "seed: is set by the axis seed and by a [[when]]",
         ),
         (
             "[[when]]\nmethod = 'local'\nset.num-rounds = 1",
             ["num-rounds=2"],
-            "num-rounds: is decided by the command line",
+            "num-rounds: is set by the command line",
         ),
         (
             "[[when]]\nseed = 0\nset.num-rounds = 1\n[[when]]\nmethod = 'fedavg'\nset.num-rounds = "
             "2",
             [],
-            "num-rounds: one [[when]] says 1, another 2",
+            "num-rounds: one [[when]] sets 1, another 2",
         ),
         ("seed = 0\nseed = 1", [], "cannot be read as TOML"),
         (
@@ -291,7 +291,7 @@ def test_folders_of_runs_are_names_that_every_disk_takes(plan_of):
         ),
     ],
 )
-def test_mistakes_are_told_in_one_line_before_anything_runs(
+def test_mistakes_are_reported_in_one_line_before_anything_runs(
     text, arguments, message, tmp_path, capsys, in_process
 ):
     path = tmp_path / "grid.toml"
@@ -313,8 +313,8 @@ SWEEPS = [
 
 @pytest.mark.parametrize("path", SWEEPS)
 def test_the_sweeps_of_the_project_plan_at_every_scale(path):
-    """Small is a fifth of the whole at most and says what it takes; every row that a
-    file names exists at its full scale.
+    """The scale small has at most a fifth of the work and states its duration. Every
+    row that a file names exists at full scale.
     """
     scales = {
         name.split(".")[1] for name in re.findall(r"^\[(scale\.[\w.-]+)\]", path.read_text(), re.M)
@@ -348,7 +348,7 @@ def test_the_sweeps_of_the_project_plan_at_every_scale(path):
     assert columns <= set(map(results.column_name, results.columns))
 
 
-def test_the_pages_example_makes_as_many_runs_as_it_says(plan_of):
+def test_the_example_of_the_page_has_the_number_of_runs_it_states(plan_of):
     page = (EXPERIMENTS.parent / "docs" / "sweep.md").read_text()
     text = re.search(r"^```toml\n(.*?)^```", page, re.M | re.S)[1]
     whole, small = map(int, re.search(r"makes (\d+) runs, (\d+) at the small scale", page).groups())
@@ -360,8 +360,8 @@ def test_the_pages_example_makes_as_many_runs_as_it_says(plan_of):
 
 @pytest.fixture
 def results_of(plan_of, write_run):
-    """`results_of(text, accuracy)` are the results of a sweep whose run NAME ended with
-    `accuracy[NAME]`; None: it failed.
+    """`results_of(text, accuracy)` returns the results of a sweep whose run NAME ended
+    with `accuracy[NAME]`; None: it failed.
     """
 
     def results(text, accuracy):
@@ -398,7 +398,7 @@ def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, t
         ["fedavg", f"61.67 ± {sample[50, 60, 75]:.2f}", "90.00 ± 0.00"],
         ["local", f"*82.00 ± {sample[70, 80, 96]:.2f}*", f"37.50 ± {sample[25, 50]:.2f} (2 of 3)"],
     ]
-    # of errors the least is best
+    # for errors, the smallest is best
     assert errors[1][1] == f"*0.180 ± {sample[70, 80, 96] / 100:.3f}*"
     lines = list(csv.DictReader(results.csv().splitlines()))
     assert [(line["method"], line["num-clients"], line["seeds"], line["of"]) for line in lines] == [
@@ -414,7 +414,7 @@ def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, t
     assert "| local  | **82.00 ± 13.11** | 37.50 ± 17.68 (2 of 3) |" in results.markdown()
 
 
-def test_an_axis_that_some_methods_lack_tells_rows_apart(results_of):
+def test_an_axis_that_some_methods_lack_is_a_row_axis(results_of):
     text = (
         'method = ["fedavg", "superfed-mm"]\nsuperfed.nu = [0.0, 1.0]\nnum-clients = '
         '[5]\n[sweep]\nmeasures = "accuracy-mean"\n'
@@ -450,10 +450,10 @@ def test_rows_can_be_chosen(results_of):
 
 
 @pytest.mark.parametrize("others", ["", ", 'accuracy-mean'"])
-def test_a_measure_that_no_run_has_is_left_out_and_said(results_of, others):
+def test_a_measure_that_no_run_has_is_left_out_and_reported(results_of, others):
     results = results_of(f"[sweep]\nmeasures = ['acuracy-mean'{others}]\n", {"run": 0.5})
     assert results.measures[0] == "accuracy-mean"
-    assert "no run has it: acuracy-mean (did you mean 'accuracy-mean'?" in results.markdown()
+    assert "No run has acuracy-mean: did you mean 'accuracy-mean'?" in results.markdown()
 
 
 def test_which_end_of_a_measure_is_best():
@@ -481,7 +481,7 @@ def test_which_end_of_a_measure_is_best():
     assert best_of("lambda-mean") is best_of("rounds-completed") is None
 
 
-def test_the_page_stands_alone_and_escapes_names(results_of, tmp_path):
+def test_the_page_is_self_contained_and_escapes_names(results_of, tmp_path):
     text = (
         "superfed.nu = [0.0, 1.0, 2.0]\nsuperfed.mu = [0.0, 0.1, 0.2]\nmethod = "
         '"superfed-mm"\n[sweep]\n'
@@ -508,7 +508,7 @@ def test_the_page_stands_alone_and_escapes_names(results_of, tmp_path):
 # --- the command ----------------------------------------------------------------------
 
 
-def test_a_failed_run_stops_no_other_and_a_second_start_does_only_what_is_missing(
+def test_a_failed_run_stops_no_other_and_a_second_start_runs_only_the_missing_one(
     tmp_path, in_process, capsys
 ):
     path, out = tmp_path / "grid.toml", tmp_path / "out"
@@ -555,7 +555,7 @@ def test_a_failed_run_stops_no_other_and_a_second_start_does_only_what_is_missin
     path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 5") + "seed = [0, 1, 2]\n")
     assert main(command) == 2
     assert (
-        "was run with num-rounds = 4, now it is 5: choose another --out, or delete that folder"
+        "holds a run with num-rounds = 4, not 5: choose another --out, or delete that folder"
         in capsys.readouterr().err
     )
 
@@ -568,19 +568,19 @@ def test_results_never_land_in_the_folder_of_a_run(tmp_path, capsys, write_run):
     assert not (run / "cells").exists()
 
 
-def test_a_second_sweep_keeps_out_of_the_folder(tmp_path, in_process, capsys):
+def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path, in_process, capsys):
     (tmp_path / "grid.toml").write_text(LASSO)
     command = ["sweep", str(tmp_path / "grid.toml"), "--out", str(tmp_path / "out")]
     (tmp_path / "out").mkdir()
     with sweep_module.only_one(tmp_path / "out"):
         assert main(command) == 2
-        assert "a sweep is running there" in capsys.readouterr().err
+        assert "another sweep is running there" in capsys.readouterr().err
     assert main(command) == 0
 
 
-def test_ray_goes_through_the_runs_one_by_one(tmp_path, monkeypatch, capsys):
-    """Flower's simulation is told the run's settings; a run that it loses is a failed
-    one.
+def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys):
+    """Flower's simulation gets the settings of the run; a run that it loses counts as
+    failed.
     """
     from fedapps.engines import flower
 
@@ -620,7 +620,7 @@ def test_ray_goes_through_the_runs_one_by_one(tmp_path, monkeypatch, capsys):
     assert "seed-1: failed: Ray died" in capsys.readouterr().err
 
 
-def test_in_a_terminal_the_rounds_of_current_runs_count(plan_of, write_run):
+def test_in_a_terminal_the_bar_counts_rounds_of_current_runs(plan_of, write_run):
     from io import StringIO
 
     from rich.console import Console
@@ -642,7 +642,7 @@ def test_in_a_terminal_the_rounds_of_current_runs_count(plan_of, write_run):
 
 @pytest.mark.slow
 def test_two_processes_and_an_interrupt(tmp_path):
-    """Ctrl-C ends the processes of the runs at once, and the next start goes on from
+    """Ctrl-C ends the processes of the runs at once; the next start continues from
     their checkpoints.
     """
     path, out = tmp_path / "grid.toml", tmp_path / "out"
@@ -664,14 +664,14 @@ def test_two_processes_and_an_interrupt(tmp_path):
     )
     deadline = time.monotonic() + 100
     while (
-        len({found.parents[1] for found in out.glob("cells/*/checkpoint/[0-9]*")}) < 2
+        len({path.parents[1] for path in out.glob("cells/*/checkpoint/[0-9]*")}) < 2
         and time.monotonic() < deadline
     ):
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error.splitlines()[-1] == "interrupted; the same command goes on where it stopped"
+    assert error.splitlines()[-1] == "interrupted; repeat the command to continue"
     assert "Traceback" not in error
-    states = [json.loads(found.read_text())["status"] for found in out.glob("cells/*/summary.json")]
+    states = [json.loads(path.read_text())["status"] for path in out.glob("cells/*/summary.json")]
     assert states == ["interrupted"] * 2

@@ -238,7 +238,7 @@ def test_rounds_at_once_need_one_round(tmp_path, capsys):
     ]
     assert main([*arguments, "num-rounds=5", "--out", str(tmp_path / "a")]) == 2
     assert (
-        "ffgb.at-once = 9, num-rounds = 5: there is one round, set num-rounds = 1"
+        "ffgb.at-once = 9, num-rounds = 5: at-once takes one round: set num-rounds = 1"
         in capsys.readouterr().err
     )
     assert main([*arguments, "num-rounds=1", "--out", str(tmp_path / "b")]) == 0

@@ -136,7 +136,7 @@ class Trusting(FedAvg):
 
 
 class Drifting(FedAvgClient):
-    """Decays the weights whatever it is told."""
+    """Decays the weights whatever the configuration."""
 
     def fit(self, parameters, config):
         arrays, n, metrics = super().fit(parameters, config)
@@ -167,7 +167,7 @@ def test_a_client_with_other_draws_does_not_repeat():
 
 
 def test_who_replies_first_may_not_matter():
-    with pytest.raises(AssertionError, match="whose replies arrive the other way round"):
+    with pytest.raises(AssertionError, match="whose replies arrive in reverse order"):
         exams.repeats(of(Hasty))
 
 
@@ -180,12 +180,12 @@ def test_a_strategy_that_takes_every_reply_does_not_survive():
 
 def test_a_decay_is_no_fixed_point_and_no_fedavg():
     with pytest.raises(
-        AssertionError, match=r"from the optimum of all clients, 2, it moves to 1\.9"
+        AssertionError, match=r"the model moves from 2, the optimum of all clients, to 1\.9"
     ):
         exams.stays(of(client=Drifting))
     with pytest.raises(AssertionError, match="differs"):
         exams.reduces(of(client=Drifting), FEDAVG)
-    with pytest.raises(AssertionError, match=r"it comes to .*, not to 0\.87"):
+    with pytest.raises(AssertionError, match=r"the model ends at .*, not at 0\.87"):
         exams.finds(of(client=Drifting), Quadratics().averaged(0.02, 5))
-    with pytest.raises(AssertionError, match="the other method has not moved: nothing is compared"):
+    with pytest.raises(AssertionError, match="the other method did not change the model"):
         exams.reduces(FEDAVG, FEDAVG, local_epochs=1, learning_rate=1e-45)

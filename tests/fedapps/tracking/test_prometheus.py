@@ -1,5 +1,5 @@
-"""The page for Prometheus: what is scraped is what the run has recorded, while it goes
-on; nobody else's port is taken.
+"""The page for Prometheus shows what the run has recorded, during the run, and a port
+in use is an error.
 """
 
 import json
@@ -32,8 +32,8 @@ SAMPLE = re.compile(r'^(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} (\S+)$')
 
 
 def scraped(port, path="/metrics"):
-    """Return what a scraper makes of the page: by name and labels other than those of
-    the run, and the names' types.
+    """Return what a scraper reads from the page: the values by name and labels, without
+    the run's own labels, and the types of the names.
     """
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as page:
         assert page.headers["Content-Type"].startswith("text/plain; version=")
@@ -44,13 +44,15 @@ def scraped(port, path="/metrics"):
         if not line.startswith("#"):
             name, labels, value = SAMPLE.match(line).groups()
             assert name in kinds
-            told = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)
-            assert set(told) >= RUN
-            values[name, *(word for label, word in told if (label, word) not in RUN)] = float(value)
+            pairs = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)
+            assert set(pairs) >= RUN
+            values[name, *(word for label, word in pairs if (label, word) not in RUN)] = float(
+                value
+            )
     return values, kinds
 
 
-def test_what_is_scraped_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
+def test_the_page_is_scraped_during_a_run(tmp_path, monkeypatch, capsys):
     port, folder, seen = free_port(), tmp_path / "first", []
     monkeypatch.setattr(launching, "show", lambda *_: seen.append(scraped(port)[0]))
     assert main([*JOB, "num-rounds=3", "--metrics-port", str(port), "--out", str(folder)]) == 0
@@ -70,7 +72,7 @@ def test_what_is_scraped_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
             )
     assert ("fedapps_measure", "accuracy-mean") not in seen[0]
     assert seen[2]["fedapps_measure", "accuracy-mean"] == rows[2]["evaluate"]["accuracy-mean"]
-    with pytest.raises(urllib.error.URLError):  # with the run the page is gone
+    with pytest.raises(urllib.error.URLError):  # the page ends with the run
         scraped(port)
 
 
@@ -86,7 +88,7 @@ def record(number, failures=0, **more):
     return json.dumps(row | more) + "\n"
 
 
-def test_counters_of_a_file_that_grows_and_starts_anew(tmp_path):
+def test_counters_follow_a_file_that_grows_and_is_replaced(tmp_path):
     counts = Counts(tmp_path, {"run": "first", "method": "fedavg", "task": "digits"}, 9)
     with served(counts, 0) as port:
         values, kinds = scraped(port)
@@ -113,7 +115,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        wanted = rf"^metrics-port = {port}: 127.0.0.1 cannot be listened on there: "
+        wanted = rf"^metrics-port = {port}: cannot listen on 127\.0\.0\.1 \("
         with (
             pytest.raises(UserError, match=wanted) as caught,
             served(Counts(tmp_path, {}, 1), port),

@@ -1,5 +1,5 @@
-"""Trackers: what each is told of a run, read back with its own library; a failing one
-ends no run; none is imported unasked.
+"""Trackers: the records of each, read back with its own library; a failing one does not
+end the run; none is imported unless named.
 """
 
 import importlib.util
@@ -59,8 +59,8 @@ def has(package):
     )
 
 
-class Told:
-    """A tracker that writes down what it is told, and fails where it is asked to."""
+class RecordingTracker:
+    """A tracker that stores what it receives, and fails on request."""
 
     fails, last = "", None
 
@@ -83,18 +83,18 @@ class Told:
 
 
 @pytest.fixture
-def told(monkeypatch):
-    monkeypatch.setitem(callback.ADAPTERS, "wandb", (__name__, "Told"))
+def tracker_class(monkeypatch):
+    monkeypatch.setitem(callback.ADAPTERS, "wandb", (__name__, "RecordingTracker"))
     monkeypatch.setitem(TRACKERS, "wandb", "json")
     this = SimpleNamespace(import_module=lambda _: sys.modules[__name__])
     monkeypatch.setattr(callback, "importlib", this)
-    monkeypatch.setattr(Told, "fails", "")
-    return Told
+    monkeypatch.setattr(RecordingTracker, "fails", "")
+    return RecordingTracker
 
 
-def test_what_a_tracker_is_told(told, tmp_path):
+def test_a_tracker_receives_rounds_and_the_end(tracker_class, tmp_path):
     rows = run(tmp_path / "run", "track=wandb", rounds=4)
-    tracker = told.last
+    tracker = tracker_class.last
     assert [number for number, *_ in tracker.rounds] == [1, 2, 3, 4]
     for row, (_, measures, clients) in zip(rows, tracker.rounds, strict=True):
         assert measures["bytes-up"] == row["bytes-up"]
@@ -113,8 +113,8 @@ def test_what_a_tracker_is_told(told, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["start", "round", "end"])
-def test_a_tracker_that_fails_ends_no_run(told, tmp_path, monkeypatch, where):
-    monkeypatch.setattr(told, "fails", where)
+def test_a_failing_tracker_does_not_end_the_run(tracker_class, tmp_path, monkeypatch, where):
+    monkeypatch.setattr(tracker_class, "fails", where)
     rows = run(tmp_path / "run", "track=wandb")
     assert len(rows) == 3
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
@@ -123,13 +123,14 @@ def test_a_tracker_that_fails_ends_no_run(told, tmp_path, monkeypatch, where):
         for line in (tmp_path / "run" / "run.log").read_text().splitlines()
         if "track = " in line
     ]
-    assert len(lines) == 1, "it is told once, then left alone"
+    assert len(lines) == 1, "its error is logged once, and it is not used again"
     assert (
-        "track = 'wandb': OSError: no room. Nothing more goes there; the run goes on." in lines[0]
+        "track = 'wandb' failed (OSError: no room). The run continues without this tracker."
+        in lines[0]
     )
 
 
-def test_a_failed_run_is_told(told, tmp_path):
+def test_trackers_receive_a_failed_run(tracker_class, tmp_path):
     assert (
         main(
             [
@@ -143,7 +144,7 @@ def test_a_failed_run_is_told(told, tmp_path):
         )
         == 1
     )
-    assert told.last.ended[0] == "failed"
+    assert tracker_class.last.ended[0] == "failed"
 
 
 def test_runs_of_a_sweep_know_its_name(tmp_path):
@@ -175,8 +176,8 @@ def test_measures_are_the_numbers_of_a_record():
 def test_names_are_checked_before_anything_starts(monkeypatch):
     with pytest.raises(
         UserError,
-        match=r"^track = 'mlfow': did you mean 'mlflow'\? choose among tensorboard, mlflow, "
-        r"wandb, with commas",
+        match=r"^track = 'mlfow': did you mean 'mlflow'\? choose from tensorboard, mlflow, "
+        r"wandb, separated by commas",
     ):
         read_settings({"track": "mlfow"})
     assert read_settings({"track": "wandb, mlflow"}).track == "wandb, mlflow"
@@ -190,7 +191,7 @@ def test_names_are_checked_before_anything_starts(monkeypatch):
 
 
 @pytest.mark.slow
-def test_nothing_is_imported_unasked(tmp_path):
+def test_trackers_are_imported_only_if_named(tmp_path):
     program = (
         "import sys; from fedapps.commands.parser import main; "
         f"main({[*JOB, 'num-rounds=1', '--out', str(tmp_path / 'run')]!r}); "
@@ -252,10 +253,10 @@ def test_mlflow(tmp_path, monkeypatch):
     run(sweep / "cells" / "seed=1", "track=mlflow", "seed=1", rounds=1)
     client = MlflowClient(f"sqlite:///{sweep}/mlflow/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("sweep-seeds").experiment_id])
-    assert sorted(found.info.run_name for found in runs) == ["seed=0", "seed=1"], (
+    assert sorted(logged.info.run_name for logged in runs) == ["seed=0", "seed=1"], (
         "a resumed run is the same one"
     )
-    (first,) = (found for found in runs if found.info.run_name == "seed=0")
+    (first,) = (logged for logged in runs if logged.info.run_name == "seed=0")
     assert first.info.status == "FINISHED"
     assert (
         first.data.params["num-clients"],
@@ -286,8 +287,8 @@ def test_mlflow(tmp_path, monkeypatch):
 
 
 def kept_records(content):
-    """Yield the records of a file of Weights & Biases: a log of LevelDB's form, in
-    blocks of 32 KiB, after a head of 7 bytes.
+    """Yield the records of a Weights & Biases file: LevelDB's log format, in blocks of
+    32 KiB, after a header of 7 bytes.
     """
     place, record = 7, b""
     while place + 7 <= len(content):

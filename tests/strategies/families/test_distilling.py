@@ -71,8 +71,8 @@ def test_fedavg_distill_of_linear_nets_is_uniform_fedavg(start):
         np.testing.assert_allclose(ours[name], want[name], atol=1e-3)
 
 
-def test_the_fit_starts_where_it_is_told_to():
-    """With a rate of nearly 0 the student stays what it was."""
+def test_the_fit_starts_from_the_configured_model():
+    """With a rate of nearly 0 the student does not change."""
     for start, want in (("server", START["bias"]), ("average", START["bias"] + np.float32(0.75))):
         options = FedAvgDistillOptions(start=start, distill_epochs=1, distill_learning_rate=1e-12)
         result = simulate(
@@ -99,9 +99,7 @@ def test_the_same_seed_distils_the_same_and_another_seed_another():
 
 
 def test_a_product_of_step_and_mu_above_one_is_refused():
-    with pytest.raises(
-        ValueError, match=r"step = 10, mu = 0\.2: f shrinks by their product, at most 1"
-    ):
+    with pytest.raises(ValueError, match=r"step = 10, mu = 0\.2: their product must be at most 1"):
         FFGBDistillOptions(step=10.0, mu=0.2)
 
 
@@ -151,7 +149,7 @@ def test_every_client_and_round_draws_its_own_learner_from_the_seed():
         assert not np.allclose(learner(0, 1), other)
 
 
-def test_labels_that_the_net_cannot_tell_apart_are_named():
+def test_labels_beyond_the_nets_classes_are_an_error():
     part = Split(torch.eye(12), torch.arange(12) % 5)
     client = FFGBDistillClient(unit_net, ClientData(part, part, part))
     with pytest.raises(ValueError, match=r"labels 0\.\.4 .*3 classes"):
@@ -163,7 +161,7 @@ def blob_distiller():
     return Distiller(small_net(0), x)
 
 
-def test_a_learner_that_diverged_is_left_out_by_its_clients_name():
+def test_a_diverged_learner_is_skipped_and_its_client_named():
     bad = blobs(2)
     bad.train.x[0] = float("nan")
     rounds, counts = [], []

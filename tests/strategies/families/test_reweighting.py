@@ -1,5 +1,5 @@
-"""The wrapper: what it hands on, what it refuses, whom the weights belong to, and what
-faults cost.
+"""The wrapper: what it passes on and refuses, which clients the weights belong to, and
+the effect of faults.
 """
 
 import logging
@@ -49,8 +49,8 @@ def tilted(strategy):
 
 
 class Recording(FedAvg):
-    """A stranger's subclass that hands on to ``super``, keeps what it was given, and
-    says so.
+    """A third-party subclass that calls ``super``, records its arguments and declares
+    its capabilities.
     """
 
     capabilities = FedAvg.capabilities
@@ -62,7 +62,7 @@ class Recording(FedAvg):
 
 
 class FromScratch(flower.FedAvg):
-    """A stranger's own average, declared."""
+    """A third-party average with declared capabilities."""
 
     capabilities = Capabilities("model", "weighted average")
 
@@ -76,14 +76,14 @@ class FromScratch(flower.FedAvg):
 
 
 class HandsOn(flower.FedAvg):
-    """A stranger's subclass that says nothing of what it does."""
+    """A third-party subclass without declared capabilities."""
 
     def aggregate_train(self, server_round, replies):
         return super().aggregate_train(server_round, replies)
 
 
 class OwnMedian(flower.FedAvg):
-    """A stranger's own median: weights change nothing."""
+    """A third-party median: weights change nothing."""
 
     capabilities = Capabilities("model", "single replies")
 
@@ -104,7 +104,7 @@ def test_any_average_is_taken_with_the_decided_weights(strategy):
     np.testing.assert_allclose(arrays_of(result)["w"], 2 * TILTED @ SHIFTS, rtol=1e-6)
 
 
-def test_metrics_stay_those_of_the_samples_and_what_the_wrapped_strategy_adds_stays():
+def test_metrics_are_weighted_by_samples_and_keep_those_of_the_wrapped_strategy():
     strategy = tilted(Recording())
     result = simulate(strategy, client, 3, START, 1)
     metrics = result.train_metrics_clientapp[1]
@@ -119,7 +119,7 @@ def test_metrics_stay_those_of_the_samples_and_what_the_wrapped_strategy_adds_st
 
 
 @pytest.mark.parametrize("kind", [FedAdam, FedYogi])
-def test_a_server_optimiser_behind_the_wrapper_is_that_optimiser_fed_with_reweighted_replies(kind):
+def test_a_wrapped_server_optimiser_gets_reweighted_replies(kind):
     wrapped, plain = kind(), kind()
     a = simulate(tilted(wrapped), client, 3, START, 4)
     weights = TILTED / TILTED.min()  # a client's own weights, not normalised
@@ -148,7 +148,7 @@ def test_a_server_optimiser_behind_the_wrapper_is_that_optimiser_fed_with_reweig
         OwnMedian,
     ],
 )
-def test_what_does_not_average_by_weight_is_refused_at_once(strategy):
+def test_a_strategy_that_does_not_average_by_weight_is_refused(strategy):
     with pytest.raises(
         ValueError,
         match=r"AAggFFD decides the weights of an average, but \w+ does not average by the weights",
@@ -156,7 +156,7 @@ def test_what_does_not_average_by_weight_is_refused_at_once(strategy):
         AAggFFD(strategy())
 
 
-def test_a_stranger_who_says_nothing_is_refused_with_the_line_to_add():
+def test_an_undeclared_strategy_is_refused_with_the_line_to_add():
     with pytest.raises(
         ValueError,
         match=r"TERM: HandsOn overrides aggregate_train .*: declare capabilities = Capabilities\(",
@@ -166,7 +166,7 @@ def test_a_stranger_who_says_nothing_is_refused_with_the_line_to_add():
         tilted(flower.DifferentialPrivacyServerSideFixedClipping(HandsOn(**FREE), 0.0, 1.0, 3))
 
 
-def test_a_wrapper_of_flowers_is_looked_through():
+def test_the_strategy_inside_a_flower_wrapper_is_checked():
     clipped = flower.DifferentialPrivacyServerSideFixedClipping(flower.FedAvg(**FREE), 0.0, 1e6, 3)
     result = simulate(tilted(clipped), client, 3, START, 1)
     np.testing.assert_allclose(arrays_of(result)["w"], TILTED @ SHIFTS, rtol=1e-5)
@@ -182,7 +182,7 @@ def test_under_flowers_own_start_nodes_are_their_ids():
     assert strategy.last_weights == pytest.approx({1000 + i: w for i, w in enumerate(TILTED)})
 
 
-def test_replies_without_the_loss_are_an_error_that_names_a_client_and_the_remedy():
+def test_replies_without_the_loss_are_an_error_that_names_a_client_and_a_fix():
     with pytest.raises(
         ValueError,
         match=r"client 0 \(node 1000\) has no number 'loss-before', nor has any other: return "
@@ -191,14 +191,14 @@ def test_replies_without_the_loss_are_an_error_that_names_a_client_and_the_remed
         simulate(tilted(FedAvg()), lambda i, _: EchoClient(1.0), 3, START, 1)
 
 
-def test_one_reply_without_the_loss_is_left_out():
+def test_one_reply_without_the_loss_is_skipped():
     strategy = tilted(FedAvg())
     simulate(strategy, lambda i, _: client(i) if i != 1 else EchoClient(1.0), 3, START, 1)
     assert list(strategy.last_weights) == [0, 2]
 
 
 @pytest.mark.parametrize("loss", [-0.1, float("nan"), float("inf")])
-def test_a_client_with_an_impossible_loss_is_left_out(loss, caplog):
+def test_a_client_with_an_impossible_loss_is_skipped(loss, caplog):
     strategy = tilted(FedAvg())
     with caplog.at_level(logging.WARNING, logger="flwr"):
         result = simulate(
@@ -214,7 +214,7 @@ def test_a_client_with_an_impossible_loss_is_left_out(loss, caplog):
     assert "client 2 left out" in caplog.text
 
 
-def test_a_round_without_a_sound_loss_keeps_the_model():
+def test_a_round_without_a_valid_loss_keeps_the_model():
     result = simulate(
         tilted(FedAvg()),
         lambda i, _: LossyClient(1.0, lambda t: -1.0 if t == 2 else 1.0),
@@ -250,7 +250,7 @@ def test_a_strategy_that_refuses_clients_without_examples_gets_none():
 
 
 class Shuffled(InlineGrid):
-    """Replies in another order every time; the nodes in ``away`` are not connected."""
+    """Returns replies in a new order every time; ``away``: disconnected nodes."""
 
     away = frozenset()
 
@@ -263,7 +263,7 @@ class Shuffled(InlineGrid):
         return [node for node in super().get_node_ids() if node - 1000 not in self.away]
 
 
-def test_without_a_cohort_the_order_of_replies_does_not_matter_either():
+def test_without_sampling_the_order_of_replies_does_not_matter_either():
     shifts = np.random.default_rng(0).normal(size=(9, 200)).astype(np.float32)
 
     def run():
@@ -314,7 +314,7 @@ def test_weights_follow_clients_and_not_the_order_of_replies(kind):
     assert sorted(p, key=p.get)[-1] == 5  # whose loss is largest
 
 
-def test_who_joins_starts_at_the_mean_and_who_stays_away_is_forgotten():
+def test_a_new_client_starts_at_the_mean_and_an_absent_one_is_forgotten():
     away = {1: frozenset({4}), 4: frozenset({0})}
     _, p = weights_over_rounds(lambda: AFL(FedAvg(), AFLOptions(0.01, forget_after=2)), 6, away)
     assert set(p) == {1, 2, 3, 4, 5}
@@ -339,7 +339,7 @@ def test_who_joins_starts_at_the_mean_and_who_stays_away_is_forgotten():
 
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD, AFL])
 @pytest.mark.parametrize("rounds_away", [1, 5])
-def test_a_client_that_is_away_for_some_rounds_has_its_weight_when_it_comes_back(kind, rounds_away):
+def test_a_client_that_comes_back_has_its_old_weight(kind, rounds_away):
     """The worst-served client restarts; the others' rounds without it count as if its
     response were their mean.
     """
@@ -368,14 +368,14 @@ def test_a_client_that_is_away_for_some_rounds_has_its_weight_when_it_comes_back
         for weights in seen[19 : 19 + rounds_away]
     )
     before, after = seen[18], seen[19 + rounds_away]
-    assert before[2] > 2 * before[0]  # there is something to lose
+    assert before[2] > 2 * before[0]  # its weight is above the uniform one
     assert after[2] > 0.9 * before[2]
     assert seen[-1][2] >= after[2] - 1e-9
 
 
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD, lambda base: AFL(base, AFLOptions(0.01))])
-def test_a_client_that_is_away_in_every_second_round_gains_weight_all_the_same(kind):
-    """The worst-served of six; what it is not there for counts neither for nor against
+def test_a_client_that_is_away_in_every_second_round_still_gains_weight(kind):
+    """The worst-served of six: rounds in which it is away count neither for nor against
     it.
     """
     app = to_client_app(
