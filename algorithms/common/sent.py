@@ -16,7 +16,7 @@ A client class lists its declarations in ``reads``; other keys are logged
 (``clients.base.options``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -93,16 +93,20 @@ class RoundFacts(Sent):
     #: what they stored in later rounds of an interrupted run.
     first_round: int = 1
     checkpoint_round: int | None = None
+    #: Other rounds of which clients must keep what they stored until then.
+    kept_rounds: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Asked(Sent):
     """Metrics that the server asks for: the training loss of the received model before
-    training, and in an evaluation.
+    training, and in an evaluation; in an evaluation also the scores on the validation
+    samples.
     """
 
     loss_before: bool | None = None
     train_loss: bool | None = None
+    validation: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,10 @@ def to_client_app(
         _, arrays, config = _open(message.content, writable)
         client = _numpy_client(client_fn(context))
         notice_unread(type(client), config)
+        more = client.evaluate_validation(arrays, config) if config.get("validation") else {}
         loss, num_examples, metrics = client.evaluate(arrays, config)
         return Message(
-            content=_metric_records(num_examples, {"loss": float(loss), **metrics}),
+            content=_metric_records(num_examples, {"loss": float(loss), **metrics, **more}),
             reply_to=message,
         )
 

@@ -130,10 +130,23 @@ class RunFolder:
                     )
         return failures
 
+    @cached_property
+    def scored(self) -> dict[str, Any]:
+        """The record of the evaluation that the run is scored with: the last one, or
+        that of the best round if that is kept; {} without an evaluation.
+        """
+        evaluated = [record for record in self.rounds if numbers(record.get("evaluate"))]
+        best = self.summary.get("scored-round")
+        return next((r for r in evaluated if r["round"] == best), (evaluated or [{}])[-1])
+
+    @property
+    def scored_round(self) -> int:
+        """The round of that evaluation; without one the last round."""
+        return int(self.scored.get("round", self.rounds_completed))
+
     def left_out(self, part: str) -> list[str]:
-        """Return the clients of whose last evaluation this part could not be used."""
-        evaluated = [record for record in self.rounds if record.get("evaluate")]
-        entries = evaluated[-1].get("left-out") if evaluated else None
+        """Return the clients of whose evaluation this part could not be used."""
+        entries = self.scored.get("left-out")
         return (
             [
                 one_line(str(e.get("client", "?")), 60)
@@ -146,12 +159,8 @@ class RunFolder:
 
     @cached_property
     def evaluation(self) -> dict[str, float]:
-        """The metrics of the last evaluation."""
-        for record in reversed(self.rounds):
-            metrics = numbers(record.get("evaluate"))
-            if metrics:
-                return metrics
-        return {}
+        """The metrics of the evaluation that the run is scored with."""
+        return numbers(self.scored.get("evaluate"))
 
     @cached_property
     def numbers(self) -> dict[str, float]:

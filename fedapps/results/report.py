@@ -175,20 +175,29 @@ def state_sentence(run: RunFolder) -> str:
     """How the run ended, in one line."""
     planned = f"{run.rounds_completed} of {run.num_rounds or '?'} rounds"
     if run.state == "completed":
-        return f"Completed: {planned}."
+        stopped = run.summary.get("stopped-early") is True
+        why = ", as validation scores got no better" if stopped else ""
+        return f"Completed: {planned}{why}.{scored_sentence(run)}"
     if run.state == "failed":
         return f"Failed after {planned}{': ' + run.reason if run.reason else '.'}"
-    evaluated = max(
-        (record["round"] for record in run.rounds if record.get("evaluate")), default=None
-    )
     numbers = (
-        f"the numbers are those of round {evaluated}"
-        if evaluated
+        f"the numbers are those of round {run.scored_round}"
+        if run.scored
         else "there was no evaluation yet"
     )
     if run.state == "running":
         return f"Not finished: {planned}; {numbers}. The run is still going, or it was stopped."
     return f"Interrupted after {planned}; {numbers}. Continue it with “fedapps run --resume”."
+
+
+def scored_sentence(run: RunFolder) -> str:
+    """Which round the numbers are from; "" if it is the last one in any case."""
+    if not is_number(run.summary.get("scored-round")):
+        return ""
+    return (
+        f" Numbers and models are those of round {run.scored_round}, the best by the clients' "
+        "validation samples."
+    )
 
 
 def _subtitle(run: RunFolder) -> str:

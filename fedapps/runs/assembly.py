@@ -15,8 +15,8 @@ from fedapps.methods import METHODS
 from fedapps.methods.method import ClientFactory
 from fedapps.runs.compilation import compiler
 from fedapps.settings.settings import Settings
-from fedapps.tasks.capabilities import DeclaresOrigin, Task
-from fedapps.tasks.registry import make_task
+from fedapps.tasks.capabilities import DeclaresOrigin, SplitsSamples, Task
+from fedapps.tasks.registry import find_task, make_task
 from strategies import Private, Robust, WarmStart
 from strategies.base.capabilities import sends_updates
 from strategies.base.reply_validation import Rules
@@ -61,12 +61,27 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
             f"num-new-clients = {settings.num_new_clients}: method {settings.method!r} does not "
             "support new clients: set it to 0, or choose a method that trains one net"
         )
+    if settings.validates and (
+        settings.halves
+        or not hasattr(client_factory(settings), "kind")
+        or not hasattr(client_factory(settings).kind(), "evaluate_validation")  # type: ignore[attr-defined]
+    ):
+        raise UserError(
+            f"{settings.validates}: clients of method {settings.method!r} do not score validation "
+            "samples: leave it out, or choose a method that trains one net"
+        )
     if settings.node_sums:
         try:
             plan_of(strategy, Rules(bound=settings.bound))
         except ValueError as error:
             raise UserError(str(error)) from None
     return strategy
+
+
+def validation_setting(settings: Settings, task: Any) -> str:
+    """Return the setting that gives clients validation samples."""
+    own = hasattr(settings.problem, "validation") and not isinstance(task, SplitsSamples)
+    return f"{find_task(settings.task).table if own else 'data'}.validation"
 
 
 def check_optimizer(settings: Settings, strategies: Sequence[Strategy]) -> None:

@@ -14,12 +14,19 @@ from flwr.serverapp import Grid
 from fedapps.engines.node_grid import summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
+from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of
 from fedapps.results.image_grids import ImageGrids
 from fedapps.results.parts import write_plots
 from fedapps.results.report import write_report
-from fedapps.runs.assembly import Parts, build_strategy, build_task, takes_steps
+from fedapps.runs.assembly import (
+    Parts,
+    build_strategy,
+    build_task,
+    takes_steps,
+    validation_setting,
+)
 from fedapps.runs.compilation import with_compilation
 from fedapps.settings.settings import Settings, default_config
 from fedapps.tasks.capabilities import HasGroups, SplitsSamples
@@ -71,6 +78,9 @@ def execute(
     _, task, strategy = parts or assembled(settings)
     settings = with_compilation(settings, task, takes_steps)
     checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
+    best = checkpoints.best = Best(
+        settings.keep_best, settings.early_stopping, validation_setting(settings, task)
+    )
     inner = innermost(strategy)
     done, arrays = open_folder(folder, settings, checkpoints)
     if not done:
@@ -78,7 +88,7 @@ def execute(
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     groups = task.groups if isinstance(task, HasGroups) else None
     classes = classes_of(settings, task)
-    recorder = Recorder(folder, settings.flat(), task.name, done, strategy, groups, classes)
+    recorder = Recorder(folder, settings.flat(), task.name, done, strategy, groups, classes, best)
     checkpoints.record = recorder.files
     trackers = track(settings, folder, done, recorder) if settings.track else None
     image_grids = (
@@ -104,17 +114,24 @@ def execute(
     evaluate, train = ConfigRecord(base), ConfigRecord(base)
     if settings.evaluate_train:
         evaluate["train-loss"] = True
+    if settings.validates:
+        evaluate["validation"] = True
 
-    # Clients may delete stored states that a resumed run does not need any more.
-    def send_checkpoint_round(now: Round) -> None:
-        train["checkpoint-round"] = evaluate["checkpoint-round"] = checkpoints.last
+    # Clients may delete stored states that nothing needs any more.
+    def send_rounds_needed(now: Round | None = None) -> None:
+        for config in (train, evaluate):
+            config["checkpoint-round"] = checkpoints.last
+            if best.kept_rounds:
+                config["kept-rounds"] = best.kept_rounds
+
+    send_rounds_needed()
 
     try:
         result = run_rounds(
             strategy,
             client_grid,
             arrays,
-            settings.num_rounds,
+            done if best.exhausted else settings.num_rounds,
             settings.timeout,
             train,
             evaluate,
@@ -127,7 +144,8 @@ def execute(
                 recorder,
                 checkpoints,
                 *([image_grids] if image_grids else []),
-                send_checkpoint_round,
+                send_rounds_needed,
+                lambda _: best.exhausted,
                 *([trackers] if trackers else []),
                 *callbacks,
             ],

@@ -20,7 +20,13 @@ from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.models.options import local_name
 from fedapps.records.writer import FILES, FOLDERS, check_resumable, set_status
-from fedapps.runs.assembly import Parts, build_client, build_strategy, build_task
+from fedapps.runs.assembly import (
+    Parts,
+    build_client,
+    build_strategy,
+    build_task,
+    validation_setting,
+)
 from fedapps.settings.settings import Settings, chosen, default_config, read_settings
 from fedapps.tasks.capabilities import HasNaturalClients, NamesNet, Task
 from fedapps.tasks.registry import TASKS, find_task
@@ -93,7 +99,22 @@ def assemble(settings: Settings) -> Parts:
     strategy = checked_strategy(settings, task)
     if not settings.sites.own:
         check_client(settings, task)
+        check_validation(settings, task)
     return Parts(settings, task, strategy)
+
+
+def check_validation(settings: Settings, task: Any) -> None:
+    """Raise ``UserError`` if a setting needs validation samples and the first clients
+    have none.
+    """
+    if not settings.validates:
+        return
+    data = [task.client_data(k, settings.num_clients) for k in range(min(5, settings.num_clients))]
+    if all(d.validation is d.train or not len(d.validation) for d in data):
+        raise UserError(
+            f"{settings.validates}: the clients have no validation samples: set "
+            f"{validation_setting(settings, task)}, to 0.2 say"
+        )
 
 
 def with_clients(settings: Settings, task: Any) -> Settings:

@@ -39,6 +39,7 @@ OTHER_NAMES = {
     "bs": "train.batch-size",
     "dataset": "data.source",
     "output": "out",
+    "patience": "early-stopping",
 }
 #: Tasks whose test samples can have groups (``data.group``).
 GROUPED = ("classification", "constrained-classification", "tabular")
@@ -94,6 +95,17 @@ class Settings(Options):
         False,
         "evaluations also report the loss of the server's model on each client's training "
         "samples: `train-loss` in clients.csv",
+    )
+    keep_best: bool = option(
+        False,
+        "score and keep the round with the best mean score on the clients' validation samples, "
+        "not the last one",
+    )
+    early_stopping: int = option(
+        0,
+        "end the run after so many evaluations in a row without a better score on validation "
+        "samples; 0: never",
+        low=0,
     )
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
     min_replies: int = option(1, "a round with fewer valid replies fails", low=1)
@@ -198,6 +210,30 @@ class Settings(Options):
                 f"{self.robust.num_malicious} needs {self.robust.least} replies: choose at least "
                 "that many, or 0 for all"
             )
+
+        if self.validates and not self.evaluate_every:
+            raise ValueError(
+                f"{self.validates}: evaluate-every = 0 has one evaluation only: set it to 1 or more"
+            )
+        if self.validates and self.dp.noise_multiplier:
+            raise ValueError(
+                f"{self.validates}: scores on validation samples are not private, as "
+                "dp.noise-multiplier asks"
+            )
+        if self.keep_best and not self.keeps_clients_on_disk:
+            raise ValueError(
+                "keep-best = true: what clients store in the best round is kept on disk: set "
+                'client-store = "disk"'
+            )
+
+    @property
+    def validates(self) -> str:
+        """The setting that needs scores on validation samples, with its value, or
+        "".
+        """
+        if self.keep_best:
+            return "keep-best = true"
+        return f"early-stopping = {self.early_stopping}" if self.early_stopping else ""
 
     @property
     def context(self) -> RunContext:
