@@ -42,9 +42,11 @@ class FedRoDClient(PersonalClient):
         sgd, rate = self.sgd(config)
         state = {"w": tensors, "velocity": sgd.velocity(tensors)}
         problem = Problem(both, loss, self.surrogate(config))
-        loss = self.run(Descent(sgd), state, {}, lambda _: {"rate": rate}, config, problem=problem)
+        mean_loss = self.run(
+            Descent(sgd), state, {}, lambda _: {"rate": rate}, config, problem=problem
+        )
         self.store.save(self.kept_as, [p.detach().cpu().numpy() for p in both.own], config)
-        return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
+        return get_arrays(self.model), len(self.data.train), {"loss": mean_loss, **before}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Evaluate the sum of both heads (before the first training, the generic one),
