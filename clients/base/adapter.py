@@ -70,7 +70,7 @@ def to_client_app(
         _, arrays, config = _open(message.content, writable)
         client = _numpy_client(client_fn(context))
         notice_unread(type(client), config)
-        more = client.evaluate_validation(arrays, config) if config.get("validation") else {}
+        more = _validation_scores(client, arrays, config) if config.get("validation") else {}
         loss, num_examples, metrics = client.evaluate(arrays, config)
         return Message(
             content=_metric_records(num_examples, {"loss": float(loss), **metrics, **more}),
@@ -158,6 +158,16 @@ def _numpy_client(client: NumPyClient | Client) -> NumPyClient:
             f"client_fn returned {type(client).__name__}: return a flwr.client.NumPyClient"
         )
     return inner
+
+
+def _validation_scores(
+    client: NumPyClient, arrays: list[Any], config: dict[str, Any]
+) -> dict[str, float]:
+    evaluate = getattr(client, "evaluate_validation", None)
+    if evaluate is None:
+        raise ValueError(f"{type(client).__name__} does not score validation samples")
+    found: dict[str, float] = evaluate(arrays, config)
+    return found
 
 
 def _metric_records(num_examples: int, metrics: Mapping[str, Any]) -> RecordDict:

@@ -63,8 +63,7 @@ class TrainOptions(Options, Sent):
     )
     optimizer: str = option(
         "sgd",
-        "local optimiser; adam and adamw start from the general momentum and learning rate, "
-        "not from a task's",
+        "local optimiser; adam and adamw ignore a task's own learning rate and momentum",
         choices=OPTIMIZERS,
     )
 

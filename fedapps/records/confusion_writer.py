@@ -47,7 +47,7 @@ def confusion_table(
     if not total.any():
         return [], {}, left_out
     names = list(classes) or [str(place) for place in range(number)]
-    table = [["actual", *names]]
+    table: list[list[Any]] = [["actual", *names]]
     table += [[name, *row] for name, row in zip(names, total.tolist(), strict=True)]
     pooled = macro_measures(*margins(total))
     return table, {f"{name}-pooled": value for name, value in pooled.items()}, left_out

@@ -98,13 +98,11 @@ class Settings(Options):
     )
     keep_best: bool = option(
         False,
-        "score and keep the round with the best mean score on the clients' validation samples, "
-        "not the last one",
+        "score and keep the round that is best on the clients' validation samples",
     )
     early_stopping: int = option(
         0,
-        "end the run after so many evaluations in a row without a better score on validation "
-        "samples; 0: never",
+        "end after so many evaluations without a better score on validation samples; 0: never",
         low=0,
     )
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
