@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import Reads
 from algorithms.personal.sent import FedBABUSent
 from strategies.fedavg import FedAvgArguments
 from strategies.partial_sharing import PartialSharing
@@ -31,6 +32,8 @@ class FedBABUOptions(Options):
 
 class FedBABU(PartialSharing):
     """FedBABU strategy."""
+
+    client_half: Reads = (FedBABUSent,)
 
     def __init__(
         self,

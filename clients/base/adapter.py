@@ -26,7 +26,7 @@ from flwr.common import log
 
 from algorithms.common.wire import fields, read
 from clients.base.newcomers import newcomer_metrics
-from clients.base.options import notice_unread
+from clients.base.options import acknowledged, notice_unread
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 
@@ -56,7 +56,7 @@ def to_client_app(
         client = _numpy_client(client_fn(context))
         notice_unread(type(client), config)
         new_arrays, num_examples, metrics = client.fit(arrays, config)
-        content = _metric_records(num_examples, metrics)
+        content = _metric_records(num_examples, {**acknowledged(type(client)), **metrics})
         # the reply is not a model: a method with a wire format of its own
         if len(names) != len(new_arrays):
             names = [str(i) for i in range(len(new_arrays))]

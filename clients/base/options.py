@@ -10,9 +10,9 @@ from functools import cache
 
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, option
-from algorithms.common.schedule import decayed
+from algorithms.common.schedule import decayed, effective_steps
+from algorithms.common.sent import METHOD, RoundFacts, Sent
 from algorithms.common.sent import Config as Config
-from algorithms.common.sent import RoundFacts, Sent
 
 #: Names of options in other projects.
 ALIASES = {
@@ -72,16 +72,12 @@ class TrainOptions(Options, Sent):
         return decayed(self.learning_rate, self.lr_decay, self.lr_decay_every, server_round)
 
     def effective_steps(self, num_samples: int) -> float:
-        """Return how many learning rates a gradient of 1 in every step of a round moves
-        the model.
-
-        Without momentum that is the number of steps K; with momentum beta the k-th last
-        step counts ``(1 - beta^k) / (1 - beta)`` times, because its gradient stays in
-        the momentum buffer. ``num_samples``: the size of the client's training set.
+        """Return the effective number of steps of a round on ``num_samples`` training
+        samples.
         """
-        steps = self.local_epochs * -(-num_samples // self.batch_size)
-        beta = self.momentum
-        return sum((1 - beta**k) / (1 - beta) for k in range(1, steps + 1))
+        return effective_steps(
+            self.local_epochs * -(-num_samples // self.batch_size), self.momentum
+        )
 
 
 @cache
@@ -94,6 +90,16 @@ def keys_read(kind: type) -> frozenset[str] | None:
         return None
     every = (RoundFacts, TrainOptions, *declared)
     return frozenset(itertools.chain.from_iterable(sent.keys() for sent in every))
+
+
+@cache
+def acknowledged(kind: type) -> dict[str, str]:
+    """Return the acknowledgement in a training reply of clients of this class: the
+    names of the methods in ``reads``.
+    """
+    declared = [sent for base in kind.__mro__ for sent in vars(base).get("reads", ())]
+    names = sorted({sent.method for sent in declared if sent.method})
+    return {METHOD: " ".join(names)} if names else {}
 
 
 def notice_unread(kind: type, config: Config) -> None:
