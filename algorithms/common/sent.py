@@ -107,13 +107,21 @@ class RoundFacts(Sent):
 @dataclass(frozen=True)
 class Asked(Sent):
     """Metrics that the server asks for: the training loss of the received model before
-    training, and in an evaluation; in an evaluation also the scores on the validation
-    samples.
+    training, and in an evaluation.
     """
 
     loss_before: bool | None = None
     train_loss: bool | None = None
-    validation: bool | None = None
+
+
+@dataclass(frozen=True)
+class Scoring(Sent):
+    """What the adapter of any client reads for an evaluation: whether to report scores
+    on the validation samples, and the counts of actual and predicted classes.
+    """
+
+    validation: bool = False
+    class_counts: bool = False
 
 
 @dataclass(frozen=True)

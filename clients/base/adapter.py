@@ -24,9 +24,11 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
+from algorithms.common.sent import Scoring
 from algorithms.common.wire import fields, read
 from clients.base.newcomers import newcomer_metrics
 from clients.base.options import acknowledged, notice_unread
+from clients.base.scores import CONFUSION
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 
@@ -70,12 +72,13 @@ def to_client_app(
         _, arrays, config = _open(message.content, writable)
         client = _numpy_client(client_fn(context))
         notice_unread(type(client), config)
-        more = _validation_scores(client, arrays, config) if config.get("validation") else {}
+        sent = Scoring.from_config(config)
+        more = _validation_scores(client, arrays, config) if sent.validation else {}
         loss, num_examples, metrics = client.evaluate(arrays, config)
-        return Message(
-            content=_metric_records(num_examples, {"loss": float(loss), **metrics, **more}),
-            reply_to=message,
-        )
+        reported = {"loss": float(loss), **metrics, **more}
+        if not sent.class_counts:
+            reported.pop(CONFUSION, None)
+        return Message(content=_metric_records(num_examples, reported), reply_to=message)
 
     @app.evaluate("newcomer")
     def newcomer(message: Message, context: Context) -> Message:

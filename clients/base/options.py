@@ -11,7 +11,7 @@ from functools import cache
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, option
 from algorithms.common.schedule import decayed, effective_steps
-from algorithms.common.sent import METHOD, RoundFacts, Sent
+from algorithms.common.sent import METHOD, RoundFacts, Scoring, Sent
 from algorithms.common.sent import Config as Config
 
 #: Names of options in other projects.
@@ -88,7 +88,7 @@ def keys_read(kind: type) -> frozenset[str] | None:
     declared = [sent for base in kind.__mro__ for sent in vars(base).get("reads", ())]
     if not declared:
         return None
-    every = (RoundFacts, TrainOptions, *declared)
+    every = (RoundFacts, Scoring, TrainOptions, *declared)
     return frozenset(itertools.chain.from_iterable(sent.keys() for sent in every))
 
 

@@ -23,7 +23,10 @@ def classes_section(run: RunFolder) -> Section | None:
     if (found := _matrix(run)) is None:
         if "macro-f1-mean" not in run.numbers:
             return None
-        note = f"No counts by class: they are sent for at most {MOST_CLASSES} classes."
+        note = (
+            f"No counts by class: clients send them for at most {MOST_CLASSES} classes, if "
+            "class-counts = true, and never with differential privacy."
+        )
         return Section("Classes", note, ("class",), ())
     names, counts = found
     actual, predicted, hits = margins(counts)

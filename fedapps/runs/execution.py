@@ -116,6 +116,8 @@ def execute(
         evaluate["train-loss"] = True
     if settings.validates:
         evaluate["validation"] = True
+    if settings.class_counts and not settings.dp.noise_multiplier:
+        evaluate["class-counts"] = True
 
     # Clients may delete stored states that nothing needs any more.
     def send_rounds_needed(now: Round | None = None) -> None:

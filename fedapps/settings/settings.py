@@ -96,6 +96,11 @@ class Settings(Options):
         "evaluations also report the loss of the server's model on each client's training "
         "samples: `train-loss` in clients.csv",
     )
+    class_counts: bool = option(
+        True,
+        "clients report counts of their test samples by actual and predicted class; never with "
+        "dp.noise-multiplier",
+    )
     keep_best: bool = option(
         False,
         "score and keep the round that is best on the clients' validation samples",

@@ -87,3 +87,14 @@ def test_a_run_writes_and_shows_its_classes(method, tmp_path):
     page = write_report(tmp_path / "run").read_text()
     assert "<h2>Classes</h2>" in page
     assert "Confusion matrix" in page
+
+
+@pytest.mark.parametrize("told", [{"class-counts": False}, {"dp.noise-multiplier": 1.0}])
+def test_counts_stay_with_the_clients_unless_asked_for(told, tmp_path):
+    small = {"num-clients": 4, "num-rounds": 1, "checkpoint-every": 0, "train.local-epochs": 1}
+    parts = assemble(with_defaults({**small, **told, "out": str(tmp_path / "run")}))
+    summary = execute_inline(parts.settings, parts=parts)
+    assert "macro-f1-mean" in summary
+    assert "macro-f1-pooled" not in summary
+    assert not (tmp_path / "run" / "confusion.csv").exists()
+    assert "class-counts = true" in classes_section(read_run(tmp_path / "run")).note
