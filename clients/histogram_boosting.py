@@ -22,7 +22,7 @@ from algorithms.boosting.sent import HistogramSent
 from algorithms.common.averaging import Arrays
 from clients.base.data import ArrayData, ArraySplit
 from clients.base.options import Config
-from clients.base.scores import as_global, binary_scores, class_scores, regression_scores
+from clients.base.scores import as_global, binary_scores, regression_scores, scores_of_values
 from clients.base.store import MessageStore, Store
 
 NAME = "values"
@@ -85,7 +85,7 @@ class HistogramBoostingClient(NumPyClient):
             numbers = regression_scores(values[:, None] * self.scale, part.y * self.scale, loss)
             return loss, len(part), {**numbers, **as_global(numbers)}
         if values.ndim > 1:
-            scores = class_scores(values, part.y, loss, part.groups)
+            scores = scores_of_values(values, part.y, loss, part.groups)
             return loss, len(part), {**scores, **as_global(scores)}
         scores = binary_scores(values, part.y, loss, part.groups)
         if HistogramSent.from_config(config).loss == "square":

@@ -27,6 +27,11 @@ class ScaffoldClient(FedAvgClient):
 
     reads: Reads = (ScaffoldSent,)
     differentiates_surrogate = True
+    excluded_optimizers = dict.fromkeys(
+        ("adam", "adamw"),
+        "SCAFFOLD reads the mean gradient from how far its steps went, so they must be SGD's: "
+        "choose sgd",
+    )
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return y_i followed by c + c_i+ - c_i; store c_i+."""

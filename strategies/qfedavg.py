@@ -62,12 +62,25 @@ class QFedAvg(Reweighting):
         super().__init__(strategy, prior=self.options.prior, cap=self.options.cap)
         self._lipschitz = 0.0
 
+    @property
+    def excluded_optimizers(self) -> dict[str, str]:
+        """The clients' optimisers for which the estimate does not hold, and why."""
+        if self.options.step == "average" or self.options.lipschitz or not self.options.q:
+            return {}
+        return dict.fromkeys(
+            ("adam", "adamw"),
+            "q-FedAvg takes L from the learning rate, as a step of SGD has it: choose sgd, "
+            'q-fedavg.step = "average", or q-fedavg.lipschitz',
+        )
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Remember the learning rate; raise ``ValueError`` if it is needed and neither
         options nor configuration give one.
         """
+        if why := self.excluded_optimizers.get(str(config.get("optimizer"))):
+            raise ValueError(f"optimizer = {config['optimizer']!r}: {why}")
         if self.options.step == "lipschitz":
             rate = local_rate(config, server_round)
             if not self.options.lipschitz and not rate:

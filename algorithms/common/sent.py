@@ -16,7 +16,7 @@ A client class lists its declarations in ``reads``; other keys are logged
 (``clients.base.options``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -100,6 +100,8 @@ class RoundFacts(Sent):
     #: what they stored in later rounds of an interrupted run.
     first_round: int = 1
     checkpoint_round: int | None = None
+    #: Other rounds of which clients must keep what they stored until then.
+    kept_rounds: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,16 @@ class Asked(Sent):
 
     loss_before: bool | None = None
     train_loss: bool | None = None
+
+
+@dataclass(frozen=True)
+class Scoring(Sent):
+    """What the adapter of any client reads for an evaluation: whether to report scores
+    on the validation samples, and the counts of actual and predicted classes.
+    """
+
+    validation: bool = False
+    class_counts: bool = False
 
 
 @dataclass(frozen=True)

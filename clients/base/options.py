@@ -11,7 +11,7 @@ from functools import cache
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, option
 from algorithms.common.schedule import decayed, effective_steps
-from algorithms.common.sent import METHOD, RoundFacts, Sent
+from algorithms.common.sent import METHOD, RoundFacts, Scoring, Sent
 from algorithms.common.sent import Config as Config
 
 #: Names of options in other projects.
@@ -22,16 +22,18 @@ ALIASES = {
     "num-epochs": "local-epochs",
     "bs": "batch-size",
     "wd": "weight-decay",
+    "optimiser": "optimizer",
 }
 _logged: set[tuple[type, str]] = set()
 
 
 COMPILE = ("auto", "on", "off")
+OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 @dataclass(frozen=True)
 class TrainOptions(Options, Sent):
-    """Options of local SGD, as a server sends them in a message's configuration;
+    """Options of local training, as a server sends them in a message's configuration;
     options that are not sent keep their defaults.
     """
 
@@ -44,7 +46,11 @@ class TrainOptions(Options, Sent):
         open_low=True,
     )
     momentum: float = option(
-        0.9, "momentum; its buffer starts at 0 every round", low=0, high=1, open_high=True
+        0.9,
+        "momentum, or beta_1 of Adam; its buffer starts at 0 every round",
+        low=0,
+        high=1,
+        open_high=True,
     )
     weight_decay: float = option(1e-4, "weight decay", low=0)
     local_epochs: int = option(10, "E, passes over a client's samples in a round", low=1)
@@ -57,6 +63,11 @@ class TrainOptions(Options, Sent):
     )
     max_gradient_norm: float = option(
         0.0, "bound on the norm of a step's gradient; 0: none; tasks on tables: 1", low=0
+    )
+    optimizer: str = option(
+        "sgd",
+        "local optimiser; adam and adamw ignore a task's own learning rate and momentum",
+        choices=OPTIMIZERS,
     )
 
     def rate(self, server_round: int) -> float:
@@ -80,7 +91,7 @@ def keys_read(kind: type) -> frozenset[str] | None:
     declared = [sent for base in kind.__mro__ for sent in vars(base).get("reads", ())]
     if not declared:
         return None
-    every = (RoundFacts, TrainOptions, *declared)
+    every = (RoundFacts, Scoring, TrainOptions, *declared)
     return frozenset(itertools.chain.from_iterable(sent.keys() for sent in every))
 
 

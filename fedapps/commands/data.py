@@ -89,7 +89,7 @@ def print_table(deal: Deal, settings: Any) -> None:
     dealt += f", {o.partition_arguments}" if o.partition_arguments else ""
     print(
         f"{o.source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} "
-        f"{kind}{' of the targets' * deal.numbers}"
+        f"{kind}{' of the targets' * deal.numbers}, counted in training samples"
     )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     if len(deal.names) > MAX_CLIENTS:

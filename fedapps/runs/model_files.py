@@ -46,6 +46,7 @@ KEYS = (
     "regression.scale",
     "train.learning-rate",
     "train.momentum",
+    "train.optimizer",
     "train.weight-decay",
     "train.batch-size",
 )

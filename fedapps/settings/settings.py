@@ -42,6 +42,7 @@ OTHER_NAMES = {
     "bs": "train.batch-size",
     "dataset": "data.source",
     "output": "out",
+    "patience": "early-stopping",
 }
 #: Settings of tasks that are now in the table ``data``, for all tasks.
 MOVED = {
@@ -122,6 +123,20 @@ class Settings(Options):
         False,
         "evaluations also report the loss of the server's model on each client's training "
         "samples: `train-loss` in clients.csv",
+    )
+    class_counts: bool = option(
+        True,
+        "clients report counts of their test samples by actual and predicted class; never with "
+        "dp.noise-multiplier",
+    )
+    keep_best: bool = option(
+        False,
+        "score and keep the round that is best on the clients' validation samples",
+    )
+    early_stopping: int = option(
+        0,
+        "end after so many evaluations without a better score on validation samples; 0: never",
+        low=0,
     )
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
     min_replies: int = option(1, "a round with fewer valid replies fails", low=1)
@@ -226,6 +241,30 @@ class Settings(Options):
                 f"{self.robust.num_malicious} needs {self.robust.least} replies: choose at least "
                 "that many, or 0 for all"
             )
+
+        if self.validates and not self.evaluate_every:
+            raise ValueError(
+                f"{self.validates}: evaluate-every = 0 has one evaluation only: set it to 1 or more"
+            )
+        if self.validates and self.dp.noise_multiplier:
+            raise ValueError(
+                f"{self.validates}: scores on validation samples are not private, as "
+                "dp.noise-multiplier asks"
+            )
+        if self.keep_best and not self.keeps_clients_on_disk:
+            raise ValueError(
+                "keep-best = true: what clients store in the best round is kept on disk: set "
+                'client-store = "disk"'
+            )
+
+    @property
+    def validates(self) -> str:
+        """The setting that needs scores on validation samples, with its value, or
+        "".
+        """
+        if self.keep_best:
+            return "keep-best = true"
+        return f"early-stopping = {self.early_stopping}" if self.early_stopping else ""
 
     @property
     def context(self) -> RunContext:
@@ -344,7 +383,8 @@ def check_used(given: Mapping[str, Any], used: Container[str]) -> None:
         table, dot, _ = key.partition(".")
         if not dot or table in (*PARTS, *OF_SWEEPS) or key in used:
             continue
-        owners = [name for name, one in {**METHODS, **TASKS}.items() if one.table == table]
+        kinds: dict[str, Any] = {**METHODS, **TASKS}
+        owners = [name for name, one in kinds.items() if one.table == table]
         choice = f"choose {' or '.join(owners[:4])}, or " if owners else ""
         raise UserError(
             f"{key} = {value!r}: neither the method nor the task has this option: {choice}leave "

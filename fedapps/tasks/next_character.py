@@ -90,7 +90,7 @@ class Text(TorchTask):
 
     def client_names(self, num_clients: int) -> tuple[str, ...]:
         """Return the names of the roles; () for generated texts."""
-        return tuple(self.play(0).roles) if self.options.source else ()
+        return tuple(self.play(0).roles) if self.natural_clients() else ()
 
     def check(self, num_clients: int) -> None:
         """Read the texts and build the model."""

@@ -16,6 +16,7 @@ from fedapps.data.samples import Samples
 from fedapps.data.source import GENERATED
 from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
+from fedapps.notes import logger
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.tabular import Rows
 from fedapps.tasks.targets import LINEAR, NAME, Targets
@@ -97,7 +98,7 @@ class Regression(Targets, Rows):
         self.validation_parts(num_clients)
         self.check_scale()
         for line in self.remarks(num_clients):
-            partitions.logger.warning("%s", line)
+            logger.warning("%s", line)
         _ = self.objective
         self.initial_arrays()
 

@@ -216,6 +216,10 @@ def test_auroc_is_left_out_where_it_is_undefined():
         "accuracy",
         "loss",
         "test-samples",
+        "macro-precision",
+        "macro-recall",
+        "macro-f1",
+        "confusion",
     }
     scores = BINARY.score(Given(), Split(torch.tensor([[np.nan], [-1.0]]), torch.tensor([0, 0])))
     assert "auroc" not in scores
