@@ -103,13 +103,18 @@ class Row:
 
     @property
     def remark(self) -> str:
-        """What the reader must know besides the numbers: the seeds, or where an
-        incomplete run stopped.
+        """What the reader must know besides the numbers: the seeds, where an incomplete
+        run stopped, and the clients that diverged.
         """
+        diverged = list(dict.fromkeys(name for run in self.runs for name in run.diverged))
+        shown = ", ".join(diverged[:5]) + (", ..." if len(diverged) > 5 else "")
+        named = f"diverged, not in the means: {shown}" if diverged else ""
         if not self.complete:
             run = self.runs[0]
-            return f"{run.state} at {run.rounds_completed}/{run.num_rounds or '?'}"
-        return f"{len(self.runs)} seeds" if len(self.runs) > 1 else ""
+            state = f"{run.state} at {run.rounds_completed}/{run.num_rounds or '?'}"
+        else:
+            state = f"{len(self.runs)} seeds" if len(self.runs) > 1 else ""
+        return "; ".join(filter(None, (state, named)))
 
 
 def has_result(run: RunFolder) -> bool:
