@@ -1,5 +1,5 @@
-"""`fedapps export --format onnx`: onnxruntime computes the outputs of the net from samples
-as the data have them.
+"""`fedapps export --format onnx`: onnxruntime computes what the net computes, from
+samples as the data have them.
 """
 
 from importlib.util import find_spec
