@@ -12,7 +12,7 @@ from algorithms.common.steps import Gradient, Numbers, State
 from algorithms.personal.sent import APFLScoring, APFLTraining
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
-from clients.steps.sgd import SGD, between, inner
+from clients.steps.sgd import Optimiser, between, inner
 
 
 class APFLClient(PersonalClient):
@@ -98,7 +98,7 @@ class Both:
     ``first``, 1 at the first step, else 0.
     """
 
-    sgd: SGD
+    sgd: Optimiser
     personal: bool
     adaptive: bool
 

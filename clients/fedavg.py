@@ -10,8 +10,10 @@ Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.056
 Algorithm 1, ClientUpdate.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +21,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
+from algorithms.common.measures import leading_of
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed, generator
 from algorithms.common.sent import Asked, Reads, RoundFacts
@@ -40,7 +43,7 @@ from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.steps.batches import epochs
-from clients.steps.sgd import SGD, Descent, Penalty
+from clients.steps.sgd import Descent, Optimiser, Penalty, optimiser_of
 
 if TYPE_CHECKING:
     from clients.steps.compiled import Compiler
@@ -65,6 +68,8 @@ class FedAvgClient(NumPyClient):
     #: Whether all training of the class differentiates :meth:`surrogate`; a class with
     #: its own ``fit`` or ``train`` declares it.
     differentiates_surrogate = True
+    #: The values of ``optimizer`` that the class refuses, and why.
+    excluded_optimizers: Mapping[str, str] = MappingProxyType({})
     #: The name of the option of an evaluation with the number of epochs for which a
     #: client trains before its model is used; "": it does not train.
     epochs_before_use = ""
@@ -114,6 +119,21 @@ class FedAvgClient(NumPyClient):
             else {}
         )
         return scores["loss"], len(self.data.test), {**scores, **as_global(scores), **more}
+
+    def evaluate_validation(self, parameters: Arrays, config: Config) -> dict[str, float]:
+        """Return what :meth:`evaluate` reports as leading score and loss, on the
+        validation samples and named ``validation-...``; {} if the client has none.
+        """
+        data = self.data
+        if data.validation is data.train or not len(data.validation):
+            return {}
+        self.data = replace(data, test=data.validation)
+        try:
+            loss, _, metrics = self.evaluate(parameters, {**config, "train-loss": False})
+        finally:
+            self.data = data
+        name = leading_of(metrics)
+        return {f"validation-{name}": metrics[name], "validation-loss": loss}
 
     def evaluate_new(
         self,
@@ -189,12 +209,14 @@ class FedAvgClient(NumPyClient):
             config,
         )
 
-    def sgd(self, config: Config) -> tuple[SGD, float]:
-        """Return SGD with the momentum and weight decay of the configuration, and the
-        round's learning rate.
+    def sgd(self, config: Config) -> tuple[Optimiser, float]:
+        """Return the optimiser of the configuration and the round's learning rate.
+        Raises ``ValueError`` for one that the method excludes.
         """
         options = TrainOptions.from_config(config)
-        return SGD(options.momentum, options.weight_decay), options.rate(self.round(config))
+        if why := self.excluded_optimizers.get(options.optimizer):
+            raise ValueError(f"optimizer = {options.optimizer!r}: {why}")
+        return optimiser_of(options), options.rate(self.round(config))
 
     def run(
         self,

@@ -25,6 +25,11 @@ class FedDynClient(FedAvgClient):
 
     reads = (FedDynSent,)
     differentiates_surrogate = True
+    excluded_optimizers = dict.fromkeys(
+        ("adamw",),
+        "FedDyn takes the local solution for a zero of the gradient, which decoupled "
+        "weight decay moves: choose sgd or adam",
+    )
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return theta_i; store the new g_i."""

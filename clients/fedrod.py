@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from algorithms.common.steps import Problem
+from algorithms.personal.sent import FedRoDSent
 from clients.base.scores import as_global
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
@@ -23,6 +24,7 @@ class FedRoDClient(PersonalClient):
     """
 
     kept_as = "fedrod"
+    reads = (FedRoDSent,)
     differentiates_surrogate = False  # what is minimised are two losses
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:

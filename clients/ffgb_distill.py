@@ -29,6 +29,9 @@ from clients.fedavg import FedAvgClient
 class FFGBDistillClient(FedAvgClient):
     """Sends a weak learner instead of an updated model; for classification."""
 
+    excluded_optimizers = dict.fromkeys(
+        ("adam", "adamw"), "it has an optimiser of its own: leave it out"
+    )
     reads = (OracleSent,)
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:

@@ -10,7 +10,7 @@ from algorithms.common.steps import Eager, Gradient, Numbers, State, Tensors
 from algorithms.personal.sent import PerFedAvgScoring, PerFedAvgTraining
 from clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
-from clients.steps.sgd import SGD, add, inner
+from clients.steps.sgd import Optimiser, add, inner
 
 #: Length of ``delta v``, the way to either side at which the difference of gradients is
 #: taken.
@@ -88,7 +88,7 @@ class Meta:
     v``. ``state``: ``w``, ``adapted``, ``velocity``. ``numbers``: ``rate``.
     """
 
-    sgd: SGD
+    sgd: Optimiser
     alpha: float
     hessian: bool
 

@@ -9,7 +9,7 @@ from algorithms.common.steps import Epochs, Gradient, Numbers, State
 from algorithms.personal.sent import PFedMeSent
 from clients.base.training import Config, TrainOptions, get_arrays, trainable
 from clients.families.personal_model import PersonalClient
-from clients.steps.sgd import SGD, add
+from clients.steps.sgd import Optimiser, add
 
 
 class PFedMeClient(PersonalClient):
@@ -88,7 +88,7 @@ class Envelope:
     ``state``: ``theta``, ``w``, ``velocity``.
     """
 
-    sgd: SGD
+    sgd: Optimiser
     lambda_: float
 
     def __call__(self, gradient: Gradient, state: State, numbers: Numbers) -> Tensor:

@@ -14,6 +14,7 @@ TMLR 2023, arXiv 2202.01666, Algorithm 1.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -45,6 +46,11 @@ class ProportionalLoss:
     """Mixin for client classes."""
 
     reads: Reads = (PropFairSent,)
+    excluded_optimizers: Mapping[str, str] = dict.fromkeys(
+        ("adam", "adamw"),
+        "PropFair gives clients with a large loss larger gradients, and Adam divides gradients by "
+        "their size: choose sgd",
+    )
 
     def surrogate(self, config: Config) -> Proportional:
         """Return PropFair's function of the mini-batch's loss."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from algorithms.common.averaging import STATISTICS
+from algorithms.common.sent import Reads, ScaffoldSent
 from algorithms.common.steps import Tensors
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.fedavg import FedAvgClient
@@ -24,7 +25,13 @@ from clients.steps.sgd import Penalty
 class ScaffoldClient(FedAvgClient):
     """FedAvg's client with control variates."""
 
+    reads: Reads = (ScaffoldSent,)
     differentiates_surrogate = True
+    excluded_optimizers = dict.fromkeys(
+        ("adam", "adamw"),
+        "SCAFFOLD reads the mean gradient from how far its steps went, so they must be SGD's: "
+        "choose sgd",
+    )
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return y_i followed by c + c_i+ - c_i; store c_i+."""

@@ -46,7 +46,7 @@ from clients.base.evaluation import Scores
 from clients.base.scores import as_global, higher_is_better
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.fedprox import FedProxClient
-from clients.steps.sgd import SGD, Number, add, between, inner, parted
+from clients.steps.sgd import Number, Optimiser, add, between, inner, parted
 
 Floats = NDArray[np.float64]
 LAMBDAS = [i / 10 for i in range(11)]
@@ -272,7 +272,7 @@ class Mixture:
     0. ``numbers``: ``rate`` and ``lambda``.
     """
 
-    sgd: SGD
+    sgd: Optimiser
     mu: float
     nu: float
     layers: tuple[int, ...]

@@ -8,6 +8,7 @@ from typing import Any
 from flwr.client import NumPyClient
 
 from algorithms.common.sent import WarmStartSent
+from clients.base.options import acknowledged
 from clients.base.training import Arrays, Config
 
 
@@ -21,8 +22,9 @@ class WarmStartClient(NumPyClient):
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Train with the selected client."""
-        arrays, num_examples, metrics = self.half(config).fit(parameters, dict(config))
-        return arrays, num_examples, dict(metrics)
+        half = self.half(config)
+        arrays, num_examples, metrics = half.fit(parameters, dict(config))
+        return arrays, num_examples, {**acknowledged(type(half)), **metrics}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
         """Evaluate with the selected client."""

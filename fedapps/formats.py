@@ -14,7 +14,7 @@ from algorithms.common.measures import LEADING
 #: Keys of the means over clients of the leading scores.
 LEADING_MEANS = tuple(f"{name}-mean" for name in LEADING)
 #: Prefixes of the names of metrics that are fractions and shown in per cent.
-_PERCENT = ("accuracy", "auroc", "top", "parity", "equalised", "tpr", "fpr")
+_PERCENT = ("accuracy", "auroc", "top", "parity", "equalised", "tpr", "fpr", "macro")
 #: The part of a name for the mean over the worst or the best clients.
 _TAIL = re.compile(r"(worst|best)([0-9.]+)")
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -120,6 +120,7 @@ def metric_name(key: str) -> str:
         "rmse": "RMSE",
         "mae": "MAE",
         "r2": "R²",
+        "f1": "F1",
     }
     parts = [words.get(part, _TAIL.sub(r"\1 \2 %", part)) for part in key.split("-")]
     if len(parts) > 1 and (

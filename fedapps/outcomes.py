@@ -201,7 +201,7 @@ class Partition:
 
     def __init__(self, deal: Deal, settings: Settings, notes: list[str]) -> None:
         self._deal, self.notes = deal, notes
-        self._source = getattr(settings.problem, "source", "") or settings.data.source
+        self._source = settings.data.source
 
     def __repr__(self) -> str:
         return (

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import Reads
 from algorithms.personal.sent import APFLScoring, APFLTraining
 from strategies.fedavg import FedAvg, FedAvgArguments
 
@@ -30,6 +31,8 @@ class APFLOptions(Options):
 
 class APFL(FedAvg):
     """APFL strategy; the averaging is FedAvg's."""
+
+    client_half: Reads = (APFLTraining,)
 
     def __init__(
         self, options: APFLOptions | None = None, **kwargs: Unpack[FedAvgArguments]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import Reads
 from algorithms.personal.sent import DittoSent
 from strategies.fedavg import FedAvg, FedAvgArguments
 
@@ -30,6 +31,8 @@ class DittoOptions(Options):
 
 class Ditto(FedAvg):
     """Ditto strategy; the averaging is FedAvg's."""
+
+    client_half: Reads = (DittoSent,)
 
     def __init__(
         self, options: DittoOptions | None = None, **kwargs: Unpack[FedAvgArguments]

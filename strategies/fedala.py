@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import Reads
 from algorithms.personal.sent import FedALASent
 from strategies.fedavg import FedAvg, FedAvgArguments
 
@@ -47,6 +48,8 @@ class FedALAOptions(Options):
 
 class FedALA(FedAvg):
     """FedALA strategy; the averaging is FedAvg's."""
+
+    client_half: Reads = (FedALASent,)
 
     def __init__(
         self, options: FedALAOptions | None = None, **kwargs: Unpack[FedAvgArguments]

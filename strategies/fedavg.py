@@ -149,6 +149,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         """Send the model to the sampled clients, with :meth:`train_options` in the
         configuration.
         """
+        self.enter_loop(config)
         config["server-round"] = server_round  # Flower's own loop leaves that to the strategy
         config.update(self.train_options(server_round, rounds_of(config, server_round)))
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
@@ -173,7 +174,9 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         """Average the models by ``num-examples`` or uniformly, and the metrics by
         ``num-examples``.
         """
-        contents = [reply.content for reply in replies if not reply.has_error()]
+        valid = [reply for reply in replies if not reply.has_error()]
+        self.hear(valid)
+        contents = [reply.content for reply in valid]
         if not contents:
             return None, None
         arrays = average_arrays(contents, [self._weight(content) for content in contents])

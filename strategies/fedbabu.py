@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import Reads
 from algorithms.personal.sent import FedBABUSent
 from strategies.base.capabilities import Capabilities
 from strategies.fedavg import FedAvgArguments
@@ -32,6 +33,8 @@ class FedBABUOptions(Options):
 
 class FedBABU(PartialSharing):
     """FedBABU strategy."""
+
+    client_half: Reads = (FedBABUSent,)
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
-from algorithms.common.sent import FedDynSent
+from algorithms.common.sent import FedDynSent, Reads
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.updates import moved, updates
@@ -56,6 +56,7 @@ class FedDynOptions(Options):
 class FedDyn(FedAvg):
     """FedDyn strategy."""
 
+    client_half: Reads = (FedDynSent,)
     capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
 
     def __init__(

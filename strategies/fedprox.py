@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from algorithms.common.options import Options, option
-from algorithms.common.sent import ProximalSent
+from algorithms.common.sent import ProximalSent, Reads
 from strategies.fedavg import FedAvg, FedAvgArguments
 
 
@@ -30,11 +30,15 @@ class FedProxOptions(Options):
 class FedProx(FedAvg):
     """FedProx strategy; the averaging is FedAvg's."""
 
+    client_half: Reads = (ProximalSent,)
+
     def __init__(
         self, options: FedProxOptions | None = None, **kwargs: Unpack[FedAvgArguments]
     ) -> None:
         super().__init__(**kwargs)
         self.options = options or FedProxOptions()
+        if not self.options.mu:  # FedAvg
+            self.client_half = ()
 
     def train_options(
         self, server_round: int, num_rounds: int

@@ -12,8 +12,12 @@ the outputs g of the generic model and p of the personal head on the same body:
 Contract: FedAvg's. The client keeps its head and never sends it.
 """
 
+from algorithms.common.sent import Reads
+from algorithms.personal.sent import FedRoDSent
 from strategies.fedavg import FedAvg
 
 
 class FedRoD(FedAvg):
     """Fed-RoD strategy; the averaging is FedAvg's."""
+
+    client_half: Reads = (FedRoDSent,)

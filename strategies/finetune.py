@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import Reads
 from algorithms.personal.sent import FinetuneSent
 from strategies.fedavg import FedAvg, FedAvgArguments
 
@@ -29,6 +30,8 @@ class FinetuneOptions(Options):
 
 class Finetune(FedAvg):
     """Strategy of fine-tuning; the averaging is FedAvg's."""
+
+    client_half: Reads = (FinetuneSent,)
 
     def __init__(
         self, options: FinetuneOptions | None = None, **kwargs: Unpack[FedAvgArguments]

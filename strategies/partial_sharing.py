@@ -26,6 +26,7 @@ from typing import Unpack
 
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
+from algorithms.common.sent import Reads
 from algorithms.personal.sent import FedRepSent, ShareSent
 from strategies.families.shared_part import SharedPart
 from strategies.fedavg import FedAvgArguments
@@ -84,6 +85,8 @@ class FedRepOptions(Options):
 
 class FedRep(PartialSharing):
     """FedRep strategy."""
+
+    client_half: Reads = (FedRepSent,)
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import Reads
 from algorithms.personal.sent import PerFedAvgScoring, PerFedAvgTraining
 from strategies.fedavg import FedAvg, FedAvgArguments
 
@@ -43,6 +44,8 @@ class PerFedAvgOptions(Options):
 
 class PerFedAvg(FedAvg):
     """Per-FedAvg strategy; the averaging is FedAvg's."""
+
+    client_half: Reads = (PerFedAvgTraining,)
 
     def __init__(
         self, options: PerFedAvgOptions | None = None, **kwargs: Unpack[FedAvgArguments]

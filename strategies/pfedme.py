@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import Reads
 from algorithms.personal.sent import PFedMeSent
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg, FedAvgArguments
@@ -51,6 +52,7 @@ class PFedMeOptions(Options):
 class PFedMe(FedAvg):
     """pFedMe strategy."""
 
+    client_half: Reads = (PFedMeSent,)
     capabilities = FedAvg.capabilities  # a step along the average
 
     def __init__(

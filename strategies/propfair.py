@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import Reads
 from algorithms.fairness.sent import PropFairSent
 from strategies.base.capabilities import (
     Capabilities,
@@ -46,6 +47,8 @@ class PropFair(Wrapper):
     does.
     """
 
+    client_half: Reads = (PropFairSent,)
+
     def __init__(self, strategy: Strategy, options: PropFairOptions | None = None) -> None:
         self._declared = require_declaration(strategy, "PropFair")
         self.strategy = strategy
@@ -65,6 +68,7 @@ class PropFair(Wrapper):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send M in addition to what the wrapped strategy sends."""
+        self.enter_loop(config)
         config.update(PropFairSent(self.options.m).to_config())
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
@@ -79,7 +83,9 @@ class PropFair(Wrapper):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Delegate to the wrapped strategy."""
-        return self.strategy.aggregate_train(server_round, replies)
+        heard = list(replies)
+        self.hear([reply for reply in heard if not reply.has_error()])
+        return self.strategy.aggregate_train(server_round, heard)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the wrapped strategy's state."""

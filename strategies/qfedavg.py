@@ -35,7 +35,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from algorithms.common.options import option
-from algorithms.common.schedule import decayed
+from algorithms.common.schedule import local_rate
 from algorithms.fairness.simplex import bounded
 from algorithms.fairness.weight_rules import lipschitz_step, powers
 from strategies.families.reweighting import Decision, FairOptions, Replies, Reweighting
@@ -62,19 +62,33 @@ class QFedAvg(Reweighting):
         super().__init__(strategy, prior=self.options.prior, cap=self.options.cap)
         self._lipschitz = 0.0
 
+    @property
+    def excluded_optimizers(self) -> dict[str, str]:
+        """The clients' optimisers for which the estimate does not hold, and why."""
+        if self.options.step == "average" or self.options.lipschitz or not self.options.q:
+            return {}
+        return dict.fromkeys(
+            ("adam", "adamw"),
+            "q-FedAvg takes L from the learning rate, as a step of SGD has it: choose sgd, "
+            'q-fedavg.step = "average", or q-fedavg.lipschitz',
+        )
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Remember the learning rate; raise ``ValueError`` if it is needed and neither
         options nor configuration give one.
         """
+        if why := self.excluded_optimizers.get(str(config.get("optimizer"))):
+            raise ValueError(f"optimizer = {config['optimizer']!r}: {why}")
         if self.options.step == "lipschitz":
-            if not self.options.lipschitz and "learning-rate" not in config:
+            rate = local_rate(config, server_round)
+            if not self.options.lipschitz and not rate:
                 raise ValueError(
-                    "q-FedAvg needs the clients' learning rate: put learning-rate into "
+                    "q-FedAvg needs the clients' learning rate: put learning-rate (or lr) into "
                     "train_config, or set lipschitz = 1 / learning-rate"
                 )
-            self._lipschitz = self.options.lipschitz or 1 / rate_of(config, server_round)
+            self._lipschitz = self.options.lipschitz or 1 / rate
         return super().configure_train(server_round, arrays, config, grid)
 
     def decide(self, replies: Replies) -> Decision:
@@ -89,11 +103,3 @@ class QFedAvg(Reweighting):
         squares = (replies.updates() ** 2).sum(1)
         step = lipschitz_step(shares, replies.losses, squares, self.options.q, self._lipschitz)
         return Decision(weights, {**facts, "step": step}, np.full(len(weights), step))
-
-
-def rate_of(config: ConfigRecord, server_round: int) -> float:
-    """Return the local learning rate of a round from a training configuration."""
-    rate, decay, every = (
-        float(str(config.get(key, 1.0))) for key in ("learning-rate", "lr-decay", "lr-decay-every")
-    )
-    return decayed(rate, decay, int(every), server_round)

@@ -15,8 +15,7 @@ Counters and running statistics of normalisation layers are averaged.
 A client could send any c_i+. Since ``c + c_i+ - c_i = (x - y_i) / (K eta)`` with K >=
 1, and c itself for arrays that are not trained, the server shortens each of these
 arrays to at most ``|x - y_i| / eta + |c|``: what a client adds to c is bounded by how
-far it moves the model. (If the configuration names no ``learning-rate``, there is no
-such bound.)
+far it moves the model. X
 
 Contract: the training message holds, after the model's arrays, c: one array
 ``control.NAME`` for each learned array NAME of the model. The reply has the same names
@@ -25,6 +24,8 @@ difference between the reply and the message is the client's change. Each client
 its c_i.
 """
 
+import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
@@ -37,7 +38,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
-from algorithms.common.schedule import decayed
+from algorithms.common.schedule import local_rate
+from algorithms.common.sent import Reads, ScaffoldSent
 from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
@@ -47,6 +49,8 @@ from strategies.fedavg import FedAvg, FlowerArguments
 
 CONTROL = "control."
 ROUNDING = 1.01  # of the clients' sums
+#: Control variates so many times as large as in the first round show divergence.
+GROWTH = 10
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class ScaffoldOptions(Options):
 class Scaffold(FedAvg):
     """SCAFFOLD strategy."""
 
+    client_half: Reads = (ScaffoldSent,)
     capabilities = Capabilities(
         replies="model", aggregation="single replies", subset=True, beside=CONTROL
     )
@@ -79,6 +84,7 @@ class Scaffold(FedAvg):
         self._sent = ArrayRecord()
         self._num_clients = 0
         self._rate = 0.0  # eta of the round, if the server sends it
+        self._first_size, self._grew = 0.0, False  # of the control variates
         self.models_sent: dict[str, int] = {}
 
     def configure_train(
@@ -96,13 +102,7 @@ class Scaffold(FedAvg):
                 **{CONTROL + name: Array(*fields(values)) for name, values in self.c.items()},
             }
         )
-        rate, decay, every = (
-            float(str(config.get(key, 1)))
-            for key in ("learning-rate", "lr-decay", "lr-decay-every")
-        )
-        self._rate = (
-            decayed(rate, decay, int(every), server_round) if "learning-rate" in config else 0.0
-        )
+        self._rate = local_rate(config, server_round)
         messages = list(super().configure_train(server_round, both, config, grid))
         # c is as large as the model
         self.models_sent = {"models-up": 0, "models-down": 2 * len(messages)}
@@ -113,6 +113,7 @@ class Scaffold(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update the model and c with the means of the clients' changes."""
         valid = [reply for reply in replies if not reply.has_error()]
+        self._watch(server_round, [arrays_of(reply.content)[0] for reply in valid])
         for reply in valid if self._rate else ():
             self._shorten(arrays_of(reply.content)[0], reply.metadata.src_node_id)
         average, metrics = super().aggregate_train(server_round, valid)
@@ -127,6 +128,25 @@ class Scaffold(FedAvg):
         (change,) = updates(self._sent, [model])
         self.models_sent["models-up"] = 2 * len(valid)
         return moved(self._sent, self.options.server_learning_rate * change, model), metrics
+
+    def _watch(self, server_round: int, replies: list[ArrayRecord]) -> None:
+        """Warn once if the control variates grow: then the model diverges."""
+        sizes = [
+            math.hypot(*(float(np.linalg.norm(read(reply[CONTROL + name]))) for name in self.c))
+            for reply in replies
+        ]
+        size = statistics.median(sizes) if sizes else 0.0
+        self._first_size = self._first_size or size
+        if size > GROWTH * self._first_size and not self._grew:
+            self._grew = True
+            log(
+                WARNING,
+                "round %d: SCAFFOLD's control variates are %.0f times as large as in the first "
+                "round, so it can end below FedAvg: lower the learning rate, the momentum or the "
+                "local epochs",
+                server_round,
+                size / self._first_size,
+            )
 
     def _shorten(self, reply: ArrayRecord, node: int) -> None:
         """Shorten the control arrays of a reply to what its model allows."""

@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from algorithms.common.checks import check_choice
 from algorithms.common.measures import LEADING
 from algorithms.common.options import Options, option
-from algorithms.common.sent import ProximalSent
+from algorithms.common.sent import ProximalSent, Reads
 from algorithms.personal.choice import least, pooled_curve, shrinkage, shrunk
 from algorithms.personal.sent import SuPerFedScoring, SuPerFedTraining
 from strategies.base.client_grid import clients_of
@@ -100,6 +100,8 @@ class SuPerFed(FedAvg):
     """SuPerFed-MM (``mixing="model"``) and SuPerFed-LM (``mixing="layer"``)
     strategy.
     """
+
+    client_half: Reads = (SuPerFedTraining,)
 
     def __init__(
         self,

@@ -17,6 +17,8 @@ from fedapps.errors import UserError
 #: All verdicts, in the order of the summary at the top of the index.
 VERDICTS = ("holds", "holds in part", "does not hold", "not tried")
 PAPER = "paper.toml"
+#: Sources that need no download.
+BUILT_IN = ("digits", "generated", "letters", "ratings")
 READING = (
     "Accuracy is that of each client on its own test samples, with the model that the method "
     "gives it: mean, standard deviation and mean of the worst tenth over the clients. ECE (15 "
@@ -107,12 +109,23 @@ def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
             entry = {
                 **entry,
                 "command": f"fedapps sweep {name}"
-                + (f" --scale {entry['scale']}" if entry.get("scale") else ""),
+                + (f" --scale {entry['scale']}" if entry.get("scale") else "")
+                + (" --data DIR" if _needs_folder(table) else ""),
             }
         try:
             yield Claim(**entry)
         except (ValueError, TypeError) as error:
             raise UserError(f"{path}: claim: {error}") from None
+
+
+def _needs_folder(table: Mapping[str, Any]) -> bool:
+    """Whether a study reads data that are neither built in nor on the hub."""
+    return any(
+        _needs_folder(value)
+        if isinstance(value, dict)
+        else key.split(".")[-1] == "source" and "/" not in str(value) and value not in BUILT_IN
+        for key, value in table.items()
+    )
 
 
 def index(root: Path) -> str:
@@ -130,10 +143,10 @@ def index(root: Path) -> str:
         "One row per claim: what the paper says, what we found, and the command that repeats it. "
         f"The verdict links to the numbers. Of {len(all_claims)} claims: {counts}.",
         "",
-        "Minutes are rough, for two cores. *Seeds* is how many are behind the numbers; one seed "
-        "proves nothing. *(ours)* marks what a paper does not claim itself. With `--data DIR` a "
-        "command reads its data from `DIR/mnist`, `DIR/shakespeare` and so on. To repeat all of a "
-        "paper, at a small scale:",
+        "Minutes are rough, for two cores. One seed proves nothing. *(ours)*: not claimed by the "
+        "paper itself. With `--data DIR` a command reads `DIR/heart`, `DIR/shakespeare` and so on "
+        "([which files](../tasks.md)); without it, `ylecun/mnist` and the like come from the hub. "
+        "To repeat a whole paper at a small scale:",
         "",
         "```sh",
         "make reproduce PAPER=superfed SCALE=small DATA=DIR",

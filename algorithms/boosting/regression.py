@@ -5,12 +5,8 @@ gradient) and distillation (the server fits one network to an ensemble's outputs
 Inputs and targets stay on their device, nothing is copied or synchronised within an
 epoch, and the sample order comes from the generator passed in: the same arguments give
 the same network.
-
-Source of the optimiser: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR
-2015, arXiv 1412.6980.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.boosting.fit_options import FitOptions as FitOptions
+from algorithms.common.adam import descend
 from algorithms.common.modules import torch_seeded
 from algorithms.common.steps import (
     Eager,
@@ -31,8 +28,6 @@ from algorithms.common.steps import (
     State,
     Tensors,
 )
-
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
 
 class Diverged(ValueError):
@@ -125,8 +120,6 @@ class Adam:
     (0: not).
 
     ``state``: see :meth:`state`. ``numbers``: ``rate``, and ``step``, 1 for the first.
-    One fused operation where this PyTorch has it, else some over all tensors: the same
-    numbers up to rounding.
     """
 
     weight_decay: float = 0.0
@@ -155,29 +148,8 @@ class Adam:
         if self.clip:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1))
-        # what torch.optim.Adam(fused=True) calls; not a promise of PyTorch's
-        fused = getattr(torch, "_fused_adam_", None)
-        if fused is not None and not isinstance(step, Tensor) and not isinstance(rate, Tensor):
-            taken = [torch.tensor(step, device=w[0].device, dtype=torch.float32)] * len(w)
-            fused(
-                w, gradients, first, second, [], taken, lr=rate, beta1=BETAS[0], beta2=BETAS[1],
-                weight_decay=self.weight_decay, eps=EPSILON, amsgrad=False, maximize=False,
-            )  # fmt: skip
-            return
-        if self.weight_decay:
-            torch._foreach_add_(gradients, w, alpha=self.weight_decay)
-        torch._foreach_lerp_(first, gradients, 1 - BETAS[0])
-        torch._foreach_mul_(second, BETAS[1])
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - BETAS[1])
-        # 1 - beta^step, which in single precision would lose digits in the first steps
-        steps = torch.as_tensor(step, device=w[0].device)
-        left, left_of_squares = (-torch.expm1(steps * math.log(beta)) for beta in BETAS)
-        roots = torch._foreach_sqrt(second)
-        torch._foreach_div_(roots, left_of_squares.sqrt())
-        torch._foreach_add_(roots, EPSILON)
-        moves = torch._foreach_div(first, roots)
-        torch._foreach_mul_(moves, -rate / left)
-        torch._foreach_add_(w, moves)
+        taken = torch.as_tensor(step, device=w[0].device, dtype=torch.float32)
+        descend(w, gradients, (first, second), taken, rate, self.weight_decay)
 
 
 def _check_finite(loss: float, parameters: list[Tensor], options: FitOptions) -> None:

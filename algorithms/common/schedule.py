@@ -1,6 +1,13 @@
-"""Schedule of the local learning rate: clients train with it, and a server may need it
-(q-FedAvg's Lipschitz constant).
+"""The local learning rate and steps: clients train with them, and a server may need
+them (q-FedAvg's Lipschitz constant, SCAFFOLD's bound).
 """
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Names of the learning rate in a training configuration: ours, and that of Flower's
+#: apps.
+RATES = ("learning-rate", "lr")
 
 
 def decayed(rate: float, decay: float, every: int, server_round: int) -> float:
@@ -8,3 +15,23 @@ def decayed(rate: float, decay: float, every: int, server_round: int) -> float:
     (the first is 1).
     """
     return rate * decay ** (max(0, server_round - 1) // every)
+
+
+def local_rate(config: Mapping[str, Any], server_round: int) -> float:
+    """Return the local learning rate of a round from a training configuration; 0 if it
+    holds none.
+    """
+    rate = next((float(config[name]) for name in RATES if name in config), 0.0)
+    decay, every = float(config.get("lr-decay", 1.0)), int(config.get("lr-decay-every", 1))
+    return decayed(rate, decay, every, server_round)
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """Return how many learning rates a gradient of 1 in each of ``steps`` steps moves a
+    weight.
+
+    Without momentum that is the number of steps; with momentum beta the k-th last step
+    counts ``(1 - beta^k) / (1 - beta)`` times, because its gradient stays in the
+    momentum buffer.
+    """
+    return sum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))

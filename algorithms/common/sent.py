@@ -16,13 +16,15 @@ A client class lists its declarations in ``reads``; other keys are logged
 (``clients.base.options``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
 from algorithms.common.options import kebab
 
 Config = Mapping[str, Any]
+#: Name of the text in a training reply that says which methods made it.
+METHOD = "method"
 CASTS: tuple[type, ...] = (bool, int, float, str)
 
 
@@ -31,11 +33,16 @@ class Sent:
     """Base of these dataclasses. A key is ``prefix`` followed by the field's name."""
 
     prefix: ClassVar[str] = ""
+    #: The method of the clients that read this. Their replies acknowledge it; "": no
+    #: acknowledgement is needed.
+    method: ClassVar[str] = ""
 
-    def __init_subclass__(cls, prefix: str | None = None) -> None:
-        """Set the prefix of the keys; the default is the prefix of the base class."""
-        if prefix is not None:
-            cls.prefix = prefix
+    def __init_subclass__(cls, prefix: str | None = None, method: str | None = None) -> None:
+        """Set the prefix of the keys and the method; without them the class has those
+        of its base.
+        """
+        cls.prefix = cls.prefix if prefix is None else prefix
+        cls.method = cls.method if method is None else method
 
     @classmethod
     def key(cls, name: str) -> str:
@@ -93,6 +100,8 @@ class RoundFacts(Sent):
     #: what they stored in later rounds of an interrupted run.
     first_round: int = 1
     checkpoint_round: int | None = None
+    #: Other rounds of which clients must keep what they stored until then.
+    kept_rounds: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -106,17 +115,32 @@ class Asked(Sent):
 
 
 @dataclass(frozen=True)
-class ProximalSent(Sent, prefix="proximal-"):
+class Scoring(Sent):
+    """What the adapter of any client reads for an evaluation: whether to report scores
+    on the validation samples, and the counts of actual and predicted classes.
+    """
+
+    validation: bool = False
+    class_counts: bool = False
+
+
+@dataclass(frozen=True)
+class ProximalSent(Sent, prefix="proximal-", method="fedprox"):
     """What FedProx and SuPerFed send: the weight of the proximal term."""
 
     mu: float = 0.0
 
 
 @dataclass(frozen=True)
-class FedDynSent(Sent, prefix="feddyn-"):
+class FedDynSent(Sent, prefix="feddyn-", method="feddyn"):
     """What FedDyn sends."""
 
     alpha: float
+
+
+@dataclass(frozen=True)
+class ScaffoldSent(Sent, method="scaffold"):
+    """SCAFFOLD sends its control variates beside the model, and no options."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from algorithms.common.sent import Sent
 
 
 @dataclass(frozen=True)
-class PropFairSent(Sent, prefix="propfair-"):
+class PropFairSent(Sent, prefix="propfair-", method="propfair"):
     """What PropFair sends: M of the loss ``-log(1 - l / M)``."""
 
     m: float

@@ -13,7 +13,7 @@ class LocalSent(Sent, prefix="local-"):
 
 
 @dataclass(frozen=True)
-class FinetuneSent(Sent, prefix="finetune-"):
+class FinetuneSent(Sent, prefix="finetune-", method="finetune"):
     """How a client trains before it is scored."""
 
     epochs: int
@@ -28,7 +28,7 @@ class ShareSent(Sent):
 
 
 @dataclass(frozen=True)
-class FedRepSent(Sent, prefix="fedrep-"):
+class FedRepSent(Sent, prefix="fedrep-", method="fedrep"):
     """The epochs of FedRep's two parts."""
 
     head_epochs: int
@@ -44,7 +44,7 @@ class PatternsSent(Sent, prefix="partial-"):
 
 
 @dataclass(frozen=True)
-class FedBABUSent(Sent, prefix="fedbabu-"):
+class FedBABUSent(Sent, prefix="fedbabu-", method="fedbabu"):
     """How FedBABU's clients fine-tune before they are scored."""
 
     epochs: int
@@ -52,7 +52,7 @@ class FedBABUSent(Sent, prefix="fedbabu-"):
 
 
 @dataclass(frozen=True)
-class APFLScoring(Sent, prefix="apfl-"):
+class APFLScoring(Sent, prefix="apfl-", method="apfl"):
     """The initial weight of the personal model, used until a client learns its own."""
 
     alpha: float
@@ -66,7 +66,7 @@ class APFLTraining(APFLScoring):
 
 
 @dataclass(frozen=True)
-class PFedMeSent(Sent, prefix="pfedme-"):
+class PFedMeSent(Sent, prefix="pfedme-", method="pfedme"):
     """What pFedMe sends for training."""
 
     lambda_: float
@@ -76,7 +76,7 @@ class PFedMeSent(Sent, prefix="pfedme-"):
 
 
 @dataclass(frozen=True)
-class DittoSent(Sent, prefix="ditto-"):
+class DittoSent(Sent, prefix="ditto-", method="ditto"):
     """What Ditto sends for training."""
 
     mu: float
@@ -84,7 +84,7 @@ class DittoSent(Sent, prefix="ditto-"):
 
 
 @dataclass(frozen=True)
-class FedALASent(Sent, prefix="fedala-"):
+class FedALASent(Sent, prefix="fedala-", method="fedala"):
     """How FedALA's clients learn the weights of their initial mixture."""
 
     layers: int
@@ -94,7 +94,12 @@ class FedALASent(Sent, prefix="fedala-"):
 
 
 @dataclass(frozen=True)
-class PerFedAvgTraining(Sent, prefix="per-fedavg-"):
+class FedRoDSent(Sent, method="fedrod"):
+    """Fed-RoD sends no options."""
+
+
+@dataclass(frozen=True)
+class PerFedAvgTraining(Sent, prefix="per-fedavg-", method="per-fedavg"):
     """The rate of adaptation, and the treatment of the Hessian."""
 
     alpha: float
@@ -102,7 +107,7 @@ class PerFedAvgTraining(Sent, prefix="per-fedavg-"):
 
 
 @dataclass(frozen=True)
-class PerFedAvgScoring(Sent, prefix="per-fedavg-"):
+class PerFedAvgScoring(Sent, prefix="per-fedavg-", method="per-fedavg"):
     """The rate of adaptation, and its number of steps."""
 
     alpha: float
@@ -110,7 +115,7 @@ class PerFedAvgScoring(Sent, prefix="per-fedavg-"):
 
 
 @dataclass(frozen=True)
-class SuPerFedTraining(Sent, prefix="superfed-"):
+class SuPerFedTraining(Sent, prefix="superfed-", method="superfed"):
     """What SuPerFed sends for training. ``mixing``: "none" | "model" | "layer"."""
 
     nu: float = 0.0

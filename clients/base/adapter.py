@@ -24,9 +24,11 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
+from algorithms.common.sent import Scoring
 from algorithms.common.wire import fields, read
 from clients.base.newcomers import newcomer_metrics
-from clients.base.options import notice_unread
+from clients.base.options import acknowledged, notice_unread
+from clients.base.scores import CONFUSION
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 
@@ -56,7 +58,7 @@ def to_client_app(
         client = _numpy_client(client_fn(context))
         notice_unread(type(client), config)
         new_arrays, num_examples, metrics = client.fit(arrays, config)
-        content = _metric_records(num_examples, metrics)
+        content = _metric_records(num_examples, {**acknowledged(type(client)), **metrics})
         # the reply is not a model: a method with a wire format of its own
         if len(names) != len(new_arrays):
             names = [str(i) for i in range(len(new_arrays))]
@@ -70,11 +72,13 @@ def to_client_app(
         _, arrays, config = _open(message.content, writable)
         client = _numpy_client(client_fn(context))
         notice_unread(type(client), config)
+        sent = Scoring.from_config(config)
+        more = _validation_scores(client, arrays, config) if sent.validation else {}
         loss, num_examples, metrics = client.evaluate(arrays, config)
-        return Message(
-            content=_metric_records(num_examples, {"loss": float(loss), **metrics}),
-            reply_to=message,
-        )
+        reported = {"loss": float(loss), **metrics, **more}
+        if not sent.class_counts:
+            reported.pop(CONFUSION, None)
+        return Message(content=_metric_records(num_examples, reported), reply_to=message)
 
     @app.evaluate("newcomer")
     def newcomer(message: Message, context: Context) -> Message:
@@ -157,6 +161,16 @@ def _numpy_client(client: NumPyClient | Client) -> NumPyClient:
             f"client_fn returned {type(client).__name__}: return a flwr.client.NumPyClient"
         )
     return inner
+
+
+def _validation_scores(
+    client: NumPyClient, arrays: list[Any], config: dict[str, Any]
+) -> dict[str, float]:
+    evaluate = getattr(client, "evaluate_validation", None)
+    if evaluate is None:
+        raise ValueError(f"{type(client).__name__} does not score validation samples")
+    found: dict[str, float] = evaluate(arrays, config)
+    return found
 
 
 def _metric_records(num_examples: int, metrics: Mapping[str, Any]) -> RecordDict:

@@ -22,20 +22,21 @@ from algorithms.common.modules import outputs_of
 from algorithms.fairness.groups import group_sums
 from clients.base.data import Split
 from clients.base.scores import Scores as Scores
-from clients.base.scores import binary_scores
+from clients.base.scores import binary_scores, class_scores
 
 # Targets with this value are ignored by torch's cross-entropy.
 IGNORED = -100
 
 
 def score(model: nn.Module, data: Split) -> Scores:
-    """Return accuracy, top5, ece, mce (15 bins) and loss (mean cross-entropy) over all
-    samples of ``data``.
+    """Return accuracy, top5, ece, mce (15 bins), loss (mean cross-entropy) and those of
+    :func:`class_scores` over all samples of ``data``.
     """
     logits = outputs_of(model, data.x)
     labels = data.y.cpu().numpy()
     probabilities = logits.softmax(1).cpu().double().numpy()
     ece, mce = calibration_errors(probabilities, labels)
+    classes, predicted = probabilities.shape[1], probabilities.argmax(1)
     return {
         "accuracy": topk_accuracy(probabilities, labels, 1),
         "top5": topk_accuracy(probabilities, labels, min(5, probabilities.shape[1])),
@@ -43,7 +44,8 @@ def score(model: nn.Module, data: Split) -> Scores:
         "mce": mce,
         "loss": float(functional.cross_entropy(logits, data.y)),
         "test-samples": len(labels),
-        **_by_group(data, probabilities.argmax(1), probabilities.max(1), probabilities.shape[1]),
+        **class_scores(labels, predicted, classes),
+        **_by_group(data, predicted, probabilities.max(1), classes),
     }
 
 

@@ -10,9 +10,9 @@ from functools import cache
 
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, option
-from algorithms.common.schedule import decayed
+from algorithms.common.schedule import decayed, effective_steps
+from algorithms.common.sent import METHOD, RoundFacts, Scoring, Sent
 from algorithms.common.sent import Config as Config
-from algorithms.common.sent import RoundFacts, Sent
 
 #: Names of options in other projects.
 ALIASES = {
@@ -22,16 +22,18 @@ ALIASES = {
     "num-epochs": "local-epochs",
     "bs": "batch-size",
     "wd": "weight-decay",
+    "optimiser": "optimizer",
 }
 _logged: set[tuple[type, str]] = set()
 
 
 COMPILE = ("auto", "on", "off")
+OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 @dataclass(frozen=True)
 class TrainOptions(Options, Sent):
-    """Options of local SGD, as a server sends them in a message's configuration;
+    """Options of local training, as a server sends them in a message's configuration;
     options that are not sent keep their defaults.
     """
 
@@ -44,7 +46,11 @@ class TrainOptions(Options, Sent):
         open_low=True,
     )
     momentum: float = option(
-        0.9, "momentum; its buffer starts at 0 every round", low=0, high=1, open_high=True
+        0.9,
+        "momentum, or beta_1 of Adam; its buffer starts at 0 every round",
+        low=0,
+        high=1,
+        open_high=True,
     )
     weight_decay: float = option(1e-4, "weight decay", low=0)
     local_epochs: int = option(10, "E, passes over a client's samples in a round", low=1)
@@ -55,22 +61,26 @@ class TrainOptions(Options, Sent):
         "run local steps as compiled code; auto: on if the run has enough steps to pay for it",
         choices=COMPILE,
     )
+    max_gradient_norm: float = option(
+        0.0, "bound on the norm of a step's gradient; 0: none; tasks on tables: 1", low=0
+    )
+    optimizer: str = option(
+        "sgd",
+        "local optimiser; adam and adamw ignore a task's own learning rate and momentum",
+        choices=OPTIMIZERS,
+    )
 
     def rate(self, server_round: int) -> float:
         """Return the learning rate of a round (the first is 1)."""
         return decayed(self.learning_rate, self.lr_decay, self.lr_decay_every, server_round)
 
     def effective_steps(self, num_samples: int) -> float:
-        """Return how many learning rates a gradient of 1 in every step of a round moves
-        the model.
-
-        Without momentum that is the number of steps K; with momentum beta the k-th last
-        step counts ``(1 - beta^k) / (1 - beta)`` times, because its gradient stays in
-        the momentum buffer. ``num_samples``: the size of the client's training set.
+        """Return the effective number of steps of a round on ``num_samples`` training
+        samples.
         """
-        steps = self.local_epochs * -(-num_samples // self.batch_size)
-        beta = self.momentum
-        return sum((1 - beta**k) / (1 - beta) for k in range(1, steps + 1))
+        return effective_steps(
+            self.local_epochs * -(-num_samples // self.batch_size), self.momentum
+        )
 
 
 @cache
@@ -81,8 +91,18 @@ def keys_read(kind: type) -> frozenset[str] | None:
     declared = [sent for base in kind.__mro__ for sent in vars(base).get("reads", ())]
     if not declared:
         return None
-    every = (RoundFacts, TrainOptions, *declared)
+    every = (RoundFacts, Scoring, TrainOptions, *declared)
     return frozenset(itertools.chain.from_iterable(sent.keys() for sent in every))
+
+
+@cache
+def acknowledged(kind: type) -> dict[str, str]:
+    """Return the acknowledgement in a training reply of clients of this class: the
+    names of the methods in ``reads``.
+    """
+    declared = [sent for base in kind.__mro__ for sent in vars(base).get("reads", ())]
+    names = sorted({sent.method for sent in declared if sent.method})
+    return {METHOD: " ".join(names)} if names else {}
 
 
 def notice_unread(kind: type, config: Config) -> None:

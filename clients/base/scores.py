@@ -7,6 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.common.confusion import (
+    MOST_CLASSES,
+    confusion_counts,
+    macro_measures,
+    margins,
+)
 from algorithms.common.measures import auroc, leading_of, lower_is_better
 from algorithms.common.target_errors import error_sums, errors_of
 from algorithms.fairness.groups import group_sums
@@ -14,6 +20,8 @@ from algorithms.fairness.groups import group_sums
 Scores = dict[str, Any]
 #: The list of ``algorithms.common.target_errors.error_sums``, flattened.
 ERROR_SUMS = "error-sums"
+#: The counts of ``algorithms.common.confusion``, flattened.
+CONFUSION = "confusion"
 
 
 def as_global(scores: Scores) -> dict[str, float]:
@@ -45,22 +53,60 @@ def regression_scores(
     }
 
 
+def scores_of_values(
+    values: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    loss: float,
+    groups: NDArray[np.bool_] | None,
+) -> Scores:
+    """Return accuracy, loss and those of :func:`class_scores` of values (n, classes),
+    the logarithms of probabilities up to a constant.
+    """
+    predicted = values.argmax(1)
+    accuracy = float((predicted == labels).mean())
+    out: Scores = {"accuracy": accuracy, "loss": loss, "test-samples": len(labels)}
+    out |= class_scores(labels, predicted, values.shape[1])
+    if groups is None:
+        return out
+    powers = np.exp(values - values.max(1, keepdims=True))
+    likely = powers.max(1) / powers.sum(1)
+    sums = group_sums(labels, predicted, likely, groups, values.shape[1])
+    return out | {"group-sums": sums.ravel().tolist()}
+
+
+def class_scores(
+    labels: NDArray[np.integer], predicted: NDArray[np.integer], classes: int
+) -> Scores:
+    """Return macro-precision, macro-recall and macro-f1 of labels (n,) and predicted
+    classes (n,), and of few classes their counts.
+    """
+    labels, predicted = labels.astype(np.int64), predicted.astype(np.int64)
+    if classes > MOST_CLASSES:
+        sizes = (labels, predicted, labels[labels == predicted])
+        actual, found, hits = (np.bincount(values, minlength=classes) for values in sizes)
+        return {**macro_measures(actual, found, hits)}
+    counts = confusion_counts(labels, predicted, classes)
+    return {**macro_measures(*margins(counts)), CONFUSION: counts.ravel().tolist()}
+
+
 def binary_scores(
     logits: NDArray[np.float64],
     labels: NDArray[np.int64],
     loss: float,
     groups: NDArray[np.bool_] | None,
 ) -> Scores:
-    """Return accuracy, loss and auroc of logits (n,) of label 1; auroc is omitted if it
-    is undefined (a single class, or NaN).
+    """Return accuracy, loss, auroc and those of :func:`class_scores` of logits (n,) of
+    label 1; auroc is omitted if it is undefined (a single class, or NaN).
 
     A logit of 0 predicts class 0, as ties go to the first class elsewhere. A NaN logit
     counts as wrong.
     """
     right = ((logits > 0) == (labels == 1)) & ~np.isnan(logits)
     out: Scores = {"accuracy": float(right.mean()), "loss": loss, "test-samples": len(labels)}
-    if 0 < labels.sum() < len(labels) and not np.isnan(logits).any():
-        out["auroc"] = auroc(logits, labels)
+    if not np.isnan(logits).any():
+        out |= class_scores(labels, (logits > 0).astype(np.int64), 2)
+        if 0 < labels.sum() < len(labels):
+            out["auroc"] = auroc(logits, labels)
     if groups is None:
         return out
     likely = 0.5 + 0.5 * np.tanh(0.5 * np.abs(logits))  # the probability of the predicted class

@@ -70,8 +70,8 @@ class DiskStore:
     ``run``: an id that differs between an interrupted run and its continuation.
     Versions of other runs are used only if they are from before this run's first round
     (``first-round`` in the configuration), so that what an interrupted run did after
-    its last checkpoint is discarded. Two versions are kept at most: the newest, and the
-    one that belongs to the last checkpoint (``checkpoint-round``).
+    its last checkpoint is discarded. It keeps the newest version and those that belong
+    to the last checkpoint (``checkpoint-round``) and to ``kept-rounds``.
     """
 
     def __init__(self, folder: Path, run: str | int) -> None:
@@ -97,8 +97,8 @@ class DiskStore:
         return [tensors[str(i)] for i in range(len(tensors))]
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
-        """Write this round's version, then delete all others but the one that a resume
-        from the last checkpoint needs.
+        """Write this round's version, then delete the others, except those that a
+        resume or the best round needs.
         """
         facts = RoundFacts.from_config(config)
         now = facts.server_round
@@ -107,11 +107,14 @@ class DiskStore:
         partial = path.with_suffix(f".{os.getpid()}.partial")
         save_file({str(i): np.asarray(array, order="C") for i, array in enumerate(arrays)}, partial)
         partial.replace(path)
-        needed = now if facts.checkpoint_round is None else min(now, facts.checkpoint_round)
+        last = now if facts.checkpoint_round is None else min(now, facts.checkpoint_round)
         versions = self._versions(name, config)
-        keep_from = max((r for r in versions if r <= needed), default=0)
+        kept = {
+            max((r for r in versions if r <= needed), default=0)
+            for needed in (last, now, *facts.kept_rounds)
+        }
         for server_round, old in versions.items():
-            if server_round not in (keep_from, now):
+            if server_round not in kept:
                 old.unlink(missing_ok=True)
 
     def _versions(self, name: str, config: Config) -> dict[int, Path]:

@@ -21,6 +21,10 @@ class GeneratorClient(FedAvgClient):
     server's classifier, which is only evaluated.
     """
 
+    excluded_optimizers = dict.fromkeys(
+        ("adam", "adamw"), "it has an optimiser of its own: leave it out"
+    )
+
     def __init__(self, net: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.net = net

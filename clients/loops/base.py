@@ -6,15 +6,14 @@
     loss = method.train(train, loader, epochs, learning_rate, device)
     return method.reply({"train_loss": loss, "num-examples": len(loader.dataset)})
 
-``train`` remains as it is, with its own loss, optimiser and batches; its first three
-arguments are the module, the loader and the number of epochs. What a method adds to the
-gradients is added right before an optimiser of torch steps, so once a step, however
-many backward passes it takes. torch's random numbers (shuffling, dropout) follow from
-seed, client and round: the same seed, the same model.
+``train`` stays as it is, with its own loss, optimiser and batches. Its first three
+arguments are the module, the loader and the number of epochs. The method's terms are
+added to the gradients once per step of an optimiser of torch, right before it moves the
+parameters (``clients.loops.hooks``). torch's random numbers (shuffling, dropout) follow
+from seed, client and round: the same seed gives the same model.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -32,27 +31,23 @@ from flwr.app import (
 )
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from algorithms.common.seeds import derived_seed
-from algorithms.common.sent import RoundFacts
+from algorithms.common.sent import Reads, RoundFacts
 from algorithms.common.wire import fields, read
 from clients.base.adapter import client_id
 from clients.base.data import ClientData, Split
-from clients.base.options import Config, TrainOptions
+from clients.base.options import Config, TrainOptions, acknowledged
 from clients.base.store import MessageStore, Store
 from clients.fedavg import FedAvgClient
-from clients.steps.sgd import Penalty
+from clients.loops.hooks import Change, adding, before_steps, once
 
 Named = dict[str, Tensor]
-#: (the parameters of the module that the optimiser is about to move, by name; its
-#: learning rate)
-Change = Callable[[Mapping[str, nn.Parameter], float], None]
 
 
 class Around(FedAvgClient):
-    """Mixin: a method's client whose training is a function of the user's. What the
-    method sends, adds to gradients and keeps remains as the client's class has it.
+    """Mixin: a method's client that trains with a function of the user's. The client's
+    class still decides what is sent, kept and added to the gradients.
     """
 
     loop: "Loop"
@@ -82,8 +77,8 @@ def around(kind: type[FedAvgClient]) -> type[Around]:
 
 
 class Finite:
-    """A store that refuses arrays which are not finite: they would spoil all later
-    rounds.
+    """A store that refuses arrays with values that are not finite: they would spoil all
+    later rounds.
     """
 
     def __init__(self, store: Store) -> None:
@@ -98,17 +93,20 @@ class Finite:
 
 
 class Loop:
-    """FedAvg, and the base of the other methods: what the method's client does, with a
-    function of yours for its training. ``model`` is what is to be trained, or in
-    evaluation, scored.
+    """FedAvg, and the base of the other methods: does what the method's client does,
+    but trains with your function. ``model``: the module to train or, in an evaluation,
+    to score.
 
-    ``build`` makes the module, ``message`` and ``context`` are what Flower passes to
-    your function. ``store`` holds what the client keeps between rounds, by default in
+    ``build`` makes the module. ``message`` and ``context`` are what Flower passes to
+    your function. ``store`` keeps the client's state between rounds, by default in
     ``context.state``.
     """
 
     #: The method's client.
     kind: type[FedAvgClient] = FedAvgClient
+    #: What the server must send for the method's terms, where a default would hide that
+    #: it does not.
+    needs: Reads = ()
 
     def __init__(
         self,
@@ -141,19 +139,26 @@ class Loop:
     def train(
         self, function: Callable[..., Any], loader: Any, epochs: int, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train ``model`` with ``function(model, loader, epochs, *args, **kwargs)``;
-        return what it returns. Methods that call it twice return what is of the model
+        """Train ``model`` with ``function(model, loader, epochs, *args, **kwargs)`` and
+        return its result. Methods that call it twice return the result for the model
         that is sent.
         """
         self.function: Callable[[nn.Module, Any, int], Any] = lambda module, loader, epochs: (
             function(module, loader, epochs, *args, **kwargs)
         )
         self.loader = loader
+        keys = [key for sent in self.needs for key in sent.keys() if key not in self.config]  # noqa: SIM118 - a method
+        if keys:
+            name = type(self).__name__
+            once(
+                f"{name}: the server does not send {', '.join(keys)}, so this client trains "
+                f"without the method's terms: use strategies.{name.removesuffix('Loop')}"
+            )
         return self.fit(epochs)
 
     def reply(self, metrics: Mapping[str, Any]) -> Message:
-        """Return the reply to the message. ``metrics``: numbers and lists of numbers,
-        among them ``num-examples``.
+        """Return the reply to the message. ``metrics``: numbers and lists of numbers;
+        ``num-examples`` must be one of them.
         """
         arrays = {
             name: Array(*fields(tensor.detach().cpu().numpy()))
@@ -162,6 +167,8 @@ class Loop:
         content = RecordDict(
             {"arrays": ArrayRecord(arrays), "metrics": MetricRecord(dict(metrics))}
         )
+        if said := acknowledged(self.kind):
+            content["info"] = ConfigRecord(dict(said))
         return Message(content=content, reply_to=self.message)
 
     # --- parts for the methods --------------------------------------------------------
@@ -171,12 +178,12 @@ class Loop:
         self.model.load_state_dict(self.sent)
 
     def take_own(self) -> None:
-        """Turn ``model`` into what this client is scored with; for methods without a
-        personal model, the one that was sent.
+        """Turn ``model`` into the one that this client is scored with. Methods without
+        a personal model keep the one that was sent.
         """
 
     def fit(self, epochs: int) -> Any:
-        """Train as the method's client does; ``model`` is then the one that is sent."""
+        """Train as the method's client does; ``model`` is then the one to send."""
         received = [t.detach().cpu().numpy().copy() for t in self.arrays().values()]
         reply, _, metrics = self.client.fit(received, {**self.config, "local-epochs": epochs})
         trained = {
@@ -186,17 +193,17 @@ class Loop:
         return metrics["loss"]
 
     def arrays(self) -> Named:
-        """Return the arrays of the reply: of the model those that the server sent."""
+        """Return the arrays of the reply: those of the model that the server sent."""
         return {name: t for name, t in self.model.state_dict().items() if name in self.sent}
 
     def call(
         self, module: nn.Module, epochs: int, change: Change | None, loader: Any = None
     ) -> Any:
-        """Call the user's function with torch's generator seeded and ``change`` before
-        every step of an optimiser. ``loader``: in place of the user's.
+        """Call the user's function with torch's generator seeded, and ``change`` before
+        every step of an optimiser. ``loader`` replaces the user's.
         """
         for parameter in module.parameters():
-            parameter.grad = None  # else an optimiser would move what is frozen now
+            parameter.grad = None  # otherwise an optimiser would move frozen parameters
         with torch.random.fork_rng(), before_steps(module, change):
             torch.manual_seed(derived_seed(*self.client.draw("loop", self.config)))
             return self.function(module, self.loader if loader is None else loader, epochs)
@@ -215,62 +222,3 @@ class Loop:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return self.build()
-
-
-def adding(penalty: Penalty, names: Sequence[str]) -> Change | None:
-    """Return what adds the penalty to the gradients of the parameters of these names,
-    ``None`` if it is 0.
-    """
-    if not penalty.sum():
-        return None
-    place = {name: i for i, name in enumerate(names)}
-
-    def change(parameters: Mapping[str, nn.Parameter], rate: float) -> None:
-        for name, p in parameters.items():
-            if penalty.mu:
-                add(p, p.detach() - penalty.anchor[place[name]].to(p), penalty.mu)
-            for tensors, coefficient in penalty.terms:
-                add(p, tensors[place[name]], coefficient)
-
-    return change
-
-
-@contextmanager
-def before_steps(module: nn.Module, change: Change | None) -> Iterator[None]:
-    """Call ``change`` before every step that an optimiser of torch takes on parameters
-    of ``module`` that have a gradient.
-
-    Raises ``ValueError`` at the end if there was no such step.
-    """
-    if change is None:
-        yield
-        return
-    names = {id(p): name for name, p in module.named_parameters()}
-    steps = 0
-
-    def hook(optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal steps
-        for group in optimiser.param_groups:
-            found = {
-                names[id(p)]: p for p in group["params"] if id(p) in names and p.grad is not None
-            }
-            if found:
-                steps += 1
-                change(found, float(group["lr"]))
-
-    handle = register_optimizer_step_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-    if not steps:
-        raise ValueError(
-            "the function that trains took no step with an optimiser of torch on the module that "
-            "it was given"
-        )
-
-
-def add(parameter: nn.Parameter, term: Tensor, factor: float = 1.0) -> None:
-    """Add a multiple of ``term`` to the gradient of a parameter, wherever it is."""
-    assert parameter.grad is not None
-    parameter.grad.add_(term.to(parameter.grad), alpha=factor)

@@ -21,7 +21,8 @@ from clients.apfl import APFLClient
 from clients.base.store import Store
 from clients.base.training import Arrays
 from clients.ditto import DittoClient
-from clients.loops.base import Loop, add
+from clients.loops.base import Loop
+from clients.loops.hooks import add
 from clients.partial_sharing import FedRepClient, PartialClient
 from clients.superfed import SuPerFedClient
 
@@ -39,15 +40,15 @@ class DittoLoop(Loop):
 
 
 class PartialLoop(Loop):
-    """FedPer and LG-FedAvg: the arrays that the server does not send are this client's
-    own, and stay here.
+    """FedPer and LG-FedAvg: this client keeps the arrays that the server does not
+    send.
     """
 
     kind = PartialClient
 
     def load(self) -> None:
-        """Join what was sent and what is kept; before the first training, the own part
-        is that of a fresh model.
+        """Join the arrays that were sent and those that are kept. Before the first
+        training, the own part is that of a fresh model.
         """
         sent = [self.sent[name].numpy() for name in self.arrays()]
         self.client.assemble(sent, self.config, before=not self.evaluates())
@@ -65,8 +66,8 @@ class FedRepLoop(PartialLoop):
 
 
 class _Pair(nn.Module):
-    """The module ``net`` and a second set ``own`` of its parameters: optimisers see
-    both, the outputs are those of a mixture.
+    """The module ``net`` and a second set ``own`` of its parameters. Optimisers see
+    both; the outputs are those of a mixture.
     """
 
     def __init__(self, net: nn.Module, own: Mapping[str, Tensor]) -> None:
@@ -108,8 +109,8 @@ class _Twice:
 
 
 class _Turns(_Pair):
-    """APFL: the first of two equal batches is for the net (w), the second for the
-    mixture with v, at the w of before the first.
+    """APFL: the first of two equal batches trains the net (w), the second the mixture
+    with v, at the w before the first.
     """
 
     def __init__(
@@ -136,26 +137,26 @@ class _Turns(_Pair):
             kwargs,
         )
 
-    def change(self, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
-        """Let only the model step whose turn it is; descend in alpha once, if it is
-        learned.
+    def change(self, parameters: Mapping[str, nn.Parameter], options: Mapping[str, Any]) -> None:
+        """Let only one of the two models step, in turn. If alpha is learned, descend in
+        it once.
         """
         moving = self.of_net or bool(self.alpha)
         for name, p in parameters.items():
             if name.startswith("net.") != self.of_net or not moving:
                 p.grad = None
         if not self.of_net and self.adaptive and self.weight.grad is not None:
-            self.alpha = min(1.0, max(0.0, self.alpha - rate * float(self.weight.grad)))
+            self.alpha = min(1.0, max(0.0, self.alpha - options["lr"] * float(self.weight.grad)))
             self.adaptive = False
 
 
 class APFLLoop(Loop):
-    """APFL: w as FedAvg, and a personal v trained at ``alpha v + (1 - alpha) w``, which
-    is what is scored.
+    """APFL: trains w as FedAvg does, and a personal v at the mixture ``alpha v + (1 -
+    alpha) w``, which is scored.
 
-    Every batch comes twice, once for either model, so ``function`` takes twice as many
-    steps, and the loss that it returns is the mean over both. It must take one forward
-    pass and one step a batch.
+    Every batch comes twice, once for each model. So ``function`` takes twice as many
+    steps and returns the mean loss of both models. It must take one forward pass and
+    one step per batch.
     """
 
     kind = APFLClient
@@ -176,7 +177,7 @@ class APFLLoop(Loop):
 
 
 class _Mixed(_Pair):
-    """SuPerFed: every training pass is at a new random mixture of the net (theta_f) and
+    """SuPerFed: every training pass takes a new random mixture of the net (theta_f) and
     the second set (theta_l).
     """
 
@@ -202,9 +203,9 @@ class _Mixed(_Pair):
         return self.at(mixed, args, kwargs)
 
     @torch.no_grad()
-    def change(self, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
-        """Scale the gradient of the loss, shared out by autograd; add those of the
-        proximal term and of the squared cosine.
+    def change(self, parameters: Mapping[str, nn.Parameter], options: Mapping[str, Any]) -> None:
+        """Scale the gradient of the loss, which autograd has divided between both; add
+        those of the proximal term and of the squared cosine.
         """
         pairs = self.pairs()
         dots = [
@@ -222,14 +223,15 @@ class _Mixed(_Pair):
 
 
 class SuPerFedLoop(Loop):
-    """SuPerFed: federated theta_f and personal theta_l, trained at random mixtures;
-    ``lambda_`` of the mixture that is scored.
+    """SuPerFed: trains the federated theta_f and the personal theta_l at random
+    mixtures. ``lambda_``: of the mixture that is scored.
 
-    ``clients.SuPerFedClient`` chooses that lambda on a validation set; here it is one
-    half unless you say another.
+    ``clients.SuPerFedClient`` chooses lambda on a validation set; here it is one half
+    unless you pass another.
     """
 
     kind = SuPerFedClient
+    needs = (ProximalSent, SuPerFedTraining)
 
     def __init__(
         self,

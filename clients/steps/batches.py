@@ -12,7 +12,7 @@ from torch.nn import functional
 from algorithms.common.steps import Eager, Epochs, Problem, in_batches
 from clients.base.data import Split
 from clients.base.training import TrainOptions, trainable
-from clients.steps.sgd import SGD, Descent
+from clients.steps.sgd import Descent, optimiser_of
 
 
 def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epochs:
@@ -37,7 +37,7 @@ def train_classifier(
     """Train a classifier in place, at the learning rate of the first round."""
     net.train()
     w = [p.detach() for p in trainable(net).values()]
-    sgd = SGD(options.momentum, options.weight_decay)
+    sgd = optimiser_of(options)
     Eager.run(
         Problem(net, lambda x, y: functional.cross_entropy(net(x), y)),
         Descent(sgd),

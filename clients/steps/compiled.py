@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from algorithms.common.adam import descend
 from algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
 from clients.steps.sgd import SGD
 
@@ -303,7 +304,10 @@ class _Training:
                 torch.get_num_threads(),
             ],
             "steps": len(numbers),
-            "step": [repr(self.step), *map(_source, (type(self.step), SGD, Problem, Graph))],
+            "step": [
+                repr(self.step),
+                *map(_source, (type(self.step), SGD, descend, Problem, Graph)),
+            ],
             "module": [
                 repr(module),
                 [[n, _plain(m), _source(type(m))] for n, m in module.named_modules()],

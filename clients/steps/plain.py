@@ -1,4 +1,4 @@
-"""The plain loop that local steps equal: mini-batch SGD with PyTorch's own optimiser.
+"""The plain loop that local steps equal: mini-batches with PyTorch's own optimisers.
 
 ``FedAvgClient.train`` gives the same parameters and the same loss; in double precision
 to the last bit, as a test checks. It does not call this function, because
@@ -18,13 +18,14 @@ def train(
     rate: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    optimizer: str = "sgd",
 ) -> float:
     """Train ``module`` in place on mini-batches (x, y), with the mean ``loss(outputs,
-    y)``; return the sum of the losses of all samples.
+    y)``; return the sum of the losses of all samples. ``momentum``: Adam's beta_1.
     """
-    optimiser = torch.optim.SGD(
-        module.parameters(), rate, momentum, weight_decay=weight_decay, fused=True
-    )
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
+    own = {"momentum": momentum} if optimizer == "sgd" else {"betas": (momentum, 0.999)}
+    optimiser = kind(module.parameters(), rate, weight_decay=weight_decay, fused=True, **own)
     total = 0.0
     for x, y in batches:
         mean = loss(module(x), y)

@@ -1,5 +1,5 @@
-"""SGD as a step: as in ``clients.steps.plain``, but on lists of tensors and without an
-optimiser object; and operations on such lists for the steps of methods.
+"""SGD and Adam as steps: as in ``clients.steps.plain``, but on lists of tensors and
+without an optimiser object; and operations on such lists for the steps of methods.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from algorithms.common.adam import descend
 from algorithms.common.steps import Gradient, Numbers, State, Tensors
+from clients.base.options import TrainOptions
 
 Number = float | Tensor
 #: Tensors t_j and their coefficients c_j in a sum.
@@ -26,6 +28,7 @@ class SGD:
 
     momentum: float
     weight_decay: float
+    max_norm: float = 0.0
 
     def velocity(self, parameters: Tensors) -> Tensors:
         """Return the velocity to start with: zeros, or nothing if there is no
@@ -44,14 +47,12 @@ class SGD:
         scale: Number = 1.0,
     ) -> None:
         """Take one step along ``d = scale gradients + (weight_decay + decay) p + sum_j
-        c_j t_j`` for ``terms`` (t_j, c_j), in place.
+        c_j t_j`` for ``terms`` (t_j, c_j), in place. With ``max_norm`` the norm of
+        ``scale gradients``, over all tensors, is at most that.
 
-        Overwrites ``gradients`` if there are terms or a scale.
+        Overwrites ``gradients`` if there are terms, a scale or a bound.
         """
-        if isinstance(scale, Tensor) or scale != 1:
-            gradients = list(torch._foreach_mul(gradients, scale))
-        for tensors, coefficient in terms:
-            add(gradients, tensors, coefficient)
+        gradients = direction(gradients, scale, self.max_norm, terms)
         decay = self.weight_decay + decay
         numbers = not isinstance(rate, Tensor) and not isinstance(decay, Tensor)
         # what torch.optim.SGD(fused=True) calls; not a promise of PyTorch's
@@ -79,6 +80,66 @@ class SGD:
 
 
 @dataclass(frozen=True)
+class Adam:
+    """Adam on lists of tensors, used as :class:`SGD` is. ``momentum`` is beta_1, and
+    beta_2 is 0.999. ``decoupled``: AdamW, whose weight decay is no part of ``d``.
+
+    ``velocity`` holds the first moments, the second ones and the number of steps taken.
+    """
+
+    momentum: float
+    weight_decay: float
+    decoupled: bool
+    max_norm: float = 0.0
+
+    def velocity(self, parameters: Tensors) -> Tensors:
+        """Return the velocity to start with: zeros."""
+        zeros = [torch.zeros_like(p) for p in (*parameters, *parameters)]
+        return [*zeros, torch.zeros((), dtype=torch.float32, device=parameters[0].device)]
+
+    def __call__(
+        self,
+        parameters: Tensors,
+        gradients: Tensors,
+        velocity: Tensors,
+        rate: Number,
+        decay: Number = 0.0,
+        terms: Terms = (),
+        scale: Number = 1.0,
+    ) -> None:
+        """Take one step with the direction ``d`` of :class:`SGD`, which overwrites
+        ``gradients``.
+        """
+        gradients = direction(gradients, scale, self.max_norm, terms)
+        if isinstance(decay, Tensor) or decay:
+            add(gradients, parameters, decay)
+        count, step = len(parameters), velocity[-1]
+        step.add_(1)
+        moments = velocity[:count], velocity[count:-1]
+        descend(
+            parameters,
+            gradients,
+            moments,
+            step,
+            rate,
+            self.weight_decay,
+            self.decoupled,
+            self.momentum,
+        )
+
+
+Optimiser = SGD | Adam
+
+
+def optimiser_of(options: TrainOptions) -> Optimiser:
+    """Return the optimiser that the options of training name."""
+    momentum, decay = options.momentum, options.weight_decay
+    if options.optimizer == "sgd":
+        return SGD(momentum, decay, options.max_gradient_norm)
+    return Adam(momentum, decay, options.optimizer == "adamw", options.max_gradient_norm)
+
+
+@dataclass(frozen=True)
 class Penalty:
     """The terms that a method adds to the gradient: ``mu (w - anchor) + sum_j c_j
     t_j``, for ``terms`` (t_j, c_j); each list has one tensor per tensor of w.
@@ -95,14 +156,14 @@ class Penalty:
 
 @dataclass(frozen=True)
 class Descent:
-    """A step of SGD on the loss plus a penalty with the gradient ``decay w + sum_j c_j
-    t_j``: FedAvg and the methods that add terms.
+    """A step of the optimiser on the loss plus a penalty with the gradient ``decay w +
+    sum_j c_j t_j``: FedAvg and the methods that add terms.
 
     ``state``: ``w``, ``velocity``, and ``term-0``, ``term-1``, ... with the
     coefficients c_j. ``numbers``: ``rate``.
     """
 
-    sgd: SGD
+    sgd: Optimiser
     decay: float = 0.0
     coefficients: tuple[float, ...] = ()
 
@@ -112,6 +173,20 @@ class Descent:
         terms = [(state[f"term-{j}"], c) for j, c in enumerate(self.coefficients)]
         self.sgd(state["w"], gradients, state["velocity"], numbers["rate"], self.decay, terms)
         return loss
+
+
+def direction(gradients: Tensors, scale: Number, max_norm: float, terms: Terms) -> Tensors:
+    """Return ``scale gradients``, shortened to the norm ``max_norm`` unless it is 0,
+    plus ``terms``.
+    """
+    if isinstance(scale, Tensor) or scale != 1:
+        gradients = list(torch._foreach_mul(gradients, scale))
+    if max_norm:
+        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+        gradients = list(torch._foreach_mul(gradients, max_norm / norm.clamp(min=max_norm)))
+    for tensors, coefficient in terms:
+        add(gradients, tensors, coefficient)
+    return gradients
 
 
 def add(tensors: Tensors, others: Tensors | tuple[Tensor, ...], coefficient: Number) -> None:

@@ -193,9 +193,13 @@ def _show(folder: Path) -> None:
     from fedapps.records.reader import read_run
     from fedapps.results.compare import summary_table
     from fedapps.results.parts import run_sections
+    from fedapps.results.report import scored_sentence
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(summary_table([folder]))
-    for section in run_sections(read_run(folder)):
+    run = read_run(folder)
+    if sentence := scored_sentence(run).strip():
+        console.print(sentence)
+    for section in run_sections(run):
         console.print(section.terminal())
     print(f"results: {folder}\nreport:  {folder / 'report.html'}")

@@ -7,7 +7,7 @@ deleted only after the new one has been written, so a complete one always exists
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedapps.errors import UserError
+from fedapps.records.best import Best
 from fedapps.records.files import Files
 from strategies.base.capabilities import Stateful
 from strategies.base.rounds import Round
@@ -40,6 +41,7 @@ class Checkpoints:
     last: int = 0
     latest: Round | None = None
     record: Files | None = None
+    best: Best = field(default_factory=Best)
 
     def __call__(self, now: Round) -> None:
         """Write a checkpoint if one is due. An error while writing is logged and does
@@ -84,6 +86,12 @@ class Checkpoints:
         )
         # the order of the arrays, since safetensors sorts them
         (partial / "names.json").write_text(json.dumps(list(arrays)), encoding="utf-8")
+        if self.best.arrays:
+            (partial / "best").mkdir()
+            model = {name: _whole(array.numpy()) for name, array in self.best.arrays.items()}
+            save_file(model, partial / "best" / "model.safetensors")
+            for name, text in self.best.tables.items():
+                (partial / "best" / name).write_text(text, encoding="utf-8")
         if isinstance(self.strategy, Stateful):
             state = {name: _whole(value) for name, value in self.strategy.state_dict().items()}
             save_file(state, partial / "strategy.safetensors")
@@ -92,7 +100,7 @@ class Checkpoints:
         for old in _rounds(self.folder):
             if old != number:
                 shutil.rmtree(self.folder / str(old), ignore_errors=True)
-        self.last = number
+        self.last, self.best.at_checkpoint = number, self.best.round
 
     def load(self) -> tuple[int, ArrayRecord]:
         """Restore the strategy from the newest checkpoint; return its round and model,
@@ -105,12 +113,20 @@ class Checkpoints:
         try:
             names = json.loads((path / "names.json").read_text(encoding="utf-8"))
             arrays = load_file(path / "model.safetensors")
+            if (path / "best").is_dir():
+                best = load_file(path / "best" / "model.safetensors")
+                self.best.arrays = ArrayRecord({name: Array(best[name]) for name in names})
+                self.best.tables = {
+                    file.name: file.read_text(encoding="utf-8")
+                    for file in (path / "best").iterdir()
+                    if file.name != "model.safetensors"
+                }
             state = (
                 load_file(path / "strategy.safetensors")
                 if (path / "strategy.safetensors").exists()
                 else {}
             )
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"{path}: the checkpoint cannot be read ({error}). Start again with --overwrite."
             ) from error

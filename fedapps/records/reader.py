@@ -37,8 +37,8 @@ class RunFolder:
 
     `settings` is flat with dotted keys. `rounds` has one record per round, sorted.
     `clients` has one row per client of the last evaluation (numbers as int or float,
-    the client's id as str), `groups` one row per group of samples. `summary` is empty
-    if it was not written.
+    the client's id as str), `groups` one row per group of samples, `confusion` one per
+    class. `summary` is empty if it was not written.
     """
 
     path: Path
@@ -50,6 +50,7 @@ class RunFolder:
     curves: dict[str, list[float]]
     summary: dict[str, Any]
     groups: list[dict[str, Any]] = field(default_factory=list)
+    confusion: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def method(self) -> str:
@@ -124,24 +125,36 @@ class RunFolder:
         return failures
 
     @cached_property
-    def left_out(self) -> list[str]:
-        """The clients whose last evaluation could not be used completely."""
-        evaluated = [record for record in self.rounds if record.get("evaluate")]
-        entries = evaluated[-1].get("left-out") if evaluated else None
+    def scored(self) -> dict[str, Any]:
+        """The record of the evaluation that the run is scored with: the last one, or
+        that of the best round if that is kept; {} without an evaluation.
+        """
+        evaluated = [record for record in self.rounds if numbers(record.get("evaluate"))]
+        best = self.summary.get("scored-round")
+        return next((r for r in evaluated if r["round"] == best), (evaluated or [{}])[-1])
+
+    @property
+    def scored_round(self) -> int:
+        """The round of that evaluation; without one the last round."""
+        return int(self.scored.get("round", self.rounds_completed))
+
+    def left_out(self, part: str) -> list[str]:
+        """Return the clients of whose evaluation this part could not be used."""
+        entries = self.scored.get("left-out")
         return (
-            [one_line(str(e.get("client", "?")), 60) for e in entries if isinstance(e, dict)]
+            [
+                one_line(str(e.get("client", "?")), 60)
+                for e in entries
+                if isinstance(e, dict) and str(e.get("reason")).startswith(f"{part}: ")
+            ]
             if isinstance(entries, list)
             else []
         )
 
     @cached_property
     def evaluation(self) -> dict[str, float]:
-        """The metrics of the last evaluation."""
-        for record in reversed(self.rounds):
-            metrics = numbers(record.get("evaluate"))
-            if metrics:
-                return metrics
-        return {}
+        """The metrics of the evaluation that the run is scored with."""
+        return numbers(self.scored.get("evaluate"))
 
     @cached_property
     def numbers(self) -> dict[str, float]:
@@ -299,6 +312,7 @@ def read_run(run_dir: Path | str) -> RunFolder:
         unreadable_lines=unreadable,
         clients=read_table(path / "clients.csv", "client"),
         groups=read_table(path / "groups.csv", "group"),
+        confusion=read_table(path / "confusion.csv", "actual"),
         curves={
             k: v for k, v in curves.items() if isinstance(v, list) and v and all(map(is_number, v))
         },

@@ -27,8 +27,11 @@ from safetensors.numpy import save_file
 
 from algorithms.common.measures import LEADING, describe_clients, gini, parity_gap
 from algorithms.fairness.groups import Groups
+from clients.base.scores import CONFUSION
 from fedapps import __version__
 from fedapps.errors import UserError
+from fedapps.records.best import Best
+from fedapps.records.confusion_writer import confusion_table
 from fedapps.records.files import Files, csv_text, replace, write_text
 from fedapps.records.group_writer import SUMS, group_table
 from fedapps.records.newcomers import newcomer_measures, newcomer_rows
@@ -53,6 +56,7 @@ FILES = (
     "rounds.jsonl",
     "clients.csv",
     "groups.csv",
+    "confusion.csv",
     "weights.csv",
     "curves.json",
     "summary.json",
@@ -96,6 +100,8 @@ class Recorder:
         strategy: Any = None,
         groups: Groups | None = None,
         names: Sequence[str] = (),
+        classes: Sequence[str] = (),
+        best: Best | None = None,
     ) -> None:
         """Open the folder. ``done``: number of rounds in the checkpoint to resume from;
         records of later rounds are dropped.
@@ -107,12 +113,16 @@ class Recorder:
         ``strategy``: its ``last_weights`` are recorded if it decides weights.
         ``groups``: the groups of test samples, if clients report sums for groups.
         ``names``: names of clients 0, 1, ..., which replace their numbers in all files.
+        ``classes``: their names, if known. ``best``: chooses the round that the run is
+        scored with, by default the last one.
         """
         self.folder = folder
         self.files = Files(folder)
         self.strategy = strategy
         self.groups = groups
         self.names = names
+        self.classes = classes
+        self.best = best or Best()
         #: The last record: the line of rounds.jsonl, and the rows of clients.csv if the
         #: round had an evaluation.
         self.row: dict[str, Any] = {}
@@ -126,6 +136,9 @@ class Recorder:
         self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
         for row in rows:
             self._count(row)
+        self.best.at_checkpoint = self.best.round
+        for name, text in self.best.tables.items():
+            self.files.replace(name, text)
         self.facts = {
             "method": config["method"],
             "task": task,
@@ -142,7 +155,7 @@ class Recorder:
 
     def __call__(self, now: Round) -> None:
         """Record a round. An error while writing is logged and does not end the run."""
-        self.clients = []
+        self.clients, written = [], dict[str, str]()
         row: dict[str, Any] = {
             "round": now.number,
             "clients": list(map(self._called, now.trained.clients)),
@@ -186,17 +199,23 @@ class Recorder:
             row["evaluate"] |= newcomer_measures(newcomers.metrics)
             row["evaluate-bytes-up"] += newcomers.bytes_up
             row["evaluate-bytes-down"] += newcomers.bytes_down
-            self._write_clients(now.evaluated.metrics, newcomer_rows(newcomers.metrics))
+            written |= self._clients_texts(now.evaluated.metrics, newcomer_rows(newcomers.metrics))
+            metrics = {self._called(c): m for c, m in now.evaluated.metrics.items()}
+            tables = {"confusion.csv": confusion_table(self.classes, metrics)}
             if self.groups is not None:
-                table, gaps, left_out = group_table(
-                    self.groups, {self._called(c): m for c, m in now.evaluated.metrics.items()}
-                )
+                tables["groups.csv"] = group_table(self.groups, metrics)
+            for name, (table, measures, left_out) in tables.items():
                 if table:
-                    self.files.replace("groups.csv", csv_text(table))
-                row["evaluate"] |= gaps
-                row |= {"left-out": left_out} if left_out else {}
+                    written[name] = csv_text(table)
+                row["evaluate"] |= measures
+                if left_out:
+                    row["left-out"] = row.get("left-out", []) + left_out
         self.row = row
-        self._count(row)
+        if self._count(row):
+            for name, text in written.items():
+                self.files.replace(name, text)
+            if self.best.keep:
+                self.best.arrays, self.best.tables = now.arrays, written
         self.files.append("rounds.jsonl", json.dumps(row) + "\n")
         # without replies the strategy still holds the weights of an earlier round
         if now.trained.clients:
@@ -232,18 +251,23 @@ class Recorder:
             }
         return {}
 
-    def _count(self, row: Mapping[str, Any]) -> None:
+    def _count(self, row: Mapping[str, Any]) -> bool:
+        """Add a round to the totals; return whether the run is scored with it so
+        far.
+        """
         # Running totals: a run of 100,000 rounds must not sum over all past rounds
         # after each round.
         self.completed = row["round"]
         self.failures += len(row["failures"])
         self.capped += len(row.get("capped", ()))
-        self.last_evaluation = row.get("evaluate", self.last_evaluation)
+        if scored := self.best.note(row):
+            self.last_evaluation = row["evaluate"]
         for key in self.totals:
             self.totals[key] += row.get(key, 0)
         for key in MODELS:
             if key in row:
                 self.models[key] = self.models.get(key, 0) + row[key]
+        return scored
 
     def finish(self, status: str, error: str = "") -> dict[str, Any]:
         """Write summary.json with this status (running, completed, failed, interrupted)
@@ -265,6 +289,12 @@ class Recorder:
             **self.last_evaluation,
             **(self._uncertainty() if status != "running" else {}),
             **(self.strategy.privacy_spent() if isinstance(self.strategy, SpendingPrivacy) else {}),
+            **({"scored-round": self.best.round} if self.best.keep and self.best.round else {}),
+            **(
+                {"stopped-early": True}
+                if self.best.exhausted and self.completed < self.num_rounds
+                else {}
+            ),
             **({"error": error} if error else {}),
         }
         self.files.replace("summary.json", json.dumps(summary, indent=1))
@@ -277,8 +307,10 @@ class Recorder:
         )
 
     def save_model(self, arrays: ArrayRecord) -> None:
-        """Write the final global model. Raises ``OSError``."""
-        if not arrays:
+        """Write the final global model, or that of the best round if that is kept.
+        Raises ``OSError``.
+        """
+        if not (arrays := self.best.arrays or arrays):
             return
         model = {name: np.asarray(array.numpy(), order="C") for name, array in arrays.items()}
         try:
@@ -286,11 +318,11 @@ class Recorder:
         except SafetensorError as error:  # safetensors raises it for an OSError
             raise OSError(f"the model cannot be written: {error}") from error
 
-    def _write_clients(
+    def _clients_texts(
         self,
         metrics: Mapping[int | str, Mapping[str, Any]],
         newcomers: Mapping[int | str, Mapping[str, Any]],
-    ) -> None:
+    ) -> dict[str, str]:
         # A client may lack a metric that others have: AUROC, for example, if it has a
         # single class.
         everyone = [*metrics.items(), *newcomers.items()]
@@ -304,9 +336,11 @@ class Recorder:
             for client, values in everyone
         ]
         self.clients = [["client", *scalars], *rows]
-        self.files.replace("clients.csv", csv_text(self.clients))
-        if curves := mean_curves(metrics):
-            self.files.replace("curves.json", json.dumps(curves))
+        curves = mean_curves(metrics)
+        return {
+            "clients.csv": csv_text(self.clients),
+            **({"curves.json": json.dumps(curves)} if curves else {}),
+        }
 
     def _write_weights(self, number: int, weights: Mapping[int | str, float]) -> None:
         every = -(-self.num_rounds * len(weights) // MAX_WEIGHTS)  # the same after a resume
@@ -356,7 +390,7 @@ BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 
 
 # Metrics of clients whose mean is not reported.
-COUNTS = ("num-examples", "test-samples", SUMS)
+COUNTS = ("num-examples", "test-samples", SUMS, CONFUSION)
 # Metrics whose spread over the clients is reported, and the name prefix of their Gini
 # coefficient and parity gap.
 FAIRNESS = {"accuracy": "", "auroc": "auroc-"}

@@ -10,6 +10,7 @@ import numpy as np
 from algorithms.common.seeds import generator
 from algorithms.fairness.resampling import uncertainty
 from fedapps.formats import metric_text, one_line, percent_text
+from fedapps.records.group_writer import SUMS
 from fedapps.records.reader import RunFolder, is_number
 from fedapps.results.comparison_table import Row
 from fedapps.results.sections import Section
@@ -64,8 +65,8 @@ def groups_section(run: RunFolder) -> Section | None:
         *([f"Between groups: {gaps}."] if gaps else []),
         *_chance(run),
     ]
-    if run.left_out:
-        clients = ", ".join(run.left_out[:10]) + (", ..." if len(run.left_out) > 10 else "")
+    if left_out := run.left_out(SUMS):
+        clients = ", ".join(left_out[:10]) + (", ..." if len(left_out) > 10 else "")
         notes.append(
             f"Skipped the impossible sums of client {clients}; rounds.jsonl has the reasons."
         )

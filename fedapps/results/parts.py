@@ -20,6 +20,7 @@ from fedapps.charts.theme import THEME, Theme
 from fedapps.formats import metric_name, sentence
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.records.uncertainty import SHARE
+from fedapps.results.class_tables import classes_section, confusion_figure
 from fedapps.results.comparison_table import Row, rows_of
 from fedapps.results.fair_plots import client_bars, own_bars, weights_figure
 from fedapps.results.gains import Gains, gains_section
@@ -38,7 +39,7 @@ from fedapps.results.run_plots import (
 from fedapps.results.sections import Section
 from fedapps.results.worst_clients import worst_section
 
-RUN, COMPARISON, SWEEP = "run", "comparison", "sweep"
+RUN, REPORT, COMPARISON, SWEEP = "run", "report", "comparison", "sweep"
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ PARTS: tuple[Plot | Table, ...] = (
     Plot(RUN, "models", "Score over the models that a client sent and received", models_figure),
     Plot(RUN, "train-loss", "Training loss over rounds", loss_figure),
     Plot(RUN, "clients", "Score of each client, sorted", own_bars),
+    Plot(RUN, "confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
     Plot(RUN, "weights", "Weight of each client over rounds, as a heat map", weights_figure),
     Plot(RUN, "", "Plot {}", curve_figures),
     Plot(RUN, "bytes", "Bytes sent in both directions, summed over rounds", bytes_figure),
@@ -116,6 +118,7 @@ PARTS: tuple[Plot | Table, ...] = (
     Table(RUN, _worst),
     Table(RUN, lambda shown: newcomers_section(shown.run)),
     Table(RUN, lambda shown: groups_section(shown.run)),
+    Table(REPORT, lambda shown: classes_section(shown.run)),
     Plot(
         COMPARISON,
         "comparison",
@@ -140,9 +143,12 @@ def sections(page: str, shown: Shown) -> list[Section]:
     return [section for table in tables if (section := table.make(shown)) is not None]
 
 
-def run_sections(run: RunFolder) -> list[Section]:
-    """Return the small tables of a run, for its report and the terminal."""
-    return sections(RUN, Shown(rows_of([run])))
+def run_sections(run: RunFolder, page: str = RUN) -> list[Section]:
+    """Return the small tables of a run: of ``RUN`` those for the terminal, of
+    ``REPORT`` also the longer ones.
+    """
+    shown = Shown(rows_of([run]))
+    return sections(RUN, shown) + (sections(page, shown) if page != RUN else [])
 
 
 def plots(page: str) -> list[Plot]:

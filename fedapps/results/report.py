@@ -24,7 +24,7 @@ from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.gains import gain_over_local
 from fedapps.results.image_grids import ANIMATION, FOLDER, grids
-from fedapps.results.parts import RUN, charts, plots, run_sections
+from fedapps.results.parts import REPORT, RUN, charts, plots, run_sections
 
 LIMIT = 300_000  # bytes of a report
 _DETAIL = (MOST, 200, 140, 100, 70, 50)  # points of a line, tried in turn
@@ -35,6 +35,7 @@ _MARKS = {"completed": "✓", "failed": "✗", "interrupted": "‖", "running": 
 
 _CARDS = {
     "auroc-mean": "AUROC, mean over clients",
+    "auroc-worst10": "AUROC, worst 10 % of clients",
     "auroc-worst": "AUROC of the worst client",
     "auroc-parity-gap": "AUROC, best to worst client",
     "rmse-mean": "RMSE, mean over clients",
@@ -58,6 +59,7 @@ _CARDS = {
     "new-accuracy-1-mean": "accuracy of new clients, 1 epoch",
     "test-accuracy": "accuracy on the server's test images",
     "frechet": "Fréchet distance",
+    "macro-f1-pooled": "macro F1 of all samples",
     "ece-mean": "calibration error (ECE)",
     "group-accuracy-gap": "accuracy, best to worst group",
     "demographic-parity-gap": "demographic parity gap",
@@ -123,7 +125,7 @@ def report_body(run: RunFolder, points: int = MOST, hope: str = "") -> list[Html
             html.panel(Html("".join(pictures.values())), "plots"),
         ]
     body += _synthetic(run)
-    body += [section.as_html() for section in run_sections(run)]
+    body += [section.as_html() for section in run_sections(run, REPORT)]
     body.append(html.heading("Details"))
     if measures:
         names = "each a small plot over the rounds"
@@ -173,20 +175,29 @@ def state_sentence(run: RunFolder) -> str:
     """How the run ended, in one line."""
     planned = f"{run.rounds_completed} of {run.num_rounds or '?'} rounds"
     if run.state == "completed":
-        return f"Completed: {planned}."
+        stopped = run.summary.get("stopped-early") is True
+        why = ", as validation scores got no better" if stopped else ""
+        return f"Completed: {planned}{why}.{scored_sentence(run)}"
     if run.state == "failed":
         return f"Failed after {planned}{': ' + run.reason if run.reason else '.'}"
-    evaluated = max(
-        (record["round"] for record in run.rounds if record.get("evaluate")), default=None
-    )
     numbers = (
-        f"the numbers are those of round {evaluated}"
-        if evaluated
+        f"the numbers are those of round {run.scored_round}"
+        if run.scored
         else "there was no evaluation yet"
     )
     if run.state == "running":
         return f"Not finished: {planned}; {numbers}. The run is still going, or it was stopped."
     return f"Interrupted after {planned}; {numbers}. Continue it with “fedapps run --resume”."
+
+
+def scored_sentence(run: RunFolder) -> str:
+    """Which round the numbers are from; "" if it is the last one in any case."""
+    if not is_number(run.summary.get("scored-round")):
+        return ""
+    return (
+        f" Numbers and models are those of round {run.scored_round}, the best by the clients' "
+        "validation samples."
+    )
 
 
 def _subtitle(run: RunFolder) -> str:

@@ -1,11 +1,13 @@
 """Construction of a run's parts from its settings: the task, the strategy, a client."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
+from clients.base.options import TrainOptions
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
@@ -13,8 +15,8 @@ from fedapps.methods import METHODS
 from fedapps.methods.method import ClientFactory
 from fedapps.runs.compilation import compiler
 from fedapps.settings.settings import Settings
-from fedapps.tasks.capabilities import DeclaresOrigin, Task
-from fedapps.tasks.registry import make_task
+from fedapps.tasks.capabilities import DeclaresOrigin, SplitsSamples, Task
+from fedapps.tasks.registry import find_task, make_task
 from strategies import Private, Robust, WarmStart
 from strategies.base.capabilities import sends_updates
 from strategies.base.reply_validation import Rules
@@ -50,6 +52,7 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
                 f"max-update-norm = {settings.max_update_norm}: the clients of this method send "
                 "nothing that has a norm: set it to 0"
             )
+    check_optimizer(settings, halves)
     strategy = private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
     if settings.num_new_clients and (
         settings.halves or not getattr(client_factory(settings), "can_be_new", False)
@@ -58,12 +61,45 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
             f"num-new-clients = {settings.num_new_clients}: method {settings.method!r} does not "
             "support new clients: set it to 0, or choose a method that trains one net"
         )
+    if settings.validates and (
+        settings.halves
+        or not hasattr(client_factory(settings), "kind")
+        or not hasattr(client_factory(settings).kind(), "evaluate_validation")  # type: ignore[attr-defined]
+    ):
+        raise UserError(
+            f"{settings.validates}: clients of method {settings.method!r} do not score validation "
+            "samples: leave it out, or choose a method that trains one net"
+        )
     if settings.node_sums:
         try:
             plan_of(strategy, Rules(bound=settings.bound))
         except ValueError as error:
             raise UserError(str(error)) from None
     return strategy
+
+
+def validation_setting(settings: Settings, task: Any) -> str:
+    """Return the setting that gives clients validation samples."""
+    own = hasattr(settings.problem, "validation") and not isinstance(task, SplitsSamples)
+    return f"{find_task(settings.task).table if own else 'data'}.validation"
+
+
+def check_optimizer(settings: Settings, strategies: Sequence[Strategy]) -> None:
+    """Raise ``UserError`` if a strategy or its clients exclude ``train.optimizer``."""
+    name = settings.train.optimizer
+    for half, strategy in zip(settings.halves or (settings,), strategies, strict=True):
+        factory = client_factory(half)
+        kind = getattr(factory, "kind", None)
+        makers: list[Any] = [kind()] if kind else []
+        inner: Any = strategy
+        while isinstance(inner, Strategy):
+            makers.append(inner)
+            inner = getattr(inner, "strategy", None)
+        reasons = [getattr(maker, "excluded_optimizers", {}).get(name) for maker in makers]
+        if name != TrainOptions.optimizer and not kind and half.method in METHODS:
+            reasons.append("its clients do not take such steps: leave it out")
+        if why := next(filter(None, reasons), ""):
+            raise UserError(f"train.optimizer = {name!r}: method {half.method!r}: {why}")
 
 
 def private(strategy: Strategy, settings: Settings, task: Any) -> Strategy:

@@ -105,4 +105,9 @@ def store_of(settings: Settings, context: Context, name: int | str) -> Store:
         folder = Path(str(context.node_config["store-dir"])) / f"run-{run:x}"
     if settings.keeps_clients_on_disk and folder:
         return DiskStore(folder / f"client-{name}", context.run_id)
+    if settings.keep_best:
+        raise UserError(
+            "keep-best = true: this client has no folder for what it stores in the best round: "
+            "set out, or store-dir in its node configuration"
+        )
     return MessageStore(context.state)

@@ -15,8 +15,8 @@ from fedapps.errors import UserError
 from fedapps.formats import shortened
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_clients
-from fedapps.tasks.capabilities import HasNet, HasTable, PredictsNumbers, SplitsSamples
-from fedapps.tasks.client_names import names_in, readable
+from fedapps.tasks.capabilities import HasNet, PredictsNumbers, SplitsSamples
+from fedapps.tasks.client_names import names_in
 
 if TYPE_CHECKING:
     from fedapps.charts.layout import Figure
@@ -45,8 +45,8 @@ class Deal:
 
     @property
     def trained(self) -> NDArray[np.int64]:
-        """Training and validation samples of each client and class (K, C)."""
-        return np.asarray(self.counts[:, :2].sum(1))
+        """Training samples of each client and class (K, C)."""
+        return np.asarray(self.counts[:, 0])
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -149,8 +149,6 @@ def deal_of(task: Any, num_clients: int) -> Deal:
 
 def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
     """Return the names of the clients, or their numbers."""
-    if isinstance(task, HasTable):  # also those of a generated table
-        return readable(task.table(num_clients).clients)
     return names_in(task, num_clients) or tuple(map(str, range(num_clients)))
 
 
@@ -221,10 +219,14 @@ def figure(deal: Deal, source: str) -> "Figure":
         f"{shortened(name, 10)} ({total})"
         for name, total in zip(deal.names, counts.sum(1), strict=False)
     ]
-    axes.y.ticks, axes.y.down, axes.y.label = (range(len(counts)), names), True, "client (samples)"
+    axes.y.ticks, axes.y.down, axes.y.label = (
+        (range(len(counts)), names),
+        True,
+        "client (training samples)",
+    )
     axes.y.size = 6.5 if len(counts) > 15 else 8.5
     if len(deal.classes) <= 30:
         axes.x.ticks = (range(len(deal.classes)), [name[:8] for name in deal.classes])
     axes.x.label = "quarter of the targets" if deal.numbers else "class"
-    heat_key(axes, (0.0, float(share.max())), colours, "share of the client's samples")
+    heat_key(axes, (0.0, float(share.max())), colours, "share of the client's training samples")
     return drawn

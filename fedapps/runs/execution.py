@@ -14,15 +14,22 @@ from flwr.serverapp import Grid
 from fedapps.engines.node_grid import summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
+from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of
 from fedapps.results.image_grids import ImageGrids
 from fedapps.results.parts import write_plots
 from fedapps.results.report import write_report
-from fedapps.runs.assembly import Parts, build_strategy, build_task, takes_steps
+from fedapps.runs.assembly import (
+    Parts,
+    build_strategy,
+    build_task,
+    takes_steps,
+    validation_setting,
+)
 from fedapps.runs.compilation import with_compilation
 from fedapps.settings.settings import Settings, default_config
-from fedapps.tasks.capabilities import HasGroups
+from fedapps.tasks.capabilities import HasGroups, SplitsSamples
 from fedapps.tasks.client_names import names_in
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
@@ -72,6 +79,9 @@ def execute(
     _, task, strategy = parts or assembled(settings)
     settings = with_compilation(settings, task, takes_steps)
     checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
+    best = checkpoints.best = Best(
+        settings.keep_best, settings.early_stopping, validation_setting(settings, task)
+    )
     inner = innermost(strategy)
     done, arrays = open_folder(folder, settings, checkpoints)
     if not done:
@@ -79,7 +89,10 @@ def execute(
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     groups = task.groups if isinstance(task, HasGroups) else None
     names = names_in(task, settings.num_clients)
-    recorder = Recorder(folder, settings.flat(), task.name, done, strategy, groups, names)
+    classes = classes_of(settings, task)
+    recorder = Recorder(
+        folder, settings.flat(), task.name, done, strategy, groups, names, classes, best
+    )
     checkpoints.record = recorder.files
     trackers = track(settings, folder, done, recorder) if settings.track else None
     image_grids = (
@@ -106,17 +119,26 @@ def execute(
     evaluate, train = ConfigRecord(base), ConfigRecord(base)
     if settings.evaluate_train:
         evaluate["train-loss"] = True
+    if settings.validates:
+        evaluate["validation"] = True
+    if settings.class_counts and not settings.dp.noise_multiplier:
+        evaluate["class-counts"] = True
 
-    # Clients may delete stored states that a resumed run does not need any more.
-    def send_checkpoint_round(now: Round) -> None:
-        train["checkpoint-round"] = evaluate["checkpoint-round"] = checkpoints.last
+    # Clients may delete stored states that nothing needs any more.
+    def send_rounds_needed(now: Round | None = None) -> None:
+        for config in (train, evaluate):
+            config["checkpoint-round"] = checkpoints.last
+            if best.kept_rounds:
+                config["kept-rounds"] = best.kept_rounds
+
+    send_rounds_needed()
 
     try:
         result = run_rounds(
             strategy,
             client_grid,
             arrays,
-            settings.num_rounds,
+            done if best.exhausted else settings.num_rounds,
             settings.timeout,
             train,
             evaluate,
@@ -129,7 +151,8 @@ def execute(
                 recorder,
                 checkpoints,
                 *([image_grids] if image_grids else []),
-                send_checkpoint_round,
+                send_rounds_needed,
+                lambda _: best.exhausted,
                 *([trackers] if trackers else []),
                 *callbacks,
             ],
@@ -159,6 +182,14 @@ def execute(
             write_plots(folder)  # and the plots
         trackers.end("completed")
     return summary
+
+
+def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:
+    """Return the names of the classes that clients tell apart, () if unknown."""
+    if settings.sites.own:
+        return settings.sites.classes
+    classes = task.samples.classes if isinstance(task, SplitsSamples) else ()
+    return tuple(classes) if classes and len(classes) == task.samples.num_classes else ()
 
 
 def page_of(settings: Settings, task: str) -> AbstractContextManager[int]:

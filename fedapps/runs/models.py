@@ -82,7 +82,7 @@ def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[st
         if program
         else None
     )
-    facts = {"method": settings.method, "round": run.rounds_completed}
+    facts = {"method": settings.method, "round": run.scored_round}
     return (
         client,
         facts,
@@ -190,19 +190,20 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
             f"{run.path}: the run has no evaluation: resume it, or choose another folder"
         )
     arrays = net_arrays(settings, task, run)
+    number = run.scored_round
     # allow any version of the client's state up to that round
-    first = {"first-round": rounds[-1] + 1, "checkpoint-round": rounds[-1]}
+    first = {"first-round": number + 1, "checkpoint-round": number}
     config = ConfigRecord(
         {
             "seed": settings.seed,
             "num-rounds": settings.num_rounds,
-            "server-round": rounds[-1],
+            "server-round": number,
             **first,
             **settings.train.to_config(),
         }
     )
     strategy = build_strategy(settings, task)
-    (sent,) = strategy.configure_evaluate(rounds[-1], arrays, config, InlineGrid(ClientApp(), 1))
+    (sent,) = strategy.configure_evaluate(number, arrays, config, InlineGrid(ClientApp(), 1))
     (record,), (configured,) = (
         sent.content.array_records.values(),
         sent.content.config_records.values(),

@@ -12,6 +12,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
+from clients.base.options import TrainOptions
 from clients.base.store import MessageStore
 from fedapps.data.source import is_local
 from fedapps.errors import UserError
@@ -19,7 +20,13 @@ from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.models.options import local_name
 from fedapps.records.writer import FILES, FOLDERS, check_resumable, set_status
-from fedapps.runs.assembly import Parts, build_client, build_strategy, build_task
+from fedapps.runs.assembly import (
+    Parts,
+    build_client,
+    build_strategy,
+    build_task,
+    validation_setting,
+)
 from fedapps.settings.settings import Settings, chosen, default_config, read_settings
 from fedapps.tasks.capabilities import HasNaturalClients, NamesNet, Task
 from fedapps.tasks.registry import TASKS, find_task
@@ -37,16 +44,19 @@ def with_defaults(given: Mapping[str, Any]) -> Settings:
     # naming the column of the clients implies a partition by these clients
     if given.get("data.natural-id") and "data.partition" not in given:
         given = {**given, "data.partition": "natural"}
-    settings = read_settings({**method.defaults, **find_task(task).defaults, **given})
-    data, model, problem = settings.data, settings.model, settings.problem
-    if data.source != "digits":
+    defaults = {**method.defaults, **find_task(task).defaults}
+    if given.get("train.optimizer", TrainOptions.optimizer) != TrainOptions.optimizer:
+        for key in ("train.learning-rate", "train.momentum"):  # those of SGD
+            defaults.pop(key, None)
+    settings = read_settings({**defaults, **given})
+    data, model = settings.data, settings.model
+    if data.source not in find_task(task).sources:
         data = with_absolute(data, "source")
     return replace(
         settings,
         data=replace(data, synthetic=absolute(data.synthetic)),
         model=replace(model, weights=absolute(model.weights), name=local_name(model.name)),
         public=with_absolute(settings.public, "source"),
-        problem=with_absolute(problem, "source") if hasattr(problem, "source") else problem,
         options=replace(settings.options, library=absolute(library))
         if (library := getattr(settings.options, "library", "task")) not in ("task", "clients")
         else settings.options,
@@ -88,7 +98,22 @@ def assemble(settings: Settings) -> Parts:
     strategy = checked_strategy(settings, task)
     if not settings.sites.own:
         check_client(settings, task)
+        check_validation(settings, task)
     return Parts(settings, task, strategy)
+
+
+def check_validation(settings: Settings, task: Any) -> None:
+    """Raise ``UserError`` if a setting needs validation samples and the first clients
+    have none.
+    """
+    if not settings.validates:
+        return
+    data = [task.client_data(k, settings.num_clients) for k in range(min(5, settings.num_clients))]
+    if all(d.validation is d.train or not len(d.validation) for d in data):
+        raise UserError(
+            f"{settings.validates}: the clients have no validation samples: set "
+            f"{validation_setting(settings, task)}, to 0.2 say"
+        )
 
 
 def with_clients(settings: Settings, task: Any) -> Settings:

@@ -20,6 +20,7 @@ from fedapps.errors import UserError
 from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
+from fedapps.settings.reference import CONFIGURED
 from fedapps.settings.tables import PARTS, built, flattened, option_tables, read_table, typed
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import TASKS, find_task, task_name
@@ -41,6 +42,29 @@ OTHER_NAMES = {
     "bs": "train.batch-size",
     "dataset": "data.source",
     "output": "out",
+    "patience": "early-stopping",
+}
+#: Settings of tasks that are now in the table ``data``, for all tasks.
+MOVED = {
+    f"{table}.{key}": f"data.{new}"
+    for tables, keys in {
+        ("tabular", "regression"): {
+            "source": "source",
+            "split": "split",
+            "client": "natural-id",
+            "label": "label",
+            "features": "features",
+            "categorical": "categorical",
+            "drop": "drop",
+            "drop-clients": "drop-clients",
+            "test": "part",
+            "validation": "validation",
+            "standardise": "standardise",
+        },
+        ("text", "unigram", "matrix-completion", "qap"): {"source": "source", "split": "split"},
+    }.items()
+    for table in tables
+    for key, new in keys.items()
 }
 #: Tasks whose test samples can have groups (``data.group``).
 GROUPED = ("classification", "constrained-classification", "tabular")
@@ -99,6 +123,20 @@ class Settings(Options):
         False,
         "evaluations also report the loss of the server's model on each client's training "
         "samples: `train-loss` in clients.csv",
+    )
+    class_counts: bool = option(
+        True,
+        "clients report counts of their test samples by actual and predicted class; never with "
+        "dp.noise-multiplier",
+    )
+    keep_best: bool = option(
+        False,
+        "score and keep the round that is best on the clients' validation samples",
+    )
+    early_stopping: int = option(
+        0,
+        "end after so many evaluations without a better score on validation samples; 0: never",
+        low=0,
     )
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
     min_replies: int = option(1, "a round with fewer valid replies fails", low=1)
@@ -204,6 +242,30 @@ class Settings(Options):
                 "that many, or 0 for all"
             )
 
+        if self.validates and not self.evaluate_every:
+            raise ValueError(
+                f"{self.validates}: evaluate-every = 0 has one evaluation only: set it to 1 or more"
+            )
+        if self.validates and self.dp.noise_multiplier:
+            raise ValueError(
+                f"{self.validates}: scores on validation samples are not private, as "
+                "dp.noise-multiplier asks"
+            )
+        if self.keep_best and not self.keeps_clients_on_disk:
+            raise ValueError(
+                "keep-best = true: what clients store in the best round is kept on disk: set "
+                'client-store = "disk"'
+            )
+
+    @property
+    def validates(self) -> str:
+        """The setting that needs scores on validation samples, with its value, or
+        "".
+        """
+        if self.keep_best:
+            return "keep-best = true"
+        return f"early-stopping = {self.early_stopping}" if self.early_stopping else ""
+
     @property
     def context(self) -> RunContext:
         """The settings that the task and the method may use besides their options."""
@@ -291,15 +353,17 @@ def default_config(config: Mapping[str, Any] | None = None) -> dict[str, Value]:
     Values of ``config`` may be the lists of a sweep. Raises ``UserError`` for an
     unknown method or task.
     """
-    known: dict[str, Value] = Settings().flat() | {"task": "auto"}
+    known: dict[str, Value] = Settings().flat()
     for table, kind in option_tables(config).items():
         known |= flattened(kind(), table)
-    return known
+    return known | CONFIGURED
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown key."""
     known = list(known)
+    if key in MOVED:
+        return f"{key}: is no setting any more: write {MOVED[key]}"
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside:
         return (
@@ -319,7 +383,8 @@ def check_used(given: Mapping[str, Any], used: Container[str]) -> None:
         table, dot, _ = key.partition(".")
         if not dot or table in (*PARTS, *OF_SWEEPS) or key in used:
             continue
-        owners = [name for name, one in {**METHODS, **TASKS}.items() if one.table == table]
+        kinds: dict[str, Any] = {**METHODS, **TASKS}
+        owners = [name for name, one in kinds.items() if one.table == table]
         choice = f"choose {' or '.join(owners[:4])}, or " if owners else ""
         raise UserError(
             f"{key} = {value!r}: neither the method nor the task has this option: {choice}leave "
@@ -333,8 +398,12 @@ def chosen(config: Mapping[str, Any]) -> tuple[Method, str]:
     """
     method = find_method(config.get("method", Settings.method))
     task = task_name(str(typed("task", config.get("task", "auto"), "")), method.tasks)
-    source = config.get("data.source", DataOptions.source)
-    if task == "classification" and source == "digits" and not config.get("sites.labels"):
+    source = config.get("data.source", "auto")
+    if (
+        task == "classification"
+        and source in ("auto", DataOptions.source)
+        and not config.get("sites.labels")
+    ):
         task = "digits"
     return method, task
 
@@ -354,14 +423,19 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             raise UserError(unknown(key, known))
     method, task = chosen(config)
     config["task"] = task
+    kind = find_task(task)
+    named = config.get("data.natural-id") and kind.data is None
+    dealt = kind.defaults.get("data.partition", DataOptions.partition)
+    usual = {"data.source": kind.sources[0], "data.partition": "natural" if named else dealt}
+    config |= {key: value for key, value in usual.items() if config.get(key, "auto") == "auto"}
     if config.get("model.name", "auto") == "auto":
         config["model.name"] = method.model or find_task(task).model
     values: dict[str, Any] = {}
     for part in fields(Settings):
         if part.name in ("options", "problem"):
-            kind: Any = {"options": method, "problem": find_task(task)}[part.name]
+            entry: Any = {"options": method, "problem": kind}[part.name]
             values[part.name] = (
-                read_table(kind.options, kind.table, config) if kind.options else None
+                read_table(entry.options, entry.table, config) if entry.options else None
             )
         elif part.name == "base":
             values[part.name] = (
@@ -374,6 +448,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         elif (key := kebab(part.name)) in config:
             values[part.name] = typed(key, config[key], known[key])
     settings: Settings = built(Settings, values, "")
+    check_data_used(settings, method)
     if settings.evaluate_every < 0:
         tenth = max(1, settings.num_rounds // 10)
         settings = replace(settings, evaluate_every=min(LONGEST_INTERVAL, tenth))
@@ -394,6 +469,22 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             "set of images: set it to ''"
         )
     return settings
+
+
+def check_data_used(settings: Settings, method: Method) -> None:
+    """Raise ``UserError`` for a setting of the table ``data`` that the task does not
+    read.
+    """
+    kind, given = find_task(settings.task), flattened(settings.data, "data")
+    if kind.data is None:
+        return
+    usual = flattened(DataOptions(), "data") | {"data.source": kind.sources[0]}
+    used = {f"data.{name}" for name in kind.data}
+    for key, value in given.items():
+        if key not in used and value not in (usual[key], method.defaults.get(key)):
+            raise UserError(
+                f"{key} = {value!r}: task {settings.task!r} does not use it: leave it out"
+            )
 
 
 def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:

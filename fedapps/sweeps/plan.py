@@ -181,7 +181,7 @@ def _with_data(config: dict[str, Any], data: Path | None) -> dict[str, Any]:
     folders = {
         key: data.expanduser().absolute() / Path(value).name for key, value in sources.items()
     }
-    return config | {key: str(folder) for key, folder in folders.items() if folder.is_dir()}
+    return config | {key: str(folder) for key, folder in folders.items() if folder.exists()}
 
 
 def _folder_names(points: Sequence[AxisLabels]) -> list[str]:

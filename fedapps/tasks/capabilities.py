@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # imported late: most need PyTorch, which takes seconds
 
     from fedapps.data.samples import Samples
     from fedapps.data.scaling import Scale
-    from fedapps.tasks.tables import Table
     from fedapps.tasks.targets import TargetScale
 
 
@@ -118,9 +117,6 @@ class HasTable(Protocol):
     """The samples are rows of a table."""
 
     num_features: int
-
-    def table(self, num_clients: int) -> "Table":
-        """Return the rows of all clients."""
 
     def arrays(self, client_id: int | str, num_clients: int, scale: bool = True) -> ArrayData:
         """Return the rows of a client."""

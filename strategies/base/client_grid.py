@@ -294,7 +294,8 @@ class ClientGrid(WrappedGrid):
                 continue
             questions = [
                 Message(
-                    content=RecordDict({"config": ConfigRecord()}),
+                    # mods of the client's app read the round of every message
+                    content=RecordDict({"config": ConfigRecord({"server-round": 0})}),
                     message_type=IDENTITY,
                     dst_node_id=node,
                 )

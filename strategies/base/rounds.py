@@ -15,11 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from algorithms.common.sent import Reads
+from strategies.base.acknowledgement import (
+    Acknowledgements,
+    asked_of,
+    is_flowers_privacy,
+    notice_noise,
+)
 from strategies.base.capabilities import counts_replies, is_finished
 from strategies.base.client_grid import ClientGrid, Exchange, Failure, order
 from strategies.base.flower_private import log_strategy_start_info
@@ -130,6 +137,7 @@ def run_rounds(
     callbacks: Sequence[Callback] = (),
     log_result: bool = True,
     new_epochs: Sequence[int] = (1, 5),
+    strict: bool = False,
 ) -> Result:
     """Run rounds ``first_round`` to ``num_rounds`` of ``strategy`` and return Flower's
     ``Result``.
@@ -143,12 +151,14 @@ def run_rounds(
     strategy finds in them what it wrote there the round before. ``log_result``: whether
     the log ends with the metrics of all rounds. ``new_epochs``: after how many local
     epochs the new clients of the grid are scored, beside as they are; nothing depends
-    on their replies.
+    on their replies. ``strict``: end the run if clients do not say that they do their
+    half of the method; by default that is logged.
 
     Raises ``TooFewReplies`` according to ``patience``, if no round had enough valid
     training replies, and if the last round or the last evaluation had not;
     ``TimeoutError`` if fewer clients than the strategy's minima connect in time;
-    ``ValueError`` if strategy and ``clients_per_round`` contradict each other.
+    ``ValueError`` if strategy and ``clients_per_round`` contradict each other, and
+    according to ``strict``.
     """
     client_grid = grid if isinstance(grid, ClientGrid) else ClientGrid(grid)
     patience = patience or Patience()
@@ -167,6 +177,9 @@ def run_rounds(
         log(INFO, "Initial global evaluation results: %s", score)
         if score is not None:
             result.evaluate_metrics_serverapp[0] = score
+    if is_flowers_privacy(strategy):
+        notice_noise(strategy)
+    heard = Acknowledgements(strict)
     client_grid.wait()
     log(INFO, "Rounds %d to %d with %d clients", first_round, num_rounds, len(client_grid.clients))
     for number in range(first_round, num_rounds + 1):
@@ -192,6 +205,7 @@ def run_rounds(
         )
         asked = bool(messages)
         _log_replies("aggregate_train", strategy, now.trained)
+        heard.hear(asked_of(strategy), zip(now.trained.clients, replies, strict=True))
         if replies:
             new_arrays, now.train_metrics = strategy.aggregate_train(number, replies)
             arrays = arrays if new_arrays is None else new_arrays
@@ -333,6 +347,27 @@ def _log_replies(phase: str, strategy: Strategy, exchange: Exchange) -> None:
 class RunsRounds(Strategy):
     """Base of strategies whose :meth:`start` is :func:`run_rounds`."""
 
+    #: What the method's clients read, if they do more than FedAvg's.
+    client_half: Reads = ()
+    #: In Flower's own loop, which wrappers of Flower's bring: what it has heard.
+    _heard: Acknowledgements | None = None
+
+    def enter_loop(self, config: ConfigRecord) -> None:
+        """Notice whose loop this is by what it writes into the configuration; under
+        Flower's own, :meth:`hear` does what :func:`run_rounds` would.
+        """
+        if "num-rounds" in config:
+            self._heard = None
+        elif self._heard is None:
+            self._heard = Acknowledgements()
+            notice_noise(self)
+
+    def hear(self, replies: Sequence[Message]) -> None:
+        """Check the acknowledgements of a round's valid replies, in Flower's loop."""
+        if self._heard and self.client_half:
+            own = asked_of(self)[: len(self.client_half)]
+            self._heard.hear(own, [(reply.metadata.src_node_id, reply) for reply in replies])
+
     def start(
         self,
         grid: Grid,
@@ -347,6 +382,7 @@ class RunsRounds(Strategy):
         evaluate_every: int = 1,
         patience: Patience | None = None,
         callbacks: Sequence[Callback] = (),
+        strict: bool = False,
     ) -> Result:
         """Run the rounds; see :func:`run_rounds`, which takes any strategy."""
         return run_rounds(
@@ -362,4 +398,5 @@ class RunsRounds(Strategy):
             evaluate_every=evaluate_every,
             patience=patience,
             callbacks=callbacks,
+            strict=strict,
         )

@@ -190,6 +190,7 @@ class Reweighting(Wrapper):
         """Let the wrapped strategy sample and send; request ``loss-before`` from the
         clients if the rule needs it.
         """
+        self.enter_loop(config)
         if self.asks_losses:
             config.update(Asked(loss_before=True).to_config())
         self._meet(grid, server_round)

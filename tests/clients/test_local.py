@@ -61,14 +61,19 @@ def alone(i, visits, **config):
 @pytest.mark.parametrize(
     ("rounds", "a_round", "visits"), [(10, 1, 2), (5, 2, 2), (3, 5, 3), (3, 0, 3)]
 )
-def test_training_in_shares_is_the_same_as_whole_rounds_of_training(rounds, a_round, visits):
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_in_shares_is_the_same_as_whole_rounds_of_training(
+    rounds, a_round, visits, optimizer
+):
     """Ten fifths of a round of 12 steps (2, 2, 3, ... at a time), momentum and partial
     batches included, are two rounds.
     """
-    stores, _ = run(rounds, a_round)
+    stores, _ = run(rounds, a_round, optimizer=optimizer)
     for i in range(5):
         for result, want in zip(
-            stores[i].load("model", {}, before=False), alone(i, visits), strict=True
+            stores[i].load("model", {}, before=False),
+            alone(i, visits, optimizer=optimizer),
+            strict=True,
         ):
             np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
 

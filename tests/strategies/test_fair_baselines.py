@@ -132,7 +132,11 @@ def test_q_fedavgs_constant_follows_the_learning_rate():
     note = lambda now: seen.append(strategy._lipschitz)
     simulate(strategy, lambda i, _: LossyClient(1.0, 1.0), 2, START, 5, CONFIG, callbacks=[note])
     np.testing.assert_allclose(seen, [2, 2, 4, 4, 8])
-    with pytest.raises(ValueError, match="put learning-rate into train_config"):
+    seen.clear()
+    flower = {"lr" if key == "learning-rate" else key: value for key, value in CONFIG.items()}
+    simulate(strategy, lambda i, _: LossyClient(1.0, 1.0), 2, START, 5, flower, callbacks=[note])
+    np.testing.assert_allclose(seen, [2, 2, 4, 4, 8])
+    with pytest.raises(ValueError, match=r"put learning-rate \(or lr\) into train_config"):
         simulate(QFedAvg(FedAvg()), lambda i, _: LossyClient(1.0, 1.0), 2, START, 1)
 
 

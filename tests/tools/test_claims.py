@@ -27,13 +27,20 @@ def test_the_index_is_what_the_experiments_say():
     assert (RESULTS / "README.md").read_text(encoding="utf-8") == index(ROOT), "run: make generate"
 
 
+def test_commands_that_need_a_folder_of_data_say_so():
+    commands = {claim.command for paper in papers(ROOT) for claim in paper.claims}
+    assert "fedapps sweep experiments/aaggff/berka.toml --data DIR" in commands
+    assert "fedapps sweep experiments/fedboost/figure-3.toml" in commands  # generated
+    assert "fedapps sweep experiments/fedevg/fair.toml" in commands  # digits
+
+
 def test_two_clicks_lead_from_the_index_to_table_2_3_and_its_command():
     text = (RESULTS / "README.md").read_text(encoding="utf-8")
     (row,) = [line for line in text.splitlines() if line.startswith("| Table 2.3 |")]
     page, section = re.search(r"\[\*\*holds in part\*\*\]\((\w+\.md)#([^)]+)\)", row).groups()
     assert "`fedapps sweep experiments/superfed/table-2.3.toml`" in row
     part = (RESULTS / page).read_text(encoding="utf-8").split("## Table 2.3")[1].split("\n## ")[0]
-    assert section == "table-23-mnist-two-classes-a-client-500-rounds"
+    assert section == "table-23-mnist-two-classes-per-client-500-rounds"
     assert "| superfed-mm | 99.12 (0.83) | 99.45 (0.46) |" in part
     assert "(results/README.md)" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     assert "(docs/results/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")

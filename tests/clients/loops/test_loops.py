@@ -5,152 +5,16 @@ equals the method's own client.
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn import functional
 
 import clients
-from clients import answer_identity, to_client_app
+from clients.loops.hooks import once
 from fedapps.engines.inline import InlineGrid
-from strategies import (
-    APFL,
-    APFLOptions,
-    Ditto,
-    DittoOptions,
-    FedAvg,
-    FedDyn,
-    FedProx,
-    FedProxOptions,
-    FedRep,
-    FedRepOptions,
-    PartialSharing,
-    Scaffold,
-    SuPerFed,
-    SuPerFedOptions,
-)
+from strategies import Ditto, FedAvg, FedDyn, Scaffold, SuPerFed, SuPerFedOptions
 from tests.helpers import arrays_of, blobs
-
-RATE, EPOCHS, ROUNDS = 0.2, 2, 4
-CONFIG = {
-    "learning-rate": RATE,
-    "lr-decay": 1.0,
-    "momentum": 0.0,
-    "weight-decay": 0.0,
-    "local-epochs": EPOCHS,
-}
-CONFIG |= {"batch-size": 1000, "seed": 3}
-HEAD = ("3.",)
-
-
-class Net(torch.nn.Sequential):
-    head = HEAD
-
-    def __init__(self):
-        super().__init__(
-            torch.nn.Flatten(), torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
-        )
-
-
-def seeded(seed):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Net()
-
-
-def train(net, loader, epochs, rate, make=torch.optim.SGD, **options):
-    """What every tutorial has."""
-    net.train()
-    optimiser = make(net.parameters(), rate, **options)
-    for _ in range(epochs):
-        for x, y in loader:
-            optimiser.zero_grad()
-            loss = functional.cross_entropy(net(x), y)
-            loss.backward()
-            optimiser.step()
-    return loss.item()
-
-
-def loop_app(kind, function=train, batches=lambda part: [(part.x, part.y)], **options):
-    app = answer_identity(ClientApp())
-
-    @app.train()
-    def fit(message, context):
-        data = blobs(context.node_config["partition-id"]).train
-        method = kind(Net, message, context)
-        loss = method.train(function, batches(data), EPOCHS, RATE, **options)
-        return method.reply({"loss": loss, "num-examples": len(data)})
-
-    @app.evaluate()
-    @torch.no_grad()
-    def evaluate(message, context):
-        data = blobs(context.node_config["partition-id"]).test
-        net = kind(Net, message, context).model.eval()
-        scores = {
-            "loss": functional.cross_entropy(net(data.x), data.y).item(),
-            "num-examples": len(data),
-        }
-        return Message(RecordDict({"metrics": MetricRecord(scores)}), reply_to=message)
-
-    return app
-
-
-def own_app(kind):
-    stores = {}
-
-    def client_fn(context):
-        number = context.node_config["partition-id"]
-        store = stores.setdefault(number, clients.MessageStore(RecordDict()))
-        return kind(seeded, blobs(number), number, store)
-
-    return to_client_app(client_fn)
-
-
-def run(strategy, app, rounds=ROUNDS):
-    start = ArrayRecord({name: Array(t.numpy()) for name, t in seeded(7).state_dict().items()})
-    configs = {"train_config": ConfigRecord(CONFIG), "evaluate_config": ConfigRecord(CONFIG)}
-    return strategy.start(InlineGrid(app, 3), start, rounds, **configs)
-
-
-METHODS = {
-    "fedavg": (FedAvg, "Loop", "FedAvgClient", "loss"),
-    "fedprox": (lambda: FedProx(FedProxOptions(mu=0.5)), "FedProxLoop", "FedProxClient", "loss"),
-    "scaffold": (Scaffold, "ScaffoldLoop", "ScaffoldClient", "loss"),
-    "feddyn": (FedDyn, "FedDynLoop", "FedDynClient", "loss"),
-    "ditto": (lambda: Ditto(DittoOptions(mu=0.5, epochs=3)), "DittoLoop", "DittoClient", "loss"),
-    "fedper": (lambda: PartialSharing(HEAD, "body"), "PartialLoop", "PartialClient", "loss"),
-    "lg-fedavg": (lambda: PartialSharing(HEAD, "head"), "PartialLoop", "PartialClient", "loss"),
-    "fedrep": (
-        lambda: FedRep(HEAD, FedRepOptions(head_epochs=3, body_epochs=1)),
-        "FedRepLoop",
-        "FedRepClient",
-        "loss",
-    ),
-    "apfl": (lambda: APFL(APFLOptions(alpha=0.4)), "APFLLoop", "APFLClient", "loss"),
-    "apfl-adaptive": (
-        lambda: APFL(APFLOptions(alpha=0.4, adaptive=True)),
-        "APFLLoop",
-        "APFLClient",
-        "loss",
-    ),
-    "superfed-mm": (
-        lambda: SuPerFed(SuPerFedOptions(mu=0.3, start=0.25)),
-        "SuPerFedLoop",
-        "SuPerFedClient",
-        "half-loss",
-    ),
-    "superfed-mm, scaled, from the global model": (
-        lambda: SuPerFed(SuPerFedOptions(start=0.25, step_scale=2.0, init="global")),
-        "SuPerFedLoop",
-        "SuPerFedClient",
-        "half-loss",
-    ),
-    "superfed-lm": (
-        lambda: SuPerFed(SuPerFedOptions(start=0.25), "layer"),
-        "SuPerFedLoop",
-        "SuPerFedClient",
-        "half-loss",
-    ),
-}
+from tests.loops import EPOCHS, METHODS, RATE, ROUNDS, Net, loop_app, own_app, run, seeded, train
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -215,22 +79,22 @@ def test_what_is_fixed_has_no_gradient_left_from_before():
     assert wanted.evaluate_metrics_clientapp == found.evaluate_metrics_clientapp
 
 
-def test_scaffolds_variate_is_the_mean_gradient_also_with_momentum_and_two_optimisers():
-    seen = []
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_scaffold_with_momentum_equals_its_own_client(momentum):
+    """Option II: the displacement over eta and the effective number of steps."""
+    config = {"momentum": momentum, "local-epochs": 4}
+    ours = run(
+        Scaffold(),
+        loop_app(clients.ScaffoldLoop, epochs=4, momentum=momentum),
+        config=config,
+    )
+    theirs = run(Scaffold(), own_app(clients.ScaffoldClient), config=config)
+    for key, array in arrays_of(theirs).items():
+        np.testing.assert_allclose(arrays_of(ours)[key], array, rtol=1e-4, atol=1e-5, err_msg=key)
 
-    def two_halves(net, loader, epochs, rate):
-        halves = [
-            torch.optim.SGD(net[1].parameters(), rate, momentum=0.9),
-            torch.optim.Adam(net[3].parameters(), rate),
-        ]
-        for _ in range(epochs):
-            for x, y in loader:
-                net.zero_grad()
-                functional.cross_entropy(net(x), y).backward()
-                seen.append({name: p.grad.clone() for name, p in net.named_parameters()})
-                for half in halves:
-                    half.step()
 
+def scaffold_reply(function):
+    """Return what one client sends and the received arrays, c being 0.01 everywhere."""
     sent = {name: t.numpy() for name, t in seeded(7).state_dict().items()}
     control = {f"control.{name}": np.full_like(value, 0.01) for name, value in sent.items()}
     app = ClientApp()
@@ -239,7 +103,7 @@ def test_scaffolds_variate_is_the_mean_gradient_also_with_momentum_and_two_optim
     def fit(message, context):
         data = blobs(0).train
         method = clients.ScaffoldLoop(Net, message, context)
-        method.train(two_halves, [(data.x, data.y)] * 3, EPOCHS, RATE)
+        method.train(function, [(data.x, data.y)] * 3, EPOCHS, RATE)
         return method.reply({"num-examples": 1})
 
     grid = InlineGrid(app, 1)
@@ -248,12 +112,68 @@ def test_scaffolds_variate_is_the_mean_gradient_also_with_momentum_and_two_optim
     )
     (reply,) = grid.send_and_receive([Message(content, dst_node_id=1000, message_type="train")])
     (arrays,) = reply.content.array_records.values()
-    assert len(seen) == 3 * EPOCHS
+    return sent, {name: array.numpy() for name, array in arrays.items()}
+
+
+SGDS = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "dampening": {"momentum": 0.9, "dampening": 0.5},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+    "a rate that changes": {"momentum": 0.5, "lr": lambda step: RATE / (1 + step)},
+}
+
+
+@pytest.mark.parametrize("name", SGDS)
+def test_what_scaffold_reports_is_the_displacement_over_k_eta(name):
+    """K eta is how far this optimiser moves a parameter whose gradient is always 1."""
+    options = dict(SGDS[name])
+    schedule = options.pop("lr", lambda step: RATE)
+
+    def stepping(parameters, gradient):
+        optimiser = torch.optim.SGD(parameters, RATE, **options)
+        for step in range(3 * EPOCHS):
+            optimiser.param_groups[0]["lr"] = schedule(step)
+            optimiser.zero_grad()
+            gradient(step)
+            optimiser.step()
+
+    one = torch.zeros((), requires_grad=True)
+    stepping([one], lambda step: one.backward())
+
+    def function(net, loader, epochs, rate):
+        stepping(
+            net.parameters(),
+            lambda step: functional.cross_entropy(net(loader[0][0]), loader[0][1]).backward(),
+        )
+
+    sent, got = scaffold_reply(function)
+    for key, start in sent.items():
+        wanted = (start - got[key]) / -one.item()
+        np.testing.assert_allclose(got[f"control.{key}"], wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_with_adam_scaffolds_variate_is_the_mean_gradient_and_that_is_logged(caplog):
+    seen = []
+
+    def with_adam(net, loader, epochs, rate):
+        optimiser = torch.optim.Adam(net.parameters(), rate)
+        for _ in range(epochs):
+            for x, y in loader:
+                net.zero_grad()
+                functional.cross_entropy(net(x), y).backward()
+                seen.append({name: p.grad.clone() for name, p in net.named_parameters()})
+                optimiser.step()
+
+    once.cache_clear()
+    sent, got = scaffold_reply(with_adam)
     for name in sent:
         mean = sum(step[name] for step in seen) / len(seen)
         np.testing.assert_allclose(
-            arrays[f"control.{name}"].numpy(), 0.01 + mean.numpy(), rtol=1e-4, atol=1e-6
+            got[f"control.{name}"], 0.01 + mean.numpy(), rtol=1e-4, atol=1e-6
         )
+    scaffold_reply(with_adam)
+    assert caplog.text.count("SCAFFOLD is made for SGD") == 1
 
 
 def test_the_users_optimiser_and_shuffling_are_repeatable():
@@ -301,3 +221,37 @@ def test_a_model_that_diverged_is_not_kept():
 
     with pytest.raises(RuntimeError, match="lower the learning rate"):
         run(Ditto(), loop_app(clients.DittoLoop, burst), 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (clients.FedProxLoop, ["proximal-mu"]),
+        (
+            clients.SuPerFedLoop,
+            [
+                "proximal-mu",
+                "superfed-nu",
+                "superfed-step-scale",
+                "superfed-init",
+                "superfed-mixing",
+            ],
+        ),
+    ],
+)
+def test_a_term_that_the_server_does_not_send_is_named_once(kind, keys, caplog):
+    once.cache_clear()
+    run(FedAvg(), loop_app(kind), 2)
+    said = [r.getMessage() for r in caplog.records if "does not send" in r.getMessage()]
+    assert said == [
+        f"{kind.__name__}: the server does not send {', '.join(keys)}, so this client trains "
+        f"without the method's terms: use strategies.{kind.__name__.removesuffix('Loop')}"
+    ]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_our_strategies_send_every_term(name, caplog):
+    once.cache_clear()
+    make, loop, _, _ = METHODS[name]
+    run(make(), loop_app(getattr(clients, loop)), 2)
+    assert "does not send" not in caplog.text

@@ -192,6 +192,43 @@ def test_the_traced_steps_are_the_eager_ones(method, tmp_path):
     assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("method", ["fedprox", "superfed-lm", "apfl, adaptive", "pfedme"])
+def test_traced_steps_of_adam_are_the_eager_ones(method, optimizer, tmp_path):
+    # no bias before the normalisation: its gradient is 0 but for rounding, which Adam
+    # would divide by itself
+    net = Net()
+    net.body[1].bias.requires_grad_(False)
+    told = {"optimizer": optimizer, "learning-rate": 0.01, "weight-decay": 0.1}
+    compiler = Traced(tmp_path)
+    ours, eager = rounds(method, compiler, 2, net, told), rounds(method, None, 2, net, told)
+    for (arrays, *_), (wanted, *_) in zip(ours, eager, strict=True):
+        for a, b in zip(arrays, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+    assert compiler.graphs
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    plain, sgd = rounds(method, None, 2, net, {**told, "optimizer": "sgd"}), eager
+    assert not np.allclose(plain[0][0][0], sgd[0][0][0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer", "why"),
+    [
+        ("scaffold", "adam", "SCAFFOLD reads the mean gradient"),
+        ("feddyn", "adamw", "decoupled weight decay moves"),
+        ("propfair", "adam", "Adam divides gradients by their size"),
+    ],
+)
+def test_methods_whose_equations_need_sgd_refuse_others(method, optimizer, why):
+    with pytest.raises(ValueError, match=f"optimizer = '{optimizer}': .*{why}"):
+        rounds(method, None, config={"optimizer": optimizer})
+
+
+def test_feddyn_holds_for_adam():
+    for arrays, *_ in rounds("feddyn", None, config={"optimizer": "adam"}):
+        assert all(np.isfinite(a).all() for a in arrays)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "superfed-lm", "apfl, adaptive"])
 def test_one_pair_of_graphs_serves_all_clients_and_rounds(method, tmp_path):
     """For any number of samples, learning rate of the round and mixing weights of the

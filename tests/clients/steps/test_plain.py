@@ -6,16 +6,20 @@ from torch.nn import functional
 
 from algorithms.common.seeds import generator
 from clients import ClientData, FedAvgClient, Split, TrainOptions
+from clients.base.options import OPTIMIZERS
 from clients.base.training import get_arrays, set_arrays
 from clients.steps import plain
 from clients.steps.batches import mini_batches
 from tests.helpers import blobs, small_net
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_client_trains_as_the_plain_loop(momentum, weight_decay):
-    options = TrainOptions(0.1, 1.0, momentum, weight_decay, local_epochs=3, batch_size=10)
+def test_a_client_trains_as_the_plain_loop(momentum, weight_decay, optimizer):
+    options = TrainOptions(
+        0.1, 1.0, momentum, weight_decay, local_epochs=3, batch_size=10, optimizer=optimizer
+    )
     samples = blobs(n=55).train
     train = Split(samples.x.double(), samples.y)
     assert len(train) % 10  # the last mini-batch of an epoch is smaller
@@ -26,7 +30,9 @@ def test_a_client_trains_as_the_plain_loop(momentum, weight_decay):
     net = small_net(0).double()
     set_arrays(net, start)
     batches = mini_batches(train, options, generator(7, "batches", 0, 2))
-    loss = plain.train(net, functional.cross_entropy, batches, 0.1, momentum, weight_decay)
+    loss = plain.train(
+        net, functional.cross_entropy, batches, 0.1, momentum, weight_decay, optimizer
+    )
     for array, tensor in zip(result, net.state_dict().values(), strict=True):
         assert torch.equal(torch.from_numpy(array), tensor)
     assert metrics["loss"] == loss / (3 * len(train))

@@ -322,7 +322,7 @@ def test_a_table_is_adapted_where_the_run_described_the_sites_columns(tmp_path):
     given = {
         "task": "tabular",
         "sites.columns": "age,kind=a|b",
-        "tabular.label": "sick",
+        "data.label": "sick",
         "num-clients": 2,
     }
     settings = with_defaults(given)

@@ -31,9 +31,9 @@ def test_warnings_name_the_clients_they_are_about():
         "the largest client has 101 training samples, the smallest 10"
     ]
     assert warnings_of(deal([[5, 5, 0]] * 2, [[3, 2, 0]] * 2)) == ["no client trains on class z"]
-    assert warnings_of(deal([[0, 5], [2, 5]], [[2, 3], [2, 3]], [[5, 0], [0, 0]])) == [], (
-        "validation samples are known, too"
-    )
+    alone, unseen = warnings_of(deal([[0, 5], [2, 5]], [[2, 3], [2, 3]], [[5, 0], [0, 0]]))
+    assert alone.startswith("1 of 2 clients (a) have one class only")  # nobody trains on
+    assert unseen.startswith("1 of 2 clients (a) have test samples of")  # validation samples
 
 
 def test_the_table_counts_what_clients_get(capsys, tmp_path):
@@ -66,12 +66,12 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
         == 0
     )
     out = capsys.readouterr().out
-    assert out.startswith("digits: 5 clients (pathological), 10 classes\n")
+    heading = "digits: 5 clients (pathological), 10 classes, counted in training samples\n"
+    assert out.startswith(heading)
     row = next(line for line in out.splitlines() if line.startswith("3 ")).split()
     assert row[1:5] == [*map(str, deal.sizes[3]), "3"]
-    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == deal.counts[3, :2].sum(
-        0
-    ).tolist()
+    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == deal.counts[3, 0].tolist()
+    assert sum(int(cell) for cell in row[5:] if cell != "·") == int(row[1])  # as its column says
     with Image.open(path) as image:
         assert min(image.size) > 200
         assert len(set(image.convert("RGB").getdata())) > 10, "something is drawn"
@@ -87,7 +87,8 @@ def test_a_table_is_shown_by_the_names_of_its_clients(capsys):
         )
     )
     assert all(
-        any(line.startswith(name) for line in out.splitlines()) for name in task.table(4).clients
+        any(line.startswith(name) for line in out.splitlines())
+        for name in task.samples.clients.names
     )
 
 

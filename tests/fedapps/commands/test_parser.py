@@ -68,6 +68,7 @@ def test_the_results_folder(tmp_path):
         "report.html",
         "model.safetensors",
         "curves.json",
+        "confusion.csv",
     }
     assert files | {"checkpoint", "clients", "run.log"} == names
     summary = json.loads((out / "summary.json").read_text())

@@ -23,7 +23,7 @@ def with_groups(path, text, left_out=()):
     (path / "settings.toml").write_text(settings)
     lines = (path / "rounds.jsonl").read_text().splitlines()
     last = json.loads(lines[-1]) | {
-        "left-out": [{"client": client, "reason": "x"} for client in left_out]
+        "left-out": [{"client": client, "reason": "group-sums: x"} for client in left_out]
     }
     (path / "rounds.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
     return path

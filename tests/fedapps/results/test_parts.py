@@ -24,6 +24,7 @@ def full(write_run):
     curves = {"lambda": [0.0, 1.0], "lambda-accuracy": [0.5, 0.75]}
     path = write_run("full", rounds=4, last=last, curves=curves)
     (path / "weights.csv").write_text("round,client,weight\n1,0,0.25\n1,1,0.75\n")
+    (path / "confusion.csv").write_text("actual,a,b\na,7,3\nb,1,9\n")
     (path / "clients.csv").write_text("client,accuracy,test-samples\n0,0.5,10\n1,1.0,10\n")
     lines = map(json.loads, (path / "rounds.jsonl").read_text().splitlines())
     counted = {"models-up": 2, "models-down": 4, "counts-models": True}

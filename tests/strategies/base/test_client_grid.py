@@ -397,6 +397,20 @@ def test_an_app_without_an_answer_is_asked_once_and_costs_one_line(app, caplog):
     assert "\n" not in record.getMessage()
 
 
+def test_a_mod_may_read_the_round_of_the_question_who_a_client_is():
+    """As the mods of Flower's custom-mods example do, whatever the message is for."""
+
+    def mod(message, context, call_next):
+        rounds.append(int(message.content["config"]["server-round"]))
+        return call_next(message, context)
+
+    rounds = []
+    client_grid = ClientGrid(InlineGrid(answer_identity(ClientApp(mods=[mod])), 3))
+    client_grid.wait()
+    assert client_grid.client_ids == [0, 1, 2]
+    assert rounds == [0, 0, 0]
+
+
 def test_one_line_makes_it_repeatable():
     def run(seed):
         rounds = []

@@ -1,0 +1,109 @@
+"""Whether the clients do their half of a strategy.
+
+Without its client half, Ditto or FedProx is FedAvg: the replies look the same. So the
+clients of this package say in every training reply which methods made it: text under
+``method`` in a ConfigRecord, names separated by spaces. A strategy declares in
+``client_half`` what its clients read; where replies do not acknowledge that, it says so
+once, or ends the run if it is ``strict``.
+"""
+
+from collections.abc import Iterable
+from logging import WARNING
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common import log
+from flwr.serverapp.strategy import Strategy
+
+from algorithms.common.sent import METHOD, Reads, Sent
+from strategies.base.capabilities import declared
+
+#: Strategies with a class in ``clients`` for a training loop of the user's own.
+LOOPS = frozenset({"APFL", "Ditto", "FedDyn", "FedProx", "FedRep", "Scaffold", "SuPerFed"})
+MOST_NAMED = 5
+GUIDE = "docs/strategy-in-your-project.md"
+
+
+def asked_of(strategy: Strategy) -> list[tuple[str, type[Sent]]]:
+    """Return (strategy, what its clients read) of a strategy and those that it
+    wraps.
+    """
+    half: Reads = getattr(strategy, "client_half", ())
+    name = next((k.__name__ for k in type(strategy).__mro__ if "client_half" in vars(k)), "")
+    inner: Any = getattr(strategy, "current", None) or getattr(strategy, "strategy", None)
+    rest = asked_of(inner) if isinstance(inner, Strategy) else []
+    return [(name, sent) for sent in half] + rest
+
+
+def methods_in(content: RecordDict) -> set[str]:
+    """Return the methods that a reply acknowledges."""
+    words = (r.get(METHOD) for r in content.values() if isinstance(r, ConfigRecord))
+    return {name for text in words if isinstance(text, str) for name in text.split()}
+
+
+class Acknowledgements:
+    """What a run has heard of; ``strict``: a missing acknowledgement ends it."""
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+        self._said: set[str] = set()
+
+    def hear(
+        self, asked: list[tuple[str, type[Sent]]], replies: Iterable[tuple[int | str, Message]]
+    ) -> None:
+        """Check the training replies (client, reply) of a round.
+
+        Raises ``ValueError`` if one lacks an acknowledgement and the run is strict.
+        """
+        if not asked:
+            return
+        made_by = [(client, methods_in(reply.content)) for client, reply in replies]
+        for name, sent in asked:
+            without = [client for client, methods in made_by if sent.method not in methods]
+            if without and name not in self._said:
+                self._said.add(name)
+                text = _missing(name, sent.method, without, len(made_by))
+                if self.strict:
+                    raise ValueError(text)
+                log(WARNING, text)
+
+
+def _missing(name: str, method: str, without: list[int | str], count: int) -> str:
+    named = ", ".join(str(client) for client in without[:MOST_NAMED])
+    more = ", ..." if len(without) > MOST_NAMED else ""
+    loop = f" (around your training function: clients.{name}Loop)" if name in LOOPS else ""
+    return (
+        f"{name}: {len(without)} of {count} clients do not acknowledge its client half (client"
+        f"{'s' if len(without) > 1 else ''} {named}{more}). Without it the method is not {name}, "
+        f"but FedAvg in most cases. Use clients.{name}Client{loop}. If your own code does this "
+        f"half, return {method!r} under {METHOD!r}, among the metrics of fit or in a ConfigRecord "
+        f"of the reply (see {GUIDE})"
+    )
+
+
+def notice_noise(strategy: Strategy) -> None:
+    """Warn if a wrapper for differential privacy is around a strategy that takes more
+    than an average from the replies.
+    """
+    found = declared(strategy)
+    if found is not None and found.aggregation == "single replies":
+        log(
+            WARNING,
+            "%s runs inside another strategy. Flower's wrappers for differential privacy put noise "
+            "on the new model only: the weights or the state that %s computes from single "
+            "clients' replies carry no noise, so the epsilon does not hold. Use "
+            "strategies.Private around a method that averages (docs/privacy.md)",
+            *[_inside(strategy)] * 2,
+        )
+
+
+def is_flowers_privacy(strategy: Strategy) -> bool:
+    """Return whether this is one of Flower's wrappers for differential privacy."""
+    kind = type(strategy)
+    return kind.__module__.startswith("flwr.") and kind.__name__.startswith("DifferentialPrivacy")
+
+
+def _inside(strategy: Strategy) -> str:
+    inner = getattr(strategy, "strategy", None)
+    outer = is_flowers_privacy(strategy) and isinstance(inner, Strategy)
+    return type(inner if outer else strategy).__name__

@@ -1,0 +1,100 @@
+"""The confusion matrix of a run: as counted over all clients' test samples, without
+those of clients that lie.
+"""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from algorithms.common.confusion import macro_measures, margins
+from clients.base.scores import CONFUSION, class_scores
+from fedapps.records.confusion_writer import confusion_table
+from fedapps.records.reader import read_run
+from fedapps.results.class_tables import classes_section
+from fedapps.results.parts import run_sections
+from fedapps.results.report import write_report
+from fedapps.runs.execution import execute_inline
+from fedapps.runs.prepare import assemble, with_defaults
+
+
+def metrics_of(labels, predicted, classes=3):
+    labels, predicted = np.array(labels), np.array(predicted)
+    return {
+        "accuracy": float((labels == predicted).mean()),
+        "test-samples": len(labels),
+        **class_scores(labels, predicted, classes),
+    }
+
+
+HONEST = {0: metrics_of([0, 1, 2], [0, 1, 1]), 1: metrics_of([2, 2], [2, 0])}
+
+
+@pytest.mark.parametrize("names", [("a", "b", "c"), ()])
+def test_the_counts_of_all_clients_add_up(names):
+    table, measures, left_out = confusion_table(names, HONEST)
+    shown = list(names) or ["0", "1", "2"]
+    assert table == [
+        ["actual", *shown],
+        [shown[0], 1, 0, 0],
+        [shown[1], 0, 1, 0],
+        [shown[2], 1, 1, 1],
+    ]
+    counts = np.array([row[1:] for row in table[1:]])
+    assert measures == {f"{k}-pooled": v for k, v in macro_measures(*margins(counts)).items()}
+    assert not left_out
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [[-1, *HONEST[0][CONFUSION][1:]], [9] * 9, [1, 2], HONEST[1][CONFUSION], [0.5] * 6 + [0] * 3],
+)
+def test_a_client_that_lies_is_left_out_and_named(lie):
+    honest = {k: v for k, v in HONEST.items() if k} | {7: HONEST[0]}
+    found = confusion_table((), honest | {3: {**HONEST[0], CONFUSION: lie}})
+    assert found[:2] == confusion_table((), honest)[:2]
+    assert [entry["client"] for entry in found[2]] == [3]
+    assert found[2][0]["reason"].startswith("confusion: ")
+
+
+def test_many_classes_have_macro_measures_and_no_counts():
+    few, many = (class_scores(np.array([0, 1, 1]), np.array([0, 1, 0]), c) for c in (100, 101))
+    assert len(few.pop(CONFUSION)) == 10_000
+    assert few == many
+
+
+@pytest.mark.parametrize("method", ["superfed-mm", "local"])
+def test_a_run_writes_and_shows_its_classes(method, tmp_path):
+    told = {"num-clients": 4, "num-rounds": 2, "checkpoint-every": 0, "train.local-epochs": 2}
+    settings = with_defaults({"method": method, **told, "out": str(tmp_path / "run")})
+    parts = assemble(settings)
+    summary = execute_inline(parts.settings, parts=parts)
+    run = read_run(tmp_path / "run")
+    table = list(csv.reader((tmp_path / "run" / "confusion.csv").read_text().splitlines()))
+    counts = np.array([row[1:] for row in table[1:]], int)
+    samples = sum(row["test-samples"] for row in run.clients)
+    right = sum(row["test-samples"] * row["accuracy"] for row in run.clients)
+    assert (counts.sum(), counts.trace()) == (samples, round(right))
+    assert {"macro-precision", "macro-recall", "macro-f1"} <= set(run.clients[0])
+    assert summary["macro-f1-pooled"] == macro_measures(*margins(counts))["macro-f1"]
+    assert "left-out" not in json.loads(
+        (tmp_path / "run" / "rounds.jsonl").read_text()[:-1].split("\n")[-1]
+    )
+    section = classes_section(run)
+    assert [row[0] for row in section.rows] == [str(c) for c in range(10)]
+    assert section.title not in [s.title for s in run_sections(run)]  # too long for a terminal
+    page = write_report(tmp_path / "run").read_text()
+    assert "<h2>Classes</h2>" in page
+    assert "Confusion matrix" in page
+
+
+@pytest.mark.parametrize("told", [{"class-counts": False}, {"dp.noise-multiplier": 1.0}])
+def test_counts_stay_with_the_clients_unless_asked_for(told, tmp_path):
+    small = {"num-clients": 4, "num-rounds": 1, "checkpoint-every": 0, "train.local-epochs": 1}
+    parts = assemble(with_defaults({**small, **told, "out": str(tmp_path / "run")}))
+    summary = execute_inline(parts.settings, parts=parts)
+    assert "macro-f1-mean" in summary
+    assert "macro-f1-pooled" not in summary
+    assert not (tmp_path / "run" / "confusion.csv").exists()
+    assert "class-counts = true" in classes_section(read_run(tmp_path / "run")).note

@@ -1,0 +1,200 @@
+"""``keep-best`` and ``early-stopping``: the round is chosen by validation samples, and
+numbers, model and personal models are all those of that round.
+"""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from flwr.app import MetricRecord, RecordDict
+from safetensors.numpy import load_file
+
+from clients import ClientData, FedAvgClient, Split
+from clients.base.store import DiskStore
+from clients.base.training import get_arrays
+from fedapps.errors import UserError
+from fedapps.records.best import Best
+from fedapps.records.reader import read_run
+from fedapps.results.report import state_sentence
+from fedapps.runs.assembly import Parts
+from fedapps.runs.execution import execute_inline
+from fedapps.runs.models import exported, of_nobody
+from fedapps.runs.prepare import assemble, with_defaults
+from tests.helpers import blobs, small_net
+
+JOB = {
+    "num-clients": 4,
+    "clients-per-round": 2,
+    "num-rounds": 5,
+    "evaluate-every": 1,
+    "checkpoint-every": 2,
+    "train.local-epochs": 1,
+    "train.learning-rate": 0.05,
+}
+
+
+def play(folder, callbacks=(), **given):
+    told = {key.replace("__", ".").replace("_", "-"): value for key, value in given.items()}
+    parts = assemble(with_defaults({**JOB, **told, "out": str(folder)}))
+    return execute_inline(parts.settings, callbacks, Parts(*parts))
+
+
+@pytest.fixture
+def second_is_best(monkeypatch):
+    """Let round 2 be the best, whatever the scores."""
+    note = Best.note
+
+    def changed(self, row):
+        if "evaluate" in row and self.keep:
+            row["evaluate"]["validation-accuracy-mean"] = 1 / (1 + abs(row["round"] - 2))
+        return note(self, row)
+
+    monkeypatch.setattr(Best, "note", changed)
+
+
+def rows(folder):
+    with (folder / "clients.csv").open() as file:
+        return [
+            {k: v for k, v in row.items() if not k.startswith("validation")}
+            for row in csv.DictReader(file)
+        ]
+
+
+def assert_same(folder, other, personal):
+    assert rows(folder) == rows(other)
+    for name in ("confusion.csv",):
+        assert (folder / name).read_text() == (other / name).read_text()
+    models = [load_file(path / "model.safetensors") for path in (folder, other)]
+    assert models[0].keys() == models[1].keys()
+    for name, array in models[0].items():
+        np.testing.assert_array_equal(array, models[1][name])
+    for client in range(4) if personal else ():
+        (_, facts, ours), (_, wanted, theirs) = exported(folder, client), exported(other, client)
+        assert facts["round"] == wanted["round"]
+        for name, tensor in ours.items():
+            np.testing.assert_array_equal(tensor, theirs[name])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "local", "superfed-mm"])
+def test_the_run_is_as_if_it_had_ended_with_its_best_round(method, second_is_best, tmp_path):
+    # superfed starts to mix after a share of the rounds
+    told = {"method": method, "superfed.start": 0.0} if "superfed" in method else {"method": method}
+    summary = play(tmp_path / "kept", keep_best=True, **told)
+    play(tmp_path / "short", num_rounds=2, **told)
+    assert (summary["scored-round"], summary["rounds-completed"]) == (2, 5)
+    assert_same(tmp_path / "kept", tmp_path / "short", personal=True)
+    short = json.loads((tmp_path / "short" / "summary.json").read_text())
+    assert summary["accuracy-mean"] == short["accuracy-mean"]
+    run = read_run(tmp_path / "kept")
+    assert run.evaluation["accuracy-mean"] == short["accuracy-mean"]
+    assert "those of round 2, the best by" in state_sentence(run)
+    assert of_nobody(tmp_path / "kept", False)[1]["round"] == 2
+
+
+class Stop(KeyboardInterrupt):
+    """An interruption."""
+
+
+@pytest.mark.parametrize("stops_after", [3, 5])
+def test_a_resumed_run_keeps_the_same_round(stops_after, second_is_best, tmp_path):
+    def stop(now):
+        if now.number == stops_after:
+            raise Stop
+
+    told = {"method": "ditto", "num_rounds": 6, "keep_best": True}
+    play(tmp_path / "whole", **told)
+    with pytest.raises(Stop):
+        play(tmp_path / "resumed", [stop], **told)
+    (tmp_path / "resumed" / "clients.csv").write_text("client\n")  # of a later round, say
+    summary = play(tmp_path / "resumed", resume=True, **told)
+    assert summary["scored-round"] == 2
+    assert_same(tmp_path / "resumed", tmp_path / "whole", personal=True)
+
+
+def test_validation_samples_choose_and_test_samples_do_not(tmp_path):
+    play(tmp_path / "run", keep_best=True, train__learning_rate=0.2, num_rounds=8)
+    run = read_run(tmp_path / "run")
+    scores = {r["round"]: r["evaluate"]["validation-accuracy-mean"] for r in run.rounds}
+    assert run.scored_round == max(scores, key=lambda number: (scores[number], -number))
+    own = [row["validation-accuracy"] for row in run.clients]
+    assert np.mean(own) == pytest.approx(scores[run.scored_round])
+
+
+def test_a_client_scores_the_model_of_its_evaluation_on_validation_samples():
+    data, other = blobs(n=80), blobs(5, n=40)
+    client = FedAvgClient(small_net, ClientData(data.train, other.train, data.test))
+    arrays = get_arrays(small_net(3))
+    found = client.evaluate_validation(arrays, {})
+    client.data = ClientData(data.train, data.train, other.train)
+    loss, _, metrics = client.evaluate(arrays, {})
+    assert found == {"validation-accuracy": metrics["accuracy"], "validation-loss": loss}
+    assert client.evaluate_validation(arrays, {}) == {}  # trained on: none of its own
+    client.data = ClientData(data.train, Split(data.train.x[:0], data.train.y[:0]), data.test)
+    assert client.evaluate_validation(arrays, {}) == {}
+    assert isinstance(RecordDict({"metrics": MetricRecord(found)}), RecordDict)
+
+
+def test_a_run_that_gets_no_better_ends(tmp_path, monkeypatch):
+    note = Best.note
+
+    def falls_after_two(self, row):
+        row["evaluate"]["validation-accuracy-mean"] = 1 / (1 + abs(row["round"] - 2))
+        return note(self, row)
+
+    monkeypatch.setattr(Best, "note", falls_after_two)
+    summary = play(tmp_path / "run", early_stopping=2, num_rounds=20)
+    assert (summary["status"], summary["rounds-completed"]) == ("completed", 4)
+    assert summary["stopped-early"] is True
+    assert "scored-round" not in summary
+    run = read_run(tmp_path / "run")
+    assert run.scored_round == 4
+    assert "4 of 20 rounds, as validation scores got no better." in state_sentence(run)
+    again = play(tmp_path / "run", early_stopping=2, num_rounds=20, resume=True)
+    assert again["rounds-completed"] == 4
+
+
+def test_equal_scores_are_not_better_and_of_errors_less_is():
+    best = Best(keep=True, patience=2)
+    record = [
+        {"round": i, "evaluate": {"validation-rmse-mean": v}} for i, v in ((1, 3.0), (2, 2.0))
+    ]
+    assert [best.note(row) for row in record] == [True, True]
+    assert not best.note({"round": 3, "evaluate": {"validation-rmse-mean": 2.0}})
+    assert not best.note({"round": 4})
+    assert not best.exhausted
+    assert not best.note({"round": 5, "evaluate": {"loss-mean": 1.0}})
+    assert (best.round, best.exhausted) == (2, True)
+
+
+def test_a_store_keeps_what_the_best_round_needs(tmp_path):
+    store = DiskStore(tmp_path, 1)
+    for number in range(1, 8):
+        config = {"server-round": number, "checkpoint-round": 4, "kept-rounds": [0, 2]}
+        store.save("x", [np.array([number])], config)
+    found = {int(path.name.split(".")[1]) for path in tmp_path.iterdir()}
+    assert found == {2, 4, 7}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"keep_best": True, "data__validation": 0.0}, r"set data\.validation"),
+        ({"early_stopping": 3, "data__validation": 0.0}, r"early-stopping = 3: .*data\.validation"),
+        ({"keep_best": True, "task": "tabular"}, r"set tabular\.validation"),
+        ({"keep_best": True, "evaluate_every": 0}, "one evaluation only"),
+        ({"keep_best": True, "checkpoint_every": 0}, 'set client-store = "disk"'),
+        ({"keep_best": True, "dp__noise_multiplier": 1.0}, "not private"),
+        ({"keep_best": True, "method": "fedfw"}, "do not score validation samples"),
+        ({"early_stopping": 1, "method": "warm-start"}, "do not score validation samples"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_at_once(given, why, tmp_path):
+    with pytest.raises(UserError, match=why):
+        play(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_validation_score_says_which_setting_gives_some():
+    with pytest.raises(UserError, match=r"no client reported .*: set tabular\.validation"):
+        Best(keep=True, setting="tabular.validation").note({"round": 1, "evaluate": {}})
