@@ -113,8 +113,8 @@ def check_scale(task: Any, number: int | None) -> None:
     """Raise ``UserError`` if an ONNX file cannot hold the scale of the inputs."""
     if isinstance(task, HasTable):
         raise UserError(
-            f"--format onnx: task {task.name!r} fills and scales the columns of its table before "
-            "the net: export safetensors"
+            "--format onnx: this task fills and scales the columns of its table before the net: "
+            "export safetensors"
         )
     if number is None and isinstance(task, SplitsSamples) and task.standardise == "client":
         raise UserError(

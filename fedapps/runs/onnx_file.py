@@ -52,6 +52,11 @@ def write_onnx(
     class Whole(nn.Module):
         """The net between the scales."""
 
+        mean: torch.Tensor
+        deviation: torch.Tensor
+        center: torch.Tensor
+        size: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.net = client.model
