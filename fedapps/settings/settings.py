@@ -388,7 +388,7 @@ def check_used(given: Mapping[str, Any], used: Container[str]) -> None:
     """
     for key, value in given.items():
         table, dot, _ = key.partition(".")
-        if not dot or table in (*PARTS, *OF_SWEEPS) or key in used:
+        if not dot or table in (*PARTS, *OF_SWEEPS, "versions") or key in used:
             continue
         kinds: dict[str, Any] = {**METHODS, **TASKS}
         owners = [name for name, one in kinds.items() if one.table == table]
