@@ -119,7 +119,7 @@ def trees(folder: Path) -> None:
         }
         if config["method"] == "ffgb":
             for where, alone in (("rows in one place", False), ("each client alone", True)):
-                key = Path(config["tabular.source"]).name, f"depth {config['ffgb.depth']}, {where}"
+                key = Path(config["data.source"]).name, f"depth {config['ffgb.depth']}, {where}"
                 results.setdefault(key, []).append(
                     centrally({**config, "out": "", "resume": False}, alone)
                 )

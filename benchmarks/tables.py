@@ -1,9 +1,8 @@
 """Alternatives for tables, on the same rows: boosting of all rows in one place, and
 Flower's federated XGBoost.
 
-    python benchmarks/tables.py generate FOLDER [--rows 100000] [--sites 50] python
-    benchmarks/tables.py rivals --data DATA [--only heart berka generated] [--seeds 2 4
-    6]
+    python benchmarks/tables.py generate FOLDER [--rows 100000] [--sites 50]
+    python benchmarks/tables.py rivals --data DATA [--only heart berka] [--seeds 2 4 6]
 
 generate: writes a table with unequal sites, missing values (some columns at some sites
 altogether), skewed numbers and categories, whose label needs thresholds and
@@ -52,8 +51,8 @@ try:
 except ImportError:
     xgboost = None
 
-SITES = {"heart": 4, "berka": 7, "generated": 50}
-ROUNDS = {"heart": 30, "berka": 30, "generated": 20}
+SITES = {"heart": 4, "berka": 7, "fifty-sites": 50}
+ROUNDS = {"heart": 30, "berka": 30, "fifty-sites": 20}
 Score = Callable[[NDArray[Any]], NDArray[Any]]
 
 
@@ -89,11 +88,11 @@ def parts_of(data: Path, name: str, seed: int) -> list[ArrayData]:
     """Return the clients' rows in the form that histogram boosting uses."""
     config: dict[str, Any] = {
         "method": "histogram-boosting",
-        "tabular.source": str(data / name),
+        "data.source": str(data / name),
         "num-clients": SITES[name],
     }
-    if name == "generated":
-        config["tabular.categorical"] = "kind,stage"
+    if name == "fifty-sites":
+        config["data.categorical"] = "kind,stage"
     task: Any = build_task(read_settings({**config, "seed": seed}))
     return [task.arrays(client, SITES[name], False) for client in range(SITES[name])]
 
@@ -190,14 +189,14 @@ def rivals(data: Path, names: list[str], seeds: list[int]) -> None:
                 )
                 if xgboost:
                     for cyclic in (False, True):
-                        if cyclic and name == "generated" and seed != seeds[0]:
+                        if cyclic and name == "fifty-sites" and seed != seeds[0]:
                             continue  # minutes, for one round's worth of trees
                         own = rate if cyclic else rate / clients  # as Flower's example scales it
                         label = (
                             f"FedXgb{'Cyclic' if cyclic else 'Bagging'}, rate "
                             f"{rate}{'' if cyclic else ' / clients'}"
                         )
-                        rounds = 1 if cyclic and name == "generated" else ROUNDS[name]
+                        rounds = 1 if cyclic and name == "fifty-sites" else ROUNDS[name]
                         results.setdefault(label, []).append(
                             federated_xgboost(parts, rounds, cyclic, own)
                         )

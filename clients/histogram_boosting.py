@@ -22,7 +22,7 @@ from algorithms.boosting.sent import HistogramSent
 from algorithms.common.averaging import Arrays
 from clients.base.data import ArrayData, ArraySplit
 from clients.base.options import Config
-from clients.base.scores import as_global, binary_scores, regression_scores
+from clients.base.scores import as_global, binary_scores, regression_scores, scores_of_values
 from clients.base.store import MessageStore, Store
 
 NAME = "values"
@@ -32,7 +32,7 @@ SMALL = 2**31
 
 class HistogramBoostingClient(NumPyClient):
     """Client of histogram boosting; ``data``: rows (n, F), NaN where a value is
-    missing, with labels 0 or 1.
+    missing, with labels 0 or 1, or of several ``outputs`` 0 to outputs - 1.
 
     ``scale``: if given, the task is regression; labels are standardised targets (n, 1),
     and ``scale`` is their standard deviation in original units. Raises ``ValueError``
@@ -47,9 +47,10 @@ class HistogramBoostingClient(NumPyClient):
         client_id: int | str = 0,
         store: Store | None = None,
         scale: float | None = None,
+        outputs: int = 1,
     ) -> None:
         if scale is None:
-            check_labels(data.train.y, 1)
+            check_labels(data.train.y, outputs)
         self.scale = scale
         self.data, self.client_id = data, client_id
         self.store = store if store is not None else MessageStore(RecordDict())
@@ -83,18 +84,23 @@ class HistogramBoostingClient(NumPyClient):
         if self.scale is not None:
             numbers = regression_scores(values[:, None] * self.scale, part.y * self.scale, loss)
             return loss, len(part), {**numbers, **as_global(numbers)}
+        if values.ndim > 1:
+            scores = scores_of_values(values, part.y, loss, part.groups)
+            return loss, len(part), {**scores, **as_global(scores)}
         scores = binary_scores(values, part.y, loss, part.groups)
         if HistogramSent.from_config(config).loss == "square":
             scores.pop("group-sums", None)  # the values are no logits
         return loss, len(part), {**scores, **as_global(scores)}
 
     def _loss(self, values: Floats, y: NDArray[Any], config: Config) -> float:
-        """Return the mean loss of values (n,); in regression, the mean of the squared
-        standardised errors.
+        """Return the mean loss of values (n,) or (n, outputs); in regression, the mean
+        of the squared standardised errors.
         """
         if self.scale is not None:
             return float(np.square(values - y[:, 0]).mean())
-        return float(LOSSES[HistogramSent.from_config(config).loss].mean(values[:, None], y))
+        return float(
+            LOSSES[HistogramSent.from_config(config).loss].mean(values.reshape(len(y), -1), y)
+        )
 
     def _values(self, forest: Forest, x: NDArray[np.float32], config: Config) -> Floats:
         """Return the values of the finished trees at the training rows, and keep them

@@ -25,6 +25,7 @@ from fedapps.results.notebook import in_notebook
 from fedapps.runs.deal import deal_for
 from fedapps.runs.launch import Launch, launch
 from fedapps.runs.prepare import with_defaults
+from fedapps.settings.settings import check_used
 from fedapps.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.sweeps.grid import Grid, grid_of
 from fedapps.sweeps.plan import plan_of, read_plans
@@ -76,7 +77,9 @@ def run(
         given["out"] = str(out)
     if gpus_per_client:
         given.setdefault("device", "cuda")
-    launched, status = launch(with_defaults({**given, "resume": resume}), how, _console(progress))
+    wanted = with_defaults({**given, "resume": resume})
+    check_used(given, wanted.flat())
+    launched, status = launch(wanted, how, _console(progress))
     if status == "interrupted":
         raise KeyboardInterrupt(f"interrupted; continue with resume=True, out={launched.out!r}")
     return Run(Path(launched.out))

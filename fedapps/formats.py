@@ -135,6 +135,16 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def shortened(text: str, limit: int) -> str:
+    """Return at most `limit` characters, of the beginning and the end of a text: names
+    often differ at their ends.
+    """
+    if len(text) <= limit:
+        return text
+    end = (limit - 1) // 2
+    return f"{text[: limit - 1 - end]}…{text[len(text) - end :]}"
+
+
 def one_line(text: str, limit: int = 300) -> str:
     """Sanitise untrusted text for a terminal: one line, no control or bidirectional
     characters, at most `limit` characters.

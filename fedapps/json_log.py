@@ -35,6 +35,17 @@ def choose(log_format: str) -> None:
         logging.lastResort.setFormatter(Formatter() if log_format == "json" else None)
 
 
+def respect_no_color() -> None:
+    """Remove the colours from Flower's log if NO_COLOR is set (no-color.org)."""
+    if not os.environ.get("NO_COLOR"):
+        return
+    import flwr.common  # noqa: F401 - makes the handler
+
+    for handler in logging.getLogger("flwr").handlers:
+        if hasattr(handler, "colored"):
+            handler.colored = False
+
+
 def chosen() -> bool:
     """Return whether logs are JSON lines."""
     return os.environ.get(VARIABLE) == "json"

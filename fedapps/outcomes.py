@@ -20,7 +20,14 @@ from fedapps.results.parts import run_figures
 from fedapps.results.report import state_sentence
 from fedapps.runs.assembly import build_task
 from fedapps.runs.deal import MAX_CLIENTS, Deal, figure
-from fedapps.runs.models import exported, net_arrays, scale_of, settings_in
+from fedapps.runs.models import (
+    check_usable,
+    exported,
+    identified,
+    net_arrays,
+    scale_of,
+    settings_in,
+)
 from fedapps.settings.settings import Settings
 from fedapps.sweeps.page import figures, tables_html
 from fedapps.sweeps.tables import Results
@@ -90,20 +97,22 @@ class Run:
 
     def model(self) -> "nn.Module":
         """Return the global model in evaluation mode. Raises ``UserError`` if the run
-        trained something other than the task's net.
+        trained something other than the task's net, or if the method has no global
+        model to use.
         """
         settings = settings_in(self.folder, own=True)
         task: Any = build_task(settings)
+        check_usable(settings, task, "use personal_model(client)")
         return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
 
-    def personal_model(self, client: int) -> "nn.Module":
+    def personal_model(self, client: int | str) -> "nn.Module":
         """Return the model that a client was scored with, in evaluation mode. Raises
-        ``UserError`` if it was not saved.
+        ``UserError`` if it was not saved. ``client``: name or number.
         """
         _, _, tensors = exported(self.folder, client)
         return _loaded(build_task(settings_in(self.folder)), tensors)
 
-    def scale(self, client: int | None = None) -> "Scale | None":
+    def scale(self, client: int | str | None = None) -> "Scale | None":
         """Return the scale of a model's inputs, applied by ``scale.of(x)``; ``None`` if
         samples are not scaled.
 
@@ -111,7 +120,9 @@ class Run:
         own scale.
         """
         settings = settings_in(self.folder, own=True)
-        return scale_of(settings, build_task(settings), client)
+        task = build_task(settings)
+        number = None if client is None else identified(task, settings.num_clients, client)[0]
+        return scale_of(settings, task, number)
 
 
 class Sweep:
@@ -190,7 +201,7 @@ class Partition:
 
     def __init__(self, deal: Deal, settings: Settings, notes: list[str]) -> None:
         self._deal, self.notes = deal, notes
-        self._source = getattr(settings.problem, "source", "") or settings.data.source
+        self._source = settings.data.source
 
     def __repr__(self) -> str:
         return (

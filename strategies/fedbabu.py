@@ -12,12 +12,13 @@ before it is scored.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.common.sent import Reads
 from algorithms.personal.sent import FedBABUSent
+from strategies.base.capabilities import Capabilities
 from strategies.fedavg import FedAvgArguments
 from strategies.partial_sharing import PartialSharing
 
@@ -43,6 +44,11 @@ class FedBABU(PartialSharing):
     ) -> None:
         super().__init__(head, "body", **kwargs)
         self.options = options or FedBABUOptions()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """FedAvg's: the body is trained under the random head, so that they fit."""
+        return replace(super().capabilities, no_global_model="")
 
     def evaluate_options(
         self, server_round: int, num_rounds: int

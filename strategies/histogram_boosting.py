@@ -94,7 +94,8 @@ class HistogramBoosting(FedAvg):
     FedAvg. ``forest``: the current function.
 
     ``numbers``: clients predict standardised numbers instead of labels; the loss is
-    then the squared error.
+    then the squared error. ``outputs``: 1 for two classes, otherwise the number of
+    classes; each tree then belongs to one class, in turn.
 
     The model of a run is the arrays of the forest (``Forest.to_arrays``): a run starts
     from such arrays if it is given them.
@@ -107,13 +108,16 @@ class HistogramBoosting(FedAvg):
         num_features: int,
         options: HistogramBoostingOptions | None = None,
         numbers: bool = False,
+        outputs: int = 1,
         **kwargs: Unpack[FlowerArguments],
     ) -> None:
         super().__init__(weights="uniform", **kwargs)
         check_range("num_features", num_features, 1)
         self.num_features, self.options = num_features, options or HistogramBoostingOptions()
         self.loss = NUMBER if numbers else self.options.loss
-        self.forest = Forest.new(num_features, self.options.depth)
+        if outputs > 1 and self.loss != "cross-entropy":
+            raise ValueError(f"loss = {self.loss!r}: {outputs} classes need 'cross-entropy'")
+        self.forest = Forest.new(num_features, self.options.depth, outputs)
         self._names: dict[int, ClientId] = {}
 
     @property
@@ -190,12 +194,14 @@ class HistogramBoosting(FedAvg):
         forest = (
             Forest.from_arrays(values)
             if values
-            else Forest.new(self.num_features, self.options.depth)
+            else Forest.new(self.num_features, self.options.depth, self.forest.outputs)
         )
-        if (len(forest.edges), forest.depth) != (self.num_features, self.options.depth):
+        wanted = (self.num_features, self.options.depth, self.forest.outputs)
+        if (len(forest.edges), forest.depth, forest.outputs) != wanted:
             raise ValueError(
-                f"the model has {len(forest.edges)} features and trees of depth {forest.depth}, "
-                f"but this run has {self.num_features} features and depth = {self.options.depth}: "
-                "use the same settings, or start without that model"
+                f"the model has {len(forest.edges)} features, trees of depth {forest.depth} and "
+                f"{forest.outputs} outputs, but this run has {self.num_features} features, depth = "
+                f"{self.options.depth} and {self.forest.outputs} outputs: use the same settings, "
+                "or start without that model"
             )
         self.forest = forest

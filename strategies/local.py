@@ -30,7 +30,11 @@ class Local(FedAvg):
     and collects metrics.
     """
 
-    capabilities = Capabilities(replies="other", aggregation="single replies")
+    capabilities = Capabilities(
+        replies="other",
+        aggregation="single replies",
+        no_global_model="every client trains alone, and the server's model stays untrained",
+    )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

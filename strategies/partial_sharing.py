@@ -29,7 +29,7 @@ from algorithms.common.options import Options, option
 from algorithms.common.sent import Reads
 from algorithms.personal.sent import FedRepSent, ShareSent
 from strategies.families.shared_part import SharedPart
-from strategies.fedavg import FedAvg, FedAvgArguments
+from strategies.fedavg import FedAvgArguments
 
 
 class PartialSharing(SharedPart):
@@ -38,8 +38,6 @@ class PartialSharing(SharedPart):
     ``head``: name prefixes of the head's arrays. In the server's model, the part that
     is not shared keeps its initial values.
     """
-
-    capabilities = FedAvg.capabilities  # of the shared part
 
     def __init__(self, head: Sequence[str], share: str, **kwargs: Unpack[FedAvgArguments]) -> None:
         super().__init__(**kwargs)

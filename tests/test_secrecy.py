@@ -215,7 +215,7 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
         "--engine",
         "inline",
         "task=tabular",
-        f"tabular.source={tmp_path / 'data'}",
+        f"data.source={tmp_path / 'data'}",
         "num-rounds=3",
         "clients-per-round=2",
     ]
@@ -247,12 +247,12 @@ def test_an_unreadable_value_is_not_printed(tmp_path, capfd):
         "--engine",
         "inline",
         "task=tabular",
-        f"tabular.source={tmp_path / 'data'}",
+        f"data.source={tmp_path / 'data'}",
         "num-rounds=1",
         "--nodes",
         "2",
     ]
     assert main([*job, "--out", str(tmp_path / "r")]) == 2
     said = everything(tmp_path / "r", capfd.readouterr())
-    assert "column 'income' holds a str value, which is no number" in said
+    assert "column 'income': 1 of 80 rows hold text where the others hold numbers" in said
     assert not re.search(r"918[23]\d\d\.6|Zaphod", said)

@@ -31,6 +31,7 @@ from algorithms.boosting.histogram_trees import (
     Growth,
     Ints,
     best_splits,
+    class_derivatives,
     derivatives,
     leaf_sums,
     start_value,
@@ -46,7 +47,8 @@ COARSE, FINE, GROW = 0, 1, 2
 @dataclass
 class Forest:
     """The function ``base + sum of trees``. ``edges``: of the cells, later of the bins,
-    of each feature.
+    of each feature. ``base`` (outputs,): of K > 2 classes there are K outputs, and tree
+    t adds to output t modulo K.
 
     ``feature``, ``threshold``, ``left`` (T, 2^depth - 1) and ``value`` (T, 2^depth):
     the trees; the last one is unfinished above stage 2.
@@ -55,14 +57,14 @@ class Forest:
     depth: int
     edges: list[Edges]
     stage: int = COARSE
-    base: float = 0.0
+    base: Floats = field(default_factory=lambda: np.zeros(1))
     feature: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     threshold: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     left: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     value: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
     @classmethod
-    def new(cls, features: int, depth: int) -> "Forest":
+    def new(cls, features: int, depth: int, outputs: int = 1) -> "Forest":
         """Return the forest without bins or trees."""
         nodes = np.zeros((0, 2**depth - 1))
         feature, threshold, left = (
@@ -74,7 +76,7 @@ class Forest:
             depth,
             [first_edges()] * features,
             COARSE,
-            0.0,
+            np.zeros(outputs),
             feature,
             threshold,
             left,
@@ -88,7 +90,7 @@ class Forest:
         flat = np.concatenate([np.zeros(0, np.float32), *self.edges])
         facts = (
             np.array([self.stage], np.int64),
-            np.array([self.base]),
+            self.base,
             flat,
             np.array([len(e) for e in self.edges], np.int64),
         )
@@ -119,7 +121,7 @@ class Forest:
             depth,
             edges,
             int(stage[0]),
-            float(base[0]),
+            base.copy(),
             feature.copy(),
             threshold.copy(),
             left.copy(),
@@ -129,24 +131,30 @@ class Forest:
     # --- evaluation -------------------------------------------------------------------
 
     @property
+    def outputs(self) -> int:
+        """The number of outputs: 1, or as many as classes."""
+        return len(self.base)
+
+    @property
     def finished(self) -> int:
         """The number of finished trees."""
         return len(self.feature) - (self.stage > GROW)
 
     def add_to(self, values: Floats, x: NDArray[np.float32], first: int = 0) -> None:
         """Add the finished trees from ``first`` on, one after the other, to ``values``
-        (n,) at x (n, F).
+        (n,), of several outputs (n, outputs), at x (n, F).
         """
+        columns = values.reshape(len(x), -1)
         for tree in range(first, self.finished):
-            values += self.value[tree, self._descend(tree, x, self.depth)]
+            columns[:, tree % self.outputs] += self.value[tree, self._descend(tree, x, self.depth)]
 
     def values(self, x: NDArray[np.float32]) -> Floats:
-        """Return the values (n,) of the function at x (n, F), NaN where a value is
-        missing.
+        """Return the values (n,), of several outputs (n, outputs), of the function at x
+        (n, F), NaN where a value is missing.
         """
-        out = np.full(len(x), self.base)
+        out = np.tile(self.base, (len(x), 1))
         self.add_to(out, x)
-        return out
+        return out[:, 0] if self.outputs == 1 else out
 
     def _descend(self, tree: int, x: NDArray[np.float32], levels: int) -> Ints:
         """Return the place (n,) of each row among the nodes of a level."""
@@ -166,7 +174,7 @@ class Forest:
         parts = (self.feature, self.threshold, self.left, self.value)
         content = b"".join(np.ascontiguousarray(part[:trees]).tobytes() for part in parts)
         return int.from_bytes(
-            blake2b(content + np.array([self.base]).tobytes(), digest_size=7).digest(), "little"
+            blake2b(content + self.base.tobytes(), digest_size=7).digest(), "little"
         )
 
     # --- what the next step needs -----------------------------------------------------
@@ -182,19 +190,22 @@ class Forest:
     def length(self) -> int:
         """Return how many numbers a client must send."""
         cells = int(widths(self.edges).sum())
-        return 2 + cells if self.stage < GROW else len(self.open_leaves()) * CHANNELS * cells
+        if self.stage < GROW:
+            return 1 + self.outputs + cells
+        return len(self.open_leaves()) * CHANNELS * cells
 
     def sums(self, x: NDArray[np.float32], y: NDArray[Any], values: Floats, loss: str) -> Ints:
         """Return a client's sums (:meth:`length`,) for the next step, given the
         function's values (n,) at its rows.
 
         For bins: the number of rows, the rows with label 1 (in regression: the total of
-        the targets), counts by cell. For trees: G, H and n by leaf, feature and bin.
+        the targets; with several outputs: the rows of each class), counts by cell. For
+        trees: G, H and n by leaf, feature and bin.
         """
         if self.stage < GROW:
-            return np.concatenate([[len(y), total_of(loss, y)], counted(x, self.edges)]).astype(
-                np.int64
-            )
+            several = np.bincount(y, minlength=self.outputs) if self.outputs > 1 else None
+            totals = [total_of(loss, y)] if several is None else several
+            return np.concatenate([[len(y)], totals, counted(x, self.edges)]).astype(np.int64)
         leaves = self.open_leaves()
         place = np.full(2 ** (self.stage - GROW), -1, np.int64)
         place[leaves] = np.arange(len(leaves))
@@ -203,7 +214,10 @@ class Forest:
             if self.stage > GROW
             else np.zeros(len(x), np.int64)
         )
-        g, h = derivatives(loss, values, y)
+        if self.outputs == 1:
+            g, h = derivatives(loss, values, y)
+        else:
+            g, h = class_derivatives(values, y, self.finished % self.outputs)
         return leaf_sums(
             cells_of(x, self.edges), self.edges, place[tree], len(leaves), g, h
         ).ravel()
@@ -212,9 +226,12 @@ class Forest:
         """Return why ``sums`` cannot be those of any rows, or ""."""
         if self.stage >= GROW:
             return sums_fault(self._by_leaf(sums), self.edges, loss)
-        rows, ones, counts = int(sums[0]), int(sums[1]), sums[2:]
-        if fault := total_fault(loss, rows, ones):
-            return fault
+        rows, totals, counts = int(sums[0]), sums[1 : 1 + self.outputs], sums[1 + self.outputs :]
+        if self.outputs > 1 and totals.sum() != rows:
+            return "other numbers of rows of all classes than rows"
+        for total in totals.tolist():
+            if fault := total_fault(loss, rows, total):
+                return fault
         if (counts < 0).any():
             return "counts below 0"
         return (
@@ -237,12 +254,17 @@ class Forest:
             return
         ends = np.cumsum(widths(self.edges))[:-1]
         # those of missing values do not matter here
-        counts = [part[:-1] for part in np.split(sums[2:], ends)]
+        counts = [part[:-1] for part in np.split(sums[1 + self.outputs :], ends)]
         if self.stage == COARSE:
             self.edges = [refine(own, n, cells) for own, n in zip(self.edges, counts, strict=True)]
         else:
             self.edges = [cuts(own, n, bins) for own, n in zip(self.edges, counts, strict=True)]
-            self.base = start_value(loss, int(sums[0]), int(sums[1]))
+            rows, totals = int(sums[0]), sums[1 : 1 + self.outputs]
+            self.base = (
+                np.array([start_value(loss, rows, int(totals[0]))])
+                if self.outputs == 1
+                else np.log((totals + 0.5) / (rows + 0.5 * self.outputs))
+            )
         self.stage += 1
 
     def _grow(self, sums: Ints, growth: Growth) -> None:

@@ -92,6 +92,18 @@ def derivatives(loss: str, values: Floats, y: NDArray[Any]) -> tuple[Ints, Ints]
     )
 
 
+def class_derivatives(values: Floats, y: Ints, place: int) -> tuple[Ints, Ints]:
+    """Return g and h (n,) in units of 1 / UNIT of the cross-entropy by the value of
+    class ``place``, at values (n, classes) of rows with labels (n,).
+    """
+    powers = np.exp(values - values.max(1, keepdims=True))
+    likely = powers[:, place] / powers.sum(1)
+    return (
+        np.rint(UNIT * (likely - (y == place))).astype(np.int64),
+        np.rint(UNIT * likely * (1.0 - likely)).astype(np.int64),
+    )
+
+
 def total_of(loss: str, y: NDArray[Any]) -> int:
     """Return the sum that the start value needs: the number of rows with label 1, or
     the sum of the rows' targets in units of 1 / UNIT.

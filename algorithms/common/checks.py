@@ -39,8 +39,9 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """Return "did you mean 'X'? " for the option closest to a misspelt word, or "" if
-    none is close.
+    """Return "did you mean 'X'? " for the option closest to a misspelt word, in any
+    case of letters, or "" if none is close.
     """
-    close = difflib.get_close_matches(word, list(options), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    folded = {option.casefold(): option for option in options}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1)
+    return f"did you mean {folded[close[0]]!r}? " if close else ""

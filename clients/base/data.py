@@ -2,7 +2,7 @@
 and test sets.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,6 +74,10 @@ class ArraySplit:
         """Return the number of samples."""
         return len(self.y)
 
+    def vectors(self) -> "ArraySplit":
+        """Return the same with inputs (n, features)."""
+        return replace(self, x=self.x.reshape(len(self.y), -1))
+
     def tensors(self) -> Split:
         """Return the same as tensors."""
         import torch
@@ -89,6 +93,14 @@ class ArrayData:
     train: ArraySplit
     validation: ArraySplit
     test: ArraySplit
+
+    def vectors(self) -> "ArrayData":
+        """Return the same with inputs (n, features); a split that is used in two places
+        stays shared.
+        """
+        parts = (self.train, self.validation, self.test)
+        made = {id(part): part.vectors() for part in parts}
+        return ArrayData(*(made[id(part)] for part in parts))
 
     def tensors(self) -> ClientData:
         """Return the same as tensors; a split that is used in two places stays

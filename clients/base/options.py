@@ -61,6 +61,9 @@ class TrainOptions(Options, Sent):
         "run local steps as compiled code; auto: on if the run has enough steps to pay for it",
         choices=COMPILE,
     )
+    max_gradient_norm: float = option(
+        0.0, "bound on the norm of a step's gradient; 0: none; tasks on tables: 1", low=0
+    )
     optimizer: str = option(
         "sgd",
         "local optimiser; adam and adamw ignore a task's own learning rate and momentum",

@@ -53,6 +53,27 @@ def regression_scores(
     }
 
 
+def scores_of_values(
+    values: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    loss: float,
+    groups: NDArray[np.bool_] | None,
+) -> Scores:
+    """Return accuracy, loss and those of :func:`class_scores` of values (n, classes),
+    the logarithms of probabilities up to a constant.
+    """
+    predicted = values.argmax(1)
+    accuracy = float((predicted == labels).mean())
+    out: Scores = {"accuracy": accuracy, "loss": loss, "test-samples": len(labels)}
+    out |= class_scores(labels, predicted, values.shape[1])
+    if groups is None:
+        return out
+    powers = np.exp(values - values.max(1, keepdims=True))
+    likely = powers.max(1) / powers.sum(1)
+    sums = group_sums(labels, predicted, likely, groups, values.shape[1])
+    return out | {"group-sums": sums.ravel().tolist()}
+
+
 def class_scores(
     labels: NDArray[np.integer], predicted: NDArray[np.integer], classes: int
 ) -> Scores:

@@ -28,6 +28,7 @@ class SGD:
 
     momentum: float
     weight_decay: float
+    max_norm: float = 0.0
 
     def velocity(self, parameters: Tensors) -> Tensors:
         """Return the velocity to start with: zeros, or nothing if there is no
@@ -46,14 +47,12 @@ class SGD:
         scale: Number = 1.0,
     ) -> None:
         """Take one step along ``d = scale gradients + (weight_decay + decay) p + sum_j
-        c_j t_j`` for ``terms`` (t_j, c_j), in place.
+        c_j t_j`` for ``terms`` (t_j, c_j), in place. With ``max_norm`` the norm of
+        ``scale gradients``, over all tensors, is at most that.
 
-        Overwrites ``gradients`` if there are terms or a scale.
+        Overwrites ``gradients`` if there are terms, a scale or a bound.
         """
-        if isinstance(scale, Tensor) or scale != 1:
-            gradients = list(torch._foreach_mul(gradients, scale))
-        for tensors, coefficient in terms:
-            add(gradients, tensors, coefficient)
+        gradients = direction(gradients, scale, self.max_norm, terms)
         decay = self.weight_decay + decay
         numbers = not isinstance(rate, Tensor) and not isinstance(decay, Tensor)
         # what torch.optim.SGD(fused=True) calls; not a promise of PyTorch's
@@ -91,6 +90,7 @@ class Adam:
     momentum: float
     weight_decay: float
     decoupled: bool
+    max_norm: float = 0.0
 
     def velocity(self, parameters: Tensors) -> Tensors:
         """Return the velocity to start with: zeros."""
@@ -110,10 +110,7 @@ class Adam:
         """Take one step with the direction ``d`` of :class:`SGD`, which overwrites
         ``gradients``.
         """
-        if isinstance(scale, Tensor) or scale != 1:
-            gradients = list(torch._foreach_mul(gradients, scale))
-        for tensors, coefficient in terms:
-            add(gradients, tensors, coefficient)
+        gradients = direction(gradients, scale, self.max_norm, terms)
         if isinstance(decay, Tensor) or decay:
             add(gradients, parameters, decay)
         count, step = len(parameters), velocity[-1]
@@ -138,8 +135,8 @@ def optimiser_of(options: TrainOptions) -> Optimiser:
     """Return the optimiser that the options of training name."""
     momentum, decay = options.momentum, options.weight_decay
     if options.optimizer == "sgd":
-        return SGD(momentum, decay)
-    return Adam(momentum, decay, decoupled=options.optimizer == "adamw")
+        return SGD(momentum, decay, options.max_gradient_norm)
+    return Adam(momentum, decay, options.optimizer == "adamw", options.max_gradient_norm)
 
 
 @dataclass(frozen=True)
@@ -176,6 +173,20 @@ class Descent:
         terms = [(state[f"term-{j}"], c) for j, c in enumerate(self.coefficients)]
         self.sgd(state["w"], gradients, state["velocity"], numbers["rate"], self.decay, terms)
         return loss
+
+
+def direction(gradients: Tensors, scale: Number, max_norm: float, terms: Terms) -> Tensors:
+    """Return ``scale gradients``, shortened to the norm ``max_norm`` unless it is 0,
+    plus ``terms``.
+    """
+    if isinstance(scale, Tensor) or scale != 1:
+        gradients = list(torch._foreach_mul(gradients, scale))
+    if max_norm:
+        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+        gradients = list(torch._foreach_mul(gradients, max_norm / norm.clamp(min=max_norm)))
+    for tensors, coefficient in terms:
+        add(gradients, tensors, coefficient)
+    return gradients
 
 
 def add(tensors: Tensors, others: Tensors | tuple[Tensor, ...], coefficient: Number) -> None:

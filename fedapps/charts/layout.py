@@ -5,10 +5,11 @@ text on the canvas.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
-from fedapps.charts.axes import Panel
+from fedapps.charts.axes import Axis, Panel
 from fedapps.charts.canvas import Area, Dots, Line, Points, Shape, Text, text_width
 from fedapps.charts.theme import Colour
 
@@ -57,7 +58,9 @@ class Figure:
         return placed.shapes + [shape for _, shapes in placed.entries for shape in shapes]
 
     def narrow(self) -> "Figure":
-        """The same for a phone: one panel below the other."""
+        """The same for a phone: one panel below the other, each with the labels that it
+        shares with its row and column.
+        """
         shown = [panel for panel in self.panels if not panel.hidden]
         tall = min(
             self.size[1] / -(-len(self.panels) // self.columns),
@@ -65,9 +68,31 @@ class Figure:
         )
         room = 1.4 * _LEGEND * len(self.legend)
         panels = [
-            replace(panel, heading=_wrapped(panel.heading, panel.heading_size)) for panel in shown
+            replace(
+                panel,
+                heading=_wrapped(panel.heading, panel.heading_size),
+                x=self._labelled(place, panel, "x"),
+                y=self._labelled(place, panel, "y"),
+            )
+            for place, panel in enumerate(self.panels)
+            if not panel.hidden
         ]
         return Figure((_NARROW[0], tall * len(shown) + room), 1, panels, self.legend)
+
+    def _labelled(self, place: int, panel: Panel, side: Literal["x", "y"]) -> Axis:
+        """The axis of a panel with a label: its own, that of the lowest panel of its
+        column (x) or of the first one of its row (y).
+        """
+        first = place - place % self.columns
+        others = (
+            self.panels[place :: self.columns][::-1]
+            if side == "x"
+            else self.panels[first : first + self.columns]
+        )
+        axis: Axis = getattr(panel, side)
+        named = (getattr(other, side) for other in others if not other.hidden)
+        known = next((one for one in (axis, *named) if one.label), axis)
+        return replace(axis, label=known.label, label_size=known.label_size)
 
     def placed(self) -> Placed:
         """All shapes with their positions on the canvas."""

@@ -23,6 +23,9 @@ from fedapps.tasks.registry import make_task
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from clients.base.data import ClientData
+    from fedapps.data.scaling import Scale
+
 SITE = "site"
 
 
@@ -90,9 +93,9 @@ def execute(arguments: argparse.Namespace) -> int:
     out = arguments.out or arguments.model.with_name(f"{arguments.model.stem}-adapted.safetensors")
     if out.exists() and not arguments.overwrite:
         raise UserError(f"{out} already exists: add --overwrite, or choose another --out")
-    arrays, metadata, settings = read_model(arguments.model, arguments.net)
+    arrays, metadata, settings, scale = read_model(arguments.model, arguments.net)
     settings = with_options(settings, arguments)
-    adapted = adapt(arrays, settings, arguments.data, arguments.epochs, str(arguments.model))
+    adapted = adapt(arrays, settings, arguments.data, arguments.epochs, str(arguments.model), scale)
     for name, scores in (("before", adapted.before), ("after", adapted.after)):
         leading = leading_of(scores)
         shown = (
@@ -163,13 +166,31 @@ def with_options(settings: Settings, arguments: argparse.Namespace) -> Settings:
     return replace(settings, train=train, data=data, problem=problem, device="cpu")
 
 
+def scaled(data: "ClientData", scale: "Scale") -> "ClientData":
+    """Return the samples with scaled inputs."""
+    import torch
+
+    mean, deviation = map(torch.from_numpy, (scale.mean, scale.deviation))
+    train, validation, test = (
+        replace(part, x=(part.x - mean) / deviation)
+        for part in (data.train, data.validation, data.test)
+    )
+    return replace(data, train=train, validation=validation, test=test)
+
+
 def adapt(
-    arrays: "dict[str, Tensor]", settings: Settings, data: Path, epochs: int, name: str
+    arrays: "dict[str, Tensor]",
+    settings: Settings,
+    data: Path,
+    epochs: int,
+    name: str,
+    scale: "Scale | None" = None,
 ) -> Adapted:
     """Return the model of the epoch with the lowest loss on the validation samples in
     ``data``.
 
-    ``name``: the model's name in error messages. Raises ``UserError`` if model and
+    ``name``: the model's name in error messages. ``scale``: scale of the inputs, unless
+    the site has its own. Raises ``UserError`` if model and
     samples do not fit.
     """
     import torch
@@ -183,8 +204,14 @@ def adapt(
     one_thread()
     net = task.work_model()
     check_arrays(name, arrays, net)
+    own = task.client_data(SITE, 1)
+    own = own if scale is None else scaled(own, scale)
     client = FedAvgClient(
-        task.model_fn, task.client_data(SITE, 1), SITE, model=net, objective=task.objective
+        task.model_fn,
+        own,
+        SITE,
+        model=net,
+        objective=task.objective,
     )
     net.load_state_dict(arrays)
     before, best = client.score(client.data.test), client.score(client.data.validation)["loss"]

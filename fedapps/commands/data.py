@@ -87,12 +87,8 @@ def print_table(deal: Deal, settings: Any) -> None:
     o = settings.data
     dealt = o.partition + (f" by {o.natural_id}" if o.partition == "natural" else "")
     dealt += f", {o.partition_arguments}" if o.partition_arguments else ""
-    source = getattr(settings.problem, "source", "") or settings.data.source
-    # a table names its clients itself
-    if settings.data.source == "digits" and hasattr(settings.problem, "client"):
-        source, dealt = settings.problem.source or "generated table", "as named in the table"
     print(
-        f"{source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} "
+        f"{o.source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} "
         f"{kind}{' of the targets' * deal.numbers}, counted in training samples"
     )
     Console(width=None if sys.stdout.isatty() else 160).print(table)

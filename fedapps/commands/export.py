@@ -11,9 +11,17 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
+from fedapps.formats import metric_text
 from fedapps.runs.assembly import build_task
 from fedapps.runs.model_files import described
-from fedapps.runs.models import exported, of_nobody, scale_of, settings_in, write_program
+from fedapps.runs.models import (
+    exported,
+    identified,
+    of_nobody,
+    scale_of,
+    settings_in,
+    write_program,
+)
 from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns
 
 
@@ -26,9 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="DIR", help="results folder")
     parser.add_argument(
         "--client",
-        type=int,
-        metavar="N",
-        help="the client whose model is written (default: the global model)",
+        metavar="NAME",
+        help="the client whose model is written, by name or number (default: the global model)",
     )
     parser.add_argument(
         "--out",
@@ -50,14 +57,19 @@ def execute(arguments: argparse.Namespace) -> int:
         client, scores, tensors = of_nobody(arguments.run, arguments.program is not None)
     else:
         client, scores, tensors = exported(arguments.run, arguments.client)
-    name = "global" if arguments.client is None else f"client-{arguments.client}"
-    out = arguments.out or arguments.run / f"{name}.safetensors"
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     settings = settings_in(arguments.run, own=True)
     task = build_task(settings)
+    number = (
+        None
+        if arguments.client is None
+        else identified(task, settings.num_clients, arguments.client)[0]
+    )
+    name = "global" if number is None else f"client-{number}"
+    out = arguments.out or arguments.run / f"{name}.safetensors"
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     metadata = {name: str(value) for name, value in scores.items()} | described(settings, task)
     # for users who load the model without this project
-    if (scale := scale_of(settings, task, arguments.client)) is not None:
+    if (scale := scale_of(settings, task, number)) is not None:
         metadata |= {
             name: json.dumps(getattr(scale, name).tolist()) for name in ("mean", "deviation")
         }
@@ -72,7 +84,8 @@ def execute(arguments: argparse.Namespace) -> int:
             for name in ("center", "scale")
         }
     save_file(arrays, out, metadata=metadata)
-    print(f"written: {out} ({', '.join(f'{name} {value}' for name, value in scores.items())})")
+    shown = ", ".join(f"{name} {metric_text(name, value)}" for name, value in scores.items())
+    print(f"written: {out} ({shown})")
     if arguments.program:
         write_program(client, tensors, arguments.program)
         print(f"written: {arguments.program}")

@@ -47,6 +47,7 @@ APPLICATION = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
     arguments = parse(argv)
+    json_log.respect_no_color()
     json_log.choose(getattr(arguments, "log_format", "text"))
     signal.signal(signal.SIGTERM, _interrupt)
     try:

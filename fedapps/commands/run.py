@@ -138,7 +138,9 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     """Return the merged settings. From lowest to highest precedence: defaults of the
     method, defaults of the task, files, key=value, flags.
     """
+    from fedapps.extensions.own_code import names_method
     from fedapps.runs.prepare import with_defaults
+    from fedapps.settings.settings import check_used
     from fedapps.toml_text import read_toml
 
     given: dict[str, Any] = {}
@@ -154,20 +156,35 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
         given["metrics-port"] = arguments.metrics_port
     if arguments.gpus_per_client:
         given.setdefault("device", "cuda")
-    return with_defaults({**given, "resume": arguments.resume})
+    settings = with_defaults({**given, "resume": arguments.resume})
+    assigned = assignments(arguments.settings)
+    # A file that names no method may hold the options of several.
+    chosen = "method" in given and not any(map(names_method, assigned))
+    check_used(given if chosen else assigned, settings.flat())
+    return settings
 
 
 def given_by(words: list[str]) -> dict[str, Any]:
     """Return the settings of TOML files and ``key=value`` assignments; assignments
     override files.
     """
-    from fedapps.toml_text import parse_assignment, read_toml
+    from fedapps.toml_text import read_toml
 
     given: dict[str, Any] = {}
-    files = [text for text in words if text.endswith(".toml") and "=" not in text]
-    for text in files:
+    for text in filter(_is_file, words):
         given |= read_toml(Path(text))
-    return given | dict(parse_assignment(text) for text in words if text not in files)
+    return given | assignments(words)
+
+
+def assignments(words: list[str]) -> dict[str, Any]:
+    """Return the settings that assignments ``key=value`` give."""
+    from fedapps.toml_text import parse_assignment
+
+    return dict(parse_assignment(text) for text in words if not _is_file(text))
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".toml") and "=" not in text
 
 
 def _show(folder: Path) -> None:

@@ -7,7 +7,6 @@ All become (C, H, W), as images are: a vector (1, 1, d), a window of C channels 
 steps (C, 1, L).
 """
 
-import fnmatch
 import math
 from typing import Any
 
@@ -19,11 +18,10 @@ import pyarrow.compute as pc
 from fedapps.data.columns import is_class, label_column
 from fedapps.data.source import Source
 from fedapps.data.table_columns import check_targets, no_target
+from fedapps.data.tables import ROW_NUMBERS, matching
 from fedapps.errors import UserError
 
 BATCH = 1000
-# Row numbers that pandas writes unless told otherwise.
-ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0", "")
 
 
 def depths_of(data: Any) -> dict[str, int | None]:
@@ -58,14 +56,8 @@ def number_columns(data: Any, source: Source, wanted: str, others: tuple[str, ..
     except the ``others``. Raises ``UserError``.
     """
     depths = depths_of(data)
-    have = f"{source} has the columns {_few(data.column_names)}"
     if wanted:
-        chosen: list[str] = []
-        for pattern in filter(None, (part.strip() for part in wanted.split(","))):
-            matches = [pattern] if pattern in depths else fnmatch.filter(data.column_names, pattern)
-            if not matches:
-                raise UserError(f"data.features = {wanted!r}: no column is {pattern!r}; {have}")
-            chosen += [name for name in matches if name not in chosen]
+        chosen = matching(data.column_names, wanted, source)
         for name in chosen:
             if depths[name] is None:
                 raise UserError(
@@ -155,7 +147,7 @@ def targets_of(data: Any, source: Source, label: str) -> npt.NDArray[np.float64]
         raise UserError(no_target(setting, _kind(data, name)))
     values = _values(data.select_columns([name]).with_format("arrow")[:][name], name, source, 0)
     out = values.astype(np.float64).reshape(len(values), -1)
-    check_targets(out, setting)
+    check_targets(out, setting, source.first_row)
     return out
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.data.columns import is_class, with_names
-from fedapps.data.local_files import READERS, numpy_table
+from fedapps.data.local_files import READERS, numpy_table, separator
 from fedapps.data.source import Source
 from fedapps.errors import UserError, reason
 
@@ -81,7 +81,7 @@ def _read(entry: Path, source: Source, read: Callable[[Path, Source], Any]) -> A
     import pandas as pd
 
     return datasets.Dataset.from_pandas(
-        pd.read_csv(entry, sep="\t" if kind == ".tsv" else ","), preserve_index=False
+        pd.read_csv(entry, sep=separator(entry)), preserve_index=False
     )
 
 

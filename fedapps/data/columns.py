@@ -72,7 +72,7 @@ def labels_of(data: Any, source: Source, label: str) -> tuple[npt.NDArray[np.int
     check_plain(data, "data.label", label)
     # Labels of a ClassLabel are class indices already; others (letters, 1..26) are
     # numbered in sorted order.
-    raw = column_of(data, label)
+    raw = column_of(data, label, source.first_row)
     declared = data.features[label]
     if is_class(declared):
         if raw.min() < 0:
@@ -101,7 +101,7 @@ def groups_of(data: Any, source: Source, column: str) -> tuple[npt.NDArray[np.in
     names, and this list.
     """
     check_plain(data, source.client, column)
-    ids, natural = np.unique(column_of(data, column), return_inverse=True)
+    ids, natural = np.unique(column_of(data, column, source.first_row), return_inverse=True)
     return natural.astype(np.int64), _named(ids)
 
 
@@ -166,8 +166,11 @@ def with_names(feature: Any, values: Iterable[Any], missing: Any = None) -> list
     ]
 
 
-def column_of(data: Any, name: str) -> npt.NDArray[Any]:
-    """Return the values (N,) of a column. Raises ``UserError`` if some are missing."""
+def column_of(data: Any, name: str, first: int = 0) -> npt.NDArray[Any]:
+    """Return the values (N,) of a column. Raises ``UserError`` if some are missing.
+
+    ``first``: the number of the first row in its file.
+    """
     import pyarrow.compute as pc
 
     column = data.with_format("arrow")[name][:]
@@ -175,7 +178,7 @@ def column_of(data: Any, name: str) -> npt.NDArray[Any]:
     if missing.any():
         raise UserError(
             f"column {name!r}: {missing.sum()} samples have no value in it (first: row "
-            f"{missing.argmax()}): fill or drop them"
+            f"{int(missing.argmax()) + first}): fill or drop them"
         )
     texts = column.type in ("string", "large_string")
     return np.asarray(column.to_pylist() if texts else column.to_numpy())

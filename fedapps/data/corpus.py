@@ -21,7 +21,7 @@ import numpy as np
 from algorithms.common.seeds import generator
 from clients.families.ensemble_data import Histogram
 from fedapps.data.columns import check_columns
-from fedapps.data.source import Source
+from fedapps.data.source import GENERATED, Source
 from fedapps.data.sources import load_quietly
 from fedapps.errors import UserError, reason
 
@@ -53,13 +53,13 @@ def words(text: str) -> list[str]:
 @lru_cache(maxsize=4)
 def read_corpus(source: str, role: str, text: str, num_roles: int) -> Corpus:
     """Return the first ``num_roles`` roles (0: all) of a folder, or of the generated
-    corpus if ``source`` is "".
+    corpus.
 
     Roles without training text are skipped; a role without test text has an empty test
     histogram. Raises ``UserError`` if the folder cannot be read, lacks the columns, or
     has fewer roles.
     """
-    if source:
+    if source != GENERATED:
         train, test = (
             count_words(read_rows(source, split, role, text, "unigram"))
             for split in ("train", "test")
@@ -137,17 +137,17 @@ def read_rows(source: str, split: str, role: str, text: str, table: str) -> list
     folder = Path(source).expanduser()
     if not folder.is_dir():
         raise UserError(
-            f"{table}.source = {source!r}: there is no such folder: name one that "
-            "datasets.load_dataset reads, or leave it ''"
+            f"data.source = {source!r}: there is no such folder: name one that "
+            "datasets.load_dataset reads, or 'generated'"
         )
     try:
         data = load_quietly(str(folder.resolve()), split)
     except Exception as error:  # the library raises exceptions of many types
         raise UserError(
-            f"{table}.source = {source!r}: split {split!r} cannot be read ({reason(error)}): it "
+            f"data.source = {source!r}: split {split!r} cannot be read ({reason(error)}): it "
             "needs train and test"
         ) from error
     columns = {f"{table}.role": role, f"{table}.text": text}
-    check_columns(data, Source(source, split, table=table), columns)
+    check_columns(data, Source(source, split), columns)
     pairs = zip(data[role][:], data[text][:], strict=True)
     return [(str(name), str(line)) for name, line in pairs if name is not None and line is not None]

@@ -3,7 +3,7 @@ a hub set (``fedapps.data.sources``).
 """
 
 import io
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,14 @@ from fedapps.data.options import DataOptions, PublicOptions
 from fedapps.data.samples import Categorical, Columns, Samples
 from fedapps.data.source import TRAIN, Source
 from fedapps.data.sources import cached, digits_table
+from fedapps.data.tables import (
+    ROW_NUMBERS,
+    features_of,
+    labels_in,
+    matching,
+    names_in,
+    resolved,
+)
 from fedapps.errors import UserError
 
 # The `datasets` library is imported where it is used: it takes a second, which a worker
@@ -48,16 +56,17 @@ def read_samples(
     arrays, facts = cached(
         source, wanted, lambda data, parts: _decode(data, parts, source, options, targets)
     )
+    columns: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in facts["columns"].items()
+    }
     return Samples(
         arrays["x"],
         np.array(arrays["labels"]),
         facts["num-classes"],
         tuple(facts["classes"]),
-        clients=categorical(arrays, facts) if options.natural_id else None,
+        clients=categorical(arrays, facts) if facts["names"] else None,
         parts=parts_in(arrays),
-        numbers=(
-            Columns(tuple(facts["columns"]), tuple(facts["texts"])) if facts["numbers"] else None
-        ),
+        numbers=Columns(**columns) if facts["numbers"] else None,
         targets=np.array(arrays["targets"]) if targets else None,
     )
 
@@ -87,6 +96,9 @@ def _columns(options: DataOptions) -> dict[str, str]:
         "channels": options.channels,
         "resize": str(options.resize),
         "left-out": ",".join(options.told_apart),
+        "categorical": options.categorical,
+        "preset": options.preset,
+        "natural": str(options.partition == "natural"),
     }
 
 
@@ -127,7 +139,7 @@ def read_named(
         owner, owners = (
             groups_of(data, source, client) if client else (np.zeros(len(data), np.int64), [""])
         )
-        samples = _inputs(data, source, read)[0]
+        samples = _inputs(data, source, read)
         arrays = {"x": samples, "labels": place.astype(np.int64), "owner": owner}
         return arrays, {"names": [str(name) for name in names], "owners": owners}
 
@@ -144,6 +156,9 @@ def _digits(options: DataOptions) -> Samples:
     for key, value, reason in (
         ("natural-id", options.natural_id, of_files),
         ("part", options.part, of_files),
+        ("categorical", options.categorical, of_files),
+        ("drop", options.drop, of_files),
+        ("drop-clients", options.drop_clients, of_files),
         ("features", options.features, of_files),
         ("shape", options.shape, of_files),
         ("resize", options.resize, "the digits stay 8 x 8"),
@@ -169,22 +184,32 @@ def _decode(
     """Turn a `datasets.Dataset`, whose samples are of the splits ``parts`` (N,), into
     arrays and facts.
     """
-    named = {
-        "data.image": options.image,
-        "data.label": options.label,
-        source.client: options.natural_id,
-        "data.part": options.part,
-    }
+    table = is_table(data, source, options)
+    if table:
+        options = resolved(options, data.column_names, options.partition != "natural")
+    label = options.label
+    named = {"data.image": options.image, "data.part": options.part}
+    named |= {source.client: options.natural_id}
+    named |= {} if targets and table else {"data.label": label}
     check_columns(data, source, named)
+    for key in ("categorical", "drop"):
+        for name in names_in(getattr(options, key)):
+            check_columns(data, source, {f"data.{key}": name})
     arrays: dict[str, npt.NDArray[Any]] = {}
     if targets:
         from fedapps.data.arrays import targets_of  # imported here: no other set needs it
 
-        arrays["targets"] = targets_of(data, source, options.label)
+        labels_wanted = labels_in(data.column_names, label) or ("",)
+        arrays["targets"] = np.concatenate(
+            [targets_of(data, source, name) for name in labels_wanted], 1
+        )
         labels, classes = np.zeros(len(data), np.int64), ["0"]
     else:
-        labels, classes = labels_of(data, source, options.label)
-    samples, columns, texts = _inputs(data, source, options)
+        labels, classes = labels_of(data, source, label)
+    if table:
+        samples, columns = features_of(data, source, options)
+    else:
+        samples, columns = _inputs(data, source, options), Columns()
     arrays |= {"x": samples, "labels": labels}
     names: list[str] = []
     if options.natural_id:
@@ -197,19 +222,32 @@ def _decode(
         "names": names,
         "numbers": samples.dtype == np.float32,
         "classes": classes,
-        "columns": columns,
-        "texts": texts,
+        "columns": asdict(columns),
     }
 
 
-def _inputs(
-    data: Any, source: Source, options: DataOptions
-) -> tuple[npt.NDArray[Any], list[str], list[str]]:
-    """Return the samples (N, C, H, W): the images of a set that has them, else its
-    arrays or numbers.
+def is_table(data: Any, source: Source, options: DataOptions) -> bool:
+    """Return whether samples are rows of plain numbers, texts and classes: not images,
+    and not arrays or the channels of arrays.
+    """
+    if options.image or options.shape or any(map(_is_image, data.features.values())):
+        return False
+    from fedapps.data.arrays import depths_of  # imported here: other sets do without
 
-    If columns of numbers were found, return also their names and those of the columns
-    of text beside them; otherwise empty lists.
+    depths, others = depths_of(data), options.told_apart
+    free = (
+        matching(data.column_names, options.features, source)
+        if options.features
+        else [name for name in depths if name not in (*others, options.label, *ROW_NUMBERS)]
+    )
+    plain = [name for name in free if not depths[name]]
+    pixels = all(getattr(data.features[name], "dtype", "") == "uint8" for name in plain)
+    return len(plain) == len(free) and not (pixels and plain)
+
+
+def _inputs(data: Any, source: Source, options: DataOptions) -> npt.NDArray[Any]:
+    """Return the samples (N, C, H, W): the images of a set that has them, else its
+    arrays.
     """
     if not options.features and (
         options.image or any(_is_image(feature) for feature in data.features.values())
@@ -219,9 +257,9 @@ def _inputs(
                 f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave "
                 f"it '' (or set {source.table}.resize)"
             )
-        return _pixels(data, source, options.image, options.resize), [], []
+        return _pixels(data, source, options.image, options.resize)
     # imported here: no other set needs it
-    from fedapps.data.arrays import depths_of, number_columns, read_numbers
+    from fedapps.data.arrays import number_columns, read_numbers
 
     if options.resize:
         raise UserError(
@@ -230,16 +268,7 @@ def _inputs(
         )
     others = (label_column(data.features, source, options.label), *options.told_apart)
     columns = number_columns(data, source, options.features, others)
-    samples = read_numbers(data, columns, source, options.axes, options.channels)
-    depths = depths_of(data)
-    if options.features or samples.dtype != np.float32 or any(depths[name] for name in columns):
-        return samples, [], []
-    texts = [
-        name
-        for name, kind in data.features.items()
-        if name not in others and getattr(kind, "dtype", "") in ("string", "large_string")
-    ]
-    return samples, columns, texts
+    return read_numbers(data, columns, source, options.axes, options.channels)
 
 
 def _is_image(feature: Any) -> bool:

@@ -7,6 +7,7 @@ which is cut off. All have the samples as their first axis. Nothing is unpickled
 """
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,15 @@ def reader_of(path: Path, source: Source) -> str:
             f"{', '.join([*READERS, '.npz'])}, else name a folder"
         )
     return READERS[path.suffix]
+
+
+def separator(path: Path) -> str:
+    """Return what separates the columns of a csv: the sign that is most often in its
+    first line, outside of quotation marks.
+    """
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        names = re.sub(r'"[^"]*"', "", file.readline())
+    return max(",;\t|", key=names.count)
 
 
 def numpy_table(path: Path, source: Source) -> Any:

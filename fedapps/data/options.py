@@ -12,6 +12,8 @@ from algorithms.common.checks import check_choice
 from algorithms.common.label_noise import KINDS
 from algorithms.common.options import Options, option
 
+#: Known tables; defined in ``fedapps.data.tables``.
+PRESETS = ("heart", "berka")
 PARTITIONS = ("iid", "pathological", "dirichlet", "dirichlet-clients", "natural", "sorted-share")
 #: Before the name of a partitioner of flwr-datasets.
 FLOWER = "flwr:"
@@ -32,8 +34,8 @@ class DataOptions(Options):
 
     source: str = option(
         "digits",
-        "bundled digits, a hub name (owner/name), or a folder or file: parquet, csv, npz, npy, "
-        "images",
+        "a folder or file (csv, parquet, npz, npy, images), a hub name (owner/name), or a bundled "
+        "set (docs/tasks.md); auto: that of the task",
     )
     config: str = option("", "configuration of a hub set that has several")
     split: str = option("train", "split that is dealt to the clients")
@@ -51,7 +53,7 @@ class DataOptions(Options):
     partition: str = option(
         "pathological",
         f"how samples are dealt to clients: {', '.join(PARTITIONS)}; or {FLOWER}NAME, a "
-        "partitioner of flwr-datasets",
+        "partitioner of flwr-datasets; auto: natural of a table and with natural-id",
     )
     partition_arguments: str = option(
         "", f'{FLOWER}NAME: its arguments: alpha = 0.3, partition_by = "label"'
@@ -70,7 +72,9 @@ class DataOptions(Options):
         high=1,
     )
     natural_id: str = option(
-        "", "natural: the column with each sample's client; @file: one file per client"
+        "",
+        'natural: the column with each sample\'s client; @file: one file per client; "": of a '
+        "table that of its preset, or client",
     )
     group: str = option(
         "",
@@ -85,6 +89,16 @@ class DataOptions(Options):
     features: str = option(
         "", 'columns of arrays or numbers instead, separated by commas, * for any text; "": found'
     )
+    preset: str = option(
+        "auto",
+        "tables: known columns, used where the settings name none; auto: recognised by their names",
+        choices=["auto", "none", *PRESETS],
+    )
+    categorical: str = option(
+        "", "tables: columns of numbers that are categories; columns of text are"
+    )
+    drop: str = option("", "tables: columns to leave out")
+    drop_clients: str = option("", "tables: clients to leave out")
     shape: str = option(
         "", 'axes of an array: 9,128 makes 9 channels of 128 steps of 1152 numbers; "": as stored'
     )
@@ -93,12 +107,15 @@ class DataOptions(Options):
     )
     standardise: str = option(
         "auto",
-        "mean 0 and deviation 1 a channel: by each client's own training samples, or by the sums "
-        "over all clients'; auto: sums for "
-        "arrays and numbers, none for images",
+        "mean 0 and deviation 1 per channel or column: of each client's own training samples, or "
+        "from sums over all clients; auto: sums for arrays and tables, client for task tabular, "
+        "none for images",
         choices=["auto", "none", "client", "sums"],
     )
     label: str = option("", 'column of the labels; "": found')
+    clip: float = option(
+        5.0, "tables: standardised numbers are cut at this many deviations; 0: not", low=0
+    )
     min_samples: int = option(5, "least number of samples of a client", low=3)
     validation: float = option(
         0.2,
@@ -161,10 +178,6 @@ class DataOptions(Options):
                 "noise-validation = true, but noise = 'none': choose noise = pair or symmetric, or "
                 "false"
             )
-        if self.partition == "natural" and not self.natural_id:
-            raise ValueError(
-                "natural-id = '': partition = 'natural' needs the column that names the client"
-            )
         if self.group_edges and not self.group:
             raise ValueError(
                 f"group-edges = {self.group_edges!r}, but group = '': name the column, or leave "
@@ -215,11 +228,14 @@ class DataOptions(Options):
 
     @property
     def told_apart(self) -> tuple[str, ...]:
-        """The columns that say whose a sample is, or what for: they are no inputs."""
+        """The columns that are no inputs: whose a sample is, what it is for, and those
+        that are dropped.
+        """
         by_client = self.partition.removeprefix(FLOWER) in BY_CLIENT
         return tuple(
             name
             for name in (
+                *(part.strip() for part in self.drop.split(",")),
                 self.natural_id,
                 self.part,
                 self.arguments.get("partition_by") if by_client else "",
@@ -287,7 +303,9 @@ class SiteOptions(Options):
     """
 
     labels: str = option(
-        "", "images: the classes, separated by commas, in the order of the model's outputs"
+        "",
+        'the classes, separated by commas, in the order of the model\'s outputs; "": of a table '
+        "0 and 1",
     )
     shape: str = option("", "images: channels,height,width")
     columns: str = option(
@@ -301,14 +319,12 @@ class SiteOptions(Options):
 
     def check(self) -> None:
         """Check that the texts can be read and belong together."""
-        if bool(self.labels) != bool(self.shape):
+        if not self.columns and bool(self.labels) != bool(self.shape):
             raise ValueError(
                 "labels and shape go together: give both for images, columns for a table"
             )
-        if self.labels and self.columns:
-            raise ValueError(
-                "columns are those of a table, labels those of images: give one of them"
-            )
+        if self.shape and self.columns:
+            raise ValueError("columns are those of a table, shape that of images: give one of them")
         if self.client and not self.own:
             raise ValueError(
                 f"client = {self.client!r}: is a column of sites' own data, which labels or "

@@ -5,12 +5,10 @@ Everything follows from the options and the run's seed: the server and every wor
 process compute the same partition without communicating it.
 """
 
-import logging
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from algorithms.common.label_noise import flipped
 from algorithms.common.partitioners import (
@@ -18,24 +16,27 @@ from algorithms.common.partitioners import (
     iid,
     pathological,
     sorted_share,
+    stratified,
     train_validation_test,
 )
 from algorithms.common.seeds import derived_seed, generator
-from clients.base.data import ArraySplit, ClientData, Split
+from clients.base.data import ArrayData, ArraySplit, ClientData, Split
 from fedapps.data import flower_partitioners
+from fedapps.data.client_files import FILE
 from fedapps.data.images import read_samples
 from fedapps.data.options import FLOWER, DataOptions
 from fedapps.data.sample_groups import with_groups
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Scale, inputs
 from fedapps.data.source import Source
+from fedapps.data.tables import names_in, some
 from fedapps.errors import UserError
+from fedapps.notes import logger
 
 # Values tried in order to suggest an alpha that would have worked.
 ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 Indices = npt.NDArray[np.int64]
-logger = logging.getLogger(__name__)
 
 
 def load_samples(
@@ -48,7 +49,9 @@ def load_samples(
     :func:`read_samples`.
     """
     if options.partition != "natural":
-        options = replace(options, natural_id="")
+        dropped = () if options.natural_id in ("", FILE) else (options.natural_id,)
+        drop = ",".join(filter(None, (options.drop, *dropped)))
+        options = replace(options, natural_id="", drop=drop)
     samples = read_samples(options, targets, source)
     samples = flower_partitioners.with_column(samples, options)
     return thinned(with_groups(samples, options) if options.group else samples, options)
@@ -153,6 +156,26 @@ def split_rows(
     return np.sort(rows[:cut]), np.sort(rows[cut:]), test
 
 
+def stratified_rows(
+    samples: Samples, mine: Indices, client_id: int | str, seed: int, validation: float
+) -> tuple[Indices, Indices, Indices]:
+    """Return the rows of a client's training, validation and test sets, each with its
+    share of every class: 20 % are the test set, drawn with the run's seed.
+
+    A class with fewer samples than sets is for training.
+    """
+    labels, needed = samples.labels[mine], 3 if validation else 2
+    values, counts = np.unique(labels, return_counts=True)
+    rare = np.isin(labels, values[counts < needed])
+    if rare.all():
+        labels, rare = np.zeros_like(labels), np.zeros_like(rare)
+    kept, rng = np.flatnonzero(~rare), generator(seed, "split", client=client_id)
+    train, held_back, test = (
+        mine[kept[part]] for part in stratified(labels[kept], rng, 0.2, validation)
+    )
+    return np.sort(np.concatenate([train, mine[rare]])), held_back, test
+
+
 def client_data(
     samples: Samples, rows: tuple[Indices, Indices, Indices], scale: Scale | None = None
 ) -> ClientData:
@@ -163,12 +186,22 @@ def client_data(
     inputs to mean 0 and deviation 1. Inputs are float32 of shape (n, C, H, W), images
     in [0, 1], sounds in [-1, 1], or tokens int64 (n, length); labels int64 (n,).
     """
-    train = tensors(samples, rows[0], scale)
-    return ClientData(
-        train,
-        tensors(samples, rows[1], scale) if len(rows[1]) else train,
-        tensors(samples, rows[2], scale),
-    )
+    return client_arrays(samples, rows, scale).tensors()
+
+
+def client_arrays(
+    samples: Samples, rows: tuple[Indices, Indices, Indices], scale: Scale | None = None
+) -> ArrayData:
+    """Return the same as arrays, with numbers to predict in place of labels."""
+
+    def part(mine: Indices) -> ArraySplit:
+        x = inputs(samples, mine)
+        y = (samples.labels if samples.targets is None else samples.targets)[mine]
+        groups = None if samples.groups is None else samples.groups[mine].members
+        return ArraySplit(x if scale is None else scale.of(x), y, groups)
+
+    train = part(rows[0])
+    return ArrayData(train, part(rows[1]) if len(rows[1]) else train, part(rows[2]))
 
 
 def noisy(
@@ -183,6 +216,8 @@ def noisy(
     if options.noise == "none":
         return own
 
+    import torch  # late: trees on a table do without
+
     def spoilt(part: Split) -> Split:
         labels = flipped(part.y.numpy(), num_classes, options.noise, options.noise_ratio, rng)
         return Split(part.x, torch.from_numpy(labels), part.groups)
@@ -193,15 +228,6 @@ def noisy(
     return ClientData(
         train, spoilt(own.validation) if options.noise_validation else own.validation, own.test
     )
-
-
-def tensors(samples: Samples, rows: Indices, scale: Scale | None = None) -> Split:
-    """Return these samples as tensors, scaled."""
-    x = inputs(samples, rows)
-    if scale is not None:
-        x = scale.of(x)
-    groups = None if samples.groups is None else samples.groups[rows].members
-    return ArraySplit(x, samples.labels[rows], groups).tensors()
 
 
 def _pathological(
@@ -232,14 +258,28 @@ def natural_groups(samples: Samples, options: DataOptions) -> list[Indices]:
 
     Raises ``UserError`` if all are.
     """
-    assert samples.clients is not None  # load_samples reads the column for this partition
+    if samples.clients is None:
+        hint = samples.numbers.suggested if samples.numbers else ""
+        like = f"{hint} looks like one: data.natural-id={hint.split(chr(39))[1]}, " if hint else ""
+        raise UserError(
+            f"data.natural-id = '': name the column of the clients in {options.source}: {like}or "
+            "data.partition=iid for clients at random"
+        )
     dealt = samples.dealt
     ids, names = samples.clients.codes[dealt], samples.clients.names
+    gone = names_in(options.drop_clients)
+    for name in gone:
+        if name not in names:
+            raise UserError(f"data.drop-clients: no client {name!r}: there are {some(names)}")
     groups = np.split(
         dealt[np.argsort(ids, kind="stable")],
         np.cumsum(np.bincount(ids, minlength=len(names)))[:-1],
     )
-    large = [group for group in groups if len(group) >= options.min_samples]
+    large = [
+        group
+        for name, group in zip(names, groups, strict=True)
+        if len(group) >= options.min_samples and name not in gone
+    ]
     if not large:
         raise UserError(
             f"data.natural-id = {options.natural_id!r}: none of the {len(names)} values of "
@@ -264,18 +304,27 @@ def remarks(samples: Samples, options: DataOptions) -> list[str]:
     clients: what and who is left out.
     """
     lines = []
-    if samples.numbers is not None and (texts := samples.numbers.texts):
-        verb = "hold text and are" if len(texts) > 1 else "holds text and is"
-        lines.append(
-            f"data.features: {', '.join(texts)} {verb} left out; learned from: "
-            f"{', '.join(samples.numbers.used)}"
-        )
+    if columns := samples.numbers:
+        for names, text in (
+            (columns.left_out, "left out (neither numbers nor categories)"),
+            (columns.categories, "read as categories"),
+            (columns.commas, "read as numbers with a decimal comma"),
+        ):
+            if names:
+                lines.append(f"data.features: {', '.join(names)}: {text}")
     if samples.clients is None:
+        if columns and columns.suggested and options.partition == "pathological":
+            lines.append(
+                f"data.natural-id: {columns.suggested} looks like one of clients: name it to have "
+                "these in place of random ones"
+            )
         return lines
     counts = np.bincount(samples.clients.codes[samples.dealt], minlength=len(samples.clients.names))
+    gone = names_in(options.drop_clients)
     small = [
         samples.clients.names[place]
         for place in np.flatnonzero((counts > 0) & (counts < options.min_samples))
+        if samples.clients.names[place] not in gone
     ]
     if not small:
         return lines

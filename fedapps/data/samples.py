@@ -31,12 +31,23 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of numbers: those that make a sample, and those of text beside them,
-    which were left out. Both are () where the settings name the columns.
+    """The columns of a table; () for arrays. ``used``: the features; ``left_out``:
+    columns that hold neither numbers nor categories; ``categories``: columns whose
+    values are features; ``commas``: numbers that were written with a decimal comma;
+    ``scaled`` (F,): which features are numbers. ``known``: those of a preset.
+
+    ``client``: the column that names the clients, "" if there is none; ``suggested``:
+    one that looks like it.
     """
 
     used: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    commas: tuple[str, ...] = ()
+    scaled: tuple[bool, ...] = ()
+    known: bool = False
+    client: str = ""
+    suggested: str = ""
 
 
 @dataclass(frozen=True)

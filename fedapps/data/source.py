@@ -10,6 +10,8 @@ from fedapps.errors import UserError
 #: Endings of files, which no hub set's name has: one that is not there is not looked
 #: for elsewhere.
 ENDINGS = (".csv", ".tsv", ".parquet", ".arrow", ".json", ".jsonl", ".npz", ".npy", ".txt", ".zip")
+#: A set that the task generates.
+GENERATED = "generated"
 #: The parts of a set: samples to train on, to validate with, to be scored on.
 TRAIN, VALIDATION, TEST = range(3)
 
@@ -70,6 +72,13 @@ class Source:
     def given_split(self) -> str:
         """The setting of the split with its value."""
         return f"{self.split_setting or f'{self.table}.split'} = {self.split!r}"
+
+    @property
+    def first_row(self) -> int:
+        """The number of the first row as the file counts: of a csv the header is row
+        1.
+        """
+        return 2 if self.name.lower().endswith((".csv", ".tsv")) else 0
 
     def local_path(self) -> Path | None:
         """Return the folder or file; None for a hub name. Raises ``UserError`` if it

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from fedapps.data import cache
 from fedapps.data.client_files import FILE, one_by_one
-from fedapps.data.local_files import numpy_table, reader_of
+from fedapps.data.local_files import numpy_table, reader_of, separator
 from fedapps.data.source import TEST, TRAIN, VALIDATION, Source
 from fedapps.errors import UserError, reason
 
@@ -134,7 +134,9 @@ def _from_path(path: Path, source: Source) -> Any:
         if table is not None:
             return table
         if path.is_file():
-            return load_quietly(reader_of(path, source), split, data_files={split: str(path)})
+            kind = reader_of(path, source)
+            more = {"sep": separator(path)} if kind == "csv" else {}
+            return load_quietly(kind, split, data_files={split: str(path)}, **more)
         return load_quietly(str(path), _renamed(path, split), source.config)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise _unreadable(source, error) from error

@@ -29,7 +29,7 @@ def read_columns(source: str, split: str, by_file: bool = False) -> dict[str, li
     """
     path = Path(source)
     if by_file or not path.is_file():
-        table = open_split(Source(source, split, table="tabular", client="sites.client"), by_file)
+        table = open_split(Source(source, split, client="sites.client"), by_file)
         return {name: list(table[name][:]) for name in table.column_names}
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
@@ -104,23 +104,6 @@ def dummies(column: Column, levels: Iterable[Any]) -> list[Floats]:
     ]
 
 
-def classes(column: Column, what: str, label: str) -> NDArray[np.int64]:
-    """Return labels (N,), 0 or 1. Raises ``UserError``, which begins with ``what``."""
-    listed = cells(column)
-    found = {word(value) for value in listed}
-    if not found <= {"0", "1"}:
-        numeric = len(found) > 2 and all(isinstance(value, int | float) for value in listed)
-        hint = (
-            f"; to predict a number: task = 'regression' (regression.label = {label!r})"
-            if numeric
-            else ""
-        )
-        raise UserError(
-            f"{what} holds {', '.join(sorted(found)[:8])}: a label is 0 or 1, in every row{hint}"
-        )
-    return np.array([int(word(value)) for value in listed], np.int64)
-
-
 def targets(column: Column, what: str) -> Floats:
     """Return a column (N,) of numbers to predict. Raises ``UserError``, which begins
     with ``what``.
@@ -142,15 +125,16 @@ def no_target(what: str, kind: str) -> str:
     )
 
 
-def check_targets(y: Floats, what: str) -> None:
+def check_targets(y: Floats, what: str, first: int = 0) -> None:
     """Raise ``UserError``, which begins with ``what``, unless numbers to predict (N,
-    targets) are finite and differ.
+    targets) are finite and differ. ``first``: the number of the
+    first row in its file.
     """
     wrong = ~np.isfinite(y).all(1)
     if wrong.any():
         raise UserError(
             f"{what}: {int(wrong.sum())} of {len(y)} rows hold no value to predict, or an infinite "
-            f"one (first: row {int(np.argmax(wrong))}): fill or drop them"
+            f"one (first: row {int(np.argmax(wrong)) + first}): fill or drop them"
         )
     constant = np.flatnonzero(np.ptp(y, axis=0) == 0)
     if len(constant):

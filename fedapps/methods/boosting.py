@@ -72,15 +72,13 @@ def histogram_strategy(
     """
     numbers, outputs = isinstance(task, PredictsNumbers), task.num_outputs
     if not isinstance(task, HasTable):
-        raise UserError(
-            "method = 'histogram-boosting': needs a table: name one in regression.source"
-        )
+        raise UserError("method = 'histogram-boosting': needs a table: name one in data.source")
     if numbers and outputs > 1:
         raise UserError(
-            "method = 'histogram-boosting': predicts one number, but regression.label names "
+            "method = 'histogram-boosting': predicts one number, but data.label names "
             f"{outputs}: name one"
         )
-    return HistogramBoosting(task.num_features, options, numbers)
+    return HistogramBoosting(task.num_features, options, numbers, 1 if numbers else outputs)
 
 
 def histogram_client(
@@ -93,7 +91,7 @@ def histogram_client(
     """Return a client of histogram boosting."""
     data = task.arrays(client_id, num_clients, options.standardise)
     if not isinstance(task, PredictsNumbers):
-        return clients.HistogramBoostingClient(data, client_id, store)
+        return clients.HistogramBoostingClient(data, client_id, store, outputs=task.num_outputs)
     scale = task.target_scale
     return clients.HistogramBoostingClient(
         scale.of_data(data), client_id, store, float(scale.scale[0])

@@ -2,13 +2,13 @@
 baselines.
 """
 
-import logging
 from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.errors import UserError
 from fedapps.methods.method import Method, StrategyFactory
+from fedapps.notes import logger
 from fedapps.tasks.base import layers_of
 from fedapps.tasks.context import RunContext
 from strategies import (
@@ -30,8 +30,6 @@ from strategies import (
     SuPerFed,
 )
 from strategies.families.shared_part import SharedPart
-
-logger = logging.getLogger(__name__)
 
 
 def sharing(share: str) -> StrategyFactory:

@@ -19,6 +19,8 @@ from typing import Any
 from fedapps.errors import UserError
 from fedapps.formats import one_line
 
+#: How the reasons end for which the reply of a client that diverged is not used.
+BROKEN = ("not finite", "lower its learning rate")
 STATES = ("running", "completed", "failed", "interrupted")
 
 
@@ -67,13 +69,7 @@ class RunFolder:
         """The subject for titles: the data set if the task is classification, otherwise
         the task.
         """
-        source = self.settings.get("data.source")
-        if self.task != "classification" or not isinstance(source, str):
-            return self.task
-        # For a folder the last component is enough; a hub name (`owner/name`) is kept
-        # in full.
-        is_folder = source.startswith((".", "/", "~")) or "\\" in source
-        return one_line(Path(source).name if is_folder else source, 60)
+        return subject_of(self.task, self.settings.get("data.source"))
 
     @property
     def seed(self) -> Any:
@@ -158,6 +154,21 @@ class RunFolder:
         )
 
     @cached_property
+    def diverged(self) -> list[str]:
+        """The clients whose training or last score had diverged, so that they are in no
+        mean.
+        """
+        evaluated = [record for record in self.rounds if record.get("evaluate")]
+        entries = evaluated[-1].get("diverged") if evaluated else None
+        named = [
+            one_line(str(entry.get("client", "?")), 60)
+            for entry in (entries if isinstance(entries, list) else [])
+            if isinstance(entry, dict)
+        ]
+        broken = [f.client for f in self.failures if f.reason.endswith(BROKEN)]
+        return list(dict.fromkeys([*named, *broken]))
+
+    @cached_property
     def evaluation(self) -> dict[str, float]:
         """The metrics of the evaluation that the run is scored with."""
         return numbers(self.scored.get("evaluate"))
@@ -240,6 +251,16 @@ class RunFolder:
 
     def _setting(self, key: str, default: Any) -> Any:
         return self.summary.get(key, self.settings.get(key, default))
+
+
+def subject_of(task: str, source: object) -> str:
+    """Return the data set of a classification, otherwise the task."""
+    if task != "classification" or not isinstance(source, str):
+        return task
+    # For a folder the last component is enough; a hub name (`owner/name`) is kept in
+    # full.
+    is_folder = source.startswith((".", "/", "~")) or "\\" in source
+    return one_line(Path(source).name if is_folder else source, 60)
 
 
 def is_number(value: object) -> bool:

@@ -46,7 +46,7 @@ from strategies.base.capabilities import (
     own_measures,
     replies_of,
 )
-from strategies.base.client_grid import Exchange
+from strategies.base.client_grid import Exchange, called
 from strategies.base.records import most_common
 from strategies.base.rounds import Round
 
@@ -99,6 +99,7 @@ class Recorder:
         done: int = 0,
         strategy: Any = None,
         groups: Groups | None = None,
+        names: Sequence[str] = (),
         classes: Sequence[str] = (),
         best: Best | None = None,
     ) -> None:
@@ -111,6 +112,7 @@ class Recorder:
         ``config``: the run's settings, with dotted keys.
         ``strategy``: its ``last_weights`` are recorded if it decides weights.
         ``groups``: the groups of test samples, if clients report sums for groups.
+        ``names``: names of clients 0, 1, ..., which replace their numbers in all files.
         ``classes``: their names, if known. ``best``: chooses the round that the run is
         scored with, by default the last one.
         """
@@ -118,6 +120,7 @@ class Recorder:
         self.files = Files(folder)
         self.strategy = strategy
         self.groups = groups
+        self.names = names
         self.classes = classes
         self.best = best or Best()
         #: The last record: the line of rounds.jsonl, and the rows of clients.csv if the
@@ -155,20 +158,28 @@ class Recorder:
         self.clients, written = [], dict[str, str]()
         row: dict[str, Any] = {
             "round": now.number,
-            "clients": now.trained.clients,
-            "failures": [{"client": f.client, "reason": f.reason} for f in now.failures],
+            "clients": list(map(self._called, now.trained.clients)),
+            "failures": [{"client": f.called, "reason": f.reason} for f in now.failures],
             "train": {**(now.train_metrics or {})},
             "bytes-up": now.trained.bytes_up,
             "bytes-down": now.trained.bytes_down,
             **_travelled("", now.trained),
             "seconds": round(now.seconds, 4),
             **self._models(now),
-            **({"capped": now.trained.capped} if now.trained.capped else {}),
+            **(
+                {"capped": list(map(self._called, now.trained.capped))}
+                if now.trained.capped
+                else {}
+            ),
+            # ids, which a resumed run needs
             **({NEW_CLIENTS: list(now.new_clients)} if now.number == 1 and now.new_clients else {}),
         }
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
-            of_clients = {name for values in now.evaluated.metrics.values() for name in values}
+            scored, diverged = sound(now.evaluated.metrics)
+            if diverged:
+                row["diverged"] = [{**d, "client": self._called(d["client"])} for d in diverged]
+            of_clients = {name for values in scored.values() for name in values}
             # kept even if a client sends a metric of the same name
             own = own_measures(self.strategy) if self.strategy is not None else {}
             row["evaluate"] = {
@@ -176,10 +187,8 @@ class Recorder:
                 for name, value in weighted.items()
                 if name in own or name not in of_clients
             }
-            row["evaluate"] |= summarise(now.evaluated.metrics) | pooled_errors(
-                now.evaluated.metrics
-            )
-            for name, value in weighted.items():
+            row["evaluate"] |= summarise(scored) | pooled_errors(scored)
+            for name, value in ({} if diverged else weighted).items():
                 if name.endswith(("loss", "accuracy", "auroc")) and not isinstance(value, list):
                     row["evaluate"][f"{name}-weighted"] = value
             row["evaluate-bytes-up"], row["evaluate-bytes-down"] = (
@@ -191,10 +200,11 @@ class Recorder:
             row["evaluate"] |= newcomer_measures(newcomers.metrics)
             row["evaluate-bytes-up"] += newcomers.bytes_up
             row["evaluate-bytes-down"] += newcomers.bytes_down
-            written |= self._clients_texts(now.evaluated.metrics, newcomer_rows(newcomers.metrics))
-            tables = {"confusion.csv": confusion_table(self.classes, now.evaluated.metrics)}
+            written |= self._clients_texts(scored, newcomer_rows(newcomers.metrics))
+            metrics = {self._called(c): m for c, m in scored.items()}
+            tables = {"confusion.csv": confusion_table(self.classes, metrics)}
             if self.groups is not None:
-                tables["groups.csv"] = group_table(self.groups, now.evaluated.metrics)
+                tables["groups.csv"] = group_table(self.groups, metrics)
             for name, (table, measures, left_out) in tables.items():
                 if table:
                     written[name] = csv_text(table)
@@ -223,6 +233,9 @@ class Recorder:
                 now.number,
                 error,
             )
+
+    def _called(self, client: int | str) -> int | str:
+        return called(client, self.names)
 
     def _models(self, now: Round) -> dict[str, int]:
         """Return the number of models sent in training: counted by the method, or one
@@ -320,7 +333,8 @@ class Recorder:
             )
         )
         rows = [
-            [client, *(values.get(name, "") for name in scalars)] for client, values in everyone
+            [self._called(client), *(values.get(name, "") for name in scalars)]
+            for client, values in everyone
         ]
         self.clients = [["client", *scalars], *rows]
         curves = mean_curves(metrics)
@@ -336,7 +350,9 @@ class Recorder:
         rows: list[list[Any]] = (
             [] if self.files.begun("weights.csv") else [["round", "client", "weight"]]
         )
-        rows += [[number, client, f"{weight:.6g}"] for client, weight in weights.items()]
+        rows += [
+            [number, self._called(client), f"{weight:.6g}"] for client, weight in weights.items()
+        ]
         self.files.append("weights.csv", csv_text(rows))
 
     def _keep_weights(self, done: int) -> None:
@@ -371,6 +387,9 @@ def _travelled(prefix: str, exchange: Exchange) -> dict[str, int]:
 
 
 MODELS = ("models-up", "models-down")
+#: A client whose test loss is larger has diverged: a standardised squared error of 100
+#: deviations, a cross-entropy that no net in single precision has.
+DIVERGED = 1e4
 BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 
 
@@ -382,6 +401,24 @@ FAIRNESS = {"accuracy": "", "auroc": "auroc-"}
 # Losses whose spread is reported beside that of the accuracy. If a client reports
 # ``test-loss``, its ``loss`` is the training loss.
 LOSSES = ("test-loss", "loss")
+
+
+def sound(
+    metrics: Mapping[int | str, Mapping[str, Any]],
+) -> tuple[Mapping[int | str, Mapping[str, Any]], list[dict[str, Any]]]:
+    """Return the clients' metrics without those of models that diverged, and these
+    clients with their losses; all metrics if every one diverged.
+    """
+    diverged = {
+        client: values["loss"]
+        for client, values in metrics.items()
+        if not set(LEADING).isdisjoint(values)
+        and isinstance(values.get("loss"), float)
+        and values["loss"] > DIVERGED
+    }
+    kept = {client: values for client, values in metrics.items() if client not in diverged}
+    named = [{"client": client, "loss": loss} for client, loss in diverged.items()]
+    return kept or metrics, named
 
 
 def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from fedapps.charts.drawing import (
 )
 from fedapps.charts.layout import Figure
 from fedapps.charts.theme import MOST, Theme
-from fedapps.formats import is_percent, metric_name, metric_text, sentence
+from fedapps.formats import is_percent, metric_name, metric_text, sentence, shortened
 from fedapps.records.reader import RunFolder, as_float
 
 #: More rows or columns than this cannot be distinguished in a heat map.
@@ -60,7 +60,10 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure | None:
     low = float(seen.min()) if 0.5 * high < seen.min() < high else 0.0
     colours = (theme.grid, theme.series[0], theme.ink)
     heat(axes, (edges, np.arange(len(clients) + 1) - 0.5), table, (low, high), colours)
-    axes.y.ticks, axes.y.down = (range(len(clients)), [client[:8] for client in clients]), True
+    axes.y.ticks, axes.y.down = (
+        (range(len(clients)), [shortened(client, 8) for client in clients]),
+        True,
+    )
     axes.y.names = clients
     axes.y.size = 6.5 if len(clients) > 15 else 8.5
     axes.y.label = (
@@ -267,7 +270,7 @@ def _outline(axes: Panel, heights: Floats, n: int, label: str, theme: Theme) -> 
 def _name_clients(axes: Panel, rows: Sequence[Mapping[str, Any]], most: int) -> None:
     """Write the clients of ``rows`` at the bars, if these are at most ``most``."""
     axes.x.names = [str(row["client"]) for row in rows]
-    names = [name[:8] for name in axes.x.names] if len(rows) <= most else []
+    names = [shortened(name, 8) for name in axes.x.names] if len(rows) <= most else []
     axes.x.ticks, axes.x.upright = (
         (range(len(names)), names),
         sum(map(len, names)) + len(names) > (34 if most < _MAX_BARS else 75),

@@ -230,7 +230,11 @@ def _key_numbers(run: RunFolder) -> list[Html]:
         } | _CARDS
         return [html.cards(_card_entries(numbers, labels))]
     worst = next((k for k in (f"{measure}-worst10", f"{measure}-worst") if k in numbers), "")
-    lead = [_card_entries(numbers, {key: _CARDS[key]})[0] for key in (mean, worst) if key]
+    lead = [
+        _card_entries(numbers, {key: _CARDS.get(key, metric_name(key))})[0]
+        for key in (mean, worst)
+        if key
+    ]
     low, high = numbers.get(f"{mean}-low"), numbers.get(f"{mean}-high")
     if low is not None and high is not None:
         bounds = f"95 % interval: {metric_text(mean, low)} to {metric_text(mean, high)}"

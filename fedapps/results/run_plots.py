@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedapps.charts.axes import Panel
 from fedapps.charts.drawing import (
     label_rounds,
     label_values,
@@ -44,6 +45,7 @@ def measure_figure(run: RunFolder, theme: Theme) -> dict[str, Figure]:
         line(axes, *evaluate[f"global-{measure}-mean"], theme.series[1], "--", label="global model")
     label_rounds(axes)
     label_values(axes, measure, "")
+    _note_single(axes, [run])
     legend(figure, axes)
     return {measure: figure}
 
@@ -178,6 +180,7 @@ def comparison_figure(groups: Mapping[str, Runs], theme: Theme) -> Figure:
         title(panel, heading)
         if kind == "rounds":
             label_rounds(panel)
+            _note_single(panel, runs)
         else:
             panel.x.label = X_LABELS[kind]
             panel.x.low = 0.0 if kind == "models" else None
@@ -185,6 +188,11 @@ def comparison_figure(groups: Mapping[str, Runs], theme: Theme) -> Figure:
         label_values(panel, column, of_what)
     legend(figure, axes[0])
     return figure
+
+
+def _note_single(panel: Panel, runs: Sequence[RunFolder]) -> None:
+    if all(sum("evaluate" in record for record in run.rounds) == 1 for run in runs):
+        panel.note = "one evaluation; a smaller evaluate-every shows its course"
 
 
 def _shared_metric(runs: Sequence[RunFolder]) -> str:

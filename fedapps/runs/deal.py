@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from algorithms.common.target_errors import error_sums, errors_of, pooled
 from fedapps.data.overlap import copies
 from fedapps.errors import UserError
+from fedapps.formats import shortened
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_clients
-from fedapps.tasks.capabilities import HasNet, HasTable, PredictsNumbers, SplitsSamples
+from fedapps.tasks.capabilities import HasNet, PredictsNumbers, SplitsSamples
+from fedapps.tasks.client_names import names_in
 
 if TYPE_CHECKING:
     from fedapps.charts.layout import Figure
@@ -146,14 +148,8 @@ def deal_of(task: Any, num_clients: int) -> Deal:
 
 
 def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
-    """Return the names of the clients."""
-    if isinstance(task, HasTable):
-        return task.table(num_clients).clients
-    clients = task.samples.clients if isinstance(task, SplitsSamples) else None
-    if clients is not None:
-        first = (part[0] for part in task.partition(num_clients))
-        return tuple(clients.names[clients.codes[row]] for row in first)
-    return tuple(map(str, range(num_clients)))
+    """Return the names of the clients, or their numbers."""
+    return names_in(task, num_clients) or tuple(map(str, range(num_clients)))
 
 
 def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]:
@@ -220,7 +216,8 @@ def figure(deal: Deal, source: str) -> "Figure":
     edges = (np.arange(counts.shape[1] + 1) - 0.5, np.arange(len(counts) + 1) - 0.5)
     heat(axes, edges, np.where(counts > 0, share, np.nan), (0.0, float(share.max())), colours)
     names = [
-        f"{name[:10]} ({total})" for name, total in zip(deal.names, counts.sum(1), strict=False)
+        f"{shortened(name, 10)} ({total})"
+        for name, total in zip(deal.names, counts.sum(1), strict=False)
     ]
     axes.y.ticks, axes.y.down, axes.y.label = (
         (range(len(counts)), names),

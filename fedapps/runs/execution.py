@@ -30,6 +30,7 @@ from fedapps.runs.assembly import (
 from fedapps.runs.compilation import with_compilation
 from fedapps.settings.settings import Settings, default_config
 from fedapps.tasks.capabilities import HasGroups, SplitsSamples
+from fedapps.tasks.client_names import names_in
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
 from fedapps.tracking.prometheus import Counts, served
@@ -87,8 +88,11 @@ def execute(
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     groups = task.groups if isinstance(task, HasGroups) else None
+    names = names_in(task, settings.num_clients)
     classes = classes_of(settings, task)
-    recorder = Recorder(folder, settings.flat(), task.name, done, strategy, groups, classes, best)
+    recorder = Recorder(
+        folder, settings.flat(), task.name, done, strategy, groups, names, classes, best
+    )
     checkpoints.record = recorder.files
     trackers = track(settings, folder, done, recorder) if settings.track else None
     image_grids = (
@@ -107,6 +111,7 @@ def execute(
         bound=settings.bound,
         num_new=settings.num_new_clients,
         new_clients=new_clients_of(folder) if done else (),
+        names=names,
     )
     base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
     # a client may train before it is evaluated

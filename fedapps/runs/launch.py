@@ -19,6 +19,7 @@ from fedapps import json_log
 from fedapps.errors import RunFailed, UserError
 from fedapps.live.progress import Progress
 from fedapps.live.watching import watched
+from fedapps.notes import each_once
 from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.results.report import write_report
 from fedapps.runs.assembly import Parts
@@ -77,7 +78,8 @@ def launch(settings: Settings, how: Launch, console: Console | None = None) -> t
         settings = with_sites(settings, how.deployment)
     # The SuperLink starts while the checks load PyTorch and the data.
     with _superlink(how) as superlink:
-        parts = assemble(settings)
+        with each_once():
+            parts = assemble(settings)
         settings, task, _ = parts
         name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
         settings = with_folder(settings, Path("results") / name)

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of
 from fedapps.runs.prepare import with_defaults
@@ -18,6 +20,8 @@ from fedapps.tasks.capabilities import PredictsNumbers, SplitsSamples
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedapps.data.scaling import Scale
 
 SETTINGS = "settings"
 #: The settings that a file may hold.
@@ -36,10 +40,7 @@ KEYS = (
     "sites.labels",
     "sites.shape",
     "sites.columns",
-    "tabular.label",
-    "tabular.split",
-    "regression.label",
-    "regression.split",
+    "data.split",
     "regression.loss",
     "regression.center",
     "regression.scale",
@@ -57,11 +58,7 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
     """
     flat = settings.flat()
     if not settings.sites.own:
-        if (
-            not isinstance(task, SplitsSamples)
-            or isinstance(task, PredictsNumbers)
-            or task.standardise == "sums"
-        ):
+        if not isinstance(task, SplitsSamples) or isinstance(task, PredictsNumbers):
             return {}
         labels, shape = ",".join(task.samples.classes), ",".join(map(str, task.image_shape))
         flat |= {
@@ -70,6 +67,9 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
             "sites.shape": shape,
             "data.standardise": task.standardise,
         }
+        if task.samples.numbers is not None and task.samples.numbers.used:
+            # A site's file may have more columns, such as the run's natural id.
+            flat["data.features"] = ",".join(task.samples.numbers.used)
         if (
             len(task.samples.classes) != task.samples.num_classes
             or labels.count(",") != task.samples.num_classes - 1
@@ -78,9 +78,14 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
     return {SETTINGS: json.dumps({key: flat[key] for key in KEYS if key in flat})}
 
 
-def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str, str], Settings]":
-    """Return the arrays, the metadata and the settings of a file written by `fedapps
-    export`. Raises ``UserError``.
+def read_model(
+    path: Path, net: str = ""
+) -> "tuple[dict[str, Tensor], dict[str, str], Settings, Scale | None]":
+    """Return the arrays, the metadata, the settings and the input scale of a file
+    written by `fedapps export`. Raises ``UserError``.
+
+    The scale is that of all clients together; ``None``: a site computes its own, or
+    inputs are not scaled.
 
     ``net``: the name of a net in the user's own code. Code that only the file names is
     never run.
@@ -97,8 +102,8 @@ def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str,
         raise UserError(f"{path} is not a safetensors file ({error})") from None
     if SETTINGS not in metadata:
         raise UserError(
-            f"{path} does not name its net: write it again with `fedapps export`, from a run on "
-            "images or on sites' own data"
+            f"{path} does not name its net: write it again with `fedapps export`, from a run that "
+            "classifies images, arrays or numbers, or a run on sites' own data"
         )
     try:
         recorded = json.loads(metadata[SETTINGS])
@@ -107,7 +112,13 @@ def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str,
             raise UserError(
                 f"its net is the code {name!r}: if you trust it, run it with --net {name}"
             )
+        scale = None
+        if given.get("data.standardise") == "sums":
+            given["data.standardise"] = "none"  # the file's scale replaces the site's
+            scale = scale_from(metadata)
         settings = with_defaults(given)
+        if scale is not None:
+            np.broadcast_to(scale.mean, settings.sites.image)
     except (ValueError, TypeError, RecursionError, UserError) as error:
         raise UserError(
             f"{path}: cannot read the description of its net ({' '.join(str(error).split())[:200]})"
@@ -116,4 +127,18 @@ def read_model(path: Path, net: str = "") -> "tuple[dict[str, Tensor], dict[str,
         raise UserError(
             f"{path} does not describe its input samples: write it again with `fedapps export`"
         )
-    return arrays, metadata, settings
+    return arrays, metadata, settings, scale
+
+
+def scale_from(metadata: dict[str, str]) -> "Scale":
+    """Return the input scale in a file's metadata. Raises ``ValueError``."""
+    from fedapps.data.scaling import Scale
+
+    if missing := [name for name in ("mean", "deviation") if name not in metadata]:
+        raise ValueError(f"{missing[0]} of the inputs is missing")
+    mean, deviation = (
+        np.array(json.loads(metadata[name]), np.float32) for name in ("mean", "deviation")
+    )
+    if not (np.isfinite(mean).all() and np.isfinite(deviation).all() and (deviation > 0).all()):
+        raise ValueError("mean or deviation of the inputs is broken")
+    return Scale(mean, deviation)

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from algorithms.common.measures import leading_of, lower_is_better
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
+from fedapps.formats import one_line
 from fedapps.records.newcomers import MARK
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.runs.assembly import build_client, build_strategy, build_task
@@ -24,7 +25,11 @@ from fedapps.runs.client_factory import one_thread
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNet, SplitsSamples
+from fedapps.tasks.client_names import LONGEST, names_in
 from fedapps.toml_text import read_toml
+from strategies.base.capabilities import declared
+from strategies.base.messages import innermost
+from strategies.families.shared_part import SharedPart
 
 if TYPE_CHECKING:
     from clients import FedAvgClient
@@ -47,6 +52,19 @@ def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None
     return None if client is None else task.scale_of(task.split(client, settings.num_clients)[0])
 
 
+def check_usable(settings: Settings, task: Any, remedy: str) -> None:
+    """Raise ``UserError`` if the method's global model is not meant to be used."""
+    inner = innermost(build_strategy(settings, task))
+    if isinstance(inner, SharedPart) and all(map(inner.travels, task.initial_arrays())):
+        return
+    found = declared(inner)
+    if found is not None and found.no_global_model:
+        raise UserError(
+            f"method = {settings.method!r} has no global model to use: {found.no_global_model}: "
+            f"{remedy}"
+        )
+
+
 def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return the same as :func:`exported`, for the global model. With ``program`` the
     client is an arbitrary one, else ``None``. Raises ``UserError`` if the model is not
@@ -56,6 +74,7 @@ def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[st
 
     settings, run = settings_in(folder, own=not program), read_run(folder)
     task = build_task(settings)
+    check_usable(settings, task, "name a client with --client")
     arrays = net_arrays(settings, task, run)
     one_thread()
     client: Any = (
@@ -71,27 +90,31 @@ def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[st
     )
 
 
-def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any], dict[str, Any]]:
-    """Return the client, facts about its model (method, round, scores, lambda or alpha)
-    and the arrays by name.
+def exported(
+    folder: Path, given: int | str
+) -> tuple["FedAvgClient", dict[str, Any], dict[str, Any]]:
+    """Return the client of this name or number, facts about its model (method, round,
+    scores, lambda or alpha) and the arrays by name.
 
     Raises ``UserError`` if the folder lacks the model that the client was scored with.
     """
     settings, run = settings_in(folder), read_run(folder)
-    row = next((row for row in run.clients if str(row["client"]) == str(number)), None)
+    task = build_task(settings)
+    number, called = identified(task, settings.num_clients, given)
+    row = next((row for row in run.clients if row["client"] == called), None)
     if row is None:
         known = ", ".join(
             [str(row["client"]) for row in run.clients[:5]] + ["..."] * (len(run.clients) > 5)
         )
         raise UserError(
-            f"--client {number}: {folder} has no scores of this client: choose one of {known}"
+            f"--client {one_line(called, LONGEST)}: {folder} has no scores of this client: choose "
+            f"one of {known}"
         )
     if row.get(MARK):
         raise UserError(
-            f"--client {number}: it is a new client (num-new-clients), so {folder} has no model "
+            f"--client {called}: it is a new client (num-new-clients), so {folder} has no model "
             "of it: choose another"
         )
-    task = build_task(settings)
     one_thread()
     client: Any = build_client(
         settings, task, number, settings.num_clients, store_in(folder, number)
@@ -108,16 +131,27 @@ def exported(folder: Path, number: int) -> tuple["FedAvgClient", dict[str, Any],
     # Errors have the unit of the targets, so the tolerance is relative.
     if abs(now - then) > TOLERANCE * (then if lower_is_better(name) else 1.0):
         raise UserError(
-            f"client {number} cannot be exported: its personal model was not saved in {folder} "
+            f"client {called} cannot be exported: its personal model was not saved in {folder} "
             f"(the saved state has {name} {now:.4f}, the run recorded {then:.4f}). Run again with "
             "checkpoint-every=10 or client-store=disk"
         )
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     return (
         client,
-        {"method": settings.method, "client": number, "round": config["server-round"], **numbers},
+        {"method": settings.method, "client": called, "round": config["server-round"], **numbers},
         tensors,
     )
+
+
+def identified(task: Any, num_clients: int, given: int | str) -> tuple[int, str]:
+    """Return number and name of the client that a name, or else a number, means; -1 if
+    there is none. A client without a name is called by its number.
+    """
+    names = names_in(task, num_clients)
+    if str(given) in names:
+        return names.index(str(given)), str(given)
+    number = int(given) if str(given).isdecimal() else -1
+    return number, names[number] if 0 <= number < len(names) else str(given)
 
 
 def store_in(folder: Path, number: int) -> "DiskStore":

@@ -8,7 +8,7 @@ started. Tasks and methods do not import this module: they get their own options
 ``RunContext``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -17,18 +17,21 @@ from algorithms.common.options import Options, kebab, option
 from clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
 from fedapps.errors import UserError
-from fedapps.methods import find_method
+from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
+from fedapps.settings.reference import CONFIGURED
 from fedapps.settings.tables import PARTS, built, flattened, option_tables, read_table, typed
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.registry import find_task, task_name
+from fedapps.tasks.registry import TASKS, find_task, task_name
 from fedapps.toml_text import Value
 from fedapps.tracking.names import names_of
 from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
 
 # Largest weight, as a multiple of the round's median, of clients that are not trusted.
 MAX_WEIGHT = 10.0
+#: The most rounds between evaluations unless the user chooses.
+LONGEST_INTERVAL = 10
 #: Names that other libraries use for our settings, by the last part of the key.
 OTHER_NAMES = {
     "rounds": "num-rounds",
@@ -40,6 +43,28 @@ OTHER_NAMES = {
     "dataset": "data.source",
     "output": "out",
     "patience": "early-stopping",
+}
+#: Settings of tasks that are now in the table ``data``, for all tasks.
+MOVED = {
+    f"{table}.{key}": f"data.{new}"
+    for tables, keys in {
+        ("tabular", "regression"): {
+            "source": "source",
+            "split": "split",
+            "client": "natural-id",
+            "label": "label",
+            "features": "features",
+            "categorical": "categorical",
+            "drop": "drop",
+            "drop-clients": "drop-clients",
+            "test": "part",
+            "validation": "validation",
+            "standardise": "standardise",
+        },
+        ("text", "unigram", "matrix-completion", "qap"): {"source": "source", "split": "split"},
+    }.items()
+    for table in tables
+    for key, new in keys.items()
 }
 #: Tasks whose test samples can have groups (``data.group``).
 GROUPED = ("classification", "constrained-classification", "tabular")
@@ -89,7 +114,10 @@ class Settings(Options):
         low=1,
     )
     evaluate_every: int = option(
-        10, "rounds between evaluations of all clients; 0: only after the last round", low=0
+        -1,
+        "rounds between evaluations of all clients; 0: only after the last round; -1: a tenth of "
+        "the rounds, at most 10",
+        low=-1,
     )
     evaluate_train: bool = option(
         False,
@@ -325,15 +353,17 @@ def default_config(config: Mapping[str, Any] | None = None) -> dict[str, Value]:
     Values of ``config`` may be the lists of a sweep. Raises ``UserError`` for an
     unknown method or task.
     """
-    known: dict[str, Value] = Settings().flat() | {"task": "auto"}
+    known: dict[str, Value] = Settings().flat()
     for table, kind in option_tables(config).items():
         known |= flattened(kind(), table)
-    return known
+    return known | CONFIGURED
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown key."""
     known = list(known)
+    if key in MOVED:
+        return f"{key}: is no setting any more: write {MOVED[key]}"
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside:
         return (
@@ -345,14 +375,35 @@ def unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown setting {key!r}: {hint}`fedapps settings` lists all keys"
 
 
+def check_used(given: Mapping[str, Any], used: Container[str]) -> None:
+    """Raise ``UserError`` for a given option of a method or task whose key is not in
+    ``used``, the settings of the run or runs.
+    """
+    for key, value in given.items():
+        table, dot, _ = key.partition(".")
+        if not dot or table in (*PARTS, *OF_SWEEPS) or key in used:
+            continue
+        kinds: dict[str, Any] = {**METHODS, **TASKS}
+        owners = [name for name, one in kinds.items() if one.table == table]
+        choice = f"choose {' or '.join(owners[:4])}, or " if owners else ""
+        raise UserError(
+            f"{key} = {value!r}: neither the method nor the task has this option: {choice}leave "
+            "it out"
+        )
+
+
 def chosen(config: Mapping[str, Any]) -> tuple[Method, str]:
     """Return the method of a flat configuration and the name of its task. Raises
     ``UserError``.
     """
     method = find_method(config.get("method", Settings.method))
     task = task_name(str(typed("task", config.get("task", "auto"), "")), method.tasks)
-    source = config.get("data.source", DataOptions.source)
-    if task == "classification" and source == "digits" and not config.get("sites.labels"):
+    source = config.get("data.source", "auto")
+    if (
+        task == "classification"
+        and source in ("auto", DataOptions.source)
+        and not config.get("sites.labels")
+    ):
         task = "digits"
     return method, task
 
@@ -372,14 +423,19 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             raise UserError(unknown(key, known))
     method, task = chosen(config)
     config["task"] = task
+    kind = find_task(task)
+    named = config.get("data.natural-id") and kind.data is None
+    dealt = kind.defaults.get("data.partition", DataOptions.partition)
+    usual = {"data.source": kind.sources[0], "data.partition": "natural" if named else dealt}
+    config |= {key: value for key, value in usual.items() if config.get(key, "auto") == "auto"}
     if config.get("model.name", "auto") == "auto":
         config["model.name"] = method.model or find_task(task).model
     values: dict[str, Any] = {}
     for part in fields(Settings):
         if part.name in ("options", "problem"):
-            kind: Any = {"options": method, "problem": find_task(task)}[part.name]
+            entry: Any = {"options": method, "problem": kind}[part.name]
             values[part.name] = (
-                read_table(kind.options, kind.table, config) if kind.options else None
+                read_table(entry.options, entry.table, config) if entry.options else None
             )
         elif part.name == "base":
             values[part.name] = (
@@ -392,6 +448,10 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         elif (key := kebab(part.name)) in config:
             values[part.name] = typed(key, config[key], known[key])
     settings: Settings = built(Settings, values, "")
+    check_data_used(settings, method)
+    if settings.evaluate_every < 0:
+        tenth = max(1, settings.num_rounds // 10)
+        settings = replace(settings, evaluate_every=min(LONGEST_INTERVAL, tenth))
     if settings.data.synthetic and settings.data.synthetic_use == "mix" and settings.sites.own:
         raise UserError(
             "data.synthetic-use = 'mix': the sites do not have the folder data.synthetic: choose "
@@ -409,6 +469,22 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             "set of images: set it to ''"
         )
     return settings
+
+
+def check_data_used(settings: Settings, method: Method) -> None:
+    """Raise ``UserError`` for a setting of the table ``data`` that the task does not
+    read.
+    """
+    kind, given = find_task(settings.task), flattened(settings.data, "data")
+    if kind.data is None:
+        return
+    usual = flattened(DataOptions(), "data") | {"data.source": kind.sources[0]}
+    used = {f"data.{name}" for name in kind.data}
+    for key, value in given.items():
+        if key not in used and value not in (usual[key], method.defaults.get(key)):
+            raise UserError(
+                f"{key} = {value!r}: task {settings.task!r} does not use it: leave it out"
+            )
 
 
 def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:

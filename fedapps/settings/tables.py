@@ -96,9 +96,11 @@ def built(kind: Any, values: dict[str, Any], prefix: str) -> Any:
 
 def typed(key: str, value: Any, default: Value) -> Value:
     """Return ``value`` with the type of ``default``, or raise ``UserError``; an int is
-    accepted for a float.
+    accepted for a float, and a number for text: layers and columns may be called 3.
     """
     wanted = type(default)
+    if wanted is str and type(value) in (int, float):
+        return str(value)
     if wanted is float and type(value) is int:
         return float(value)
     if type(value) is not wanted:

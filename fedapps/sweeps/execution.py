@@ -19,6 +19,7 @@ from rich.console import Console
 
 from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.errors import RunFailed, UserError
+from fedapps.notes import each_once
 from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
 from fedapps.records.writer import FREE, all_written, set_status, status_of
@@ -76,12 +77,13 @@ def missing_runs(plan: Plan) -> list[PlannedRun]:
             f"--out {plan.out}: is the folder of a run or of a comparison: choose another"
         )
     runs = []
-    for run in [point.run for point in plan.points if not is_done(point.run)]:
-        try:
-            settings, *_ = assemble(read_settings(run.config))
-        except UserError as error:
-            raise UserError(f"{run.folder.name}: {error}") from None
-        runs.append(PlannedRun(without_reserved(settings), run.folder))
+    with each_once():
+        for run in [point.run for point in plan.points if not is_done(point.run)]:
+            try:
+                settings, *_ = assemble(read_settings(run.config))
+            except UserError as error:
+                raise UserError(f"{run.folder.name}: {error}") from None
+            runs.append(PlannedRun(without_reserved(settings), run.folder))
     return runs
 
 

@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.errors import UserError
+from fedapps.formats import one_line
+from fedapps.records.reader import subject_of
 from fedapps.runs.prepare import with_defaults
-from fedapps.settings.settings import Settings, default_config, read_settings
+from fedapps.settings.settings import Settings, check_used, default_config, read_settings
 from fedapps.sweeps.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_grid
 from fedapps.sweeps.pool import PlannedRun
-from fedapps.toml_text import Value, read_toml
+from fedapps.toml_text import Value, parse_assignment, read_toml
 
 #: A folder with this file holds the studies of one paper. Their results folders carry
 #: the folder's name, too.
 PAPER = "paper.toml"
+#: A title lists at most this many names.
+FEW = 5
 AxisLabels = tuple[tuple[str, str], ...]  # (axis, label) of each axis that applies
 
 
@@ -53,8 +57,22 @@ class Plan:
     @property
     def title(self) -> str:
         """The title of the report."""
-        title = self.grid.options.title or self.grid.name
+        title = self.grid.options.title or self._described()
         return title if self.grid.scale == FULL else f"{title} (scale {self.grid.scale})"
+
+    def _described(self) -> str:
+        """Return data sets and methods."""
+        configs = [point.run.config for point in self.points]
+        subjects, methods = (
+            list(dict.fromkeys(names))
+            for names in (
+                [subject_of(str(config["task"]), config.get("data.source")) for config in configs],
+                [one_line(str(config["method"]), 40) for config in configs],
+            )
+        )
+        shown = ", ".join(methods) if len(methods) <= FEW else f"{len(methods)} methods"
+        data = ", ".join(subjects) if len(subjects) <= FEW else f"{len(subjects)} data sets"
+        return f"{data}: {shown}"
 
 
 def read_plan(
@@ -81,7 +99,12 @@ def plan_of(
     grid: Grid, out: Path, data: Path | None = None, assignments: Sequence[str] = ()
 ) -> Plan:
     """Return the plan of a grid; the arguments are those of ``read_plan``."""
-    return Plan(grid, _points(grid, out, data), out, assignments)
+    points = _points(grid, out, data)
+    given = dict(map(parse_assignment, assignments))
+    if not assignments and grid.scale == FULL:  # the file as it is, with all its methods
+        given = {**grid.fixed, **{k: v for rule in grid.rules for k, v in rule.settings.items()}}
+    check_used(given, {key for point in points for key in point.run.config})
+    return Plan(grid, points, out, assignments)
 
 
 def _points(grid: Grid, out: Path, data: Path | None) -> list[Point]:
@@ -158,7 +181,7 @@ def _with_data(config: dict[str, Any], data: Path | None) -> dict[str, Any]:
     folders = {
         key: data.expanduser().absolute() / Path(value).name for key, value in sources.items()
     }
-    return config | {key: str(folder) for key, folder in folders.items() if folder.is_dir()}
+    return config | {key: str(folder) for key, folder in folders.items() if folder.exists()}
 
 
 def _folder_names(points: Sequence[AxisLabels]) -> list[str]:

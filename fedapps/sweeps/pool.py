@@ -18,7 +18,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
-from fedapps import json_log
+from fedapps import json_log, notes
 from fedapps.engines.processes import threads
 from fedapps.records.writer import set_status, status_of
 from fedapps.runs.prepare import prepare_folder
@@ -74,7 +74,7 @@ def run_all(runs: Iterable[PlannedRun], processes: int) -> Iterator[Ended]:
     size = min(processes, len(jobs))
     others = set(active_children())
     with ProcessPoolExecutor(
-        size, mp_context=get_context("spawn"), initializer=_ignore_interrupts
+        size, mp_context=get_context("spawn"), initializer=_start_worker
     ) as pool:
         with without_main():
             running = {pool.submit(run_one, run): run for run in jobs.values()}
@@ -121,11 +121,13 @@ def without_main() -> Iterator[None]:
             setattr(main, name, value)
 
 
-def _ignore_interrupts() -> None:
-    """Ignore Ctrl-C, which a terminal sends to all its processes. The main process
-    terminates the workers.
+def _start_worker() -> None:
+    """Ignore Ctrl-C, which a terminal sends to all its processes: the main process
+    terminates the workers. It also printed the notes on the runs.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    notes.logger.setLevel(logging.ERROR)
+    json_log.respect_no_color()
 
 
 def mark_interrupted(folders: Iterable[Path]) -> None:

@@ -24,6 +24,8 @@ from fedapps.sweeps.plan import Plan, Point, short_label
 from fedapps.sweeps.texts import best_of, difference, heading, markdown_table, number
 
 Labels = tuple[str, ...]
+#: The method without federation.
+ALONE = "local"
 
 #: Default measures: those of the first group that a run has at least one of.
 DEFAULTS = (
@@ -180,7 +182,10 @@ class Results:
         """Return the differences between a row and the one it is compared with, seed by
         seed.
         """
-        partner = self.plan.grid.options.partner(self.row_name(row))
+        name = self.row_name(row)
+        partner = self.plan.grid.options.partner(name)
+        if self.over_alone and name != ALONE:
+            partner = ALONE
         other = next(
             (known for known in self.rows if partner and self.row_name(known) == partner), None
         )
@@ -221,7 +226,8 @@ class Results:
             rows = self.rows if measure in self.paired else []
             gains = [difference(measure, self.gains(row, column, measure)) for row in rows]
             if any(gains):
-                columns.append(("by seed" if several else f"{name}, by seed", gains))
+                heads = "over training alone" if self.over_alone else "by seed"
+                columns.append((heads if several else f"{name}, {heads}", gains))
         header, cells = zip(*columns, strict=True)
         return list(header), [list(row) for row in zip(*cells, strict=True)]
 
@@ -229,7 +235,16 @@ class Results:
     def paired(self) -> tuple[str, ...]:
         """The measures whose differences by seed are shown."""
         options = self.plan.grid.options
-        return (options.paired or tuple(self.measures[:1])) if options.against else ()
+        pairs = options.against or self.over_alone
+        return (options.paired or tuple(self.measures[:1])) if pairs else ()
+
+    @property
+    def over_alone(self) -> bool:
+        """Whether rows are compared with training alone: one of them is, and the file
+        names no other row.
+        """
+        rows = map(self.row_name, self.rows)
+        return not self.plan.grid.options.against and ALONE in rows and len(self.rows) > 1
 
     def tables(self, mark: Callable[[str], str]) -> list[tuple[str, list[str], list[list[str]]]]:
         """Return (heading, header, rows) of each table; ``mark`` formats the best
@@ -264,8 +279,11 @@ class Results:
         )
         against = self.plan.grid.options.against
         other = f"{against!r}" if isinstance(against, str) else "the row named in the sweep file"
+        head = "By seed"
+        if self.over_alone:
+            head, other = "Over training alone", repr(ALONE)
         beside = (
-            f" By seed: the paired difference to {other}, its 95 % t interval, and the number of "
+            f" {head}: the paired difference to {other}, its 95 % t interval, and the number of "
             "seeds with a positive difference."
         )
         return (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes secon
     from fedapps.tasks.matrix_completion import Completion as Completion
     from fedapps.tasks.next_character import Text as Text
     from fedapps.tasks.next_word import Words as Words
-    from fedapps.tasks.regression import regression_task as regression_task
+    from fedapps.tasks.regression import Regression as Regression
     from fedapps.tasks.sites import site_task as site_task
     from fedapps.tasks.speech import Speech as Speech
     from fedapps.tasks.tabular import Tabular as Tabular

@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # imported late: most need PyTorch, which takes seconds
 
     from fedapps.data.samples import Samples
     from fedapps.data.scaling import Scale
-    from fedapps.tasks.tables import Table
     from fedapps.tasks.targets import TargetScale
 
 
@@ -42,6 +41,14 @@ class HasNaturalClients(Protocol):
 
     def natural_clients(self) -> int:
         """Return their number; 0: any number."""
+
+
+@runtime_checkable
+class NamesClients(Protocol):
+    """The data may name the clients."""
+
+    def client_names(self, num_clients: int) -> tuple[str, ...]:
+        """Return their names as the data have them; (): they have none."""
 
 
 @runtime_checkable
@@ -110,9 +117,6 @@ class HasTable(Protocol):
     """The samples are rows of a table."""
 
     num_features: int
-
-    def table(self, num_clients: int) -> "Table":
-        """Return the rows of all clients."""
 
     def arrays(self, client_id: int | str, num_clients: int, scale: bool = True) -> ArrayData:
         """Return the rows of a client."""

@@ -4,36 +4,35 @@ averaging and personalised methods.
 The data set is loaded once per process; clients' tensors are cached.
 """
 
-import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
-from algorithms.common.modules import get_arrays
 from algorithms.common.seeds import generator
 from algorithms.fairness.groups import Groups
-from clients.base.data import ClientData, Split
-from clients.base.evaluation import CLASSIFICATION, Objective
+from clients.base.data import ArrayData, ClientData, Split
 from fedapps.data import partition as partitions
 from fedapps.data.held_out import dealt_part, remark, test_part, validation_part
 from fedapps.data.samples import Samples
-from fedapps.data.scaling import Moments, Scale, inputs
+from fedapps.data.scaling import Moments, Scale, TableScale, inputs
 from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of, registered
-from fedapps.models import image_nets
+from fedapps.notes import logger
 from fedapps.tasks.base import NetByShape
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.dealt_samples import DealtSamples
-from fedapps.tasks.set_training import check_fits, fit, tensors
 from strategies.base.reply_validation import LONGEST_METRIC
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:  # trees on tables need no PyTorch
+    from clients.base.evaluation import Objective
+
+#: The samples that a client trains on, validates with and is scored on.
+ThreeParts = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 class Classification(DealtSamples, NetByShape):
@@ -45,6 +44,8 @@ class Classification(DealtSamples, NetByShape):
     deals_samples = True
 
     def __init__(self, options: Any, context: RunContext) -> None:
+        from fedapps.models import image_nets
+
         if context.model.name not in (image_nets.BY_SHAPE, *image_nets.NAMES) and not reference_of(
             "model.name", context.model.name
         ):
@@ -60,10 +61,15 @@ class Classification(DealtSamples, NetByShape):
         return partitions.load_samples(self.context.data)
 
     @cached_property
-    def objective(self) -> Objective:
+    def objective(self) -> "Objective":
         """Cross-entropy; with ``data.class-weights`` weighted by class in training (not
         in the metrics).
         """
+        import torch
+        from torch.nn import functional
+
+        from clients.base.evaluation import CLASSIFICATION, Objective
+
         if not self.context.data.class_weights:
             return CLASSIFICATION
         counts = np.bincount(self.samples.labels, minlength=self.samples.num_classes)
@@ -85,6 +91,12 @@ class Classification(DealtSamples, NetByShape):
             if self.context.data.class_weights
             else []
         )
+        columns = None if self.context.sites.own else self.samples.numbers
+        if columns and columns.categories and not columns.known:
+            found.append(
+                f"the values of the columns {', '.join(columns.categories)}, found in the samples "
+                "of all clients"
+            )
         if not self.context.sites.own and self.standardise == "sums":
             found.append(
                 "mean and deviation of the inputs (data.standardise = 'sums'), from the samples of "
@@ -108,9 +120,7 @@ class Classification(DealtSamples, NetByShape):
         part = validation_part(self.samples, self.context.data)
         return dealt_part(self.samples, self.partition(num_clients), part, self.context.seed)
 
-    def split(
-        self, client: int, num_clients: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def split(self, client: int, num_clients: int) -> ThreeParts:
         """Return the rows of a client's training, validation (empty if the training set
         stands in) and test sets.
         """
@@ -147,24 +157,63 @@ class Classification(DealtSamples, NetByShape):
         training samples.
         """
         rows = (self.split(client, num_clients)[0] for client in range(num_clients))
-        return Scale.of_sums(Moments.of(inputs(self.samples, mine)) for mine in rows)
+        return self.scale_over(rows)
+
+    def scale_over(self, clients: Iterable[NDArray[np.int64]]) -> Scale:
+        """Return the scale that follows from the training samples of these clients."""
+        parts = (inputs(self.samples, mine) for mine in clients)
+        columns = self.samples.numbers
+        if columns and columns.used:
+            return TableScale.of_rows(list(parts), columns, self.context.data.clip)
+        return Scale.of_sums(map(Moments.of, parts))
+
+    def scale_for(self, train: NDArray[np.int64], num_clients: int) -> Scale | None:
+        """Return how the inputs of a client with these training samples are scaled."""
+        return (
+            self.common_scale(num_clients) if self.standardise == "sums" else self.scale_of(train)
+        )
+
+    def input_scale(self, num_clients: int) -> dict[str, list[Any]]:
+        """Return names, mean and deviation of a table's features, for those who use the
+        model elsewhere; {} if each client has its own.
+        """
+        columns = self.samples.numbers
+        if not (columns and columns.used) or self.standardise != "sums":
+            return {}
+        scale: Any = self.common_scale(num_clients)
+        named = {
+            "mean": np.where(scale.numeric, scale.mean, 0),
+            "deviation": scale.deviation,
+            "clip": np.array(scale.clip),
+        }
+        return {
+            "features": list(columns.used),
+            **{key: values.ravel().tolist() for key, values in named.items()},
+        }
+
+    def check_scale(self) -> None:
+        """Raise ``UserError`` if missing values would reach the model."""
+        if (
+            self.standardise == "none"
+            and np.isnan(inputs(self.samples, np.arange(len(self.samples.x)))).any()
+        ):
+            raise UserError(
+                "data.standardise = 'none': missing values are filled only if inputs are scaled: "
+                "choose 'sums' or 'client'"
+            )
 
     def scale_of(self, rows: NDArray[np.int64]) -> Scale | None:
         """Return a client's own scale, by its training samples; None unless each client
         has one.
         """
-        return (
-            Scale.of_sums([Moments.of(inputs(self.samples, rows))])
-            if self.standardise == "client"
-            else None
-        )
+        return self.scale_over([rows]) if self.standardise == "client" else None
 
     @property
     def groups(self) -> Groups | None:
         """The groups of the column ``data.group``."""
         if self.samples.groups is None:
             return None
-        groups = Groups(self.samples.groups.names, self.num_outputs)
+        groups = Groups(self.samples.groups.names, self.samples.num_classes)
         if (size := groups.shape[0] * groups.shape[1]) > LONGEST_METRIC:
             raise UserError(
                 f"data.group = {self.context.data.group!r}: {len(groups.names)} groups and "
@@ -185,8 +234,10 @@ class Classification(DealtSamples, NetByShape):
                 f"data.label: all samples of {self.context.data.source} are of one class: name the "
                 "column of classes"
             )
+        self.check_scale()
         for line in self.remarks(num_clients):
             logger.warning("%s", line)
+        _ = self.objective
         _ = self.groups  # raises if they are too many
         if self.context.data.synthetic:  # without the pre-training, which would be done twice
             self.synthetic_set()
@@ -212,6 +263,9 @@ class Classification(DealtSamples, NetByShape):
         chosen = self.context.data
         if not chosen.synthetic or chosen.synthetic_use != "pretrain":
             return super().initial_arrays()
+        from algorithms.common.modules import get_arrays
+        from fedapps.tasks.set_training import fit
+
         model = self.initial_model()
         rng = generator(self.context.seed, "pre-training on synthetic samples")
         fit(model, self.synthetic_set(), self.context.synthetic.steps, rng)
@@ -222,10 +276,8 @@ class Classification(DealtSamples, NetByShape):
         be mixed in is added to training.
         """
         rows = self.split(client, num_clients)
-        scale = (
-            self.common_scale(num_clients) if self.standardise == "sums" else self.scale_of(rows[0])
-        )
-        own = partitions.client_data(self.samples, rows, scale)
+        scale = self.scale_for(rows[0], num_clients)
+        own = self.parts(rows, scale).tensors()
         # all may be scored on the same samples, or choose by them
         if client and self.standardise != "client":
             first = self.split(0, num_clients)
@@ -235,9 +287,14 @@ class Classification(DealtSamples, NetByShape):
                 else own
             )
         own = partitions.noisy(
-            own, self.context.data, self.num_outputs, generator(self.context.seed, "noise", client)
+            own,
+            self.context.data,
+            self.samples.num_classes,
+            generator(self.context.seed, "noise", client),
         )
         if self.context.data.synthetic and self.context.data.synthetic_use == "mix":
+            import torch
+
             made = self.synthetic_set()
             x, y = (
                 torch.cat([own.train.x, made.x.to(own.train.x)]),
@@ -246,10 +303,16 @@ class Classification(DealtSamples, NetByShape):
             return replace(own, train=Split(x, y))
         return own
 
+    def parts(self, rows: ThreeParts, scale: Scale | None) -> ArrayData:
+        """Return these samples as arrays in the shape that nets take."""
+        return partitions.client_arrays(self.samples, rows, scale)
+
     def synthetic_set(self) -> Split:
         """Return the set ``data.synthetic``. Raises ``UserError`` if it does not fit
         the task.
         """
+        from fedapps.tasks.set_training import check_fits, tensors
+
         source = self.context.data.synthetic
         samples = read_set(source)
         check_fits(samples, self.image_shape, self.num_outputs, f"data.synthetic = {source!r}")

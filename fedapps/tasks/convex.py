@@ -32,6 +32,7 @@ from algorithms.frank_wolfe.objectives import (
 )
 from algorithms.frank_wolfe.vector_domains import L1Ball
 from clients.families.problems import ObjectiveProblem, Problem
+from fedapps.data.source import Source
 from fedapps.data.sources import digits_table
 from fedapps.errors import UserError
 from fedapps.tasks.base import dealt
@@ -53,6 +54,7 @@ class ConstrainedTask:
 
     def __init__(self, options: Any, context: RunContext) -> None:
         self.options = options
+        self.source = Source(context.data.source, context.data.split)
         self.seed = context.seed
         self._problems: dict[tuple[int, int], Problem] = {}
 
@@ -251,15 +253,14 @@ class Qap(ConstrainedTask):
     @cached_property
     def matrices(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The matrices A and B."""
-        source = self.options.source
-        if not source:
+        if self.source.name == "chr12a":
             return chr12a()
         try:
-            a, b = read_qaplib(Path(source).expanduser().read_text(encoding="utf-8"))
+            a, b = read_qaplib(Path(self.source.name).expanduser().read_text(encoding="utf-8"))
         except OSError as error:
-            raise UserError(f"qap.source = {source!r}: cannot be read: {error.strerror}") from None
+            raise UserError(f"{self.source.given}: cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise UserError(f"qap.source = {source!r}: {error}") from None
+            raise UserError(f"{self.source.given}: {error}") from None
         return a, b
 
     @cached_property

@@ -38,6 +38,14 @@ class DealtSamples(TorchTask):
         """
         return partitions.natural_clients(self.samples, self.context.data)
 
+    def client_names(self, num_clients: int) -> tuple[str, ...]:
+        """Return the values of the column ``data.natural-id``; () without one."""
+        clients = self.samples.clients
+        if clients is None:
+            return ()
+        first = (part[0] for part in self.partition(num_clients))
+        return tuple(clients.names[clients.codes[row]] for row in first)
+
     def check(self, num_clients: int) -> None:
         """Read and deal the samples and build the model, so that errors are reported
         before a run starts.

@@ -154,22 +154,18 @@ class Unigram(DensityTask):
 
     def __init__(self, options: Any, context: RunContext) -> None:
         self.options: UnigramOptions = options
+        self.source = context.data.source
         self.num_roles = context.num_clients
 
     @cached_property
     def corpus(self) -> Corpus:
         """The word histograms of the roles in this run."""
-        return read_corpus(
-            self.options.source, self.options.role, self.options.text, self.num_roles
-        )
+        return read_corpus(self.source, self.options.role, self.options.text, self.num_roles)
 
     def check(self, num_clients: int) -> None:
         """Read the texts; raise ``UserError`` unless every client has a role."""
         if num_clients > len(self.corpus.roles):
-            where = (
-                f"{self.options.source or 'the generated corpus'} with num-clients = "
-                f"{self.num_roles}"
-            )
+            where = f"data.source = {self.source!r} with num-clients = {self.num_roles}"
             raise UserError(
                 f"{num_clients} clients, but {where} gives {len(self.corpus.roles)} roles: set "
                 "num-clients to the nodes"

@@ -23,6 +23,7 @@ from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.matrix_domains import NuclearBall
 from clients.families.completion import CompletionProblem
 from clients.families.problems import Problem
+from fedapps.data.source import GENERATED
 from fedapps.errors import UserError
 from fedapps.tasks.convex import NON_ZERO, ConstrainedTask
 from fedapps.tasks.observations import Observations, observations
@@ -49,7 +50,7 @@ class Completion(ConstrainedTask):
     @cached_property
     def observed(self) -> Observations:
         """The shuffled observations, in the order in which they are dealt."""
-        return observations(self.options, self.seed)
+        return observations(self.options, self.source, self.seed)
 
     @property
     def center(self) -> str:
@@ -57,7 +58,7 @@ class Completion(ConstrainedTask):
         nothing, otherwise biases.
         """
         chosen: str = self.options.center
-        return chosen if chosen != "auto" else "bias" if self.options.source else "none"
+        return chosen if chosen != "auto" else "none" if self.source.name == GENERATED else "bias"
 
     def preparation(self) -> Centering:
         """Return the questions to the clients before the first step."""

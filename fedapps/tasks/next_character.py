@@ -11,7 +11,6 @@ Source of the data set: Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwal
 "LEAF: A Benchmark for Federated Settings", 2018, arXiv 1812.01097.
 """
 
-import logging
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,10 +25,12 @@ from algorithms.common.checks import nearest
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import NEXT_TOKEN
 from fedapps.data.corpus import DEFAULT_ROLES, read_rows, speech
+from fedapps.data.source import GENERATED
 from fedapps.errors import UserError
 from fedapps.models.options import PREFIX
 from fedapps.models.text_nets import NAMES, SIZES, build_lstm
 from fedapps.models.transformers_nets import character_net
+from fedapps.notes import logger
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import TextOptions
@@ -38,7 +39,6 @@ PADDING, OTHER, NEWLINE = 0, 1, 2
 FIRST, LAST = 32, 126  # printable ASCII
 VOCABULARY = 3 + LAST - FIRST + 1
 Tokens = NDArray[np.uint8]
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Text(TorchTask):
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)
         self.options: TextOptions = options
+        self.source = context.data.source
         if context.model.name not in NAMES and not context.model.name.startswith(PREFIX):
             near = nearest(context.model.name, NAMES)
             raise UserError(
@@ -77,22 +78,26 @@ class Text(TorchTask):
         ``DEFAULT_ROLES``.
         """
         o = self.options
-        if not o.source:
+        if self.source == GENERATED:
             return generated_play(max(num_clients, DEFAULT_ROLES))
-        return read_play(o.source, o.role, o.text, o.min_characters)
+        return read_play(self.source, o.role, o.text, o.min_characters)
 
     def natural_clients(self) -> int:
         """Return the number of roles in a folder; 0 for generated texts, which have any
         number.
         """
-        return len(self.play(0).roles) if self.options.source else 0
+        return 0 if self.source == GENERATED else len(self.play(0).roles)
+
+    def client_names(self, num_clients: int) -> tuple[str, ...]:
+        """Return the names of the roles; () for generated texts."""
+        return tuple(self.play(0).roles) if self.natural_clients() else ()
 
     def check(self, num_clients: int) -> None:
         """Read the texts and build the model."""
         play = self.play(num_clients)
         if num_clients > len(play.roles):
             raise UserError(
-                f"num-clients = {num_clients}, but {self.options.source} has {len(play.roles)} "
+                f"num-clients = {num_clients}, but {self.source} has {len(play.roles)} "
                 "roles with at least "
                 f"{self.options.min_characters} characters in training and 2 in test "
                 f"({play.passed_over} have fewer): "
@@ -102,7 +107,7 @@ class Text(TorchTask):
             logger.warning(
                 "%d roles of %s have too little text and are passed over",
                 play.passed_over,
-                self.options.source,
+                self.source,
             )
         self.initial_arrays()
 
@@ -125,7 +130,7 @@ class Text(TorchTask):
         play = self.play(num_clients)
         if client >= len(play.roles):
             raise UserError(
-                f"client {client}: {self.options.source} has {len(play.roles)} roles: choose at "
+                f"client {client}: {self.source} has {len(play.roles)} roles: choose at "
                 "most so many nodes"
             )
         train, test = (

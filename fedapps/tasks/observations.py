@@ -3,14 +3,14 @@ bundled digits, or of a table of ratings.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.common.seeds import generator
 from fedapps.data.columns import check_columns
-from fedapps.data.source import Source
+from fedapps.data.source import GENERATED, Source
 from fedapps.data.sources import digits_table, open_split
 from fedapps.errors import UserError
 from fedapps.tasks.options import MatrixCompletionOptions
@@ -29,17 +29,18 @@ class Observations:
     norm: float = 0.0
 
 
-def observations(options: MatrixCompletionOptions, seed: int) -> Observations:
+def observations(options: MatrixCompletionOptions, source: Source, seed: int) -> Observations:
     """Return the observations of the source, in random order. Raises ``UserError`` if
     they cannot be read.
     """
-    source = options.source
-    if source == "ratings":
+    if source.name == "ratings":
         found = generated_ratings(options, seed)
-    elif source and source != "digits":
-        found = read_ratings(options)
+    elif source.name == "digits":
+        found = of_matrix(digits(), replace(options, noise=0.0), seed)
+    elif source.name == GENERATED:
+        found = of_matrix(low_rank(options, seed), options, seed)
     else:
-        found = of_matrix(digits() if source else low_rank(options, seed), options, seed)
+        found = read_ratings(options, source)
     order = generator(seed, "observations").permutation(len(found.values))
     return Observations(
         found.rows[order], found.columns[order], found.values[order], found.shape, found.norm
@@ -64,7 +65,7 @@ def digits() -> NDArray[np.float64]:
 def of_matrix(
     matrix: NDArray[np.float64], options: MatrixCompletionOptions, seed: int
 ) -> Observations:
-    """Return randomly chosen entries of a matrix, with noise if it is generated."""
+    """Return randomly chosen entries of a matrix, with noise."""
     rng = generator(seed, "observed entries")
     wanted = options.observations or matrix.size // 2
     if wanted > matrix.size:
@@ -73,7 +74,7 @@ def of_matrix(
             "choose fewer"
         )
     at = rng.choice(matrix.size, wanted, replace=False)
-    values = matrix.ravel()[at] + (0 if options.source else options.noise * rng.normal(size=wanted))
+    values = matrix.ravel()[at] + options.noise * rng.normal(size=wanted)
     rows, columns = np.divmod(at, matrix.shape[1])
     shape = (matrix.shape[0], matrix.shape[1])
     return Observations(rows, columns, values, shape, float(np.linalg.norm(matrix, "nuc")))
@@ -104,12 +105,11 @@ def generated_ratings(options: MatrixCompletionOptions, seed: int) -> Observatio
     return Observations(rows, columns, np.clip(np.rint(values), 1, 5), (p, q))
 
 
-def read_ratings(options: MatrixCompletionOptions) -> Observations:
+def read_ratings(options: MatrixCompletionOptions, source: Source) -> Observations:
     """Return the ratings of a table. Raises ``UserError`` if it is invalid."""
-    source = Source(options.source, options.split, table="matrix-completion")
     table = open_split(source)
     names = {"user": options.user, "item": options.item, "rating": options.rating}
-    check_columns(table, source, {f"{source.table}.{key}": name for key, name in names.items()})
+    check_columns(table, source, {f"matrix-completion.{key}": name for key, name in names.items()})
     frame = table.select_columns(list(names.values())).to_pandas()
     places, sizes = [], []
     for key, size, setting in (
@@ -149,7 +149,7 @@ def read_ratings(options: MatrixCompletionOptions) -> Observations:
         found, counts = np.unique(flat, return_counts=True)
         row, column = divmod(int(found[counts > 1][0]), sizes[1])
         raise UserError(
-            f"matrix-completion.source = {options.source!r}: {len(flat) - len(found)} ratings "
+            f"{source.given}: {len(flat) - len(found)} ratings "
             "repeat a pair of user and item, "
             f"the first one numbers {row} and {column} from 0 on: keep one of each"
         )

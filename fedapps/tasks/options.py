@@ -4,7 +4,6 @@ can be read and checked quickly.
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar
 
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
@@ -16,86 +15,14 @@ REGRESSION_LOSSES = ("squared", "huber", "absolute")
 SUMS = "sums"
 # What the predictors of an ensemble know; defined in ``fedapps.tasks.base_predictors``.
 KINDS = ("even", "unequal", "overlapping", "flawed")
-# How the columns of a table are read; defined in ``fedapps.tasks.tabular``.
-TABULAR_PRESETS = ("none", "heart", "berka")
 # Special tokens of a vocabulary of words: padding, beginning, end, unknown.
 WORD_MARKS = 4
 
 
 @dataclass(frozen=True)
-class TableOptions(Options):
-    """Options of the tasks on tables. ``table``: the name of a task's settings, for
-    messages; ``usual``: of what is predicted.
-    """
+class RegressionOptions(Options):
+    """Options of task ``regression``."""
 
-    table: ClassVar[str] = ""
-    usual: ClassVar[str] = "label"
-
-    source: str = option(
-        "", 'folder, file or hub name that datasets.load_dataset reads; "": a small generated table'
-    )
-    split: str = option("train", "split of it")
-    client: str = option("", 'column of the client; "": client')
-    label: str = option("", 'column of the label, 0 or 1; "": label')
-    features: str = option("", 'columns to learn from, separated by commas; "": all')
-    categorical: str = option("", "columns whose values are categories")
-    drop: str = option("", "columns to leave out")
-    drop_clients: str = option("", "clients to leave out")
-    test: float = option(
-        0.2,
-        "part of a client's rows for testing, of each label",
-        low=0,
-        high=1,
-        open_low=True,
-        open_high=True,
-    )
-    validation: float = option(0.0, "part for validation; 0: the training rows stand in", low=0)
-
-    def check(self) -> None:
-        """Check that training rows remain."""
-        check_range("validation", self.validation, 0, 1 - self.test, open_high=True)
-
-
-@dataclass(frozen=True)
-class TabularOptions(TableOptions):
-    """Options of task ``tabular``."""
-
-    table: ClassVar[str] = "tabular"
-
-    preset: str = option(
-        "auto",
-        "what stands for client, label, features, categorical and drop that are ''; auto: found by "
-        "the columns' names",
-        choices=["auto", *TABULAR_PRESETS],
-    )
-
-
-@dataclass(frozen=True)
-class RegressionOptions(TableOptions):
-    """Options of task ``regression``; of arrays (``data.source``) only ``loss``,
-    ``center`` and ``scale``.
-    """
-
-    table: ClassVar[str] = "regression"
-    usual: ClassVar[str] = "target"
-
-    source: str = option(
-        "",
-        'table: folder, file or hub name; diabetes: that of scikit-learn; "": a generated one, '
-        "unless data.source has arrays",
-    )
-    label: str = option(
-        "", 'column of the number to predict, or several, separated by commas; "": label, or target'
-    )
-    test: float = option(
-        0.2, "part of a client's rows for testing", low=0, high=1, open_low=True, open_high=True
-    )
-    standardise: str = option(
-        SUMS,
-        "mean 0 and deviation 1 of the inputs: by sums over all clients' training rows, or by each "
-        "one's own",
-        choices=[SUMS, "client"],
-    )
     loss: str = option(
         "squared",
         "loss of the standardised error; huber: absolute beyond 1",
@@ -103,14 +30,13 @@ class RegressionOptions(TableOptions):
     )
     center: str = option(
         SUMS,
-        "subtracted from targets in training: a number, or one a target; sums: their mean, from "
+        "subtracted from targets in training: a number, or one per target; sums: their mean, from "
         "sums over the clients",
     )
-    scale: str = option(SUMS, "what targets are then divided by, likewise; sums: their deviation")
+    scale: str = option(SUMS, "targets are then divided by this, likewise; sums: their deviation")
 
     def check(self) -> None:
         """Check the numbers."""
-        super().check()
         for name in ("center", "scale"):
             values = numbers_in(text := getattr(self, name))
             if text != SUMS and (
@@ -121,7 +47,7 @@ class RegressionOptions(TableOptions):
                 what = "numbers above 0" if name == "scale" else "numbers"
                 raise ValueError(
                     f"{name} = {text!r}: must be {SUMS}, or {what} with commas between them, one "
-                    "or one a target"
+                    "or one per target"
                 )
 
 
@@ -137,11 +63,6 @@ def numbers_in(text: str) -> tuple[float, ...]:
 class TextOptions(Options):
     """Options of task ``text``."""
 
-    source: str = option(
-        "",
-        'folder that datasets.load_dataset reads, with splits train and test; "": a small '
-        "generated corpus",
-    )
     role: str = option("character_id", "column of the speaking role")
     text: str = option("text", "column of what is said")
     length: int = option(80, "characters of a sequence", low=1, high=10_000)
@@ -196,11 +117,6 @@ class PointMassOptions(Options):
 class UnigramOptions(Options):
     """Options of task ``unigram``."""
 
-    source: str = option(
-        "",
-        'folder that datasets.load_dataset reads, with splits train and test; "": a small '
-        "generated corpus",
-    )
     role: str = option("character_id", "column of the speaking role")
     text: str = option("text", "column of what is said")
     loss: str = option("log", "loss of the ensemble", choices=LOSSES)
@@ -315,11 +231,6 @@ class SparseLogisticOptions(Options):
 class MatrixCompletionOptions(Options):
     """Options of task ``matrix-completion``."""
 
-    source: str = option(
-        "",
-        '"": a generated low-rank matrix; ratings: generated ones; digits: rows are pictures; a '
-        "folder or hub name: a ratings table",
-    )
     center: str = option(
         "auto",
         "subtracted first, from sums over the clients: the mean, or biases of rows and columns; "
@@ -327,7 +238,6 @@ class MatrixCompletionOptions(Options):
         choices=["auto", "none", "mean", "bias"],
     )
     clip: bool = option(True, "clip predictions to the range of a client's training observations")
-    split: str = option("train", "split of the table")
     user: str = option("user_id", "column of the users, whole numbers from 0 or 1 on")
     item: str = option("movie_id", "column of the items, likewise")
     rating: str = option("rating", "column of the ratings")
@@ -353,13 +263,6 @@ class MatrixCompletionOptions(Options):
     test: float = option(
         0.2, "part of the observations for testing", low=0, high=1, open_low=True, open_high=True
     )
-
-
-@dataclass(frozen=True)
-class QapOptions(Options):
-    """Options of task ``qap``."""
-
-    source: str = option("", 'QAPLIB file (.dat); "": chr12a')
 
 
 @dataclass(frozen=True)

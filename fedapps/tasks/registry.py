@@ -14,6 +14,7 @@ from typing import Any
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options
 from fedapps import tasks
+from fedapps.data.source import GENERATED
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_options, guarded, load
 from fedapps.extensions.registered import reference_of, registered
@@ -25,11 +26,9 @@ from fedapps.tasks.options import (
     LassoOptions,
     MatrixCompletionOptions,
     PointMassOptions,
-    QapOptions,
     RegressionOptions,
     SparseLogisticOptions,
     SpeechOptions,
-    TabularOptions,
     TextOptions,
     TextPairsOptions,
     UnigramOptions,
@@ -46,6 +45,10 @@ class TaskKind:
     default job that differ from the general defaults. ``like``, of a task of the user's
     own: methods that run on this one run on it, too; "": those that run on every task
     with a torch net.
+
+    ``sources``: the bundled sets that ``data.source`` may name, the default first.
+    ``data``: the settings of the table ``data`` that the task reads, all others are
+    refused; ``None``: it reads them all.
     """
 
     build: Callable[[Any, RunContext], Task]
@@ -53,6 +56,8 @@ class TaskKind:
     table: str = ""
     model: str = "mlp"
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    sources: tuple[str, ...] = ("digits",)
+    data: tuple[str, ...] | None = None
     like: str = ""
 
 
@@ -66,16 +71,18 @@ DIGITS_JOB = {
 }
 TABULAR_JOB: dict[str, bool | int | float | str] = {
     "clients-per-round": 0,
+    "data.partition": "natural",
+    "data.validation": 0.0,
     "train.local-epochs": 1,
     "train.batch-size": 20,
     "train.momentum": 0.0,
     "train.learning-rate": 0.1,
+    "train.max-gradient-norm": 1.0,
 }
 #: Least squares of a dozen standardised inputs diverges at the rates that cross-entropy
 #: bears.
 REGRESSION_JOB: dict[str, bool | int | float | str] = {
     **TABULAR_JOB,
-    "data.partition": "iid",
     "train.local-epochs": 5,
     "train.learning-rate": 0.02,
 }
@@ -91,29 +98,64 @@ TASKS: dict[str, TaskKind] = {
     "classification": TaskKind(lambda o, c: tasks.Classification(o, c), model="auto"),
     "digits": TaskKind(lambda o, c: tasks.Digits(o, c), defaults=DIGITS_JOB),
     "tabular": TaskKind(
-        lambda o, c: tasks.Tabular(o, c), TabularOptions, "tabular", "logistic", TABULAR_JOB
+        lambda o, c: tasks.Tabular(o, c),
+        model="logistic",
+        defaults=TABULAR_JOB,
+        sources=(GENERATED,),
     ),
     "regression": TaskKind(
-        lambda o, c: tasks.regression_task(o, c),
+        lambda o, c: tasks.Regression(o, c),
         RegressionOptions,
         "regression",
         "auto",
         REGRESSION_JOB,
+        (GENERATED, "diabetes"),
     ),
-    "text": TaskKind(lambda o, c: tasks.Text(o, c), TextOptions, "text", "char-lstm", TEXT_JOB),
-    "point-mass": TaskKind(lambda o, c: tasks.PointMass(o, c), PointMassOptions, "point-mass"),
-    "unigram": TaskKind(lambda o, c: tasks.Unigram(o, c), UnigramOptions, "unigram"),
+    "text": TaskKind(
+        lambda o, c: tasks.Text(o, c),
+        TextOptions,
+        "text",
+        "char-lstm",
+        TEXT_JOB,
+        (GENERATED,),
+        data=("source",),
+    ),
+    "point-mass": TaskKind(
+        lambda o, c: tasks.PointMass(o, c),
+        PointMassOptions,
+        "point-mass",
+        sources=(GENERATED,),
+        data=(),
+    ),
+    "unigram": TaskKind(
+        lambda o, c: tasks.Unigram(o, c),
+        UnigramOptions,
+        "unigram",
+        sources=(GENERATED,),
+        data=("source",),
+    ),
     "ensemble-classification": TaskKind(
         lambda o, c: tasks.EnsembleClassification(o, c), EnsembleOptions, "ensemble"
     ),
-    "lasso": TaskKind(lambda o, c: tasks.Lasso(o, c), LassoOptions, "lasso"),
+    "lasso": TaskKind(
+        lambda o, c: tasks.Lasso(o, c), LassoOptions, "lasso", sources=(GENERATED,), data=()
+    ),
     "sparse-logistic": TaskKind(
         lambda o, c: tasks.SparseLogistic(o, c), SparseLogisticOptions, "sparse-logistic"
     ),
     "matrix-completion": TaskKind(
-        lambda o, c: tasks.Completion(o, c), MatrixCompletionOptions, "matrix-completion"
+        lambda o, c: tasks.Completion(o, c),
+        MatrixCompletionOptions,
+        "matrix-completion",
+        sources=(GENERATED, "ratings", "digits"),
+        data=("source", "split"),
     ),
-    "qap": TaskKind(lambda o, c: tasks.Qap(o, c), QapOptions, "qap", defaults={"num-clients": 72}),
+    "qap": TaskKind(
+        lambda o, c: tasks.Qap(o, c),
+        defaults={"num-clients": 72},
+        sources=("chr12a",),
+        data=("source",),
+    ),
     "constrained-classification": TaskKind(
         lambda o, c: tasks.ConstrainedClassification(o, c),
         ConstraintOptions,

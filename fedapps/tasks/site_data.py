@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.seeds import generator
-from clients.base.data import ArrayData, ClientData
+from clients.base.data import ClientData
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
 from fedapps.data.client_files import FILE
@@ -27,18 +26,17 @@ from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.site_clients import Names, digests, rows_of
 from fedapps.data.table_columns import (
     Floats,
-    classes,
     dummies,
     is_missing,
     numbers,
     read_columns,
     word,
 )
+from fedapps.data.tables import names_in
 from fedapps.errors import UserError
-from fedapps.tasks.classification import Classification
+from fedapps.tasks.classification import Classification, ThreeParts
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.tables import Table
-from fedapps.tasks.tabular import Tabular, split_rows
+from fedapps.tasks.tabular import Rows, Tabular
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +49,10 @@ class OnSite:
         run.
         """
         return 0
+
+    def client_names(self, num_clients: int) -> tuple[str, ...]:
+        """Return (): sites are identified by their names."""
+        return ()
 
     def check(self, num_clients: int) -> None:
         """Build the model, which is all that the server can check."""
@@ -190,17 +192,32 @@ class SiteImages(OnSite, Classification):
         return partitions.client_data(samples, rows, scale).to(self.device)
 
 
-class SiteTable(OnSite, Tabular):
-    """Binary classification of one site's rows; ``source`` is "" on the server."""
+class SiteRows(OnSite, Rows):
+    """One site's rows; ``source`` is "" on the server. Subclasses add what is to be
+    predicted.
+    """
+
+    from_clients = ""
 
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
         super().__init__(options, context)
         self.source = source
+        if context.data.standardise == "sums":
+            raise UserError(
+                "data.standardise = 'sums': sites with data of their own send no sums of them: "
+                "choose 'client'"
+            )
+
+    @property
+    def standardise(self) -> str:
+        """How inputs are scaled: by each client's own training rows."""
+        return "client"
 
     @cached_property
     def columns(self) -> dict[str, list[Any]]:
         """The site's columns as they were read."""
-        return read_columns(self.source, self.options.split, self.context.sites.client == FILE)
+        data = self.context.data
+        return read_columns(self.source, data.split, self.context.sites.client == FILE)
 
     @cached_property
     def owners(self) -> Names:
@@ -222,14 +239,19 @@ class SiteTable(OnSite, Tabular):
         """Return the names of the site's clients."""
         return sorted(set(self.owners.tolist()))
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns to predict, from the settings."""
+        return names_in(self.context.data.label) or ("label",)
+
     @cached_property
-    def rows(self) -> Table:
-        """The site's own rows, as a table with a single client."""
-        o, wanted, columns = self.options, self.context.sites.features, self.columns
+    def samples(self) -> Samples:
+        """The site's own rows. Raises ``UserError``."""
+        wanted, columns = self.context.sites.features, self.columns
         missing = [name for name in (*wanted, *self.labels) if name not in columns]
         if missing:
             raise UserError(
-                f"{self.source}: no column {missing[0]!r} (sites.columns, {o.table}.label): it has "
+                f"{self.source}: no column {missing[0]!r} (sites.columns, data.label): it has "
                 f"{', '.join(columns)}"
             )
         values: dict[str, Floats] = {}
@@ -246,57 +268,70 @@ class SiteTable(OnSite, Tabular):
                 )
             kept = levels[1:] if len(levels) == 2 else levels
             values |= zip((f"{name}={level}" for level in kept), dummies(words, kept), strict=True)
-        y, numeric = self.read_labels(), [name for name in wanted if wanted[name] is None]
-        return Table.of({self.source: np.arange(len(y))}, values, numeric, y)
+        found = Columns(tuple(values), scaled=tuple(name in wanted for name in values))
+        with np.errstate(over="ignore"):
+            x = np.stack(list(values.values()), 1).astype(np.float32)
+        return self.predicted(x[:, None, None, :], found)
+
+    def predicted(self, x: NDArray[np.float32], columns: Columns) -> Samples:
+        """Return the samples with what is to be predicted. Raises ``UserError``."""
+        raise NotImplementedError
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """The columns to predict."""
-        return (self.options.label or self.options.usual,)
-
-    def read_labels(self) -> NDArray[Any]:
-        """Return what is to be predicted, by row. Raises ``UserError``."""
-        (label,) = self.labels
-        return classes(self.columns[label], f"{self.source}: label {label!r}", label)
-
-    def table(self, num_clients: int) -> Table:
-        """Return the site's rows."""
-        return self.rows
-
-    @property
-    def num_features(self) -> int:
-        """The number of features, from the settings."""
-        return sum(
-            1 if levels is None or len(levels) == 2 else len(levels)
-            for levels in self.context.sites.features.values()
+    def image_shape(self) -> tuple[int, int, int]:
+        """A row is a vector, whose features are those in the settings."""
+        features = self.context.sites.features.values()
+        return (
+            1,
+            1,
+            sum(1 if levels is None or len(levels) == 2 else len(levels) for levels in features),
         )
 
-    def arrays(self, client_id: int | str, num_clients: int, scale: bool = True) -> ArrayData:
-        """Return the site's rows, split with a seed that depends on its name, and
-        scaled or as they are.
+    def split(self, client_id: Any, num_clients: int) -> ThreeParts:
+        """Return the rows of the client ``SITE:NAME``, or all where a site is one
+        client, split with a seed that depends on its name.
         """
-        return split_rows(
-            self.rows_of(client_id),
-            0,
-            self.options,
-            generator(self.context.seed, "split", client_id),
-            scale,
-        )
-
-    def rows_of(self, client_id: int | str) -> Table:
-        """Return the rows of one client, whose id is ``SITE:NAME``, or all where a site
-        is one.
-        """
-        if not self.context.sites.client:
-            return self.rows
-        mine = rows_of(self.owners, client_id)
-        return replace(
-            self.rows,
-            clients=(str(client_id),),
-            x=(self.rows.x[0][mine],),
-            y=(self.rows.y[0][mine],),
-        )
+        several = self.context.sites.client
+        mine = rows_of(self.owners, client_id) if several else np.arange(len(self.samples.labels))
+        if len(mine) < (least := self.context.data.min_samples):
+            raise UserError(
+                f"{self.source}: {len(mine)} rows, a client needs {least} (data.min-samples)"
+            )
+        return self.parts_of(mine, client_id)
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
-        """Return the same as tensors."""
-        return self.prepare(client_id, num_clients).to(self.device)
+        """Return a client's rows as tensors."""
+        return self.prepare(client_id, num_clients).to(self.device)  # type: ignore[arg-type]
+
+
+class SiteTable(SiteRows, Tabular):
+    """Classification of one site's rows: 0 and 1, or the classes in
+    ``sites.labels``.
+    """
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return self.context.sites.classes or ("0", "1")
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of model outputs: one logit for two classes."""
+        return 1 if len(self.classes) == 2 else len(self.classes)
+
+    @property
+    def groups(self) -> None:
+        """None: the settings do not describe a column of groups that all sites have."""
+
+    def predicted(self, x: NDArray[np.float32], columns: Columns) -> Samples:
+        """Return the samples with the class of each row."""
+        (label,) = self.labels
+        place = {name: number for number, name in enumerate(self.classes)}
+        words = [word(value) for value in self.columns[label]]
+        if strange := {said for said in words if said not in place}:
+            raise UserError(
+                f"{self.source}: label {label!r} holds {len(strange)} values that are none of "
+                f"{', '.join(self.classes)} (sites.labels): mend the data or the settings"
+            )
+        labels = np.array([place[said] for said in words], np.int64)
+        return Samples(x, labels, len(place), self.classes, numbers=columns)

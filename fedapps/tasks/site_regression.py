@@ -8,45 +8,37 @@ scaled by each client's own training rows.
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedapps.data.table_columns import Floats, targets
+from fedapps.data.samples import Columns, Samples
+from fedapps.data.table_columns import targets
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import SUMS
-from fedapps.tasks.regression import TableTargets
-from fedapps.tasks.site_data import SiteTable
+from fedapps.tasks.regression import Regression
+from fedapps.tasks.site_data import SiteRows
 
 
-class SiteRegression(TableTargets, SiteTable):
+class SiteRegression(SiteRows, Regression):
     """Prediction of columns of one site's rows; ``source`` is "" on the server."""
 
     def __init__(self, options: Any, context: RunContext, source: str) -> None:
-        SiteTable.__init__(self, options, context, source)
-        for key, remedy in (
-            ("standardise", "choose 'client'"),
-            ("center", "give a number"),
-            ("scale", "give a number"),
-        ):
+        SiteRows.__init__(self, options, context, source)
+        for key in ("center", "scale"):
             if getattr(options, key) == SUMS:
                 raise UserError(
                     f"regression.{key} = {SUMS!r}: sites with data of their own send no sums of "
-                    f"them: {remedy} (so must "
-                    "regression.standardise = 'client', regression.center and regression.scale be, "
-                    "the same at all sites)"
+                    "them: give a number (regression.center and regression.scale, the same at all "
+                    "sites)"
                 )
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The columns to predict, from the settings."""
-        named = tuple(name for part in self.options.label.split(",") if (name := part.strip()))
-        return named or (self.options.usual,)
 
     @property
     def num_outputs(self) -> int:
         """The number of targets, from the settings."""
         return len(self.labels)
 
-    def read_labels(self) -> Floats:
-        """Return the targets (n, targets). Raises ``UserError``."""
+    def predicted(self, x: NDArray[np.float32], columns: Columns) -> Samples:
+        """Return the samples with the numbers to predict."""
         named = [(name, f"{self.source}: label {name!r}") for name in self.labels]
-        return np.stack([targets(self.columns[name], what) for name, what in named], 1)
+        y = np.stack([targets(self.columns[name], what) for name, what in named], 1)
+        return Samples(x, np.zeros(len(y), np.int64), 1, numbers=columns, targets=y)

@@ -1,15 +1,13 @@
-"""Task ``tabular``: binary classification of the rows of a table with natural clients
-(a hospital, a bank's region).
+"""Task ``tabular``: classification of the rows of a table with natural clients (a
+hospital, a bank's region).
 
-The model has one logit (``clients.base.evaluation.BINARY``); ``logistic`` with 15
-features has the 16 parameters of the AAggFF chapter, whose two tables, Heart (4
-hospitals) and Berka (7 bank regions), are recognised by their columns.
+Of two classes the model has one logit (``clients.base.evaluation.BINARY``);
+``logistic`` with 15 features has the 16 parameters of the AAggFF chapter, whose two
+tables, Heart (4 hospitals) and Berka (7 bank regions), are recognised by their columns
+(``data.preset``).
 
-Only the layout (columns and the values of categories) is shared by all clients. All
-preprocessing is local, based on the client's own training rows: missing values are
-replaced by the column mean, and numeric columns are standardised to mean 0 and standard
-deviation 1. A column that is missing or constant in a client's training rows is set to
-0.
+Only the layout (columns and the values of categories) is shared by all clients. By
+default inputs are scaled with each client's own training rows.
 
 Sources: Hahn, "Algorithms for Collaborative Machine Learning under Statistical
 Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III. Heart as in
@@ -21,174 +19,114 @@ Settings", NeurIPS 2022, arXiv 2210.04620.
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from algorithms.common.partitioners import stratified
-from algorithms.common.seeds import generator
-from algorithms.fairness.groups import Groups
-from clients.base.data import ArrayData, ArraySplit, ClientData
-from fedapps.data.sample_groups import grouping_of
+from clients.base.data import ArrayData
+from fedapps.data import generated_tables
+from fedapps.data import partition as partitions
+from fedapps.data.samples import Samples
+from fedapps.data.source import GENERATED
 from fedapps.errors import UserError
-from fedapps.tasks.base import NetByShape, dealt
+from fedapps.tasks.base import NetByShape
+from fedapps.tasks.classification import Classification, ThreeParts
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.options import TableOptions
-from fedapps.tasks.scaling import Numeric, columns_of, filled
-from fedapps.tasks.tables import Table, generated_table, read_table, some
 
 if TYPE_CHECKING:  # trees on tables need no PyTorch
     from clients.base.evaluation import Objective
+    from fedapps.data.scaling import Scale
 
 
-class Tabular(NetByShape):
-    """Binary classification with natural clients, in sorted order; if ``num-clients``
-    is smaller, the first ones are used.
+class Rows(Classification):
+    """Base of the tasks on tables: a client's rows are split with its share of every
+    class, and can be had as arrays.
     """
+
+    def __init__(self, options: Any, context: RunContext) -> None:
+        NetByShape.__init__(self, options, context)
+
+    def split(self, client: int, num_clients: int) -> ThreeParts:
+        """Return the rows of a client's training, validation (empty if the training set
+        stands in) and test sets.
+        """
+        parts = self.test_parts(num_clients), self.validation_parts(num_clients)
+        if parts != (None, None) or not self.is_table:
+            return super().split(client, num_clients)
+        return self.parts_of(self.partition(num_clients)[client], client)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether samples are rows of numbers and categories."""
+        return bool(self.samples.numbers and self.samples.numbers.used)
+
+    def parts(self, rows: ThreeParts, scale: "Scale | None") -> ArrayData:
+        """Return these samples as arrays in the shape that nets take: a row of a table
+        is (features,).
+        """
+        found = super().parts(rows, scale)
+        return found.vectors() if self.is_table else found
+
+    def parts_of(self, mine: NDArray[np.int64], client_id: int | str) -> ThreeParts:
+        """Split the rows of a client."""
+        c = self.context
+        return partitions.stratified_rows(self.samples, mine, client_id, c.seed, c.data.validation)
+
+    @property
+    def num_features(self) -> int:
+        """The number of features, those of categories counted one by one."""
+        return int(np.prod(self.image_shape))
+
+    def arrays(self, client_id: int | str, num_clients: int, scale: bool = True) -> ArrayData:
+        """Return the rows of a client for a method that needs no tensors.
+
+        Without ``scale`` values are as they are in the table, NaN where one is missing.
+        """
+        client: Any = client_id
+        rows = self.split(client, num_clients)
+        found = self.scale_for(rows[0], num_clients) if scale else None
+        return self.parts(rows, found).vectors()
+
+
+class Tabular(Rows):
+    """Classification of a table's rows."""
 
     name = "tabular"
 
-    def __init__(self, options: Any, context: RunContext) -> None:
-        super().__init__(options, context)
-        self.options: TableOptions = options
-        self.grouping = grouping_of(context.data)
-        self._arrays: dict[tuple[int, bool], ArrayData] = {}
-
-    @property
-    def num_outputs(self) -> int:
-        """The number of model outputs: one logit."""
-        return 1
-
-    @property
-    def objective(self) -> "Objective":
-        """The loss and the scores of one logit."""
-        from clients.base.evaluation import BINARY
-
-        return BINARY
-
-    @property
-    def from_clients(self) -> str:
-        """The values found in categorical columns become features; those of the presets
-        are published with the data sets.
-        """
-        asked, table = self.options.source and self.options.categorical, self.options.table
-        return (
-            f"the values of the columns {table}.categorical, found in the rows of all clients"
-            if asked
-            else ""
-        )
-
-    def table(self, num_clients: int) -> Table:
-        """Return the table; a generated one has ``num_clients`` clients."""
-        o = self.options
-        return (
-            read_table(o, self.grouping)
-            if o.source
-            else generated_table(o, num_clients, self.grouping)
-        )
-
-    @property
-    def groups(self) -> Groups | None:
-        """The groups of the column ``data.group``."""
-        if not self.grouping.column:
-            return None
-        return Groups(self.table(self.context.num_clients or 1).groups[0].names, 2)
+    def read(self) -> Samples:
+        """Read the table; a generated one has ``num-clients`` clients."""
+        d = self.context.data
+        if d.source != GENERATED:
+            return super().read()
+        columns = generated_tables.classes(self.context.num_clients or 1)
+        return generated_tables.samples_of(columns, d, "kind", "label")
 
     def natural_clients(self) -> int:
         """Return the number of clients in the table; 0 for a generated one, which has
         any number.
         """
-        return len(read_table(self.options, self.grouping).clients) if self.options.source else 0
-
-    def check(self, num_clients: int) -> None:
-        """Read the table, split and scale all clients' rows and build the model."""
-        table = self.table(num_clients)
-        if num_clients > len(table.clients):
-            where = self.options.source or "the generated table"
-            raise UserError(
-                f"num-clients = {num_clients}, but {where} has {len(table.clients)} clients "
-                f"({some(table.clients)}): "
-                f"choose at most {len(table.clients)} (--nodes)"
-            )
-        for client in range(num_clients):
-            self.client_data(client, num_clients)
-        self.initial_arrays()
+        return 0 if self.context.data.source == GENERATED else super().natural_clients()
 
     @property
-    def num_features(self) -> int:
-        """The number of features, dummies counted one by one."""
-        return len(self.table(1).features)
+    def num_outputs(self) -> int:
+        """The number of model outputs: one logit for two classes."""
+        classes = self.samples.num_classes
+        return 1 if classes == 2 else classes
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """A row is a vector."""
-        return 1, 1, self.num_features
+    def objective(self) -> "Objective":
+        """The loss and the scores."""
+        from clients.base.evaluation import BINARY, CLASSIFICATION
 
-    def prepare(self, client: int | str, num_clients: int) -> ClientData:
-        """Return the rows of a client as tensors."""
-        return self.arrays(client, num_clients).tensors()
-
-    def arrays(self, client_id: int | str, num_clients: int, scale: bool = True) -> ArrayData:
-        """Return the rows of a client, split and scaled, for a method that needs no
-        tensors.
-
-        Without ``scale`` values are as they are in the table, NaN where one is missing.
-        """
-        client = dealt(client_id, num_clients)
-        table, o = self.table(num_clients), self.options
-        if client >= len(table.clients):
+        if not self.context.data.class_weights:
+            return BINARY if self.num_outputs == 1 else CLASSIFICATION
+        if self.num_outputs == 1:
             raise UserError(
-                f"client {client}: {o.source} has {len(table.clients)} clients: choose at most so "
-                "many nodes"
+                "data.class-weights = true: task 'tabular' has one logit for two classes: choose "
+                "task = 'classification'"
             )
-        if (client, scale) not in self._arrays:
-            common = self.common(num_clients) if scale else None
-            rng = generator(self.context.seed, "split", client)
-            self._arrays[client, scale] = split_rows(table, client, o, rng, scale, common)
-        return self._arrays[client, scale]
+        return super().objective
 
-    def common(self, num_clients: int) -> Numeric | None:
-        """Return what all clients' numbers are scaled by; None where each one's own
-        training rows say so.
-        """
-        return None
-
-
-def split_rows(
-    table: Table,
-    place: int,
-    options: TableOptions,
-    rng: np.random.Generator,
-    scale: bool = True,
-    common: Numeric | None = None,
-) -> ArrayData:
-    """Return the rows of the client at position ``place``, split at random and, unless
-    not ``scale``, filled and scaled.
-
-    ``common``: by what all clients are, instead of by its own training rows. Raises
-    ``UserError`` if they are too few.
-    """
-    x, y = table.x[place], table.y[place]
-    needed = 3 if options.validation else 2
-    who, remedy = f"client {table.clients[place]!r} has", f"name it in {options.table}.drop-clients"
-    if y.ndim > 1:  # numbers: a row is like any other
-        if len(y) < needed:
-            raise UserError(
-                f"{who} {len(y)} rows, but each of the {needed} parts of its data needs one: "
-                f"{remedy}"
-            )
-        rows = stratified(np.zeros(len(y), np.int64), rng, options.test, options.validation)
-    else:
-        ones = int(y.sum())
-        if min(ones, len(y) - ones) < needed:
-            raise UserError(
-                f"{who} {len(y) - ones} rows of label 0 and {ones} of label 1, but each part of "
-                f"its data needs one of both: {remedy}"
-            )
-        rows = stratified(y, rng, options.test, options.validation)
-    with np.errstate(over="ignore"):  # numbers beyond float32
-        inputs = (filled(x, table.scaled, common or columns_of(x[rows[0]])) if scale else x).astype(
-            np.float32
-        )
-    group = table.groups[place].members if table.groups else None
-    train, validation, test = (
-        ArraySplit(inputs[part], y[part], None if group is None else group[part]) for part in rows
-    )
-    return ArrayData(train, validation if options.validation else train, test)
+    @property
+    def standardise(self) -> str:
+        """How inputs are scaled: by default with each client's own training rows."""
+        chosen = self.context.data.standardise
+        return "client" if chosen == "auto" else chosen

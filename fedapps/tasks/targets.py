@@ -11,7 +11,7 @@ scale * output``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from algorithms.common.target_errors import CHANNELS, error_sums, pooled
 from clients.base.data import ArrayData, ArraySplit
-from fedapps.data.table_columns import Column, Floats, targets
+from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
-from fedapps.tasks.options import SUMS, RegressionOptions, TableOptions, numbers_in
+from fedapps.tasks.options import SUMS, RegressionOptions, numbers_in
 from strategies.base.reply_validation import LONGEST_METRIC
 
 if TYPE_CHECKING:  # trees on tables need no PyTorch
@@ -141,11 +141,3 @@ class Targets(ABC):
         from clients.base.regression import regression
 
         return regression(self.options.loss, self.target_scale.scale.tolist())
-
-
-def read_targets(columns: Sequence[Column], names: Sequence[str], options: TableOptions) -> Floats:
-    """Return columns of numbers to predict as (n, targets). Raises ``UserError``."""
-    named = zip(names, columns, strict=True)
-    return np.stack(
-        [targets(column, f"{options.table}.label = {name!r}") for name, column in named], 1
-    )

@@ -44,7 +44,8 @@ class Capabilities:
     other clients had not answered, though single replies are used. ``beside``: prefix
     of the names of arrays that a reply like the model holds beside it. ``any_scale``:
     arrays other than the model's have the scale of the user's problem, so that only the
-    most general limit on their values applies.
+    most general limit on their values applies. ``no_global_model``: why the server's
+    model is useless without a client's own part; "" if it can be used.
     """
 
     replies: Literal["model", "update", "sums", "other"] = "other"
@@ -53,6 +54,7 @@ class Capabilities:
     subset: bool = False
     beside: str = ""
     any_scale: bool = False
+    no_global_model: str = ""
 
 
 AVERAGES = Capabilities("model", "weighted average")

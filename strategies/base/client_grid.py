@@ -46,10 +46,18 @@ LONGEST_NAME, LONGEST_FAULT = 100, 500
 
 @dataclass(frozen=True)
 class Failure:
-    """A client whose reply was not used, and the reason (one line)."""
+    """A client whose reply was not used, the reason (one line), and what people call
+    the client.
+    """
 
     client: ClientId
     reason: str
+    name: str = ""
+
+    @property
+    def called(self) -> ClientId:
+        """The client's name, or its id if it has none."""
+        return self.name or self.client
 
 
 @dataclass
@@ -97,11 +105,13 @@ class ClientGrid(WrappedGrid):
         bound: UpdateBound | None = None,
         num_new: int = 0,
         new_clients: Iterable[ClientId] = (),
+        names: Sequence[str] = (),
     ) -> None:
         super().__init__(grid)
         self.num_new, self.new_clients = num_new, frozenset(new_clients)
         # of a grid that need not ask, without the new clients
         self._members: dict[int, ClientId] | None = None
+        self.names = names  # of clients 0, 1, ..., for people
         self.seed = seed
         self.clients_per_round = clients_per_round
         self.num_clients = num_clients
@@ -416,8 +426,8 @@ class ClientGrid(WrappedGrid):
         if odd and exchange.travel and exchange.travel.summed:
             client, reason = valid[min(odd)][0], odd[min(odd)]
             raise ValueError(
-                f"client {client} is to be left out ({reason}), but its model is in a sum: run "
-                "without node-sums"
+                f"client {called(client, self.names)} is to be left out ({reason}), but its model "
+                "is in a sum: run without node-sums"
             )
         for place, reason in odd.items():
             self._leave_out(exchange, valid[place][0], reason)
@@ -430,7 +440,7 @@ class ClientGrid(WrappedGrid):
         self.last = exchange
         if dead:
             raise RuntimeError(
-                f"the worker process of client {dead[0].client} died (out of memory?): "
+                f"the worker process of client {dead[0].called} died (out of memory?): "
                 f"{dead[0].reason}"
             )
         return [reply for _, reply in valid]
@@ -438,8 +448,16 @@ class ClientGrid(WrappedGrid):
     def _leave_out(self, exchange: Exchange, client: ClientId, reason: str) -> None:
         # it may hold what a client wrote, in any length
         reason = " ".join(reason.split())[:LONGEST_FAULT]
-        exchange.failures.append(Failure(client, reason))
-        log(WARNING, "client %s left out: %s", client, reason)
+        name = str(called(client, self.names)) if self.names else ""
+        exchange.failures.append(Failure(client, reason, name))
+        log(WARNING, "client %s left out: %s", name or client, reason)
+
+
+def called(client: ClientId, names: Sequence[str]) -> ClientId:
+    """Return what people call a client: its name among those of clients 0, 1, ..., or
+    its id if it has none.
+    """
+    return names[client] if isinstance(client, int) and 0 <= client < len(names) else client
 
 
 def clients_of(grid: Grid) -> Mapping[int, ClientId]:

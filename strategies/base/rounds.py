@@ -118,7 +118,7 @@ class _Tally:
 
 
 def _first_of(failures: Sequence[Failure], otherwise: str) -> str:
-    return f"client {failures[0].client}: {failures[0].reason}" if failures else otherwise
+    return f"client {failures[0].called}: {failures[0].reason}" if failures else otherwise
 
 
 def run_rounds(

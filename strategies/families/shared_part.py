@@ -4,10 +4,12 @@ the clients.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from strategies.base.capabilities import Capabilities
 from strategies.fedavg import FedAvg
 
 
@@ -16,8 +18,15 @@ class SharedPart(FedAvg):
     the others keep their initial values.
     """
 
-    capabilities = FedAvg.capabilities  # of the shared part
     _model = ArrayRecord()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """FedAvg's, of the shared part."""
+        return replace(
+            super().capabilities,
+            no_global_model="the server's model lacks the trained arrays that clients keep",
+        )
 
     @abstractmethod
     def travels(self, name: str) -> bool:

@@ -36,7 +36,7 @@ WORDS = [
 def done(tmp_path_factory):
     """A run of a method with personal models."""
     out = tmp_path_factory.mktemp("api") / "run"
-    return fedapps.run("fedper", data={"min_samples": 5}, out=out, progress=False, **JOB)
+    return fedapps.run("apfl", data={"min_samples": 5}, out=out, progress=False, **JOB)
 
 
 def test_a_run_from_python_equals_the_command(done, tmp_path, capsys):
@@ -44,7 +44,7 @@ def test_a_run_from_python_equals_the_command(done, tmp_path, capsys):
         main(
             [
                 "run",
-                "method=fedper",
+                "method=apfl",
                 "data.min-samples=5",
                 *WORDS,
                 "--engine",
@@ -59,7 +59,7 @@ def test_a_run_from_python_equals_the_command(done, tmp_path, capsys):
     assert (command.folder / "clients.csv").read_text() == (done.folder / "clients.csv").read_text()
     assert {**command.settings, "out": ""} == {**done.settings, "out": ""}
     assert done.summary["status"] == "completed"
-    assert repr(done).startswith("<fedapps.Run fedper on digits, completed: ")
+    assert repr(done).startswith("<fedapps.Run apfl on digits, completed: ")
 
 
 def test_without_progress_nothing_is_printed(tmp_path, capfd):

@@ -178,7 +178,10 @@ def test_a_repeated_sweep_continues_and_failures_are_reported(in_process, tmp_pa
     assert rows_of(tmp_path / "out" / "table.csv")[0]["seeds"] == "2"
     in_process.broken.clear()
     in_process.begun.clear()
-    assert repr(fedapps.sweep(**grid)) == f"<fedapps.Sweep sweep, 3 of 3 runs: {tmp_path / 'out'}>"
+    assert (
+        repr(fedapps.sweep(**grid))
+        == f"<fedapps.Sweep lasso: fedfw, 3 of 3 runs: {tmp_path / 'out'}>"
+    )
     assert in_process.begun == ["seed-1"]
 
 
@@ -187,7 +190,7 @@ def test_mistakes_of_a_sweep(tmp_path):
         ({"method": ["fedavg", "fedavgg"]}, "method = 'fedavgg': did you mean 'fedavg'"),
         ({"num_round": [1, 2]}, "unknown setting 'num-round': did you mean 'num-rounds'"),
         ({"sweep": {"row": ["seed"]}}, "did you mean 'rows'"),
-        ({"seed": []}, "a list without values"),
+        ({"seed": []}, "the list is empty"),
         ({"engine": "deployment"}, "engine = 'deployment': choose one of inline, ray"),
         ({"jobs": -1}, "--jobs -1: choose"),
         ({"file": tmp_path / "no.toml"}, "no.toml: no such file"),

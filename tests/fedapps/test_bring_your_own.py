@@ -56,7 +56,7 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
         [sys.executable, "use_bern.py"], capture_output=True, text=True, timeout=120
     )
     assert re.fullmatch(r"tensor\(\[\[0\.\d+, 0\.\d+, 0\.\d+\]\]\)\n", done.stdout), done.stderr
-    bern = next(row for row in read_run("results/fedper").clients if row["client"] == "0")
+    bern = next(row for row in read_run("results/fedper").clients if row["client"] == "bern")
     assert bern["test-samples"] == 12
 
 

@@ -12,6 +12,7 @@ from clients.dfw_trace import DFWTraceClient
 from clients.families.completion import CompletionProblem
 from clients.fedfw import FedFWClient
 from clients.projected import ProjectedClient
+from fedapps.data.source import Source
 from fedapps.tasks.observations import observations
 from fedapps.tasks.options import MatrixCompletionOptions
 from strategies import ClientGrid
@@ -22,7 +23,7 @@ from tests.constrained import World
 from tests.helpers import arrays_of
 
 RATINGS = observations(
-    MatrixCompletionOptions(source="ratings", rows=120, columns=150, observations=4000), 0
+    MatrixCompletionOptions(rows=120, columns=150, observations=4000), Source("ratings"), 0
 )
 BALL = NuclearBall(RATINGS.shape, 40.0)
 

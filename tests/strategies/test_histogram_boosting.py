@@ -9,6 +9,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
 from algorithms.boosting.forest import Forest
+from algorithms.boosting.histogram_trees import Growth
 from clients import HistogramBoostingClient, MessageStore, to_client_app
 from clients.base.data import ArrayData, ArraySplit
 from fedapps.engines.inline import InlineGrid
@@ -260,7 +261,7 @@ def test_the_run_ends_after_its_trees_and_another_model_is_refused():
     assert len(arrays["feature"]) == 2
     with pytest.raises(
         ValueError,
-        match="the model has 5 features and trees of depth 2, but this run has 5 features and depth = 3",
+        match="trees of depth 2 and 1 outputs, but this run has 5 features, depth = 3",
     ):
         federation.run(3, {"depth": 3}, start=arrays)
 
@@ -288,5 +289,45 @@ def test_evaluation_scores_the_finished_trees():
 def test_huge_values_are_accepted():
     x, y = rows(300)
     x[5, 0], x[6, 0] = np.inf, -np.inf
-    arrays = Federation(dealt(x, y, np.zeros(len(y), int))).run(6)
-    assert all(np.isfinite(array).all() for array in arrays.values())
+    found = Federation(dealt(x, y, np.zeros(len(y), int))).run(6)
+    assert all(np.isfinite(array).all() for array in found.values())
+
+
+def test_several_classes_have_trees_in_turn_and_those_of_the_pooled_rows():
+    """Trees of 3 clients are those of one with all rows, to the bit."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 4)).astype(np.float32)
+    x[rng.random(x.shape) < 0.05] = np.nan
+    y = np.digitize(np.nan_to_num(x[:, 0]) + 0.3 * rng.normal(size=600), [-0.5, 0.5])
+
+    def grown(parts):
+        forest, growth = Forest.new(4, 2, 3), Growth(rate=0.3)
+        while forest.finished < 30:
+            sums = sum(
+                forest.sums(x[rows], y[rows], forest.values(x[rows]), "cross-entropy")
+                for rows in parts
+            )
+            assert forest.fault(sums, "cross-entropy") == ""
+            forest.step(sums, growth, "cross-entropy", 64, 16)
+        return forest
+
+    rows = np.arange(600)
+    whole, dealt = grown([rows]), grown(np.array_split(rng.permutation(rows), 3))
+    for name, array in whole.to_arrays().items():
+        np.testing.assert_array_equal(array, dealt.to_arrays()[name])
+    assert whole.values(x).shape == (600, 3)
+    assert (whole.values(x).argmax(1) == y).mean() > 0.75
+    again = Forest.from_arrays(whole.to_arrays())
+    np.testing.assert_array_equal(again.values(x), whole.values(x))
+
+
+def test_a_client_of_several_classes_is_scored():
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(60, 2)).astype(np.float32), rng.integers(0, 3, 60)
+    part = ArraySplit(x, y)
+    client = HistogramBoostingClient(ArrayData(part, part, part), outputs=3)
+    forest = Forest.new(2, 1, 3)
+    _, n, scores = client.evaluate(list(forest.to_arrays().values()), {"loss": "cross-entropy"})
+    assert n == 60
+    assert scores["loss"] == pytest.approx(np.log(3))
+    assert scores["accuracy"] == pytest.approx((y == 0).mean())

@@ -274,9 +274,9 @@ NOT_PRIVATE = {
         {"data.synthetic": "set"},
         "computes from the clients' data: the synthetic set",
     ),
-    "features read from all rows": (
-        {"task": "tabular", "tabular.categorical": "a", "tabular.source": "x"},
-        "tabular.categorical",
+    "features found in all rows": (
+        {"task": "tabular", "data.source": "TABLE"},
+        "the values of the columns kind, found in the samples of all clients",
     ),
     "a folder of unknown origin": (
         {"method": "fedboost", "fedboost.library": "FOLDER"},
@@ -305,6 +305,10 @@ PRIVATE = [
 
 def assembled(given, tmp_path):
     given = {"num-clients": 5, "dp.noise-multiplier": 1.0} | given
+    if given.get("data.source") == "TABLE":
+        lines = [f"{row % 2},{'ab'[row % 2]},{row},{row % 2}" for row in range(40)]
+        (tmp_path / "t.csv").write_text("\n".join(["client,kind,age,label", *lines]))
+        given = given | {"data.source": str(tmp_path / "t.csv"), "data.natural-id": "client"}
     if given.get("fedboost.library") == "FOLDER":
         task = build_task(
             read_settings(

@@ -10,7 +10,7 @@ import pytest
 
 from fedapps.charts.axes import Panel, extremes
 from fedapps.charts.charts import chart
-from fedapps.charts.drawing import label_values, legend, line_with_range, one_panel, panels
+from fedapps.charts.drawing import label_values, legend, line, line_with_range, one_panel, panels
 from fedapps.charts.html import palette
 from fedapps.charts.theme import MOST, THEME
 from fedapps.results.compare import compare
@@ -313,3 +313,14 @@ def test_a_comparison_has_charts_too(write_run):
         browser.point(*browser.ask(AT.format(name="comparison", style="wide", x=2)))
         assert re.search(r"round 2\s+m1 43\.75 %\s+m2 43\.75 %", browser.ask(TIP))
         assert browser.complaints == []
+
+
+def test_on_a_phone_every_axis_has_the_label_of_its_row_or_column():
+    figure, axes = panels(2, 2, (8, 5), THEME, 3)
+    for panel in axes[:3]:
+        line(panel, [0, 1], [1, 2], THEME.series[0])
+    axes[1].x.label = axes[2].x.label = "round"
+    axes[0].y.label, axes[2].y.label = "accuracy", "loss"
+    labels = [(panel.x.label, panel.y.label) for panel in figure.narrow().panels]
+    assert labels == [("round", "accuracy"), ("round", "accuracy"), ("round", "loss")]
+    assert axes[0].x.label == ""

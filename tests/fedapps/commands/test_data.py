@@ -87,7 +87,8 @@ def test_a_table_is_shown_by_the_names_of_its_clients(capsys):
         )
     )
     assert all(
-        any(line.startswith(name) for line in out.splitlines()) for name in task.table(4).clients
+        any(line.startswith(name) for line in out.splitlines())
+        for name in task.samples.clients.names
     )
 
 

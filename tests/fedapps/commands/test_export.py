@@ -10,7 +10,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from fedapps.api import load
 from fedapps.commands.parser import main
+from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
 from fedapps.runs.models import exported, settings_in
@@ -23,14 +25,14 @@ JOB = [
     "data.partition=dirichlet",
     "data.alpha=0.5",
     "train.local-epochs=1",
-    "superfed.start=0.3",
     "checkpoint-every=2",
     "evaluate-every=2",
 ]
 
 
 def run(folder, *settings):
-    return main(["run", "--engine", "inline", *JOB, *settings, "--out", str(folder)])
+    more = ["superfed.start=0.3"] if "method=superfed" in settings[0] else []
+    return main(["run", "--engine", "inline", *JOB, *more, *settings, "--out", str(folder)])
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +96,7 @@ def test_the_file_has_the_reported_accuracy_in_plain_pytorch(method, tmp_path, c
         assert ("lambda" in known) == method.startswith("superfed")
         assert ("apfl-alpha" in known) == (method == "apfl")
     assert wrong == []
-    assert f"accuracy {float(known['accuracy'])}" in capsys.readouterr().out
+    assert f"accuracy {100 * float(known['accuracy']):.1f} %," in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -136,3 +138,41 @@ def test_models_that_were_not_saved_or_are_of_another_run_are_refused(tmp_path, 
     capsys.readouterr()
     assert "method = 'fedboost'" in error_of(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "summary.json").read_text())["status"] == "completed"
+
+
+#: Methods on a torch net whose global model is of no use without a client's part.
+NO_GLOBAL = {"local", "fedper", "lg-fedavg", "fedrep", "partial"}
+
+
+@pytest.mark.parametrize("method", ["fedavg", *PERSONAL])
+def test_a_global_model_that_is_no_model_is_not_written(method, tmp_path, capsys):
+    # This net has no normalisation layer, so that fedbn averages all of it.
+    more = ["partial.keep=*bias"] if method == "partial" else []
+    assert run(tmp_path / "r", f"method={method}", "num-rounds=2", *more) == 0
+    capsys.readouterr()
+    status = main(["export", str(tmp_path / "r")])
+    error = capsys.readouterr().err
+    if method not in NO_GLOBAL:
+        assert status == 0
+        return
+    assert status == 2
+    assert "has no global model" in error
+    assert "--client" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "r" / "global.safetensors").exists()
+    with pytest.raises(UserError, match=r"personal_model\(client\)"):
+        load(tmp_path / "r").model()
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        ["method=fedper", "robust.rule=median"],
+        ["method=propfair", "propfair.base=fedper"],
+    ],
+)
+def test_nor_one_of_a_method_around_it(wrapped, tmp_path, capsys):
+    assert run(tmp_path / "r", *wrapped, "num-rounds=2") == 0
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "r")]) == 2
+    assert "has no global model" in capsys.readouterr().err

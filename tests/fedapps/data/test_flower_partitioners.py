@@ -152,7 +152,7 @@ def test_columns_of_a_table(folder):
         partition_arguments="partition_by = 'age', strictness = 1.0",
     )
     images = load_samples(ordered)
-    assert images.x.shape[-1] == 2
+    assert images.x.shape[-1] == 8, "x, age, and the six values of site"
     ages = [np.sort(images.by[part]).tolist() for part in partition(images, ordered, 4, 0)]
     assert ages == [list(range(start, start + 15)) for start in (0, 15, 30, 45)]
 

@@ -183,7 +183,7 @@ def test_an_official_validation_split(tmp_path):
         == mine[mine.part == "train"].x.tolist()
     )
     for key in ("data.validation-split", "data.part"):
-        with pytest.raises(UserError, match=rf"^{key} = 'x': is for samples with a class"):
+        with pytest.raises(UserError, match=rf"^{key} = 'x': task 'text' does not use it"):
             build_task(read_settings({"task": "text", key: "x"}))
     with pytest.raises(
         UserError, match=r"^data.validation-split = 'test': is the split that is scored"

@@ -140,7 +140,7 @@ def test_more_sums_than_a_reply_may_hold_are_refused(tmp_path):
 
 
 def test_tasks_and_sites_without_groups_say_so():
-    with pytest.raises(UserError, match=r"data.group = 'role': task 'text' is not scored by group"):
+    with pytest.raises(UserError, match=r"data.group = 'role': task 'text' does not use it"):
         read_settings({"task": "text", "data.group": "role"})
     with pytest.raises(UserError, match="task 'digits' is not scored by group"):
         read_settings({"data.group": "sex"})
@@ -245,16 +245,16 @@ def test_a_table_by_age_and_one_by_sex(tmp_path):
     }
     table = {
         "task": "tabular",
-        "tabular.source": write(tmp_path / "set", columns),
-        "tabular.drop": "sex",
+        "data.source": write(tmp_path / "set", columns),
+        "data.drop": "sex",
     }
     _, _, rows = run(tmp_path, 3, **table, **{"data.group": "age", "data.group-edges": "40,60"})
     assert list(rows) == ["below 40", "40 to below 60", "from 60"]
     task = build_task(read_settings(table | {"data.group": "sex"}))
     assert task.groups.names == ("f", "m")
-    assert task.table(3).features == ("age",)
+    assert task.samples.numbers.used == ("age",)
     with pytest.raises(
-        UserError, match=r"data.group: no column 'six' .* it has client, age, sex, label"
+        UserError, match=r"data.group = 'six': .* has the columns client, age, sex, label"
     ):
         build_task(read_settings(table | {"data.group": "six"})).check(3)
 

@@ -23,7 +23,8 @@ from strategies import ClientGrid
 JOB = {
     "task": "tabular",
     "sites.columns": "age,kind=a|b",
-    "tabular.label": "sick",
+    "data.label": "sick",
+    "data.validation": 0.0,
     "num-rounds": 3,
     "evaluate-every": 3,
     "seed": 2,
@@ -172,9 +173,10 @@ def test_a_strange_list_of_clients_is_refused(names):
 SAMPLES = JOB | {
     "task": "classification",
     "sites.columns": "",
-    "tabular.label": "label",
+    "data.label": "",
     "sites.labels": "no,yes",
     "sites.shape": "1,1,3",
+    "data.validation": 0.2,
     "data.min-samples": 10,
     "data.max-samples": 25,
 }

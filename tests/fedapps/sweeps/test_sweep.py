@@ -378,12 +378,12 @@ def results_of(plan_of, write_run):
 
 
 def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, tmp_path):
-    text = 'method = ["fedavg", "local"]\nnum-clients = [5, 9]\nseed = [0, 1, 2]\n'
+    text = 'method = ["fedavg", "ditto"]\nnum-clients = [5, 9]\nseed = [0, 1, 2]\n'
     accuracy = {
         f"{method}_num-clients-{clients}_seed-{seed}": value
         for method, rows in {
             "fedavg": [[0.5, 0.6, 0.75], [0.9, 0.9, 0.9]],
-            "local": [[0.7, 0.8, 0.96], [0.25, None, 0.5]],
+            "ditto": [[0.7, 0.8, 0.96], [0.25, None, 0.5]],
         }.items()
         for clients, values in zip((5, 9), rows, strict=True)
         for seed, value in enumerate(values)
@@ -396,7 +396,7 @@ def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, t
     sample = {values: statistics.stdev(values) for values in ((50, 60, 75), (70, 80, 96), (25, 50))}
     assert rows == [
         ["fedavg", f"61.67 ± {sample[50, 60, 75]:.2f}", "90.00 ± 0.00"],
-        ["local", f"*82.00 ± {sample[70, 80, 96]:.2f}*", f"37.50 ± {sample[25, 50]:.2f} (2 of 3)"],
+        ["ditto", f"*82.00 ± {sample[70, 80, 96]:.2f}*", f"37.50 ± {sample[25, 50]:.2f} (2 of 3)"],
     ]
     # for errors, the smallest is best
     assert errors[1][1] == f"*0.180 ± {sample[70, 80, 96] / 100:.3f}*"
@@ -404,14 +404,14 @@ def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, t
     assert [(line["method"], line["num-clients"], line["seeds"], line["of"]) for line in lines] == [
         ("fedavg", "5", "3", "3"),
         ("fedavg", "9", "3", "3"),
-        ("local", "5", "3", "3"),
-        ("local", "9", "2", "3"),
+        ("ditto", "5", "3", "3"),
+        ("ditto", "9", "2", "3"),
     ]
     assert float(lines[0]["accuracy-mean"]) == pytest.approx((0.5 + 0.6 + 0.75) / 3, abs=1e-15)
     assert float(lines[0]["accuracy-mean-over-seeds-std"]) == pytest.approx(
         sample[50, 60, 75] / 100, abs=1e-15
     )
-    assert "| local  | **82.00 ± 13.11** | 37.50 ± 17.68 (2 of 3) |" in results.markdown()
+    assert "| ditto  | **82.00 ± 13.11** | 37.50 ± 17.68 (2 of 3) |" in results.markdown()
 
 
 def test_an_axis_that_some_methods_lack_is_a_row_axis(results_of):
@@ -675,3 +675,24 @@ def test_two_processes_and_an_interrupt(tmp_path):
     assert "Traceback" not in error
     states = [json.loads(path.read_text())["status"] for path in out.glob("cells/*/summary.json")]
     assert states == ["interrupted"] * 2
+
+
+def test_a_page_has_data_and_methods_as_title_and_the_gain_over_training_alone(tmp_path, caplog):
+    from fedapps import api
+
+    job = {"num_rounds": 2, "num_clients": 3, "train": {"local_epochs": 1}, "progress": False}
+    made = api.sweep(
+        out=tmp_path / "s", jobs=1, method=["fedbn", "fedavg", "local"], seed=[0, 1], **job
+    )
+    page = (tmp_path / "s" / "report.html").read_text()
+    assert "<title>digits: fedbn, fedavg, local" in page
+    table = (tmp_path / "s" / "table.md").read_text()
+    header, _, fedbn, fedavg, local = [line for line in table.splitlines() if line[:1] == "|"]
+    assert "over training alone" in header
+    own = {row["method"]: row["accuracy-mean"] for row in made._results.records()}
+    for line, name in ((fedbn, "fedbn"), (fedavg, "fedavg")):
+        gain = f"{100 * (own[name] - own['local']):+.2f}".replace("-", "\N{MINUS SIGN}")
+        assert f"| {gain} [" in " ".join(line.split())
+    assert "[" not in local
+    notes = [record.getMessage() for record in caplog.records if record.name == "fedapps.notes"]
+    assert len([text for text in notes if "fedbn" in text]) == 1

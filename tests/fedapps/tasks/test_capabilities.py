@@ -30,9 +30,9 @@ def declared(task):
 @pytest.mark.parametrize(
     ("task", "method", "kinds"),
     [
-        ("digits", "fedavg", {*NET, SplitsSamples}),
-        ("tabular", "fedavg", {*NET, HasTable}),
-        ("regression", "fedavg", {*NET, HasTable, PredictsNumbers, ScalesColumns}),
+        ("digits", "fedavg", {*NET, SplitsSamples, ScalesColumns}),
+        ("tabular", "fedavg", {*NET, SplitsSamples, ScalesColumns, HasTable}),
+        ("regression", "fedavg", {*NET, SplitsSamples, HasTable, PredictsNumbers, ScalesColumns}),
         ("text", "fedavg", {HasNet, HasNaturalClients, DeclaresOrigin}),
         ("point-mass", "fedboost", {DeclaresOrigin}),
         ("lasso", "fedfw", set()),

@@ -86,8 +86,8 @@ def test_the_parts_of_a_quadratic_assignment_sum_to_its_cost():
 
 
 def test_observations_are_dealt_once_and_test_ones_never_trained_on():
-    for source in ("", "digits"):
-        task = task_of("matrix-completion", matrix_completion__source=source)
+    for source in ("generated", "digits"):
+        task = task_of("matrix-completion", data__source=source)
         problems = [task.problem(k, 7) for k in range(7)]
         train = np.concatenate([p.gradient(np.zeros(task.domain.shape)).indices for p in problems])
         assert len(np.unique(train)) == len(train) == round(0.8 * len(task.observed.values))
@@ -100,7 +100,7 @@ def test_observations_are_dealt_once_and_test_ones_never_trained_on():
     ):
         task = task_of(
             "matrix-completion",
-            matrix_completion__source="digits",
+            data__source="digits",
             matrix_completion__center=center,
         )
         assert task.domain.radius == pytest.approx(radius)
@@ -110,7 +110,7 @@ def test_generated_ratings_look_like_those_of_films():
     """Few users and items have most of the ratings; a mean leaves 1.07, biases 0.92 of
     them, as in the largest public tables.
     """
-    task = task_of("matrix-completion", matrix_completion__source="ratings")
+    task = task_of("matrix-completion", data__source="ratings")
     o = task.observed
     assert o.shape == (943, 1682)
     assert len(o.values) == 100_000
@@ -154,7 +154,7 @@ def ratings(folder, **columns):
 def test_ratings_of_a_folder(tmp_path):
     task = task_of(
         "matrix-completion",
-        matrix_completion__source=ratings(tmp_path / "r"),
+        data__source=ratings(tmp_path / "r"),
         matrix_completion__radius=50.0,
     )
     assert task.domain.shape == (30, 20)
@@ -207,7 +207,7 @@ def test_bad_ratings_say_in_one_line_what_is_wrong(columns, settings, message, t
         f"matrix_completion__{key}": value for key, value in ({"radius": 50.0} | settings).items()
     }
     with pytest.raises(UserError) as error:
-        prepared(matrix_completion__source=source, **given)
+        prepared(data__source=source, **given)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -222,7 +222,7 @@ def test_bad_ratings_say_in_one_line_what_is_wrong(columns, settings, message, t
             "num-clients = 201, but task 'lasso' has 200 rows to deal: choose 1..200",
         ),
         (["task=sparse-logistic", "sparse-logistic.radius=0"], "sparse-logistic.radius = 0"),
-        (["task=qap", "qap.source=/no/such.dat"], "qap.source = '/no/such.dat': cannot be read"),
+        (["task=qap", "data.source=/no/such.dat"], "data.source = '/no/such.dat': cannot be read"),
         (["task=constrained-classification", "constraint.ball=l3"], "constraint.ball = 'l3'"),
         (["fedfw.schedule=convexe"], "fedfw.schedule = 'convexe': did you mean 'convex'"),
         (
@@ -250,8 +250,8 @@ def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
 @pytest.mark.parametrize("text", ["2\n1 2 3 4 5 6 7", "1 2\n3 4", "2\n1 2 3 4 5 6 7 x", ""])
 def test_a_file_that_is_no_qap(text, tmp_path):
     (tmp_path / "a.dat").write_text(text)
-    with pytest.raises(UserError, match=r"qap\.source = ") as error:
-        task_of("qap", qap__source=str(tmp_path / "a.dat")).check(1)
+    with pytest.raises(UserError, match=r"data\.source = ") as error:
+        task_of("qap", data__source=str(tmp_path / "a.dat")).check(1)
     assert "\n" not in str(error.value)
 
 

@@ -23,12 +23,13 @@ def point_mass(num_clients=100, **options):
     )
 
 
-def unigram(source="", num_clients=0, **options):
+def unigram(source="generated", num_clients=0, **options):
     return build_task(
         Settings(
             task="unigram",
             num_clients=num_clients,
-            problem=UnigramOptions(source=str(source), **options),
+            data=DataOptions(source=str(source)),
+            problem=UnigramOptions(**options),
         )
     )
 
@@ -165,10 +166,10 @@ def test_texts_that_cannot_be_read_are_named(play, tmp_path):
         UserError, match=r"unigram\.role = 'speaker': .* has the columns character_id, text"
     ):
         unigram(play, role="speaker").check(2)
-    with pytest.raises(UserError, match=r"unigram\.source = .*no such folder"):
+    with pytest.raises(UserError, match=r"data\.source = .*no such folder"):
         unigram(tmp_path / "missing").check(2)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"unigram\.source = .*'train' cannot be read") as error:
+    with pytest.raises(UserError, match=r"data\.source = .*'train' cannot be read") as error:
         unigram(tmp_path / "empty").check(2)
     assert "\n" not in str(error.value)
 

@@ -20,6 +20,8 @@ from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, seq
 
 def text(num_clients=0, model="auto", **options):
     config = {f"text.{key.replace('_', '-')}": value for key, value in options.items()}
+    if source := config.pop("text.source", None):
+        config["data.source"] = source
     return build_task(
         read_settings({"task": "text", "num-clients": num_clients, "model.name": model} | config)
     )
@@ -225,7 +227,7 @@ def test_what_is_wrong_with_a_text_is_said(play, tmp_path):
         UserError, match=r"text\.role = 'speaker': .* has the columns character_id, text"
     ):
         text(source=play, role="speaker").check(2)
-    with pytest.raises(UserError, match=r"text\.source = .*no such folder"):
+    with pytest.raises(UserError, match=r"data\.source = .*no such folder"):
         text(source=str(tmp_path / "missing")).check(2)
     with pytest.raises(
         UserError, match=r"model\.name = 'char-lst': did you mean 'char-lstm'\? task 'text' has"

@@ -1,0 +1,149 @@
+"""Tables that need no file: two generated ones, and the diabetes data that scikit-learn
+brings, whose 442 patients are dealt to the clients at random.
+
+Source of the diabetes data: Efron, Hastie, Johnstone, Tibshirani, "Least Angle
+Regression", The Annals of Statistics 32(2), 2004, arXiv math/0406456.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.common.seeds import generator
+from fedapps.data.options import DataOptions
+from fedapps.data.sample_groups import grouping_of
+from fedapps.data.samples import Categorical, Indices, Samples
+from fedapps.data.source import Source
+from fedapps.data.table_columns import Floats
+from fedapps.data.tables import encode, matching, names_in, some
+from fedapps.errors import UserError
+
+Columns = dict[str, NDArray[Any]]
+DIABETES = "diabetes"
+
+
+def samples_of(columns: Columns, options: DataOptions, category: str, label: str) -> Samples:
+    """Return the rows of a table that needs no file: classes if its label is 0 or 1,
+    else numbers to predict. Raises ``UserError``.
+    """
+    source, outcome = Source.of(options), columns[options.label or label]
+    free = [name for name in columns if name not in ("client", options.label or label)]
+    for key in ("drop", "categorical"):
+        for name in names_in(getattr(options, key)):
+            if name not in columns:
+                raise UserError(f"data.{key} = {name!r}: {source} has the columns {some(columns)}")
+    wanted = matching(free, options.features, source) if options.features else free
+    wanted = [name for name in wanted if name not in options.told_apart]
+    named = names_in(options.categorical) or (category,)
+    x, found = encode({name: columns[name] for name in wanted}, named, source)
+    names, owner = np.unique(columns["client"], return_inverse=True)
+    binary = outcome.dtype.kind == "i"
+    samples = Samples(
+        x,
+        outcome if binary else np.zeros(len(outcome), np.int64),
+        2 if binary else 1,
+        ("0", "1") if binary else ("0",),
+        clients=Categorical(owner.astype(np.int64), tuple(map(str, names))),
+        # the categories are known to all
+        numbers=replace(found, categories=()),
+        targets=None if binary else outcome.astype(np.float64)[:, None],
+    )
+    if not options.group:
+        return samples
+    if options.group not in columns:
+        raise UserError(f"data.group = {options.group!r}: {source} has the columns {some(columns)}")
+    groups = grouping_of(options).number(columns[options.group].tolist())
+    return replace(samples, groups=groups)
+
+
+def _columns(
+    num_clients: int,
+    purpose: str,
+    count: int,
+    sizes: tuple[int, int],
+    outcome: Callable[[Floats, Indices, np.random.Generator], Columns],
+) -> Columns:
+    """Return a generated table: ``count`` numbers, shifted for each client, some of
+    them missing, and a category ``kind``; client k does not depend on the number of
+    clients.
+
+    ``sizes``: the fewest and the most rows of a client. ``outcome`` returns what is to
+    be predicted, given numbers (n, count) and category (n,).
+    """
+    parts: list[Columns] = []
+    for client in range(num_clients):
+        rng = generator(0, purpose, client + 1)
+        n = int(rng.integers(sizes[0], sizes[1] + 1))
+        x = rng.normal(size=(n, count)) + rng.normal(scale=0.5, size=count)
+        kind = rng.integers(3, size=n)
+        predicted = outcome(x, kind, rng)
+        x[rng.random(x.shape) < 0.05] = np.nan
+        one: Columns = {f"feature{i}": 10.0**i * x[:, i] for i in range(count)}
+        one["kind"] = np.array(["a", "b", "c"], object)[kind]
+        one["client"] = np.full(n, f"client{client:05d}")
+        parts.append(one | predicted)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def classes(num_clients: int) -> Columns:
+    """Return a small generated table: 40 to 120 rows per client, with feature shift and
+    slightly different labels.
+    """
+    weights = generator(0, "generated table").normal(size=7)
+
+    def label(x: Floats, kind: Indices, rng: np.random.Generator) -> Columns:
+        logits = x @ (weights[:6] + rng.normal(scale=0.3, size=6)) + weights[6] * (kind == 2)
+        noisy = logits - np.median(logits) + rng.logistic(size=len(x))
+        return {"label": (noisy > 0).astype(np.int64)}
+
+    return _columns(num_clients, "generated table", 6, (40, 120), label)
+
+
+def numbers(num_clients: int) -> Columns:
+    """Return a small generated table: 20 to 80 rows per client; each client's slopes
+    differ from common ones (deviation 1) by its own (deviation 0.4).
+    """
+    common = generator(0, "generated regression").normal(size=5)
+
+    def target(x: Floats, kind: Indices, rng: np.random.Generator) -> Columns:
+        slopes = common[:4] + rng.normal(scale=0.4, size=4)
+        value = x @ slopes + common[4] * (kind == 2) + rng.normal(scale=0.4)
+        return {"target": 250.0 + 40.0 * (value + rng.normal(size=len(x)))}
+
+    return _columns(num_clients, "generated regression", 4, (20, 80), target)
+
+
+def diabetes(num_clients: int) -> Columns:
+    """Return the 442 patients, dealt at random to so many clients: ten measurements,
+    and how far the disease has gone in a year.
+    """
+    rows = _diabetes_rows()
+    if not 1 <= num_clients <= (most := len(rows) // 5):
+        raise UserError(
+            f"num-clients = {num_clients}: a client needs 5 of the {len(rows)} rows of diabetes: "
+            f"choose 1..{most}"
+        )
+    order = generator(0, "diabetes").permutation(len(rows))
+    owner = np.empty(len(rows), np.int64)
+    owner[order] = np.arange(len(rows)) % num_clients
+    names = ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6", "target")
+    columns: Columns = {name: rows[:, place] for place, name in enumerate(names)}
+    return columns | {"client": np.array([f"client{number:05d}" for number in owner])}
+
+
+def _diabetes_rows() -> NDArray[np.float64]:
+    """Return scikit-learn's table (442, 11), whose last column is the target; the files
+    are read as the digits' are.
+    """
+    spec = importlib.util.find_spec("sklearn")  # finds it without importing it
+    assert spec is not None, "scikit-learn is a dependency"
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0]) / "datasets" / "data"
+    return np.column_stack(
+        [np.loadtxt(folder / f"diabetes_{name}.csv.gz") for name in ("data_raw", "target")]
+    )

@@ -1,0 +1,314 @@
+"""Tables: which column is what, and their numbers and categories as features.
+
+Columns of numbers come first, then those of categories: a category with two values is
+one feature (is it the second?), one with more is one feature per value. A column of
+text is a category, unless it has more than ``MAX_LEVELS`` values; numbers with a
+decimal comma are numbers. Missing values are NaN until inputs are scaled.
+
+Messages name the type of a value, never a sample's value: the server reads those of a
+site's own table.
+"""
+
+import fnmatch
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapps.data.columns import is_class, label_column, with_names
+from fedapps.data.options import DataOptions
+from fedapps.data.samples import Columns
+from fedapps.data.source import Source
+from fedapps.data.table_columns import Floats, dummies, is_missing, ordered
+from fedapps.errors import UserError
+
+#: A text column with more values is no category; one with so few is, even if most are
+#: numbers.
+MAX_LEVELS, FEW_VALUES = 100, 12
+# Row numbers that pandas writes unless told otherwise.
+ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0", "")
+#: What a column that names the clients is often called.
+CLIENT_NAMES = (
+    "client,bank,branch,center,centre,city,clinic,company,country,device,district,factory,farm,"
+    "hospital,institution,lecturer,machine,participant,patient,person,plant,region,school,site,"
+    "speaker,station,store,subject,town,user,ward"
+)
+#: A column of clients has at most this many values, and as many rows for each.
+MOST_CLIENTS, LEAST_ROWS = 1000, 5
+COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?|[+-]?\d+")
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated list."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The columns of a known table. ``features``: those used; () for all that are not
+    dropped.
+    """
+
+    client: str
+    label: str = "label"
+    features: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    drop_clients: tuple[str, ...] = ()
+
+
+PRESETS = {
+    # 8 columns of numbers, and 4 + 3 values of cp and restecg. The dropped columns are
+    # missing at most hospitals.
+    "heart": Preset(
+        "hospital",
+        features=names_in("age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak"),
+        categorical=("cp", "restecg"),
+        drop=("slope", "ca", "thal"),
+    ),
+    # 13 columns of numbers, two categories; north Bohemia has a single default.
+    "berka": Preset(
+        "region",
+        features=names_in(
+            "amount,duration,payments,account_months_at_loan,owner_age_at_loan,gender,"
+            "ownership_count,num_inhabitants,average_salary,"
+            "num_entrepreneurs_per_1000_inhabitants,unemployment_rate_96,num_crimes_96,"
+            "operation_count,amount_mean,balance_mean"
+        ),
+        categorical=("gender", "ownership_count"),
+        drop_clients=("north Bohemia",),
+    ),
+}
+
+
+def labels_in(columns: Collection[str], label: str) -> tuple[str, ...]:
+    """Return the columns to predict: ``label`` is one column, or several with commas
+    between them.
+    """
+    return (label,) if label in columns else names_in(label)
+
+
+def resolved(options: DataOptions, columns: Sequence[str], fixed: bool = False) -> DataOptions:
+    """Return the options with those of a known table, and with the column ``client``,
+    where they name no other.
+
+    ``fixed``: rows are not dealt by a column.
+    """
+    preset = find_preset(columns, options.preset)
+    if preset is not None:
+        options = replace(
+            options,
+            natural_id=options.natural_id or ("" if fixed else preset.client),
+            label=options.label or preset.label,
+            categorical=options.categorical or ",".join(preset.categorical),
+            features=options.features
+            or ",".join(name for name in preset.features if name not in names_in(options.drop)),
+            drop=options.drop or ",".join(preset.drop),
+            drop_clients=options.drop_clients or ",".join(preset.drop_clients),
+        )
+    if not (options.natural_id or fixed) and "client" in columns:
+        options = replace(options, natural_id="client")
+    return options
+
+
+def find_preset(columns: Collection[str], chosen: str) -> Preset | None:
+    """Return the preset of this name or, with ``auto``, the one whose columns are all
+    present.
+    """
+    if chosen != "auto":
+        return PRESETS.get(chosen)
+    for preset in PRESETS.values():
+        if {preset.client, preset.label, *preset.features, *preset.drop} <= set(columns):
+            return preset
+    return None
+
+
+def suggested(data: Any, others: Collection[str]) -> str:
+    """Return the column that most looks like the one of the clients, with its number of
+    values; "" if none does.
+    """
+    free = [name for name in data.column_names if name not in (*others, *ROW_NUMBERS)]
+    likely = [name for name in free if name.lower().removesuffix("_id") in names_in(CLIENT_NAMES)]
+    for name in likely:
+        found = len(set(data[name][:]))
+        if 2 <= found <= min(MOST_CLIENTS, len(data) // LEAST_ROWS):
+            return f"{name!r} ({found} values)"
+    return ""
+
+
+def matching(columns: Sequence[str], wanted: str, source: Source) -> list[str]:
+    """Return the columns that names or patterns with commas between them stand for.
+    Raises ``UserError``.
+    """
+    chosen: list[str] = []
+    for pattern in names_in(wanted):
+        matches = [pattern] if pattern in columns else fnmatch.filter(columns, pattern)
+        if not matches:
+            raise UserError(
+                f"data.features = {wanted!r}: no column is {pattern!r}; {source} has the columns "
+                f"{some(columns)}"
+            )
+        chosen += [name for name in matches if name not in chosen]
+    return chosen
+
+
+def some(names: Collection[str], most: int = 30) -> str:
+    """Return the first names as text, for a message."""
+    rest = len(names) - most
+    return ", ".join([*names][:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def features_of(
+    data: Any, source: Source, options: DataOptions
+) -> tuple[npt.NDArray[np.float32], Columns]:
+    """Return the features (N, 1, 1, F) of a `datasets.Dataset`, and what they are.
+    Raises ``UserError``.
+    """
+    label = options.label or label_column(data.features, source, "")
+    labels = labels_in(data.column_names, label)
+    others = {*labels, *options.told_apart}
+    if options.features:
+        chosen = matching(data.column_names, options.features, source)
+        for name in chosen:
+            if name in others:
+                raise UserError(
+                    f"data.features = {options.features!r}: column {name!r} is the label, the "
+                    "client or dropped: leave it out"
+                )
+    else:
+        chosen = [n for n in data.column_names if n not in (*others, *ROW_NUMBERS)]
+    columns = {name: _values(data, name) for name in chosen}
+    named = names_in(options.categorical)
+    x, found = encode(columns, named, source, bool(options.features))
+    hint = "" if options.natural_id else suggested(data, (*labels, *names_in(options.drop)))
+    known = find_preset(data.column_names, options.preset) is not None
+    return x, replace(found, known=known, client=options.natural_id, suggested=hint)
+
+
+def _values(data: Any, name: str) -> npt.NDArray[Any] | None:
+    """Return a column: numbers as float64, NaN where one is missing, or texts as
+    objects; None for anything else.
+    """
+    import pyarrow as pa
+
+    feature = data.features[name]
+    if is_class(feature):
+        return np.array(with_names(feature, data[name][:]), object)
+    column = data.with_format("arrow")[:][name]
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.full(len(column), np.nan)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        whole = column.cast(pa.int8()) if pa.types.is_boolean(kind) else column
+        return np.asarray(whole.cast(pa.float64(), safe=False).to_numpy(), np.float64)
+    if pa.types.is_decimal(kind):
+        return np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return np.array(column.to_pylist(), object)
+    return None
+
+
+def encode(
+    columns: Mapping[str, npt.NDArray[Any] | None],
+    categorical: Collection[str],
+    source: Source,
+    wanted: bool = False,
+) -> tuple[npt.NDArray[np.float32], Columns]:
+    """Return features (N, 1, 1, F) and what they are, given columns of numbers, NaN
+    where one is missing, or of texts; None stands for other things.
+
+    ``wanted``: the settings name the columns, so that none is left out.
+    """
+    numeric: dict[str, Floats] = {}
+    levels: dict[str, Floats] = {}
+    left_out, commas, categories = [], [], []
+    for name, column in columns.items():
+        if column is not None and column.dtype.kind == "O" and name not in categorical:
+            column, comma = _parsed(column, name, source)
+            commas += [name] if comma else []
+        if column is not None and column.dtype.kind == "f" and name not in categorical:
+            numeric[name] = _finite(column, name, source)
+            continue
+        different = (
+            [] if column is None else ordered(v for v in column.tolist() if not is_missing(v))
+        )
+        least, most = 2, 0 if column is None else min(MAX_LEVELS, len(column) // 2)
+        if name in categorical:
+            least, most = 1, MAX_LEVELS
+        if column is None or not least <= len(different) <= most:
+            what = (
+                "neither numbers nor text" if column is None else f"{len(different)} values of text"
+            )
+            if wanted or name in categorical:
+                raise UserError(
+                    f"data.{'categorical' if name in categorical else 'features'}: {name!r} holds "
+                    f"{what}, and a category has 2 to {MAX_LEVELS}: leave it out (data.drop)"
+                )
+            left_out.append(name)
+            continue
+        categories.append(name)
+        levels |= _dummies(name, column, different)
+    if not numeric and not levels:
+        raise UserError(f"data.features: no column of {source} is left to learn from")
+    values = [*numeric.values(), *levels.values()]
+    with np.errstate(over="ignore"):
+        x = np.stack(values, 1).astype(np.float32)
+    return x[:, None, None, :], Columns(
+        (*numeric, *levels),
+        tuple(left_out),
+        tuple(categories),
+        tuple(commas),
+        (True,) * len(numeric) + (False,) * len(levels),
+    )
+
+
+def _finite(column: Floats, name: str, source: Source) -> Floats:
+    wrong = np.flatnonzero(np.abs(column) > np.finfo(np.float32).max)
+    if len(wrong):
+        raise UserError(
+            f"column {name!r} holds infinite or too large numbers (first: row "
+            f"{int(wrong[0]) + source.first_row} of {source}): mend them, or name it in data.drop"
+        )
+    return column
+
+
+def _parsed(column: npt.NDArray[Any], name: str, source: Source) -> tuple[npt.NDArray[Any], bool]:
+    """Return a column of text as numbers if it holds some with a decimal comma. Raises
+    ``UserError`` if most but not all cells are numbers.
+    """
+    texts = [None if is_missing(value) else str(value).strip() for value in column.tolist()]
+    present = [text for text in texts if text]
+    plain = [text for text in present if _is_number(text)]
+    if not present or len(plain) < len(present) / 2:
+        return column, False
+    if len(plain) < len(present) and len(set(present)) <= FEW_VALUES:
+        return column, False  # 0, 1, 2, 3+
+    if len(plain) < len(present):
+        odd = next(row for row, text in enumerate(texts) if text and not _is_number(text))
+        raise UserError(
+            f"column {name!r}: {len(present) - len(plain)} of {len(texts)} rows hold text where "
+            f"the others hold numbers (first: row {odd + source.first_row} of {source}): mend "
+            "them, or name it in data.categorical or data.drop"
+        )
+    values = [float(text.replace(",", ".")) if text else np.nan for text in texts]
+    return np.array(values), any("," in text for text in present)
+
+
+def _is_number(text: str) -> bool:
+    if COMMA.fullmatch(text):
+        return True
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _dummies(name: str, column: npt.NDArray[Any], levels: list[Any]) -> dict[str, Floats]:
+    kept = levels[1:] if len(levels) == 2 else levels
+    called = [f"{level:g}" if isinstance(level, float) else str(level) for level in kept]
+    values = dummies(column, kept)
+    return {f"{name}={level}": part for level, part in zip(called, values, strict=True)}

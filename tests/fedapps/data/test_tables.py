@@ -1,0 +1,182 @@
+"""One way to name a source, and one reader for tables: a csv as it comes, for every
+task.
+"""
+
+import numpy as np
+import pytest
+
+from fedapps.commands.parser import main
+from fedapps.errors import UserError
+from fedapps.runs.assembly import build_task
+from fedapps.runs.prepare import assemble, with_defaults
+from fedapps.settings.settings import MOVED, read_settings
+
+PLANTS = ("Ulm", "Jena", "Bonn", "Kiel")
+
+
+def rows(n=30, classes=("bad", "good", "best"), seed=0):
+    """Rows of four plants: a number with gaps, a text with few values, a text of one
+    value per row, a label.
+    """
+    rng = np.random.default_rng(seed)
+    out = []
+    for plant in PLANTS:
+        out += [
+            {
+                "plant": plant,
+                "heat": "" if number == 3 else f"{rng.normal(50, 10):.3f}",
+                "shift": rng.choice(["day", "night"]),
+                "note": f"{plant} {number}",
+                "label": classes[number % len(classes)],
+            }
+            for number in range(n)
+        ]
+    return out
+
+
+def write(path, lines, sign=",", decimal="."):
+    text = [sign.join(lines[0])]
+    for line in lines:
+        cells = [
+            cell.replace(".", decimal) if name == "heat" else cell for name, cell in line.items()
+        ]
+        text.append(sign.join(f'"{c}"' if sign in c else c for c in cells))
+    path.write_text("\n".join(text) + "\n")
+    return str(path)
+
+
+def task_of(source, task="tabular", **settings):
+    given = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
+    given = {"task": task, "data.source": source, "device": "cpu", **given}
+    return build_task(with_defaults(given))
+
+
+# --- one way to name a source ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["tabular", "regression", "text", "unigram"])
+def test_a_source_that_is_not_there_is_refused_by_every_task(task, capsys):
+    method = "fedboost" if task == "unigram" else "fedavg"
+    status = main(
+        ["run", "--engine", "inline", f"task={task}", f"method={method}", "data.source=no/such.csv"]
+    )
+    assert status != 0
+    assert "data.source = " in capsys.readouterr().err
+
+
+def test_fedapps_data_counts_the_rows_of_the_named_file(tmp_path, capsys):
+    source = write(tmp_path / "plants.csv", rows())
+    assert main(["data", "task=tabular", f"data.source={source}", "data.natural-id=plant"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{source}: 4 clients (natural by plant), 3 classes" in shown
+    assert all(plant in shown for plant in PLANTS)
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_key_is_refused_with_the_new_one(old):
+    with pytest.raises(UserError, match=rf"{old}: is no setting any more: write {MOVED[old]}"):
+        read_settings({"task": "tabular", old: "x"})
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "value"),
+    [
+        ("lasso", "data.source", "x.csv"),
+        ("lasso", "data.label", "y"),
+        ("text", "data.natural-id", "role"),
+        ("qap", "data.alpha", 0.3),
+    ],
+)
+def test_a_setting_that_a_task_does_not_read_is_refused(task, key, value):
+    method = "fedavg" if task == "text" else "fedfw"
+    with pytest.raises(UserError, match=rf"{key} = .*: task '{task}' does not use it"):
+        read_settings({"task": task, "method": method, key: value})
+
+
+# --- one reader -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["tabular", "classification"])
+def test_categories_and_missing_values_and_three_classes(task, tmp_path):
+    task = task_of(write(tmp_path / "t.csv", rows()), task, data__natural_id="plant")
+    task.check(4)
+    assert task.samples.numbers.used == ("heat", "shift=night")
+    assert task.samples.classes == ("bad", "best", "good")
+    assert task.num_outputs == 3
+    assert any("note" in line and "left out" in line for line in task.remarks(4))
+    assert any("shift" in line and "categor" in line for line in task.remarks(4))
+    data = task.client_data(0, 4)
+    x = np.concatenate([part.x.reshape(len(part), -1) for part in (data.train, data.test)])
+    assert np.isfinite(x).all()
+    assert set(np.unique(x[:, 1])) == {0.0, 1.0}
+    if task.name == "tabular":
+        assert np.isnan(task.arrays(0, 4, scale=False).train.x).any()
+
+
+def test_two_classes_have_one_logit_whatever_they_are_called(tmp_path):
+    source = write(tmp_path / "t.csv", rows(classes=("no", "yes")))
+    task = task_of(source, data__natural_id="plant")
+    assert (task.num_outputs, task.samples.classes) == (1, ("no", "yes"))
+
+
+def test_semicolons_and_decimal_commas_are_read(tmp_path):
+    plain = task_of(write(tmp_path / "a.csv", rows()), data__natural_id="plant")
+    german = task_of(write(tmp_path / "b.csv", rows(), ";", ","), data__natural_id="plant")
+    commas = task_of(write(tmp_path / "c.csv", rows(), ",", ","), data__natural_id="plant")
+    for other in (german, commas):
+        np.testing.assert_array_equal(other.samples.x, plain.samples.x)
+    assert any("decimal comma" in line for line in german.remarks(4))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("label", "", r"'label': 1 samples have no value in it \(first: row 7\)"),
+        ("heat", "warm", r"'heat': 1 of 120 rows hold text where the others hold .*first: row 7"),
+    ],
+)
+def test_messages_count_rows_as_the_file_does(column, value, message, tmp_path):
+    lines = rows()
+    lines[5][column] = value  # the header is row 1
+    source = write(tmp_path / "t.csv", lines)
+    with pytest.raises(UserError, match=message):
+        task_of(source, data__natural_id="plant").check(4)
+
+
+def test_a_column_of_clients_is_suggested_and_none_are_invented(tmp_path):
+    source = write(tmp_path / "t.csv", rows())
+    with pytest.raises(UserError, match=r"'plant' \(4 values\) looks like one.*natural-id=plant"):
+        assemble(with_defaults({"task": "tabular", "data.source": source, "device": "cpu"}))
+    task = task_of(source, "classification", num_clients=5)
+    assert any("'plant' (4 values) looks like one" in line for line in task.remarks(5))
+    dealt = task_of(source, data__partition="iid", num_clients=5)
+    assert len(dealt.partition(5)) == 5
+
+
+def test_numbers_to_predict_use_the_same_reader(tmp_path):
+    source = write(tmp_path / "t.csv", rows())
+    task = task_of(
+        source, "regression", data__natural_id="plant", data__label="heat", num_clients=4
+    )
+    with pytest.raises(UserError, match="4 of 120 rows hold no value to predict"):
+        task.check(4)
+    lines = [line | {"heat": line["heat"] or "1"} for line in rows()]
+    task = task_of(
+        write(tmp_path / "full.csv", lines),
+        "regression",
+        data__natural_id="plant",
+        data__label="heat",
+        num_clients=4,
+    )
+    task.check(4)
+    assert task.samples.numbers.used == ("shift=night", "label=bad", "label=best", "label=good")
+
+
+def test_tails_are_cut(tmp_path):
+    lines = rows()
+    lines[0]["heat"] = "1e6"
+    source = write(tmp_path / "t.csv", lines)
+    task = task_of(source, "classification", data__natural_id="plant")
+    x = np.concatenate([task.client_data(k, 4).train.x[..., 0].ravel() for k in range(4)])
+    assert np.abs(x).max() <= 5.0
+    assert x.std() > 0.3, "one value does not rule the others"

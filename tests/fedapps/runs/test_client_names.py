@@ -1,0 +1,91 @@
+"""The names of sites in the data stand for their numbers wherever a person looks."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from fedapps.api import load
+from fedapps.commands.parser import main
+from fedapps.errors import UserError
+from fedapps.records.reader import read_run
+from fedapps.tasks.client_names import LONGEST, readable
+
+HARD = "<b>\x1b[31m" + "x" * 60
+
+
+def write(folder, names):
+    """Write a csv of 30 rows per plant."""
+    draw = np.random.default_rng(0)
+    with (folder / "plants.csv").open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["plant", "heat", "flow", "fault"])
+        for name in names:
+            for _ in range(30):
+                fault = int(draw.integers(2))
+                out.writerow([name, draw.normal() + 3 * fault, draw.normal(), fault])
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
+    write(tmp_path, ["plant-03", "plant-01", "plant-02", HARD])
+    return tmp_path
+
+
+def run(out, *more):
+    job = ["data.source=plants.csv", "data.natural-id=plant", "data.partition=natural"]
+    job += ["data.label=fault", "num-rounds=2", "train.local-epochs=1", "device=cpu"]
+    return main(["run", "--engine", "inline", *job, *more, "--out", out])
+
+
+def test_files_reports_and_models_go_by_the_names(data, capsys):
+    assert run("r", "method=aaggff-s", "aaggff.base=fedavg") == 0
+    first = capsys.readouterr().out
+    assert run("alone", "method=local") == 0
+    names = {"plant-01", "plant-02", "plant-03"}
+    (hard,) = {row["client"] for row in read_run("r").clients} - names
+    assert hard.isprintable()
+    assert len(hard) <= LONGEST
+    assert {name for _, name, _ in read_run("r").weights} == names | {hard}
+    rounds = [json.loads(line) for line in (data / "r" / "rounds.jsonl").open()]
+    assert set(rounds[0]["clients"]) == names | {hard}
+    page = (data / "r" / "report.html").read_text()
+    assert "plant-01" in page
+    assert "<b>\x1b" not in page
+    assert "<b> [31m" not in page
+    assert "\x1b[31m" not in first
+    assert main(["compare", "r", "alone", "--out", "c"]) == 0
+    assert "plant-02" in (data / "c" / "gains.csv").read_text()
+
+
+def test_a_name_or_a_number_chooses_the_model(data, capsys):
+    assert run("r", "method=ditto") == 0
+    assert main(["export", "r", "--client", "plant-01", "--out", "a.safetensors"]) == 0
+    assert main(["export", "r", "--client", "1", "--out", "b.safetensors"]) == 0
+    assert str(load_file("a.safetensors")) == str(load_file("b.safetensors"))
+    assert "client plant-01" in capsys.readouterr().out
+    one, other = (load("r").personal_model(who) for who in ("plant-01", 1))
+    assert str(one.state_dict()) == str(other.state_dict())
+    assert main(["export", "r", "--client", "plant-9"]) == 2
+    assert "plant-9" in (said := capsys.readouterr().err)
+    assert "plant-01" in said
+    with pytest.raises(UserError, match="choose one of"):
+        load("r").personal_model(99)
+
+
+def test_a_resumed_run_keeps_the_names(data):
+    more = ["num-rounds=4", "checkpoint-every=1", "num-new-clients=1", "clients-per-round=0"]
+    assert run("r", *more) == 0
+    whole = (data / "r" / "clients.csv").read_text()
+    assert run("r", "--resume", *more) == 0
+    assert (data / "r" / "clients.csv").read_text() == whole
+
+
+def test_names_are_unique_lines_and_mere_numbers_are_no_names(tmp_path):
+    assert readable(["a", "a", " a "]) == ("a", "a (2)", "a (3)")
+    assert readable(["a (2)", "a", "a"]) == ("a (2)", "a", "a (3)")
+    assert len(set(readable(["y" * 90, "y" * 90 + "z", ""]))) == 3

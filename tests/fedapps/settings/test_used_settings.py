@@ -1,0 +1,99 @@
+"""What is not used is refused or named; what is meant is understood."""
+
+import pytest
+
+from fedapps import api
+from fedapps.commands.parser import main
+from fedapps.commands.run import settings_of
+from fedapps.errors import UserError
+from fedapps.methods import find_method
+from fedapps.results.run_plots import comparison_figure, measure_figure
+from fedapps.runs.prepare import with_defaults
+from fedapps.settings.settings import default_config, read_settings
+from fedapps.sweeps.plan import read_plan
+
+SHORT = ["num-rounds=1", "num-clients=3", "train.local-epochs=1"]
+
+
+def says(capsys, *words):
+    assert main(["run", "--engine", "inline", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def settings(*words):
+    from fedapps.commands.parser import parse
+
+    return settings_of(parse(["run", *words]))
+
+
+def test_an_option_of_another_method_is_refused(capsys, tmp_path):
+    said = says(capsys, "method=fedavg", "fedprox.mu=0.1")
+    assert "fedprox.mu = 0.1" in said
+    assert "choose fedprox" in said
+    assert "tabular.source" in says(capsys, "tabular.source=x.csv")
+    with pytest.raises(UserError, match=r"fedprox\.mu"):
+        api.run("fedavg", fedprox={"mu": 0.1})
+    settings("method=term", "term.base=fedprox", "fedprox.mu=0.1")
+    settings("method=warm-start", "warm-start.then=ditto", "ditto.epochs=2")
+
+
+def test_a_file_may_hold_the_options_of_methods_that_the_command_line_chooses(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    path.write_text("fedprox.mu = 0.1\nditto.epochs = 2\n")
+    assert settings(str(path), "method=fedprox").options.mu == 0.1
+    assert settings(str(path)).method == "fedavg"
+    assert main(["data", str(path)]) == 0
+    path.write_text('method = "fedavg"\n' + path.read_text())
+    assert "fedprox.mu" in says(capsys, str(path))
+
+
+def test_a_sweep_may_hold_the_options_of_its_methods(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text('method = ["fedavg", "fedprox"]\nfedprox.mu = 0.1\nsweep.title = "t"\n')
+    assert len(read_plan(path).points) == 2
+    assert len(read_plan(path, ['method=["fedavg", "local"]']).points) == 2
+    with pytest.raises(UserError, match=r"ditto\.epochs"):
+        read_plan(path, ["ditto.epochs=2"])
+    path.write_text(path.read_text() + "ditto.epochs = 2\n")
+    with pytest.raises(UserError, match=r"ditto\.epochs"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(("said", "meant"), [("FedAvg", "fedavg"), ("SCAFFOLD", "scaffold")])
+def test_capitals_are_no_spelling_mistake(said, meant):
+    with pytest.raises(UserError, match=f"did you mean '{meant}'"):
+        find_method(said)
+
+
+def test_a_number_is_text_where_text_is_wanted():
+    assert settings("model.head=3").model.head == "3"
+    assert settings("model.head='3'").model.head == "3"
+    with pytest.raises(UserError, match="num-rounds = '3'"):
+        read_settings({"num-rounds": "3"})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every"), [(1, 1), (9, 1), (10, 1), (50, 5), (100, 10), (2000, 10)]
+)
+def test_a_plot_has_ten_points_where_rounds_allow(rounds, every):
+    chosen = with_defaults({"num-rounds": rounds})
+    assert chosen.evaluate_every == every
+    assert rounds // every >= min(10, rounds)
+    assert read_settings({**default_config(), "num-rounds": rounds}).evaluate_every == every
+    assert with_defaults({"num-rounds": rounds, "evaluate-every": 7}).evaluate_every == 7
+    assert with_defaults({"num-rounds": rounds, "evaluate-every": 0}).evaluate_every == 0
+
+
+def test_a_plot_of_one_point_says_so(tmp_path):
+    from fedapps.charts.theme import THEME
+
+    job = {"num_clients": 3, "clients_per_round": 0, "train": {"local_epochs": 1}}
+    one = api.run(num_rounds=2, evaluate_every=0, out=tmp_path / "one", progress=False, **job)
+    two = api.run(num_rounds=2, out=tmp_path / "two", progress=False, **job)
+    for run, said in ((one, True), (two, False)):
+        (figure,) = measure_figure(run.read, THEME).values()
+        assert ("one evaluation" in figure.panels[0].note) == said
+        compared = comparison_figure({"r": [run.read]}, THEME)
+        assert ("one evaluation" in compared.panels[0].note) == said
