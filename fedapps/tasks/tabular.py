@@ -107,6 +107,12 @@ class Tabular(NetByShape):
                 f"({some(table.clients)}): "
                 f"choose at most {len(table.clients)} (--nodes)"
             )
+        labels = np.concatenate(table.y[:num_clients])
+        if labels.ndim == 1 and labels.min() == labels.max():
+            raise UserError(
+                f"{self.options.table}.label: all rows of the clients have label {labels[0]}: "
+                "there is nothing to predict"
+            )
         for client in range(num_clients):
             self.client_data(client, num_clients)
         self.initial_arrays()
@@ -177,10 +183,10 @@ def split_rows(
         rows = stratified(np.zeros(len(y), np.int64), rng, options.test, options.validation)
     else:
         ones = int(y.sum())
-        if min(ones, len(y) - ones) < needed:
+        if len(y) < needed or any(0 < count < needed for count in (ones, len(y) - ones)):
             raise UserError(
                 f"{who} {len(y) - ones} rows of label 0 and {ones} of label 1, but each part of "
-                f"its data needs one of both: {remedy}"
+                f"its data needs one row of every label that the client has: {remedy}"
             )
         rows = stratified(y, rng, options.test, options.validation)
     with np.errstate(over="ignore"):  # numbers beyond float32

@@ -3,6 +3,7 @@ partition, participation, failure or lie.
 """
 
 import numpy as np
+import pandas as pd
 import pytest
 from flwr.app import RecordDict
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -15,6 +16,8 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.engines.node_sums import plan_of
+from fedapps.runs.assembly import build_task
+from fedapps.settings.settings import read_settings
 from strategies import ClientGrid, HistogramBoosting, HistogramBoostingOptions
 from tests.helpers import arrays_of, simulate
 
@@ -290,3 +293,25 @@ def test_huge_values_are_accepted():
     x[5, 0], x[6, 0] = np.inf, -np.inf
     arrays = Federation(dealt(x, y, np.zeros(len(y), int))).run(6)
     assert all(np.isfinite(array).all() for array in arrays.values())
+
+
+def test_sites_of_one_class_give_the_trees_of_the_pooled_rows(tmp_path):
+    x, y = rows(300)
+    table = {
+        "client": [f"{label}" for label in y],
+        "label": y,
+        **{f"x{f}": x[:, f] for f in range(5)},
+    }
+    pd.DataFrame(table).to_csv(tmp_path / "table.csv", index=False)
+    task = build_task(
+        read_settings({"task": "tabular", "tabular.source": str(tmp_path / "table.csv")})
+    )
+    task.check(2)
+    datas = [task.arrays(site, 2, scale=False) for site in range(2)]
+    assert [set(data.train.y) for data in datas] == [{0}, {1}]
+    assert [set(data.test.y) for data in datas] == [{0}, {1}]
+    pooled = [np.concatenate([getattr(d.train, name) for d in datas]) for name in ("x", "y")]
+    same(
+        Federation(datas).run(8),
+        Federation(dealt(*pooled, np.zeros(len(pooled[1]), int))).run(8, evaluate_every=0),
+    )

@@ -118,7 +118,11 @@ def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
             r"a\.csv: no column 'kind' .*: it has age, sort, sex",
         ),
         ([], None, r"a\.csv: no rows"),
-        (["1,a,0,1,z"] * 9, None, r"has 0 rows of label 0 and 9 of label 1"),
+        (
+            ["1,a,0,0,z", *["1,a,0,1,z"] * 9],
+            None,
+            r"has 1 rows of label 0 and 9 of label 1",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_sites_table_is_said(tmp_path, rows, header, message):

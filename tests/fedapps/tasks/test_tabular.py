@@ -274,10 +274,15 @@ def test_heart_and_berka_are_recognised_by_their_columns():
         ),
         ({"age": [np.inf] * 40}, {"drop": "kind,sex"}, "column 'age' holds infinite numbers"),
         (
-            {"label": [0] * 20 + [0, 1] * 10},
+            {"label": [0] * 19 + [1] + [0, 1] * 10},
             {"drop": "kind,sex"},
-            r"client 'b' has 20 rows of label 0 and 0 of label 1, .* name it in "
+            r"client 'b' has 19 rows of label 0 and 1 of label 1, .* name it in "
             r"tabular\.drop-clients",
+        ),
+        (
+            {"label": [1] * 40},
+            {"drop": "kind,sex"},
+            r"tabular\.label: all rows of the clients have label 1: there is nothing to predict",
         ),
     ],
 )
