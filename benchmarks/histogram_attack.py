@@ -180,7 +180,7 @@ def main() -> None:
         ]
         cells += [f"{np.mean(row):.1f} ± {np.std(row, ddof=1):.1f}" for row in scores]
         table.add_row(label, *cells)
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":
