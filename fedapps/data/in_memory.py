@@ -55,7 +55,7 @@ def data_table(data: Any) -> dict[str, Any]:
     if arrays := {name: one for name, one in table.items() if name in named or is_array(one)}:
         table = _with_arrays(table, arrays)
     elif is_frame(source := table.get("source")):
-        table["source"] = _written(_of_frame(source))
+        table["source"] = _written(_of_frame(source), "DataFrame")
     else:
         return table
     for name in OF_FILES:
@@ -84,7 +84,7 @@ def _with_arrays(table: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any
     if twice := [name for name in rest if name in answered]:
         raise UserError(f"data: {twice[0]} is given beside arrays, which answer it: leave it out")
     named = {ARRAYS[name]: name for name in arrays if ARRAYS[name]}
-    return {**rest, "source": _written(_of_arrays(arrays)), **named}
+    return {**rest, "source": _written(_of_arrays(arrays), "arrays"), **named}
 
 
 def _of_arrays(arrays: Mapping[str, Any]) -> Any:
@@ -145,8 +145,10 @@ def _folder() -> Path:
     return (cache.folder() / "in-memory").absolute()
 
 
-def _written(table: Any) -> str:
-    """Write an Arrow table unless it is there already; return its folder."""
+def _written(table: Any, kind: str) -> str:
+    """Write an Arrow table made of a ``kind``, unless it is there already; return its
+    folder.
+    """
     import datasets
 
     try:
@@ -157,7 +159,7 @@ def _written(table: Any) -> str:
             digest = hashlib.sha256()
             for part in sorted(fresh.glob("*.arrow")):
                 digest.update(part.read_bytes())
-            place = _folder() / digest.hexdigest()[:16]
+            place = _folder() / f"{kind}-{digest.hexdigest()[:16]}"
             if not place.exists():
                 fresh.rename(place)
     except OSError as error:
