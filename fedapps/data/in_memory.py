@@ -20,8 +20,6 @@ from fedapps.errors import UserError, reason
 
 #: Names of arrays, and the setting that each of them answers.
 ARRAYS = {"x": "", "y": "label", "client": "natural_id", "part": "part"}
-#: What only files have, which come in several splits and configurations.
-OF_FILES = ("split", "test", "validation_split", "config")
 
 
 def is_frame(value: Any) -> bool:
@@ -56,14 +54,6 @@ def data_table(data: Any) -> dict[str, Any]:
         table = _with_arrays(table, arrays)
     elif is_frame(source := table.get("source")):
         table["source"] = _written(_of_frame(source), "DataFrame")
-    else:
-        return table
-    for name in OF_FILES:
-        if table.get(name):
-            raise UserError(
-                f"data: {name} = {table[name]!r} is for files: name the part of each sample in a "
-                "column (part)"
-            )
     return table
 
 
@@ -160,8 +150,11 @@ def _written(table: Any, kind: str) -> str:
             for part in sorted(fresh.glob("*.arrow")):
                 digest.update(part.read_bytes())
             place = _folder() / f"{kind}-{digest.hexdigest()[:16]}"
-            if not place.exists():
+            try:
                 fresh.rename(place)
+            except OSError:
+                if not place.exists():  # otherwise it was written before
+                    raise
     except OSError as error:
         raise UserError(f"data: cannot be written to {_folder()}: {reason(error)}") from None
     except (ValueError, TypeError, NotImplementedError) as error:

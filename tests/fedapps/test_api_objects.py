@@ -110,6 +110,7 @@ def test_what_other_processes_and_pandas_types_need(table):
 
 def test_data_that_cannot_be_used_are_refused(table):
     x, y = np.zeros((4, 3)), np.zeros(4, int)
+    table.to_csv("visits.csv", index=False)
     for given, said in (
         ({"data": (x, y[:3])}, "data: x has 4 samples, y has 3"),
         ({"data": (x,)}, r"data: a tuple is \(x, y\), two arrays"),
@@ -123,7 +124,11 @@ def test_data_that_cannot_be_used_are_refused(table):
             {"data": (x, y), "client": "c"},
             "data.natural-id = 'c': .*arrays-.* has the columns x, y",
         ),
-        ({"data": {"source": table, "test": "test"}}, "data: test = 'test' .* column .*part"),
+        (
+            {"data": {"source": table, "test": "test"}},
+            "data.test = 'test': .* single table: .*data.part",
+        ),
+        ({"data": {"source": "visits.csv", "test": "test"}, "label": "outcome"}, "single table"),
         ({"data": (x > 0) * 1j, "label": "y"}, "data: is of type ndarray"),
         ({"data": (x * 1j, y)}, "data: x holds complex128"),
         ({"data": (np.ma.masked_array(x), y)}, "data: x is a masked array"),
