@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: The options of commands that are arguments of the functions in Python.
 ARGUMENTS = {
@@ -23,7 +24,7 @@ ARGUMENTS = {
 }
 #: An option, and its value if it is a number, a path or an engine.
 OPTION = re.compile(
-    r"(?<![\w/-])--(?P<name>[a-z][a-z-]*)(?: (?=[-\d/])| (?P<engine>inline|ray|deployment)\b)?"
+    r"(?<![\w/-])--(?P<name>[a-z][a-z-]*)(?: (?=[-\d/]|[^\s:]+:)| (?P<engine>inline|ray|deployment)\b)?"
 )
 
 #: Exit statuses other than 0 and 1: bad settings or input; stopped by Ctrl-C or

@@ -163,6 +163,7 @@ def test_messages_name_arguments_not_options():
     [
         ("--out /a b: is a file", "out=/a b: is a file"),
         ("--jobs -1: choose 1", "jobs=-1: choose 1"),
+        ("--client bern: has no scores", "client=bern: has no scores"),
         ("clients (--nodes) instead", "clients instead"),
         ("make one with `fedapps deploy up --out x`", "make one with `fedapps deploy up --out x`"),
         ("leave out --client to export", "leave out client to export"),
