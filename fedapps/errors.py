@@ -22,9 +22,10 @@ ARGUMENTS = {
         for name in ("client", "engine", "jobs", "out", "reference", "scale", "workers", "worst")
     },
 }
-#: An option, and its value if it is a number, a path or an engine.
+#: An option, and its value if it is an engine, a number, a path, or before a colon.
 OPTION = re.compile(
-    r"(?<![\w/-])--(?P<name>[a-z][a-z-]*)(?: (?=[-\d/]|[^\s:]+:)| (?P<engine>inline|ray|deployment)\b)?"
+    r"(?<![\w/-])--(?P<name>[a-z][a-z-]*)"
+    r"(?: (?P<engine>inline|ray|deployment)\b| (?=[-\d/]|[^\s:]+:))?"
 )
 
 #: Exit statuses other than 0 and 1: bad settings or input; stopped by Ctrl-C or
