@@ -8,9 +8,11 @@ The files also name their net (``runs.model_files``).
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import save_file
 
+from fedapps.errors import UserError
 from fedapps.formats import metric_text
 from fedapps.runs.assembly import build_task
 from fedapps.runs.model_files import described
@@ -22,7 +24,8 @@ from fedapps.runs.models import (
     settings_in,
     write_program,
 )
-from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns
+from fedapps.runs.onnx_file import check_packages, write_onnx
+from fedapps.tasks.capabilities import HasTable, PredictsNumbers, ScalesColumns, SplitsSamples
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +44,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="file for the arrays (default: DIR/client-N.safetensors or DIR/global.safetensors)",
+        help="file (default: client-N or global in DIR, with the ending of the format)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=["safetensors", "onnx"],
+        default="safetensors",
+        help="onnx: the net with its input scale, for onnxruntime (needs fedapps[onnx])",
     )
     parser.add_argument(
         "--program",
@@ -53,8 +62,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Write the model and return the exit status."""
+    onnx = arguments.format == "onnx"
+    if onnx:
+        check_packages()
     if arguments.client is None:
-        client, scores, tensors = of_nobody(arguments.run, arguments.program is not None)
+        client, scores, tensors = of_nobody(arguments.run, onnx or arguments.program is not None)
     else:
         client, scores, tensors = exported(arguments.run, arguments.client)
     settings = settings_in(arguments.run, own=True)
@@ -65,7 +77,7 @@ def execute(arguments: argparse.Namespace) -> int:
         else identified(task, settings.num_clients, arguments.client)[0]
     )
     name = "global" if number is None else f"client-{number}"
-    out = arguments.out or arguments.run / f"{name}.safetensors"
+    out = arguments.out or arguments.run / f"{name}.{arguments.format}"
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     metadata = {name: str(value) for name, value in scores.items()} | described(settings, task)
     # for users who load the model without this project
@@ -78,15 +90,34 @@ def execute(arguments: argparse.Namespace) -> int:
             name: json.dumps(values)
             for name, values in task.input_scale(settings.num_clients).items()
         }
-    if isinstance(task, PredictsNumbers):  # the prediction is center + scale * output
+    target_scale = task.target_scale if isinstance(task, PredictsNumbers) else None
+    if target_scale is not None:  # the prediction is center + scale * output
         metadata |= {
-            f"target-{name}": json.dumps(getattr(task.target_scale, name).tolist())
+            f"target-{name}": json.dumps(getattr(target_scale, name).tolist())
             for name in ("center", "scale")
         }
-    save_file(arrays, out, metadata=metadata)
+    if onnx:
+        check_scale(task, number)
+        write_onnx(client, tensors, scale, target_scale, out)
+    else:
+        save_file(arrays, out, metadata=metadata)
     shown = ", ".join(f"{name} {metric_text(name, value)}" for name, value in scores.items())
     print(f"written: {out} ({shown})")
     if arguments.program:
         write_program(client, tensors, arguments.program)
         print(f"written: {arguments.program}")
     return 0
+
+
+def check_scale(task: Any, number: int | None) -> None:
+    """Raise ``UserError`` if an ONNX file cannot hold the scale of the inputs."""
+    if isinstance(task, HasTable):
+        raise UserError(
+            "--format onnx: this task fills and scales the columns of its table before the net: "
+            "export safetensors"
+        )
+    if number is None and isinstance(task, SplitsSamples) and task.standardise == "client":
+        raise UserError(
+            "--format onnx: clients scale their inputs differently: name one with --client, or run "
+            "with data.standardise=sums"
+        )

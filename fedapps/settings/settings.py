@@ -20,8 +20,15 @@ from fedapps.errors import UserError
 from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
-from fedapps.settings.reference import CONFIGURED
-from fedapps.settings.tables import PARTS, built, flattened, option_tables, read_table, typed
+from fedapps.settings.tables import (
+    CONFIGURED,
+    PARTS,
+    built,
+    flattened,
+    option_tables,
+    read_table,
+    typed,
+)
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import TASKS, find_task, task_name
 from fedapps.toml_text import Value
@@ -381,7 +388,7 @@ def check_used(given: Mapping[str, Any], used: Container[str]) -> None:
     """
     for key, value in given.items():
         table, dot, _ = key.partition(".")
-        if not dot or table in (*PARTS, *OF_SWEEPS) or key in used:
+        if not dot or table in (*PARTS, *OF_SWEEPS, "versions") or key in used:
             continue
         kinds: dict[str, Any] = {**METHODS, **TASKS}
         owners = [name for name, one in kinds.items() if one.table == table]

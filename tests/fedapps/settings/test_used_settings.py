@@ -49,6 +49,14 @@ def test_a_file_may_hold_the_options_of_methods_that_the_command_line_chooses(tm
     assert "fedprox.mu" in says(capsys, str(path))
 
 
+def test_the_settings_that_a_run_recorded_can_be_run_again(tmp_path):
+    out = tmp_path / "r"
+    job = ["method=ditto", "ditto.epochs=2", *SHORT]
+    assert main(["run", "--engine", "inline", *job, "--out", str(out)]) == 0
+    assert settings(str(out / "settings.toml")).options.epochs == 2
+    assert settings("--resume", "--out", str(out)).options.epochs == 2
+
+
 def test_a_sweep_may_hold_the_options_of_its_methods(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text('method = ["fedavg", "fedprox"]\nfedprox.mu = 0.1\nsweep.title = "t"\n')

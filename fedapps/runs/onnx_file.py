@@ -1,0 +1,128 @@
+"""`fedapps export --format onnx`: a net with the scale of its inputs as one ONNX file,
+for devices without Python.
+
+The file takes samples as the data have them: images in [0, 1], numbers in their own
+units. It is kept only if onnxruntime computes what the net computes.
+"""
+
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedapps.errors import UserError
+from fedapps.records.files import replace
+
+if TYPE_CHECKING:
+    from clients import FedAvgClient
+    from fedapps.data.scaling import Scale
+    from fedapps.tasks.targets import TargetScale
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+INPUT, OUTPUT = "input", "output"
+#: The largest difference to the net's outputs, relative to the largest of these.
+TOLERANCE = 1e-4
+
+
+def check_packages() -> None:
+    """Raise ``UserError`` if a package is missing."""
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise UserError(
+            f"--format onnx: {', '.join(missing)} not installed: pip install 'fedapps[onnx]'"
+        )
+
+
+def write_onnx(
+    client: "FedAvgClient",
+    tensors: dict[str, Any],
+    scale: "Scale | None",
+    targets: "TargetScale | None",
+    path: Path,
+) -> None:
+    """Write the net with these arrays, for batches of any size. Raises ``UserError``.
+
+    ``client``: its net and, to check the file, its test samples. ``targets``: scale of
+    the outputs, if they are numbers.
+    """
+    import torch
+    from torch import nn
+
+    class Whole(nn.Module):
+        """The net between the scales."""
+
+        mean: torch.Tensor
+        deviation: torch.Tensor
+        center: torch.Tensor
+        size: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = client.model
+            for name, value in (
+                ("mean", 0.0 if scale is None else scale.mean),
+                ("deviation", 1.0 if scale is None else scale.deviation),
+                ("center", 0.0 if targets is None else targets.center),
+                ("size", 1.0 if targets is None else targets.scale),
+            ):
+                self.register_buffer(name, torch.tensor(np.asarray(value, np.float32)))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            if scale is not None:
+                x = (x - self.mean) / self.deviation
+            out = self.net(x)
+            return out if targets is None else self.center + self.size * out
+
+    client.model.load_state_dict(tensors)
+    whole = Whole().eval()
+    x = client.data.test.x.cpu()
+    raw = x if scale is None else x * whole.deviation + whole.mean
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+
+    def write(file: Path) -> None:
+        program = torch.onnx.export(
+            whole,
+            (raw[:2],),
+            dynamo=True,
+            verbose=False,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )
+        assert program is not None
+        program.save(str(file))
+        check(file, whole, raw)
+
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        replace(path, write)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"--format onnx: this net cannot be exported ({' '.join(str(error).split())[:200]})"
+        ) from None
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def check(file: Path, net: Any, x: Any) -> None:
+    """Raise ``UserError`` unless onnxruntime computes the net's outputs."""
+    import onnxruntime
+    import torch
+
+    session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
+    for batch in (x[:1], x):
+        with torch.no_grad():
+            want = net(batch).numpy()
+        found = session.run([OUTPUT], {INPUT: batch.numpy()})[0]
+        apart = float(np.abs(found - want).max() / max(float(np.abs(want).max()), 1e-12))
+        if found.shape != want.shape or not apart <= TOLERANCE:
+            raise UserError(
+                f"--format onnx: onnxruntime computes other outputs than the net (difference "
+                f"{apart:.2g}, limit {TOLERANCE:g}): nothing is written"
+            )
