@@ -158,8 +158,7 @@ class RunFolder:
         """The clients whose training or last score had diverged, so that they are in no
         mean.
         """
-        evaluated = [record for record in self.rounds if record.get("evaluate")]
-        entries = evaluated[-1].get("diverged") if evaluated else None
+        entries = self.scored.get("diverged")
         named = [
             one_line(str(entry.get("client", "?")), 60)
             for entry in (entries if isinstance(entries, list) else [])

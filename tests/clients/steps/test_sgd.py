@@ -125,7 +125,7 @@ def test_bad_options(bad):
 
 def test_arrays_of_another_model_are_refused():
     net = small_net(0)
-    with pytest.raises(ValueError, match="3 arrays for a model with 4"):
+    with pytest.raises(ValueError, match="3 arrays received, but the model has 4"):
         set_arrays(net, get_arrays(net)[:3])
     with pytest.raises(
         ValueError,
