@@ -74,10 +74,7 @@ class HistogramBoostingOptions(Options):
         512, "cells of a feature in which values are counted to find the bins", low=2, high=65_536
     )
     min_cell: int = option(
-        1,
-        "minimum rows of a client in each cell or bin that it reports; it merges neighbouring "
-        "values until they have as many; 1: it merges none",
-        low=1,
+        1, "minimum rows of a client per cell and bin; it merges neighbouring ones", low=1
     )
     loss: str = option(
         "cross-entropy",

@@ -5,13 +5,16 @@ from itertools import product
 
 import numpy as np
 import pytest
+from flwr.app import RecordDict
 
 from algorithms.boosting.bins import widths
 from algorithms.boosting.forest import GROW, Forest
 from algorithms.boosting.histogram_trees import Growth
 from algorithms.boosting.min_cell import merged
-from clients import HistogramBoostingClient
+from clients import HistogramBoostingClient, MessageStore
 from clients.base.data import ArrayData, ArraySplit
+from fedapps.runs.assembly import build_client, build_task
+from fedapps.settings.settings import read_settings
 
 WAYS = ("as it is", "one value", "two values", "missing", "ties")
 
@@ -105,3 +108,18 @@ def test_a_client_with_fewer_rows_does_not_train():
     arrays = list(Forest.new(6, 3).to_arrays().values())
     with pytest.raises(ValueError, match="30 training rows, but min-cell = 31"):
         HistogramBoostingClient(data, min_cell=31).fit(arrays, {"loss": "cross-entropy"})
+
+
+@pytest.mark.parametrize("task", ["tabular", "regression"])
+def test_the_setting_reaches_the_client(task):
+    settings = read_settings(
+        {
+            "task": task,
+            "method": "histogram-boosting",
+            "num-clients": 3,
+            "histogram-boosting.min-cell": 7,
+        }
+    )
+    client = build_client(settings, build_task(settings), 0, 3, MessageStore(RecordDict()))
+    for values in client.inputs().T:
+        assert np.unique(values, return_counts=True)[1].min() >= 7
