@@ -11,12 +11,10 @@ from typing import Any
 from algorithms.common.checks import nearest
 from algorithms.common.options import Declared, kebab
 from fedapps.errors import UserError
+from fedapps.settings.tables import CONFIGURED
 from fedapps.toml_text import Value, toml_value
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-#: Defaults in a configuration that differ from those of ``Settings``: ``read_settings``
-#: replaces ``auto`` by the method's task, its set, and the way to deal that.
-CONFIGURED: dict[str, Value] = dict.fromkeys(("task", "data.source", "data.partition"), "auto")
 #: Heading of the settings without a table.
 TOP = "Top level"
 

@@ -20,8 +20,15 @@ from fedapps.errors import UserError
 from fedapps.methods import find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
-from fedapps.settings.reference import CONFIGURED
-from fedapps.settings.tables import PARTS, built, flattened, option_tables, read_table, typed
+from fedapps.settings.tables import (
+    CONFIGURED,
+    PARTS,
+    built,
+    flattened,
+    option_tables,
+    read_table,
+    typed,
+)
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import find_task, task_name
 from fedapps.toml_text import Value
