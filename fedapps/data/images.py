@@ -56,7 +56,10 @@ def read_samples(
     arrays, facts = cached(
         source, wanted, lambda data, parts: _decode(data, parts, source, options, targets)
     )
-    columns = {name: tuple(v) if isinstance(v, list) else v for name, v in facts["columns"].items()}
+    columns: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in facts["columns"].items()
+    }
     return Samples(
         arrays["x"],
         np.array(arrays["labels"]),

@@ -194,7 +194,10 @@ class Classification(DealtSamples, NetByShape):
 
     def check_scale(self) -> None:
         """Raise ``UserError`` if missing values would reach the model."""
-        if self.standardise == "none" and np.isnan(inputs(self.samples, slice(None))).any():
+        if (
+            self.standardise == "none"
+            and np.isnan(inputs(self.samples, np.arange(len(self.samples.labels)))).any()
+        ):
             raise UserError(
                 "data.standardise = 'none': missing values are filled only if inputs are scaled: "
                 "choose 'sums' or 'client'"

@@ -241,7 +241,7 @@ class SiteRows(OnSite, Rows):
         return names_in(self.context.data.label) or ("label",)
 
     @cached_property
-    def samples(self) -> Samples:  # type: ignore[override]
+    def samples(self) -> Samples:
         """The site's own rows. Raises ``UserError``."""
         wanted, columns = self.context.sites.features, self.columns
         missing = [name for name in (*wanted, *self.labels) if name not in columns]

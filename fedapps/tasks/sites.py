@@ -4,13 +4,16 @@ from typing import Any
 
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.site_data import SiteImages, SiteTable
+from fedapps.tasks.site_data import SiteImages, SiteRows, SiteTable
 from fedapps.tasks.site_regression import SiteRegression
 
-TABLES = {"tabular": SiteTable, "regression": SiteRegression}
+TABLES: dict[str, type[SiteTable] | type[SiteRegression]] = {
+    "tabular": SiteTable,
+    "regression": SiteRegression,
+}
 
 
-def site_task(name: str, options: Any, context: RunContext, source: str) -> SiteImages | SiteTable:
+def site_task(name: str, options: Any, context: RunContext, source: str) -> SiteImages | SiteRows:
     """Return the task of a site or, if ``source`` is "", of the server. Raises
     ``UserError`` if settings and site do not agree.
     """
