@@ -78,6 +78,7 @@ TABULAR_JOB: dict[str, bool | int | float | str] = {
     "train.momentum": 0.0,
     "train.learning-rate": 0.1,
     "train.max-gradient-norm": 1.0,
+    "fedopt.server-learning-rate": 0.1,
 }
 #: Least squares of a dozen standardised inputs diverges at the rates that cross-entropy
 #: bears.
