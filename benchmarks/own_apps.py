@@ -113,7 +113,7 @@ def torch_accuracy(method: str, rounds: int, train: Callable[..., float] | None 
     torch.manual_seed(0)
     start = ArrayRecord(module.Net().state_dict())
     grid = InlineGrid(module.app, CLIENTS, {"batch-size": 16, "local-epochs": 2})
-    configs = {"train_config": ConfigRecord({"lr": 0.05})}
+    configs = {"train_config": ConfigRecord({"lr": 0.03})}
     result = METHODS[method]().start(grid, start, rounds, **configs)
     return at_the_end(result, "eval_acc")
 

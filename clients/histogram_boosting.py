@@ -18,6 +18,7 @@ from algorithms.boosting.bins import LARGEST
 from algorithms.boosting.forest import GROW, Forest
 from algorithms.boosting.functional import LOSSES, check_labels
 from algorithms.boosting.histogram_trees import Floats
+from algorithms.boosting.min_cell import merged
 from algorithms.boosting.sent import HistogramSent
 from algorithms.common.averaging import Arrays
 from clients.base.data import ArrayData, ArraySplit
@@ -37,6 +38,9 @@ class HistogramBoostingClient(NumPyClient):
     ``scale``: if given, the task is regression; labels are standardised targets (n, 1),
     and ``scale`` is their standard deviation in original units. Raises ``ValueError``
     for other labels.
+
+    ``min_cell``: no count or sum that leaves the client is over fewer rows
+    (``algorithms.boosting.min_cell``). A client with fewer does not train.
     """
 
     reads = (HistogramSent,)
@@ -48,10 +52,11 @@ class HistogramBoostingClient(NumPyClient):
         store: Store | None = None,
         scale: float | None = None,
         outputs: int = 1,
+        min_cell: int = 1,
     ) -> None:
         if scale is None:
             check_labels(data.train.y, outputs)
-        self.scale = scale
+        self.scale, self.min_cell = scale, min_cell
         self.data, self.client_id = data, client_id
         self.store = store if store is not None else MessageStore(RecordDict())
 
@@ -60,7 +65,9 @@ class HistogramBoostingClient(NumPyClient):
         the training rows.
         """
         forest, part = Forest.from_arrays(parameters), self.data.train
-        x, metrics = rows_of(part), {}
+        if len(part) < self.min_cell:
+            raise ValueError(f"{len(part)} training rows, but min-cell = {self.min_cell}")
+        x, metrics = self.inputs(), {}
         values = np.zeros(len(part))
         if forest.stage >= GROW:
             values = self._values(forest, x, config)
@@ -70,6 +77,7 @@ class HistogramBoostingClient(NumPyClient):
             part.y if self.scale is None else part.y[:, 0],
             values,
             HistogramSent.from_config(config).loss,
+            self.min_cell,
         )
         small = int(np.abs(sums).max(initial=0)) < SMALL
         return [sums.astype(np.int32) if small else sums], len(part), metrics
@@ -91,6 +99,14 @@ class HistogramBoostingClient(NumPyClient):
         if HistogramSent.from_config(config).loss == "square":
             scores.pop("group-sums", None)  # the values are no logits
         return loss, len(part), {**scores, **as_global(scores)}
+
+    def inputs(self) -> NDArray[np.float32]:
+        """Return the training rows (n, F) that the client uses."""
+        x = rows_of(self.data.train)
+        if self.min_cell == 1:
+            return x
+        one_side = np.zeros(len(x), np.int64)
+        return np.stack([merged(column, one_side, self.min_cell) for column in x.T], 1)
 
     def _loss(self, values: Floats, y: NDArray[Any], config: Config) -> float:
         """Return the mean loss of values (n,) or (n, outputs); in regression, the mean

@@ -1,5 +1,5 @@
-"""SCAFFOLD, FedDyn and Ditto as functions of arrays, for clients without PyTorch:
-NumPy, scikit-learn, JAX.
+"""SCAFFOLD, FedDyn, Ditto and FedProx as functions of arrays, for clients without
+PyTorch: NumPy, JAX.
 
 Models, gradients and what a client keeps are lists of arrays, one per array of the
 model, in the model's order. Every function returns new arrays. Your ``fit`` does the

@@ -16,7 +16,9 @@ import numpy as np
 from rich.console import Console
 
 from algorithms.common.options import kebab
-from fedapps.errors import RunFailed, UserError
+from fedapps.data.in_memory import data_table, is_array, is_frame, is_written
+from fedapps.errors import RunFailed, UserError, in_python
+from fedapps.extensions.cell_code import reference_to
 from fedapps.outcomes import Comparison, Partition, Run, Sweep
 from fedapps.records.reader import run_folder
 from fedapps.records.uncertainty import SHARE
@@ -35,6 +37,7 @@ if in_notebook():  # fedapps shows its own bar and needs no widget
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 
+@in_python
 def run(
     method: str = "fedavg",
     *,
@@ -51,7 +54,10 @@ def run(
     """Run a method and return its results.
 
     ``settings``: the settings of `fedapps run` by name; a table is a dictionary:
-    ``num_rounds=20, data={"alpha": 0.1}``. ``out``: the results folder, by default
+    ``num_rounds=20, data={"alpha": 0.1}``. ``data``: also a path, a DataFrame, or
+    arrays as ``(x, y)`` or ``{"x": x, "y": y, "client": client}``. ``label``,
+    ``client``: short for data.label and data.natural-id. ``model``: also a class or
+    function that makes the net. ``out``: the results folder, by default
     results/METHOD-TASK-seedN. ``overwrite`` and ``resume``: the flags of the command.
     ``progress``: whether to show the progress. ``workers``, ``gpus_per_client``: for
     engine "ray". ``deployment``: the deployment's folder, for engine "deployment".
@@ -73,6 +79,8 @@ def run(
             f"{listed} = {given[listed]!r}: a run takes one value per setting. For lists use "
             "fedapps.sweep."
         )
+    if engine == "deployment" and is_written(given.get("data.source")):
+        raise UserError("data: sites read their own files: name a file or folder that each has")
     if out is not None:
         given["out"] = str(out)
     if gpus_per_client:
@@ -85,11 +93,13 @@ def run(
     return Run(Path(launched.out))
 
 
+@in_python
 def load(folder: str | Path) -> "Run":
     """Return the results in a run's folder. Raises ``UserError`` if there are none."""
     return Run(run_folder(Path(folder)))
 
 
+@in_python
 def sweep(
     file: str | Path | None = None,
     *,
@@ -140,6 +150,7 @@ def sweep(
     return Sweep(plan.out, results)
 
 
+@in_python
 def compare(
     *runs: "Run | Sweep | str | Path | Iterable[Run | str | Path]",
     reference: "Run | str | Path | None" = None,
@@ -164,6 +175,7 @@ def compare(
     return Comparison(comparison, written.out.absolute())
 
 
+@in_python
 def partition(**settings: Any) -> Partition:
     """Return the partition of the data under these settings, without training; `fedapps
     data` shows the same.
@@ -214,32 +226,55 @@ def _grid(settings: Mapping[str, Any], scale: str) -> Grid:
 
 def flat(settings: Mapping[str, Any], table: str = "") -> dict[str, Any]:
     """Return settings as flat keys: ``{"data": {"min_samples": 5}}`` is
-    ``{"data.min-samples": 5}``.
+    ``{"data.min-samples": 5}``. Data in memory become files.
     """
     out: dict[str, Any] = {}
+    if not table:
+        settings = _in_full(settings)
     for name, value in settings.items():
         key = f"{table}{kebab(name)}"
         out |= flat(value, f"{key}.") if isinstance(value, Mapping) else {key: _plain(key, value)}
     return out
 
 
+def _in_full(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with their short forms spelled out: data, ``label``, ``client``
+    and ``model``.
+    """
+    out = dict(settings)
+    model = out.get("model")
+    if model is not None and not isinstance(model, Mapping):
+        out["model"] = {"name": model}
+    given = {name: out.pop(name) for name in ("label", "client") if name in out}
+    data = out.get("data", {})
+    if not given and "data" not in out:
+        return out
+    table = data_table(data)
+    for name, value in given.items():
+        key = {"label": "label", "client": "natural_id"}[name]
+        if key in table or kebab(key) in table:
+            raise UserError(f"{name} = {value!r}: is given twice, in data, too: leave one out")
+        table[key] = str(value) if isinstance(value, int) else value
+    out["data"] = table
+    return out
+
+
 def _plain(key: str, value: Any) -> Any:
-    """Return paths as text and NumPy numbers as Python numbers. Raises ``UserError``
-    for code, which must be passed by name.
+    """Return a value as a file of settings would have it: paths as text, NumPy numbers
+    as Python numbers, code as its name. Raises ``UserError``.
     """
     if isinstance(value, list | tuple):
         return [_plain(key, one) for one in value]
+    if key == "model.name" and not isinstance(value, str | Path):
+        return reference_to("model", value)
     if callable(value):
-        module, name = (
-            getattr(value, "__module__", "MODULE"),
-            getattr(value, "__qualname__", "NAME"),
-        )
-        first = "Save it in a file, my_code.py. " if module == "__main__" else ""
-        module = "my_code" if module == "__main__" else module
+        name = getattr(value, "__qualname__", "NAME")
         raise UserError(
-            f"{key}: other processes must be able to import this code. {first}Give its name as "
-            f"text: '{module}:{name}'"
+            f"{key}: other processes must be able to import this code. Save it in a file, "
+            f"my_code.py, and give its name as text: 'my_code:{name}'"
         )
+    if is_array(value) or is_frame(value):
+        raise UserError(f"{key}: is of type {type(value).__name__}: give a plain value")
     if isinstance(value, Path):
         return str(value)
     return value.item() if isinstance(value, np.generic) else value

@@ -2,6 +2,32 @@
 run.
 """
 
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: The options of commands that are arguments of the functions in Python.
+ARGUMENTS = {
+    "overwrite": "overwrite=True",
+    "resume": "resume=True",
+    "nodes": "num_clients",
+    "data": "data_folder",
+    "gpus-per-client": "gpus_per_client",
+    **{
+        name: name
+        for name in ("client", "engine", "jobs", "out", "reference", "scale", "workers", "worst")
+    },
+}
+#: An option, and its value if it is an engine, a number, a path, or before a colon.
+OPTION = re.compile(
+    r"(?<![\w/-])--(?P<name>[a-z][a-z-]*)"
+    r"(?: (?P<engine>inline|ray|deployment)\b| (?=[-\d/]|[^\s:]+:))?"
+)
+
 #: Exit statuses other than 0 and 1: bad settings or input; stopped by Ctrl-C or
 #: SIGTERM.
 USAGE_ERROR, INTERRUPTED = 2, 130
@@ -20,3 +46,41 @@ class RunFailed(Exception):
 def reason(error: BaseException, most: int = 300) -> str:
     """Return the message of an error in one line, or its type if it has none."""
     return (" ".join(str(error).split()) or type(error).__name__)[:most]
+
+
+def in_python(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the function with errors that name arguments instead of the options of a
+    command: ``overwrite=True``, not ``--overwrite``.
+    """
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (UserError, RunFailed) as error:
+            error.args = (_with_arguments(str(error)),)
+            raise
+
+    return called
+
+
+def _with_arguments(text: str) -> str:
+    """Return a message with arguments in place of options. Commands in quotation marks
+    are unchanged.
+    """
+    parts = re.split(
+        "(`[^`]*`|\N{LEFT DOUBLE QUOTATION MARK}.*?\N{RIGHT DOUBLE QUOTATION MARK})", text
+    )
+    return "".join(
+        part if number % 2 else OPTION.sub(_argument, part.replace(" (--nodes)", ""))
+        for number, part in enumerate(parts)
+    )
+
+
+def _argument(match: re.Match[str]) -> str:
+    name = ARGUMENTS.get(match["name"])
+    if name is None:
+        return match[0]
+    if match["engine"]:
+        return f"{name}={match['engine']!r}"
+    return name + "=" * match[0].endswith(" ")

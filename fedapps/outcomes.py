@@ -1,17 +1,22 @@
 """Runs, sweeps and comparisons as Python objects, with their numbers as DataFrames,
 their plots and their models.
 
-A notebook shows each as a short table.
+A notebook shows each as a short table, ``print`` as text, whole where there is no
+terminal.
 """
 
+import io
+import sys
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from fedapps.charts import html
 from fedapps.charts.html import Html
-from fedapps.errors import UserError
+from fedapps.errors import UserError, in_python
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.results.compare import Compared, compared
 from fedapps.results.gains import records
@@ -31,6 +36,7 @@ from fedapps.runs.models import (
 from fedapps.settings.settings import Settings
 from fedapps.sweeps.page import figures, tables_html
 from fedapps.sweeps.tables import Results
+from fedapps.sweeps.texts import markdown_table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +55,12 @@ class Run:
             f"<fedapps.Run {self.read.method} on {self.read.task}, "
             f"{self.summary.get('status', 'unfinished')}: {self.folder}>"
         )
+
+    def __str__(self) -> str:
+        try:
+            return f"{self!r}\n{_printed(compared([self.folder]).table)}"
+        except UserError:  # nothing was evaluated yet
+            return repr(self)
 
     def _repr_html_(self) -> str:
         summary = html.paragraph(
@@ -95,6 +107,7 @@ class Run:
         """
         return frame(self.read.clients)
 
+    @in_python
     def model(self) -> "nn.Module":
         """Return the global model in evaluation mode. Raises ``UserError`` if the run
         trained something other than the task's net, or if the method has no global
@@ -105,6 +118,7 @@ class Run:
         check_usable(settings, task, "use personal_model(client)")
         return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
 
+    @in_python
     def personal_model(self, client: int | str) -> "nn.Module":
         """Return the model that a client was scored with, in evaluation mode. Raises
         ``UserError`` if it was not saved. ``client``: name or number.
@@ -112,6 +126,7 @@ class Run:
         _, _, tensors = exported(self.folder, client)
         return _loaded(build_task(settings_in(self.folder)), tensors)
 
+    @in_python
     def scale(self, client: int | str | None = None) -> "Scale | None":
         """Return the scale of a model's inputs, applied by ``scale.of(x)``; ``None`` if
         samples are not scaled.
@@ -137,6 +152,9 @@ class Sweep:
             f"<fedapps.Sweep {plan.title}, {len(self._results.runs)} of {len(plan.points)} "
             f"runs: {self.folder}>"
         )
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self._results.markdown()}"
 
     @property
     def table(self) -> Any:
@@ -170,6 +188,10 @@ class Comparison:
     def __repr__(self) -> str:
         labels = ", ".join(row.label for row in self._compared.rows)
         return f"<fedapps.Comparison of {labels}{f': {self.folder}' if self.folder else ''}>"
+
+    def __str__(self) -> str:
+        below = [section.terminal() for section in self._compared.sections]
+        return f"{self!r}\n{_printed(self._compared.table, *below)}"
 
     @property
     def table(self) -> Any:
@@ -208,6 +230,11 @@ class Partition:
             f"<fedapps.Partition of {self._source}: {len(self._deal.names)} clients, "
             f"{len(self._deal.classes)} classes>"
         )
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        table = markdown_table(list(rows[0]), [[*map(str, row.values())] for row in rows])
+        return "\n".join([repr(self), table, *self.notes])
 
     @property
     def table(self) -> Any:
@@ -256,6 +283,20 @@ def _place(folder: Path) -> Html:
     return html.paragraph(
         Html(f"<small>{html.text(report if report.exists() else folder)}</small>")
     )
+
+
+def _printed(*parts: Any) -> str:
+    """Return tables as text without colours, as wide as they are unless there is a
+    terminal.
+    """
+    width = None if sys.stdout.isatty() else 10_000
+    file = io.StringIO()
+    console = Console(
+        file=file, width=width, color_system=None, force_terminal=False, force_jupyter=False
+    )
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip().split("\n"))
 
 
 def frame(rows: list[dict[str, Any]]) -> Any:

@@ -73,6 +73,9 @@ class HistogramBoostingOptions(Options):
     cells: int = option(
         512, "cells of a feature in which values are counted to find the bins", low=2, high=65_536
     )
+    min_cell: int = option(
+        1, "minimum rows of a client per cell and bin; it merges neighbouring ones", low=1
+    )
     loss: str = option(
         "cross-entropy",
         "loss of a row; regression uses the squared error",

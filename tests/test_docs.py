@@ -6,8 +6,11 @@ import functools
 import importlib
 import itertools
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -497,6 +500,14 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
         assert main(run) == 0
         exec(compile(code, "snippet", "exec"), {})
         assert re.search(r"^completed 0\.\d+ True$", capsys.readouterr().out, re.M)
+        return
+    if "model=net" in code:  # a function of a script, which is read
+        Path("script.py").write_text(code)
+        env = os.environ | {"PYTHONPATH": str(ROOT), "FEDAPPS_CACHE": str(tmp_path / "cache")}
+        done = subprocess.run(
+            [sys.executable, "script.py"], env=env, capture_output=True, text=True, timeout=200
+        )
+        assert re.search(r"^fedavg +[6-9]\d\.\d ", done.stdout, re.M), done.stdout + done.stderr
         return
     if "fedapps.sweep(" in code:
         monkeypatch.setattr(

@@ -39,6 +39,7 @@ from algorithms.boosting.histogram_trees import (
     total_fault,
     total_of,
 )
+from algorithms.boosting.min_cell import merged
 
 NAMES = ("stage", "base", "edges", "sizes", "feature", "threshold", "left", "value")
 COARSE, FINE, GROW = 0, 1, 2
@@ -146,7 +147,7 @@ class Forest:
         """
         columns = values.reshape(len(x), -1)
         for tree in range(first, self.finished):
-            columns[:, tree % self.outputs] += self.value[tree, self._descend(tree, x, self.depth)]
+            columns[:, tree % self.outputs] += self.value[tree, self._descend(tree, x)]
 
     def values(self, x: NDArray[np.float32]) -> Floats:
         """Return the values (n,), of several outputs (n, outputs), of the function at x
@@ -156,10 +157,10 @@ class Forest:
         self.add_to(out, x)
         return out[:, 0] if self.outputs == 1 else out
 
-    def _descend(self, tree: int, x: NDArray[np.float32], levels: int) -> Ints:
-        """Return the place (n,) of each row among the nodes of a level."""
+    def _descend(self, tree: int, x: NDArray[np.float32]) -> Ints:
+        """Return the leaf (n,) of each row."""
         rows, at = np.arange(len(x)), np.zeros(len(x), np.int64)
-        for level in range(levels):
+        for level in range(self.depth):
             node = at + 2**level - 1
             feature = self.feature[tree, node]
             seen = x[rows, feature]
@@ -194,9 +195,12 @@ class Forest:
             return 1 + self.outputs + cells
         return len(self.open_leaves()) * CHANNELS * cells
 
-    def sums(self, x: NDArray[np.float32], y: NDArray[Any], values: Floats, loss: str) -> Ints:
+    def sums(
+        self, x: NDArray[np.float32], y: NDArray[Any], values: Floats, loss: str, least: int = 1
+    ) -> Ints:
         """Return a client's sums (:meth:`length`,) for the next step, given the
-        function's values (n,) at its rows.
+        function's values (n,) at its rows. ``least``: of the rows in each bin of a leaf
+        that has any, if no value of x is in fewer.
 
         For bins: the number of rows, the rows with label 1 (in regression: the total of
         the targets; with several outputs: the rows of each class), counts by cell. For
@@ -209,18 +213,37 @@ class Forest:
         leaves = self.open_leaves()
         place = np.full(2 ** (self.stage - GROW), -1, np.int64)
         place[leaves] = np.arange(len(leaves))
-        tree = (
-            self._descend(len(self.feature) - 1, x, self.stage - GROW)
-            if self.stage > GROW
-            else np.zeros(len(x), np.int64)
-        )
+        at, cells = self.binned(x, least)
         if self.outputs == 1:
             g, h = derivatives(loss, values, y)
         else:
             g, h = class_derivatives(values, y, self.finished % self.outputs)
-        return leaf_sums(
-            cells_of(x, self.edges), self.edges, place[tree], len(leaves), g, h
-        ).ravel()
+        return leaf_sums(cells, self.edges, place[at], len(leaves), g, h).ravel()
+
+    def binned(self, x: NDArray[np.float32], least: int) -> tuple[Ints, Ints]:
+        """Return the leaf (n,) and the bins (n, F) of each row in the tree that is
+        being grown.
+
+        After a split both leaves merge the same neighbouring bins, and the next split
+        goes by the merged ones. So the sums of a leaf that another round reports, or
+        that are a difference of such, are never over fewer than ``least`` rows.
+        """
+        rows, cells, at = np.arange(len(x)), cells_of(x, self.edges), np.zeros(len(x), np.int64)
+        for level in range(self.stage - GROW):
+            node = at + 2**level - 1
+            feature, threshold = self.feature[-1, node], self.threshold[-1, node]
+            right = np.zeros(len(x), bool)
+            for f in np.unique(feature[feature >= 0]):
+                mine, bins = feature == f, cells[:, f]
+                cut = np.searchsorted(self.edges[f], threshold, side="left")
+                missing = bins == len(self.edges[f]) + 1
+                right |= mine & np.where(missing, self.left[-1, node] == 0, bins > cut)
+            at = 2 * at + right
+            for parent in np.unique(at // 2) if least > 1 else ():
+                mine = rows[at // 2 == parent]
+                for f in range(cells.shape[1]):
+                    cells[mine, f] = merged(cells[mine, f], at[mine] % 2, least)
+        return at, cells
 
     def fault(self, sums: Ints, loss: str) -> str:
         """Return why ``sums`` cannot be those of any rows, or ""."""

@@ -37,7 +37,14 @@ class Store(Protocol):
         """
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
-        """Save arrays under ``name`` for the message's round."""
+        """Save arrays under ``name`` for the message's round; arrays with values that
+        are not finite leave the last sound version in place.
+        """
+
+
+def finite(arrays: Sequence[NDArray[Any]]) -> bool:
+    """Return whether all values are finite."""
+    return all(np.isfinite(array).all() for array in arrays if array.dtype.kind in "fc")
 
 
 class MessageStore:
@@ -59,6 +66,8 @@ class MessageStore:
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
         """Save arrays into the context."""
+        if not finite(arrays):
+            return
         self.state[f"store.{name}"] = ArrayRecord(
             {str(i): Array(*fields(array)) for i, array in enumerate(arrays)}
         )
@@ -100,6 +109,8 @@ class DiskStore:
         """Write this round's version, then delete the others, except those that a
         resume or the best round needs.
         """
+        if not finite(arrays):
+            return
         facts = RoundFacts.from_config(config)
         now = facts.server_round
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a personal model is private

@@ -122,11 +122,10 @@ class ScaffoldLoop(Loop):
         ends = {name: p.detach().cpu() for name, p in self.parameters().items()}
         direction = dict(self.c)  # of what does not move: c_i stays
         for name, way in reach.items():
-            direction[name] = (
-                sums[name].cpu() / way.steps + correction[name]
-                if name in sums
-                else (start[name] - ends[name]) / way.length
-            )
+            if name in sums:
+                direction[name] = sums[name].cpu() / way.steps + correction[name]
+            elif way.length:
+                direction[name] = (start[name] - ends[name]) / way.length
         new = [(own[name] - c + direction[name]).numpy() for name, c in self.c.items()]
         self.client.store.save("control", new, self.config)
         self.reported = {CONTROL + name: d for name, d in direction.items()}

@@ -129,17 +129,35 @@ def _from_path(path: Path, source: Source) -> Any:
                 raise UserError(f"{source.given_split}: {source} has {', '.join(parts)}")
             return parts[split]
         if (path / "state.json").exists():
+            _check_one_table(source)
             return datasets.load_from_disk(str(path))
         table = numpy_table(path, source)
         if table is not None:
             return table
         if path.is_file():
+            _check_one_table(source)
             kind = reader_of(path, source)
             more = {"sep": separator(path)} if kind == "csv" else {}
             return load_quietly(kind, split, data_files={split: str(path)}, **more)
         return load_quietly(str(path), _renamed(path, split), source.config)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise _unreadable(source, error) from error
+
+
+def _check_one_table(source: Source) -> None:
+    """Raise ``UserError`` for another split or a configuration of a single table: it
+    would be read once more, as test samples that are also trained on.
+    """
+    for key, value in (
+        ("test", source.test),
+        ("validation-split", source.validation_split),
+        ("config", source.config),
+    ):
+        if value:
+            raise UserError(
+                f"{source.table}.{key} = {value!r}: {source} is a single table: name the column "
+                "with the part of each sample (data.part), or a folder with one file per split"
+            )
 
 
 def _renamed(path: Path, split: str) -> str:

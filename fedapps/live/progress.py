@@ -8,6 +8,7 @@ line that is still being written is read by the next poll.
 """
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -87,7 +88,8 @@ class Display:
             return
         console = self._bar.console if self._bar is not None else self._console
         # No wrapping: one line per log message. No markup: the text may come from a
-        # client.
+        # client. In a notebook, rich does not look for NO_COLOR.
+        style = None if os.environ.get("NO_COLOR") else style
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
         if console.file is not None:
             console.file.flush()

@@ -91,10 +91,12 @@ def histogram_client(
     """Return a client of histogram boosting."""
     data = task.arrays(client_id, num_clients, options.standardise)
     if not isinstance(task, PredictsNumbers):
-        return clients.HistogramBoostingClient(data, client_id, store, outputs=task.num_outputs)
+        return clients.HistogramBoostingClient(
+            data, client_id, store, outputs=task.num_outputs, min_cell=options.min_cell
+        )
     scale = task.target_scale
     return clients.HistogramBoostingClient(
-        scale.of_data(data), client_id, store, float(scale.scale[0])
+        scale.of_data(data), client_id, store, float(scale.scale[0]), min_cell=options.min_cell
     )
 
 

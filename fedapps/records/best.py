@@ -19,7 +19,8 @@ MEASURES = tuple(f"validation-{name}-mean" for name in LEADING)
 @dataclass
 class Best:
     """The best evaluation so far: the mean over clients of their leading validation
-    score. Of equal ones the first counts.
+    score. Of equal ones the first counts. A round in which a client diverged is worse
+    than any other.
 
     ``keep``: the run is scored with it, instead of with its last evaluation.
     ``patience``: evaluations in a row that are not better, after which the run ends; 0:
@@ -30,7 +31,7 @@ class Best:
     patience: int = 0
     setting: str = "data.validation"
     round: int = 0
-    score: float = 0.0
+    rank: tuple[bool, float] = (False, 0.0)
     waited: int = 0
     #: The model of the best round, and the tables of its evaluation by file name.
     arrays: ArrayRecord = field(default_factory=ArrayRecord)
@@ -56,10 +57,11 @@ class Best:
                 f"validation samples: set {self.setting}, to 0.2 say"
             )
         score = row["evaluate"][name] if name else 0.0
-        sign = -1 if name and lower_is_better(name) else 1
-        better = name is not None and (not self.round or sign * score > sign * self.score)
+        # the mean of a round in which clients diverged lacks the worst of them
+        rank = (not row.get("diverged"), -score if name and lower_is_better(name) else score)
+        better = name is not None and (not self.round or rank > self.rank)
         if better:
-            self.round, self.score, self.waited = row["round"], score, 0
+            self.round, self.rank, self.waited = row["round"], rank, 0
         else:
             self.waited += 1
         return better or not self.keep

@@ -19,6 +19,8 @@ from typing import Any
 from fedapps.errors import UserError
 from fedapps.formats import one_line
 
+#: How the reasons end for which the reply of a client that diverged is not used.
+BROKEN = ("not finite", "lower its learning rate")
 STATES = ("running", "completed", "failed", "interrupted")
 
 
@@ -150,6 +152,20 @@ class RunFolder:
             if isinstance(entries, list)
             else []
         )
+
+    @cached_property
+    def diverged(self) -> list[str]:
+        """The clients whose training or last score had diverged, so that they are in no
+        mean.
+        """
+        entries = self.scored.get("diverged")
+        named = [
+            one_line(str(entry.get("client", "?")), 60)
+            for entry in (entries if isinstance(entries, list) else [])
+            if isinstance(entry, dict)
+        ]
+        broken = [f.client for f in self.failures if f.reason.endswith(BROKEN)]
+        return list(dict.fromkeys([*named, *broken]))
 
     @cached_property
     def evaluation(self) -> dict[str, float]:

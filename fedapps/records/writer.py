@@ -176,7 +176,10 @@ class Recorder:
         }
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
-            of_clients = {name for values in now.evaluated.metrics.values() for name in values}
+            scored, diverged = sound(now.evaluated.metrics)
+            if diverged:
+                row["diverged"] = [{**d, "client": self._called(d["client"])} for d in diverged]
+            of_clients = {name for values in scored.values() for name in values}
             # kept even if a client sends a metric of the same name
             own = own_measures(self.strategy) if self.strategy is not None else {}
             row["evaluate"] = {
@@ -184,10 +187,8 @@ class Recorder:
                 for name, value in weighted.items()
                 if name in own or name not in of_clients
             }
-            row["evaluate"] |= summarise(now.evaluated.metrics) | pooled_errors(
-                now.evaluated.metrics
-            )
-            for name, value in weighted.items():
+            row["evaluate"] |= summarise(scored) | pooled_errors(scored)
+            for name, value in ({} if diverged else weighted).items():
                 if name.endswith(("loss", "accuracy", "auroc")) and not isinstance(value, list):
                     row["evaluate"][f"{name}-weighted"] = value
             row["evaluate-bytes-up"], row["evaluate-bytes-down"] = (
@@ -199,8 +200,8 @@ class Recorder:
             row["evaluate"] |= newcomer_measures(newcomers.metrics)
             row["evaluate-bytes-up"] += newcomers.bytes_up
             row["evaluate-bytes-down"] += newcomers.bytes_down
-            written |= self._clients_texts(now.evaluated.metrics, newcomer_rows(newcomers.metrics))
-            metrics = {self._called(c): m for c, m in now.evaluated.metrics.items()}
+            written |= self._clients_texts(scored, newcomer_rows(newcomers.metrics))
+            metrics = {self._called(c): m for c, m in scored.items()}
             tables = {"confusion.csv": confusion_table(self.classes, metrics)}
             if self.groups is not None:
                 tables["groups.csv"] = group_table(self.groups, metrics)
@@ -386,6 +387,9 @@ def _travelled(prefix: str, exchange: Exchange) -> dict[str, int]:
 
 
 MODELS = ("models-up", "models-down")
+#: A client whose test loss is larger has diverged: a standardised squared error of 100
+#: deviations, a cross-entropy that no net in single precision has.
+DIVERGED = 1e4
 BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 
 
@@ -397,6 +401,24 @@ FAIRNESS = {"accuracy": "", "auroc": "auroc-"}
 # Losses whose spread is reported beside that of the accuracy. If a client reports
 # ``test-loss``, its ``loss`` is the training loss.
 LOSSES = ("test-loss", "loss")
+
+
+def sound(
+    metrics: Mapping[int | str, Mapping[str, Any]],
+) -> tuple[Mapping[int | str, Mapping[str, Any]], list[dict[str, Any]]]:
+    """Return the clients' metrics without those of models that diverged, and these
+    clients with their losses; all metrics if every one diverged.
+    """
+    diverged = {
+        client: values["loss"]
+        for client, values in metrics.items()
+        if not set(LEADING).isdisjoint(values)
+        and isinstance(values.get("loss"), float)
+        and values["loss"] > DIVERGED
+    }
+    kept = {client: values for client, values in metrics.items() if client not in diverged}
+    named = [{"client": client, "loss": loss} for client, loss in diverged.items()]
+    return kept or metrics, named
 
 
 def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:

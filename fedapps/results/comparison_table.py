@@ -102,13 +102,18 @@ class Row:
 
     @property
     def remark(self) -> str:
-        """A remark on the numbers: how many seeds, or where an incomplete run
-        stopped.
+        """A remark on the numbers: how many seeds, where an incomplete run stopped, and
+        which clients diverged.
         """
+        diverged = list(dict.fromkeys(name for run in self.runs for name in run.diverged))
+        shown = ", ".join(diverged[:5]) + (", ..." if len(diverged) > 5 else "")
+        named = f"diverged, not in the means: {shown}" if diverged else ""
         if not self.complete:
             run = self.runs[0]
-            return f"{run.state} at {run.rounds_completed}/{run.num_rounds or '?'}"
-        return f"{len(self.runs)} seeds" if len(self.runs) > 1 else ""
+            state = f"{run.state} at {run.rounds_completed}/{run.num_rounds or '?'}"
+        else:
+            state = f"{len(self.runs)} seeds" if len(self.runs) > 1 else ""
+        return "; ".join(filter(None, (state, named)))
 
 
 def has_result(run: RunFolder) -> bool:

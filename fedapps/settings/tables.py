@@ -17,6 +17,9 @@ from fedapps.tasks.registry import TASKS, TaskKind, find_task
 from fedapps.toml_text import Value
 from strategies import PrivacyOptions, RobustOptions
 
+#: Defaults in a configuration that differ from those of ``Settings``: ``read_settings``
+#: replaces ``auto`` by the method's task, its set, and the way to deal that.
+CONFIGURED: dict[str, Value] = dict.fromkeys(("task", "data.source", "data.partition"), "auto")
 #: Tables common to all runs.
 PARTS: dict[str, type[Options]] = {
     "data": DataOptions,

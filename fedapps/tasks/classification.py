@@ -195,7 +195,7 @@ class Classification(DealtSamples, NetByShape):
         """Raise ``UserError`` if missing values would reach the model."""
         if (
             self.standardise == "none"
-            and np.isnan(inputs(self.samples, np.arange(len(self.samples.x)))).any()
+            and np.isnan(inputs(self.samples, np.arange(len(self.samples.labels)))).any()
         ):
             raise UserError(
                 "data.standardise = 'none': missing values are filled only if inputs are scaled: "

@@ -1,14 +1,14 @@
-"""What the replies of one phase must agree on: one that is valid by itself can still
+"""Comparison of the replies of one phase: a reply that is valid by itself can still
 spoil a mean, a table or the run.
 
-A client is left out, with a reason, whose metric is a list where most send a number (or
-the reverse), or whose value lies outside the range of a measure that has one: an
-accuracy is a fraction, or a percentage if most clients send it so. Metrics with names
-that hardly any client sends are removed from a reply once the run has met ``MOST_RARE``
-of them: reports draw every name. Flower's own strategies end the run when replies
-differ in the names of their metrics (``validate_message_reply_consistency``); for them
-a metric that most clients do not send is removed, and a client without a metric that
-most send is left out.
+A client is skipped, with a reason, if its metric is a list where most clients send a
+number (or the reverse), or if a value lies outside the range of its measure: an
+accuracy is a fraction, or a percentage if most clients send percentages. Reports draw
+every metric, so once a run has ``MOST_RARE`` names that few clients send, further ones
+are removed from the replies. Flower's own strategies end the run when replies differ in
+the names of their metrics (``validate_message_reply_consistency``). For them a metric
+that most clients do not send is removed, and a client without a metric that most send
+is skipped.
 """
 
 import re
@@ -26,7 +26,7 @@ from flwr.common import log
 from strategies.base.messages import metrics_of, trains
 
 Reply = tuple[int | str, Message]
-#: A client's reply with its metrics, which are read once.
+#: A client's reply with its metrics.
 Told = tuple[Message, Mapping[str, Any]]
 #: Names of metrics that a run keeps although at most half of a phase's clients send
 #: them, and names of metrics in all.
@@ -57,7 +57,7 @@ class Agreement:
         checks: list[Callable[[list[Told]], Mapping[int, str]]] = [_odd_kinds, _out_of_range]
         if alike:
             checks.append(_odd_records)
-        # one after the other: who is left out by the first has no say in the second
+        # one after the other: what one check skips does not count in the next
         for check in checks:
             kept = [place for place in range(len(replies)) if place not in out]
             found = check([told[place] for place in kept])
@@ -156,7 +156,7 @@ def _odd_records(replies: list[Told]) -> dict[int, str]:
     same = [row for row, shape in zip(table, shapes, strict=True) if shape == (arrays, metrics)]
     held = Counter(metric for row in same for metric in row)
     usual = {metric for metric, count in held.items() if 2 * count > len(same)}
-    # most replies lack something: what all have is left
+    # where most replies lack something, require what all of them have
     if 2 * sum(usual <= row for row in same) < len(same):
         usual = set.intersection(*same)
     out = {}

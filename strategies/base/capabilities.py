@@ -9,9 +9,9 @@ what it does with the replies:
 
         def aggregate_train(self, server_round, replies): ...
 
-Without a declaration nothing is assumed: strategies that replace weights, private
-aggregation and warm starts reject it. Flower's own strategies are known; a subclass of
-one of them is covered as long as it does not override ``aggregate_train``.
+Without a declaration nothing is assumed: weight rules, private aggregation and warm
+starts reject the class. Flower's own strategies are known, and so are subclasses that
+do not override ``aggregate_train``.
 """
 
 from collections.abc import Mapping, Sequence

@@ -191,8 +191,8 @@ class ClientGrid(WrappedGrid):
         return {node: client for node, client in everyone.items() if client in self.new_clients}
 
     def _expected(self) -> int:
-        # The median: a single node that tells a wrong number must neither end the run
-        # nor start it too early.
+        # The median: a single wrong number must neither end the run nor start it too
+        # early.
         if known := self._known:
             return self.num_clients or len(known)
         return self.num_clients or (
@@ -446,7 +446,7 @@ class ClientGrid(WrappedGrid):
         return [reply for _, reply in valid]
 
     def _leave_out(self, exchange: Exchange, client: ClientId, reason: str) -> None:
-        # it may hold what a client wrote, in any length
+        # a client may have written it, at any length
         reason = " ".join(reason.split())[:LONGEST_FAULT]
         name = str(called(client, self.names)) if self.names else ""
         exchange.failures.append(Failure(client, reason, name))

@@ -1,11 +1,11 @@
 """All that this project uses of Flower beyond its public interface, in one place.
 
-Flower may change each of these in any release. No other module of the packages imports
-a private name of Flower or knows the wording of its messages: a test checks that.
-Beside each stands what it is for and what would replace it.
+Flower may change each of these in any release. A test checks that no other module
+imports a private name of Flower or depends on the wording of its messages. A comment
+says what each is for and what would replace it.
 
-It lies with the strategies, the lowest package that both they and ``fedapps`` may
-import and that knows Flower; ``clients`` needs no private name.
+The module is here because ``strategies`` and ``fedapps`` both use it; ``clients`` needs
+no private name.
 """
 
 import re
@@ -59,7 +59,8 @@ HARMLESS = re.compile(r"(?:\S+Z )?(?:DEBUG|INFO|WARN(?:ING)?)\b")
 
 
 def identify_process(run_id: int, node_id: int = 1) -> None:
-    """Say on whose behalf this process makes messages, as Flower's own programs do.
+    """Set the run and node for which this process makes messages, as Flower's own
+    programs do.
 
     Replaced by: a public way to make messages outside of them.
     """
@@ -100,7 +101,8 @@ def forwarded(
 
 
 def poll_every(grid: Grid, seconds: float) -> bool:
-    """Let the grid of a simulation look for replies so often; return whether it is one.
+    """Let a simulation's grid look for replies every ``seconds``; return whether it is
+    one.
 
     Replaced by: an option of the simulation.
     """

@@ -58,8 +58,8 @@ def round_of(config: ConfigRecord) -> int:
 
 
 def rounds_of(config: ConfigRecord, server_round: int) -> int:
-    """Return how many rounds the run has; under a loop that does not tell, the round
-    ``server_round`` counts as the last.
+    """Return how many rounds the run has. A loop that does not send it is taken to end
+    with ``server_round``.
     """
     return int(str(config.get("num-rounds", server_round)))
 

@@ -1,14 +1,13 @@
-"""Clients that take no part in training and are scored as a new client would be: as
-they are, and after some epochs of their own.
+"""Clients that take no part in training and are scored as new clients: with the model
+as it is, and after some local epochs.
 
-``ClientGrid(num_new=k)`` chooses them and keeps them out of all that a strategy sees:
-who there is, who is sampled, whose replies come in. At an evaluation each of them gets
-one message, with what the strategy would send to evaluate a client, and to train one,
-that it meets for the first time. What the client makes of it
-(``clients.base.newcomers``) leaves no trace: it keeps nothing and sends measures, which
-no strategy sees. A copy of the strategy writes these messages, so that it does not meet
-them either, and of wrappers that decide weights, sum up or add noise only what they
-wrote into the round's configurations.
+``ClientGrid(num_new=k)`` chooses them and hides them from the strategy: they are not
+connected, sampled or heard. At an evaluation each gets one message with what the
+strategy would send to evaluate, and to train, a client that it meets for the first
+time. The client (``clients.base.newcomers``) keeps nothing and sends measures that no
+strategy sees. A copy of the strategy writes these messages, so the strategy does not
+meet these clients. Of wrappers that decide weights, sum or add noise, only what they
+wrote into the round's configurations is sent.
 """
 
 import copy

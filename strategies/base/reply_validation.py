@@ -4,9 +4,9 @@ affect the other clients.
 A reply is invalid if it cannot be read, holds a number that is not finite or is
 absurdly large, lacks its weight, or, for methods whose replies are models, differs in
 names, shapes or kinds from the model that was sent. A valid reply may still be
-poisoned: a bound on the norm of the update and a cap on the weight limit the effect of
-a single client on the model in a round. Either alone does little: a short update with a
-giant weight mutes all others.
+poisoned. A bound on the norm of the update and a cap on the weight together limit how
+much one client changes the model in a round. Neither is enough alone: a short update
+with a giant weight outweighs all others.
 """
 
 import math
@@ -24,12 +24,11 @@ from strategies.base.agreement import Agreement
 from strategies.base.capabilities import Capabilities, declared, needs_alike, replies_of
 from strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
 
-#: Larger numbers are invalid for every method: no weight, gradient, loss or sample
-#: count is that large, and sums of a few thousand of their squares still fit into a
-#: float64 (of float32 values, the average still fits into a float32).
+#: Larger numbers are invalid for every method. No weight, gradient, loss or sample
+#: count is that large, and a sum of a few thousand of their squares fits into a
+#: float64.
 LIMIT = 1e15
-#: Metrics of a reply, characters of a metric's name, numbers in a metric that is a
-#: list.
+#: Limits: metrics per reply, characters per name, numbers per list.
 MOST_METRICS, LONGEST_METRIC_NAME, LONGEST_METRIC = 100, 100, 10_000
 
 

@@ -1,9 +1,8 @@
 """Who is connected: node -> client id, sorted by id, and grids that know it without
 asking.
 
-A grid that makes its clients itself (a simulation) offers ``known_clients``; then
-starting needs no message a client, and a million clients that are numbered from 0 take
-no memory.
+A grid that makes its clients itself (a simulation) offers ``known_clients``. Then no
+client has to be asked, and a million clients numbered from 0 take no memory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,10 +34,10 @@ class Numbered(Mapping[int, ClientId]):
 
 @dataclass(frozen=True)
 class Travel:
-    """What travelled in one phase: messages to nodes, and the bytes of their contents
-    and of the replies'.
+    """The traffic of one phase: messages to nodes, and the bytes of their contents and
+    of the replies.
 
-    ``summed``: of the clients' models only sums came back, so that none can be left out
+    ``summed``: only sums of the clients' models came back, so no client can be skipped
     any more.
     """
 

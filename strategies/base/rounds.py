@@ -1,12 +1,12 @@
 """The round loop for any Flower strategy: train, aggregate, evaluate every k rounds,
 call back.
 
-It calls, logs and returns what Flower's ``Strategy.start`` does, and differs where a
-long run needs it: the first round may be later than 1 (resume), evaluation need not
-happen every round (a phase costs 0.1-3 s however small the model), invalid replies do
-not reach the strategy, a round without valid replies keeps the model, which the result
-holds even if no round changed it, and a run in which clients fail round after round
-ends with an error instead of as a success. Callbacks run after every round.
+It calls, logs and returns what Flower's ``Strategy.start`` does. Long runs need these
+differences: the first round may be later than 1 (resume); evaluation need not happen
+every round (a phase costs 0.1-3 s however small the model); invalid replies do not
+reach the strategy; a round without valid replies keeps the model; the result always
+holds a model; and a run in which clients fail round after round ends with an error.
+Callbacks run after every round.
 """
 
 import io
@@ -143,7 +143,7 @@ def run_rounds(
     ``Result``.
 
     The arguments shared with ``Strategy.start`` have the same meaning; ``timeout`` is
-    in seconds and bounds each phase. ``evaluate_fn`` is called before round 1 and
+    in seconds and applies to each phase. ``evaluate_fn`` is called before round 1 and
     whenever the clients are evaluated: after every ``evaluate_every``-th round and
     after the last one (0: only then). A callback that returns ``True``, or a strategy
     whose ``finished`` is true, stops the run after the current round. Configurations
@@ -285,8 +285,8 @@ def _fault(now: Round, patience: Patience) -> str:
 
 
 def _log_result(result: Result) -> None:
-    """Log the result as Flower does; of a very long run only the last rounds, since
-    Flower formats thousands in minutes.
+    """Log the result as Flower does. Of a very long run, log only the last rounds:
+    Flower takes minutes to format thousands.
     """
     parts = [
         result.train_metrics_clientapp,
@@ -331,8 +331,8 @@ def _await_minimum(strategy: Strategy, grid: ClientGrid) -> None:
 
 
 def _log_replies(phase: str, strategy: Strategy, exchange: Exchange) -> None:
-    """Count the replies in Flower's words, unless Flower's own code does so and there
-    is no failure that it cannot see.
+    """Log the number of replies in Flower's words, unless Flower's own code does so and
+    sees all failures.
     """
     if exchange.failures or (exchange.clients and not counts_replies(strategy, phase)):
         log(

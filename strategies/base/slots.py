@@ -1,5 +1,5 @@
-"""Clients by position, for what is kept per client in arrays: position -> id and id ->
-position, both at once.
+"""Positions of clients in arrays with one entry per client: position -> id, and id ->
+position.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,8 +14,8 @@ Positions = NDArray[np.int64]
 
 
 class Slots(Sequence[ClientId]):
-    """Client ids by position. Those of a grid that numbers its clients take no memory;
-    others a list and a dictionary.
+    """Client ids by position. They take no memory if the grid numbers its clients, else
+    a list and a dictionary.
     """
 
     def __init__(self, clients: Iterable[ClientId] = ()) -> None:

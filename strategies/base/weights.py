@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import Strategy
 
 from strategies.base.messages import innermost
 
-# Used for a weight of 0: strategies may divide by a sum of weights, and such a small
-# term changes no result.
+# Replaces a weight of 0, because strategies may divide by a sum of weights; it is too
+# small to change a result.
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -23,8 +23,8 @@ def weight_key(strategy: Strategy) -> str:
 
 
 def capped(replies: Sequence[tuple[int | str, Message]], key: str, most: float) -> list[int | str]:
-    """Lower weights above ``most`` times the median of the replies (of an even number
-    the lower one); return whose they were.
+    """Lower weights above ``most`` times the median of the replies (the lower one of
+    two); return the clients.
     """
     holders = [
         (client, record)

@@ -1,8 +1,12 @@
 """Runs from Python: the command's numbers and errors, and models as PyTorch modules."""
 
+import ast
+import inspect
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +16,7 @@ from safetensors.numpy import load_file
 import fedapps
 from fedapps import api
 from fedapps.commands.parser import main
-from fedapps.errors import UserError
+from fedapps.errors import ARGUMENTS, UserError, in_python
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_defaults
 
@@ -102,12 +106,12 @@ def test_errors_are_those_of_the_command(tmp_path, done):
             {"method": ["fedavg"]},
             r"method = \['fedavg'\]: a run takes one value per setting\. For lists use fedapps\.sweep",
         ),
-        (
-            {"model": {"name": torch.nn.Linear}},
-            "model.name: other processes .* Give its name as text: 'torch.nn.modules.linear:Linear'",
-        ),
         ({"engine": "spark"}, "engine = 'spark': choose one of inline, ray, deployment"),
-        ({"out": done.folder}, "is not empty"),
+        (
+            {"out": done.folder},
+            "is not empty .*: add overwrite=True or resume=True, or choose another out$",
+        ),
+        ({"gpus_per_client": 1.0}, "^gpus_per_client is for engine='ray': .* with engine='inline'"),
     ):
         with pytest.raises(UserError, match=said):
             fedapps.run(**{**JOB, "progress": False, **given})
@@ -115,6 +119,63 @@ def test_errors_are_those_of_the_command(tmp_path, done):
         fedapps.load(tmp_path)
     with pytest.raises(AttributeError, match="has no attribute 'runn'"):
         _ = fedapps.runn
+
+
+def test_errors_of_models_name_arguments(done):
+    with pytest.raises(UserError, match=r"^client=9: .* has no scores of this client"):
+        done.personal_model(9)
+
+
+#: Options in messages that no function in Python raises.
+OF_COMMANDS = {
+    "dir": "fedapps deploy",
+    "net": "fedapps export of a file",
+    "node-per-client": "fedapps run",
+    "port": "fedapps watch",
+    "program": "fedapps export",
+    "ray-address": "fedapps run and sweep",
+}
+
+
+def test_messages_name_arguments_not_options():
+    """Every option in a message of an error is an argument, or of a command alone."""
+    options = set()
+    for path in sorted(Path(fedapps.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            raised = isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
+                "UserError",
+                "RunFailed",
+                "ValueError",
+            )
+            if raised and path.parent.name not in ("commands", "deployment"):
+                parts = [one for one in ast.walk(node) if isinstance(one, ast.Constant)]
+                text = re.sub("`.*?`", "", "".join(str(part.value) for part in parts))
+                options |= set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", text))
+    assert {"overwrite", "client", "out"} <= options
+    assert options <= ARGUMENTS.keys() | OF_COMMANDS.keys()
+    functions = (fedapps.run, fedapps.sweep, fedapps.compare, fedapps.Run.personal_model)
+    known = {name for one in functions for name in inspect.signature(one).parameters}
+    assert {value.partition("=")[0] for value in ARGUMENTS.values()} <= known | {"num_clients"}
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("--out /a b: is a file", "out=/a b: is a file"),
+        ("--jobs -1: choose 1", "jobs=-1: choose 1"),
+        ("--client bern: has no scores", "client=bern: has no scores"),
+        ("clients (--nodes) instead", "clients instead"),
+        ("make one with `fedapps deploy up --out x`", "make one with `fedapps deploy up --out x`"),
+        ("leave out --client to export", "leave out client to export"),
+        ("/a/--out/b and a--out", "/a/--out/b and a--out"),
+    ],
+)
+def test_options_in_a_message_become_arguments(message, said):
+    def fails():
+        raise UserError(message)
+
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        in_python(fails)()
 
 
 def test_names_of_settings_become_keys():

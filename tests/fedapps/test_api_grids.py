@@ -192,7 +192,7 @@ def test_mistakes_of_a_sweep(tmp_path):
         ({"sweep": {"row": ["seed"]}}, "did you mean 'rows'"),
         ({"seed": []}, "the list is empty"),
         ({"engine": "deployment"}, "engine = 'deployment': choose one of inline, ray"),
-        ({"jobs": -1}, "--jobs -1: choose"),
+        ({"jobs": -1}, "jobs=-1: choose"),
         ({"file": tmp_path / "no.toml"}, "no.toml: no such file"),
     ):
         with pytest.raises(UserError, match=said):
@@ -370,6 +370,53 @@ def test_in_a_notebook_a_sweep_updates_one_line(kernel, tmp_path, capsys):
     assert len(kernel) == 1
     assert kernel[0][-1]["text/plain"] == "1/2 runs, 1 failed, 8/8 rounds"
     assert "b: failed: it died" in capsys.readouterr().out
+
+
+def test_a_notebook_obeys_no_color(monkeypatch):
+    """rich writes HTML there, and does not look for the variable itself."""
+    styles = []
+    monkeypatch.setattr(
+        "rich.jupyter.display", lambda segments, text: styles.extend(s.style for s in segments)
+    )
+    for wanted, colours in (("", {"yellow"}), ("1", set())):
+        styles.clear()
+        monkeypatch.setenv("NO_COLOR", wanted)
+        progress = Progress(1, "x", Console(force_jupyter=True))
+        progress._print_failure({"client": "1", "reason": "it died"})
+        assert {style.color.name for style in styles if style and style.color} == colours
+
+
+def test_printed_tables_are_whole(runs, in_process, tmp_path):
+    """Wider than 80 columns, and nothing is cut or wrapped."""
+    compared = fedapps.compare(*runs.values())
+    lines = str(compared).split("\n")
+    assert lines[0] == repr(compared)
+    assert any(
+        "fedper" in line and "±" in "".join(lines[n : n + 2]) for n, line in enumerate(lines)
+    )
+    assert "\x1b" not in str(compared)
+    assert "…" not in str(compared)
+    wide = fedapps.sweep(
+        **{**{k: v for k, v in LASSO.items() if k != "num_rounds"}, "method": "fedfw"},
+        axis={
+            "step": {
+                f"offset {n} " + "of a long name" * 2: {"fedfw": {"offset": n}} for n in (2, 4)
+            },
+            "rounds": {f"{n} rounds, " + "said at length" * 4: {"num_rounds": n} for n in (2, 4)},
+        },
+        out=tmp_path / "wide",
+        progress=False,
+    )
+    for name in wide.table["step"]:
+        assert name in str(wide)
+    rows = [line for line in str(wide).split("\n") if line.startswith("| offset 2")]
+    assert rows
+    assert all(line.endswith("|") for line in rows)
+    one = str(next(iter(runs.values())))
+    assert one.startswith("<fedapps.Run fedper on digits, completed: ")
+    assert len({len(line) for line in one.split("\n")}) > 1
+    dealt = fedapps.partition(data={"partition": "dirichlet", "alpha": 0.3}, num_clients=4)
+    assert len([line for line in str(dealt).split("\n") if line.startswith("| ")]) == 6
 
 
 def test_outside_of_a_notebook_there_is_no_kernel(monkeypatch):

@@ -284,9 +284,11 @@ def test_a_resumed_run_keeps_new_clients_out_of_training(tmp_path):
             {"clients-per-round": 6},
             "clients-per-round = 6, but there are 4 clients that are not new: choose 1..4",
         ),
-        ({"method": "warm-start"}, "num-new-clients = 2: method 'warm-start' does not say"),
-        ({"method": "fedboost"}, "num-new-clients = 2: method 'fedboost' does not say"),
-        ({"method": "ffgb"}, "num-new-clients = 2: method 'ffgb' does not say"),
+        (
+            {"method": "warm-start"},
+            "num-new-clients = 2: method 'warm-start' does not support new clients",
+        ),
+        ({"method": "ffgb"}, "num-new-clients = 2: method 'ffgb' does not support new clients"),
         ({"new-epochs": 0}, "new-epochs = 0"),
     ],
 )

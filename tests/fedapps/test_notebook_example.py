@@ -19,10 +19,10 @@ import numpy as np
 assert set(runs) == {"fedavg", "fedper", "local"}
 assert {run.summary["status"] for run in runs.values()} == {"completed"}
 assert list(dealt.table["client"]) == ["bern", "graz", "lyon", "oslo", "turin"]
-assert list(found.table["label"]) == ["fedavg", "fedper", "local"]
-assert len(found.gains) == 10
+assert list(comparison.table["label"]) == ["fedavg", "fedper", "local"]
+assert len(comparison.gains) == 10
 assert "hospital" not in dealt._repr_html_()
-for thing in (dealt, runs["fedavg"], found, found.plot()):
+for thing in (dealt, runs["fedavg"], comparison, comparison.plot()):
     assert len(thing._repr_html_()) > 200
 rows = [row for row in csv.DictReader(open("visits.csv"))]
 bern = np.array([[float(row[name]) for name in ("age", "pressure", "glucose", "marker")] for row in rows], np.float32)

@@ -3,6 +3,7 @@ partition, participation, failure or lie.
 """
 
 import numpy as np
+import pandas as pd
 import pytest
 from flwr.app import RecordDict
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -16,6 +17,8 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.engines.node_sums import plan_of
+from fedapps.runs.assembly import build_task
+from fedapps.settings.settings import read_settings
 from strategies import ClientGrid, HistogramBoosting, HistogramBoostingOptions
 from tests.helpers import arrays_of, simulate
 
@@ -331,3 +334,33 @@ def test_a_client_of_several_classes_is_scored():
     assert n == 60
     assert scores["loss"] == pytest.approx(np.log(3))
     assert scores["accuracy"] == pytest.approx((y == 0).mean())
+
+
+def test_sites_of_one_class_give_the_trees_of_the_pooled_rows(tmp_path):
+    x, y = rows(300)
+    table = {
+        "client": [f"{label}" for label in y],
+        "label": y,
+        **{f"x{f}": x[:, f] for f in range(5)},
+    }
+    pd.DataFrame(table).to_csv(tmp_path / "table.csv", index=False)
+    task = build_task(
+        read_settings(
+            {
+                "task": "tabular",
+                "data.source": str(tmp_path / "table.csv"),
+                "data.partition": "natural",
+                "data.natural-id": "client",
+                "data.label": "label",
+            }
+        )
+    )
+    task.check(2)
+    datas = [task.arrays(site, 2, scale=False) for site in range(2)]
+    assert [set(data.train.y) for data in datas] == [{0}, {1}]
+    assert [set(data.test.y) for data in datas] == [{0}, {1}]
+    pooled = [np.concatenate([getattr(d.train, name) for d in datas]) for name in ("x", "y")]
+    same(
+        Federation(datas).run(8),
+        Federation(dealt(*pooled, np.zeros(len(pooled[1]), int))).run(8, evaluate_every=0),
+    )

@@ -260,9 +260,9 @@ def test_trees_go_as_they_were_grown_and_arrays_give_them_back():
     for tree in range(4):  # every leaf has as many rows as it must, and the step that its rows want
         before = np.full(len(x), forest.base)
         for earlier in range(tree):
-            before += forest.value[earlier, forest._descend(earlier, x, 3)]
+            before += forest.value[earlier, forest._descend(earlier, x)]
         g, h = (part / UNIT for part in derivatives("cross-entropy", before, y))
-        values = forest.value[tree, forest._descend(tree, x, 3)]
+        values = forest.value[tree, forest._descend(tree, x)]
         for value in np.unique(values):
             rows = values == value
             assert rows.sum() >= 20

@@ -37,6 +37,18 @@ def test_round_trip(make, tmp_path):
     assert store.load("other", config(2), before=True) is None
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda path: MessageStore(RecordDict()), lambda path: DiskStore(path, 1)],
+    ids=["message", "disk"],
+)
+def test_a_state_that_diverged_leaves_the_last_sound_one(make, tmp_path):
+    store = make(tmp_path / "client")
+    put(store, config(1), 5)
+    put(store, config(2), np.nan)
+    assert value(store, config(3), before=True) == 5
+
+
 def test_training_reads_what_was_there_before_the_round(tmp_path):
     store = DiskStore(tmp_path, 1)
     put(store, config(1, checkpoint=1), 1)

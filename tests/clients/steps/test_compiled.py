@@ -206,7 +206,7 @@ def test_traced_steps_of_adam_are_the_eager_ones(method, optimizer, tmp_path):
         for a, b in zip(arrays, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
     assert compiler.graphs
-    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
     plain, sgd = rounds(method, None, 2, net, {**told, "optimizer": "sgd"}), eager
     assert not np.allclose(plain[0][0][0], sgd[0][0][0], atol=1e-4)
 

@@ -30,6 +30,15 @@ def test_sgd_equals_torch(momentum, decay, fused, monkeypatch):
         torch.testing.assert_close(a, b.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("size", "wanted"), [(100.0, 1.0), (0.01, 0.01)])
+def test_a_bound_shortens_long_gradients_and_no_others(size, wanted):
+    tensors = [torch.zeros(2), torch.zeros(1)]
+    direction = [torch.tensor([2.0, 1.0]) / 3, torch.tensor([2.0]) / 3]  # of norm 1
+    SGD(0.0, 0.0, max_norm=1.0)(tensors, [size * d for d in direction], [], 0.1)
+    for tensor, d in zip(tensors, direction, strict=True):
+        torch.testing.assert_close(tensor, -0.1 * wanted * d)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_without_the_fused_operation_the_numbers_are_the_same(momentum, scale, monkeypatch):
@@ -116,7 +125,7 @@ def test_bad_options(bad):
 
 def test_arrays_of_another_model_are_refused():
     net = small_net(0)
-    with pytest.raises(ValueError, match="3 arrays for a model with 4"):
+    with pytest.raises(ValueError, match="3 arrays received, but the model has 4"):
         set_arrays(net, get_arrays(net)[:3])
     with pytest.raises(
         ValueError,

@@ -89,7 +89,8 @@ def test_the_run_is_as_if_it_had_ended_with_its_best_round(method, second_is_bes
     run = read_run(tmp_path / "kept")
     assert run.evaluation["accuracy-mean"] == short["accuracy-mean"]
     assert "those of round 2, the best by" in state_sentence(run)
-    assert of_nobody(tmp_path / "kept", False)[1]["round"] == 2
+    if method != "local":  # which has no global model
+        assert of_nobody(tmp_path / "kept", False)[1]["round"] == 2
 
 
 class Stop(KeyboardInterrupt):
@@ -167,6 +168,17 @@ def test_equal_scores_are_not_better_and_of_errors_less_is():
     assert (best.round, best.exhausted) == (2, True)
 
 
+def test_a_round_in_which_a_client_diverged_is_not_better():
+    best = Best(keep=True)
+    gone = {"diverged": [{"client": 3, "loss": 1e9}]}
+    rounds = [(0.5, gone), (0.4, {}), (0.9, gone), (0.6, {})]
+    found = [
+        best.note({"round": i, "evaluate": {"validation-accuracy-mean": score}, **more})
+        for i, (score, more) in enumerate(rounds, 1)
+    ]
+    assert found == [True, True, False, True]
+
+
 def test_a_store_keeps_what_the_best_round_needs(tmp_path):
     store = DiskStore(tmp_path, 1)
     for number in range(1, 8):
@@ -181,7 +193,7 @@ def test_a_store_keeps_what_the_best_round_needs(tmp_path):
     [
         ({"keep_best": True, "data__validation": 0.0}, r"set data\.validation"),
         ({"early_stopping": 3, "data__validation": 0.0}, r"early-stopping = 3: .*data\.validation"),
-        ({"keep_best": True, "task": "tabular"}, r"set tabular\.validation"),
+        ({"keep_best": True, "task": "tabular"}, r"set data\.validation"),
         ({"keep_best": True, "evaluate_every": 0}, "one evaluation only"),
         ({"keep_best": True, "checkpoint_every": 0}, 'set client-store = "disk"'),
         ({"keep_best": True, "dp__noise_multiplier": 1.0}, "not private"),

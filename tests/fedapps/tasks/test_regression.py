@@ -614,3 +614,25 @@ def test_histogram_boosting_learns_what_no_line_can_and_takes_missing_values_as_
     assert boosted["loss-weighted"] == pytest.approx(1 - boosted["r2-pooled"], rel=0.3), (
         "in standardised units"
     )
+
+
+def test_a_client_that_diverges_is_named_beside_the_result_and_is_in_no_mean(tmp_path, capsys):
+    """A rate at which one of three towns diverges, without a bound on gradients."""
+    lines = ["town,a,b,price"]
+    rng = np.random.default_rng(0)
+    for town, factor in (("north", 1.0), ("south", 1.0), ("west", 40.0)):
+        lines += [
+            f"{town},{factor * a:.4f},{factor * (a + 0.01 * b):.4f},{a + 0.1 * b:.4f}"
+            for a, b in rng.normal(size=(40, 2))
+        ]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    settings = table(tmp_path / "t.csv") | {"num-rounds": 5, "method": "local", "data.clip": 0.0}
+    wild = settings | {"train.learning-rate": 0.4, "train.max-gradient-norm": 0.0}
+    summary = run(tmp_path / "wild", **wild)
+    assert summary["rmse-mean"] < 10
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "wild"), "--out", str(tmp_path / "c")]) == 0
+    assert "diverged, not in the means: 2" in capsys.readouterr().out
+    tame = run(tmp_path / "tame", **(settings | {"train.learning-rate": 0.4}))
+    assert tame["failures"] == 0
+    assert tame["rmse-worst"] < 10

@@ -1,0 +1,162 @@
+"""Data in memory: DataFrames and arrays, written to the cache folder as Arrow files
+that the reader of local data reads.
+
+The folder is named after the content, so the same data have one path in all runs.
+Nothing is pickled.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedapps.data import cache
+from fedapps.data.local_files import arrow_array
+from fedapps.data.sources import quiet
+from fedapps.errors import UserError, reason
+
+#: Names of arrays, and the setting that each of them answers.
+ARRAYS = {"x": "", "y": "label", "client": "natural_id", "part": "part"}
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a pandas DataFrame, without importing pandas."""
+    return type(value).__name__ == "DataFrame" and type(value).__module__.startswith("pandas")
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array: of NumPy, a tensor, or a Series."""
+    scalar = isinstance(value, np.generic)
+    return hasattr(value, "__array__") and not is_frame(value) and not scalar
+
+
+def data_table(data: Any) -> dict[str, Any]:
+    """Return the settings of table ``data`` for what the user gave: a table of settings
+    with or without data in it, a DataFrame, arrays, or a path. Raises ``UserError``.
+    """
+    if isinstance(data, str | Path) or is_frame(data):
+        data = {"source": data}
+    elif isinstance(data, tuple):
+        if len(data) != 2:
+            raise UserError("data: a tuple is (x, y), two arrays")
+        data = dict(zip("xy", data, strict=True))
+    elif not isinstance(data, Mapping):
+        raise UserError(
+            f"data: is of type {type(data).__name__}: give a dictionary of settings, a path, a "
+            "DataFrame, or arrays as (x, y)"
+        )
+    table = dict(data)
+    named = {"x", "y", "client"} if {"x", "y"} & table.keys() else set()
+    if arrays := {name: one for name, one in table.items() if name in named or is_array(one)}:
+        table = _with_arrays(table, arrays)
+    elif is_frame(source := table.get("source")):
+        table["source"] = _written(_of_frame(source), "DataFrame")
+    return table
+
+
+def is_written(source: object) -> bool:
+    """Return whether a source is data that were in memory."""
+    return isinstance(source, str) and Path(source).parent == _folder()
+
+
+def _with_arrays(table: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+    for name in arrays:
+        if name not in ARRAYS:
+            raise UserError(f"data: {name!r} is an array: the arrays are x, y, client and part")
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise UserError(f"data: {', '.join(arrays)} is given without {name}")
+    rest = {name: value for name, value in table.items() if name not in arrays}
+    answered = {"source", "features", "image", *(ARRAYS[name] for name in ("y", *arrays))}
+    if twice := [name for name in rest if name in answered]:
+        raise UserError(f"data: {twice[0]} is given beside arrays, which answer it: leave it out")
+    named = {ARRAYS[name]: name for name in arrays if ARRAYS[name]}
+    return {**rest, "source": _written(_of_arrays(arrays), "arrays"), **named}
+
+
+def _of_arrays(arrays: Mapping[str, Any]) -> Any:
+    """Return arrays as an Arrow table, one row per sample. Raises ``UserError``."""
+    import pyarrow as pa
+
+    columns, length = {}, None
+    for name, value in arrays.items():
+        if not is_array(value):
+            raise UserError(f"data: {name} is of type {type(value).__name__}: give an array")
+        if isinstance(value, np.ma.MaskedArray):
+            raise UserError(f"data: {name} is a masked array: fill or drop what is masked")
+        try:
+            array = np.asarray(value)
+            if array.ndim:
+                columns[name] = arrow_array(array)
+        except (pa.ArrowException, TypeError, ValueError, RuntimeError) as error:
+            kind = getattr(value, "dtype", type(value).__name__)
+            raise UserError(f"data: {name} holds {kind}: {reason(error)}") from None
+        if not array.ndim:
+            raise UserError(f"data: {name} is a single value: give one row per sample")
+        length = length or (name, len(array))
+        if len(array) != length[1]:
+            raise UserError(
+                f"data: {length[0]} has {length[1]} samples, {name} has {len(array)}: give one row "
+                "per sample in each"
+            )
+    return pa.table(columns)
+
+
+def _of_frame(frame: Any) -> Any:
+    """Return a DataFrame as an Arrow table, categories as their values. Raises
+    ``UserError``.
+    """
+    import pyarrow as pa
+
+    if named := [name for name in frame.index.names if name is not None]:
+        raise UserError(
+            f"data: its index is named {named[0]!r}: make it a column with reset_index(), or "
+            "leave it out with reset_index(drop=True)"
+        )
+    names = [str(name) for name in frame.columns]
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"data: several columns are called {doubled[0]!r}: rename them")
+    columns = {}
+    for name, (_, column) in zip(names, frame.items(), strict=True):
+        try:
+            values = pa.array(column, from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise UserError(f"data: column {name!r}: {reason(error)}") from None
+        columns[name] = (
+            values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+        )
+    return pa.table(columns)
+
+
+def _folder() -> Path:
+    return (cache.folder() / "in-memory").absolute()
+
+
+def _written(table: Any, kind: str) -> str:
+    """Write an Arrow table made of a ``kind``, unless it is there already; return its
+    folder.
+    """
+    import datasets
+
+    try:
+        _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_folder(), prefix=".new-") as name, quiet():
+            fresh = Path(name) / "data"
+            datasets.Dataset(table).save_to_disk(fresh)
+            digest = hashlib.sha256()
+            for part in sorted(fresh.glob("*.arrow")):
+                digest.update(part.read_bytes())
+            place = _folder() / f"{kind}-{digest.hexdigest()[:16]}"
+            try:
+                fresh.rename(place)
+            except OSError:
+                if not place.exists():  # otherwise it was written before
+                    raise
+    except OSError as error:
+        raise UserError(f"data: cannot be written to {_folder()}: {reason(error)}") from None
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UserError(f"data: {reason(error)}") from None
+    return str(place)
