@@ -32,10 +32,6 @@ PARTS: dict[str, type[Options]] = {
     "synthetic": SyntheticOptions,
 }
 
-#: Defaults of a configuration that differ from those of ``Settings``: ``read_settings``
-#: replaces ``auto`` with the method's task, its data set and its partition.
-CONFIGURED: dict[str, Value] = dict.fromkeys(("task", "data.source", "data.partition"), "auto")
-
 
 def option_tables(config: Mapping[str, Any] | None = None) -> dict[str, type[Options]]:
     """Return every table's dataclass by name. The tables of the user's own methods and

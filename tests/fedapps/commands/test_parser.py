@@ -124,13 +124,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
 
     # seconds of drawing, tested elsewhere
     monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
-    settings = [
-        f"method={method}",
-        "superfed.start=0.2",
-        "fedboost.library=clients",
-        "ffgb.fit-steps=20",
-    ]
-    settings += ["synthetic.steps=20", "fedcgan.hidden=4", "fedcvae.hidden=4"]
+    shared = tmp_path / "options.toml"
+    shared.write_text(
+        'superfed.start = 0.2\nfedboost.library = "clients"\nffgb.fit-steps = 20\n'
+        "fedcgan.hidden = 4\nfedcvae.hidden = 4\n"
+    )
+    settings = [str(shared), f"method={method}", "synthetic.steps=20"]
     settings += [
         *QUICK,
         "num-rounds=8",
@@ -308,11 +307,12 @@ def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("base", ["fedprox", "fedadam", "ditto"])
 def test_every_base_runs_with_decided_weights_and_its_own_options(base, tmp_path):
+    shared = tmp_path / "options.toml"
+    shared.write_text("fedprox.mu = 0.5\nfedopt.tau = 0.01\n")
     options = [
+        str(shared),
         "method=aaggff-s",
         f"aaggff.base={base}",
-        "fedprox.mu=0.5",
-        "fedopt.tau=0.01",
         *QUICK,
         "clients-per-round=0",
     ]

@@ -31,11 +31,8 @@ JOB = [
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
-    for method in ("ffgb", "fedavg"):
-        assert (
-            main([*JOB, f"method={method}", "ffgb.local-steps=2", "--out", str(tmp_path / method)])
-            == 0
-        )
+    for method, own in (("ffgb", ["ffgb.local-steps=2"]), ("fedavg", [])):
+        assert main([*JOB, f"method={method}", *own, "--out", str(tmp_path / method)]) == 0
     return tmp_path
 
 
