@@ -138,9 +138,9 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     """Return the merged settings. From lowest to highest precedence: defaults of the
     method, defaults of the task, files, key=value, flags.
     """
-    from fedapps.extensions.own_code import names_method
+    from fedapps.notes import logger
     from fedapps.runs.prepare import with_defaults
-    from fedapps.settings.settings import check_used
+    from fedapps.settings.settings import check_used, unused
     from fedapps.toml_text import read_toml
 
     given: dict[str, Any] = {}
@@ -157,10 +157,11 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     if arguments.gpus_per_client:
         given.setdefault("device", "cuda")
     settings = with_defaults({**given, "resume": arguments.resume})
-    assigned = assignments(arguments.settings)
-    # A file that names no method may hold the options of several.
-    chosen = "method" in given and not any(map(names_method, assigned))
-    check_used(given if chosen else assigned, settings.flat())
+    assigned, used = assignments(arguments.settings), settings.flat()
+    check_used(assigned, used)
+    # A file may hold the options of several methods.
+    if others := unused(given.keys() - assigned.keys(), used):
+        logger.warning("not used by method %s: %s", settings.method, ", ".join(sorted(others)))
     return settings
 
 

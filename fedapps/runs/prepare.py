@@ -49,7 +49,7 @@ def with_defaults(given: Mapping[str, Any]) -> Settings:
         for key in ("train.learning-rate", "train.momentum"):  # those of SGD
             defaults.pop(key, None)
     settings = read_settings({**defaults, **given})
-    data, model = settings.data, settings.model
+    data, model, problem = settings.data, settings.model, settings.problem
     if data.source not in find_task(task).sources:
         data = with_absolute(data, "source")
     return replace(
@@ -57,6 +57,8 @@ def with_defaults(given: Mapping[str, Any]) -> Settings:
         data=replace(data, synthetic=absolute(data.synthetic)),
         model=replace(model, weights=absolute(model.weights), name=local_name(model.name)),
         public=with_absolute(settings.public, "source"),
+        # the user's own task may name its data in a table of its own
+        problem=with_absolute(problem, "source") if hasattr(problem, "source") else problem,
         options=replace(settings.options, library=absolute(library))
         if (library := getattr(settings.options, "library", "task")) not in ("task", "clients")
         else settings.options,

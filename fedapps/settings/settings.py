@@ -382,14 +382,23 @@ def unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown setting {key!r}: {hint}`fedapps settings` lists all keys"
 
 
+def unused(given: Iterable[str], used: Container[str]) -> list[str]:
+    """Return the keys in ``given`` that are options of a method or task but not in
+    ``used``, the settings of the run or runs.
+    """
+    others = (*PARTS, *OF_SWEEPS, "versions")
+    tables = ((key, key.partition(".")) for key in given)
+    return [
+        key for key, (table, dot, _) in tables if dot and table not in others and key not in used
+    ]
+
+
 def check_used(given: Mapping[str, Any], used: Container[str]) -> None:
     """Raise ``UserError`` for a given option of a method or task whose key is not in
     ``used``, the settings of the run or runs.
     """
-    for key, value in given.items():
-        table, dot, _ = key.partition(".")
-        if not dot or table in (*PARTS, *OF_SWEEPS, "versions") or key in used:
-            continue
+    for key in unused(given, used):
+        table, value = key.partition(".")[0], given[key]
         kinds: dict[str, Any] = {**METHODS, **TASKS}
         owners = [name for name, one in kinds.items() if one.table == table]
         choice = f"choose {' or '.join(owners[:4])}, or " if owners else ""

@@ -7,7 +7,7 @@ An axis is ignored for methods that do not have its setting, so that nothing run
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -90,17 +90,24 @@ def read_plan(
     """
     grid = read_grid(path, assignments, scale)
     try:
-        return plan_of(grid, out, data, assignments)
+        return plan_of(grid, out, data, assignments, read_toml(path).keys())
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
 def plan_of(
-    grid: Grid, out: Path, data: Path | None = None, assignments: Sequence[str] = ()
+    grid: Grid,
+    out: Path,
+    data: Path | None = None,
+    assignments: Sequence[str] = (),
+    own: Container[str] = (),
 ) -> Plan:
-    """Return the plan of a grid; the arguments are those of ``read_plan``."""
+    """Return the plan of a grid; the arguments are those of ``read_plan``. ``own``: the
+    keys of the file, which an assignment may replace although no chosen method has
+    them.
+    """
     points = _points(grid, out, data)
-    given = dict(map(parse_assignment, assignments))
+    given = {k: v for k, v in map(parse_assignment, assignments) if k not in own}
     if not assignments and grid.scale == FULL:  # the file as it is, with all its methods
         given = {**grid.fixed, **{k: v for rule in grid.rules for k, v in rule.settings.items()}}
     check_used(given, {key for point in points for key in point.run.config})

@@ -128,6 +128,7 @@ def test_errors_of_models_name_arguments(done):
 
 #: Options in messages that no function in Python raises.
 OF_COMMANDS = {
+    "format": "of export",
     "dir": "fedapps deploy",
     "net": "fedapps export of a file",
     "node-per-client": "fedapps run",

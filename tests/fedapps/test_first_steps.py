@@ -143,7 +143,7 @@ def test_a_label_that_is_not_named(folder, capsys):
         ("rounds=3", "did you mean 'num-rounds'?"),
         ("epochs=3", "did you mean 'train.local-epochs'?"),
         ("train.epochs=3", "did you mean 'train.local-epochs'?"),
-        ("model=my_net:Net", "unknown setting 'model': it is a table, as model.name"),
+        ("model=my_net:Net", "unknown setting 'model': it is a table with keys such as model.name"),
         ("model.name=my_net", "or name your own net as my_net:NAME"),
         ("model.name=my_nett:Net", "no module 'my_nett'"),
     ],

@@ -85,7 +85,7 @@ def test_nothing_is_compiled_on_the_pretended_device(tmp_path, monkeypatch):
     monkeypatch.setattr(base, "device_of", lambda name: CUDA)
     with pretended_cuda(monkeypatch):
         on_device = run("fedavg", "cuda", tmp_path / "cuda", **{"train.compile": "on"})
-    assert compiler.told == {"only steps on the CPU are compiled"}
+    assert compiler.logged == {"only steps on the CPU are compiled"}
     for one, other in zip(wanted, on_device, strict=True):
         same(one, other)
 

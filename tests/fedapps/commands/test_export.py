@@ -134,7 +134,8 @@ def test_models_that_were_not_saved_or_are_of_another_run_are_refused(tmp_path, 
     assert "has no scores of this client: choose one of 0, 1, 2, 3, 4" in error_of(
         tmp_path / "a", 77
     )
-    assert run(tmp_path / "b", "method=fedboost", "num-rounds=1") == 0
+    boost = ["run", "--engine", "inline", "method=fedboost", "num-rounds=1"]
+    assert main([*boost, "--out", str(tmp_path / "b")]) == 0
     capsys.readouterr()
     assert "method = 'fedboost'" in error_of(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "summary.json").read_text())["status"] == "completed"

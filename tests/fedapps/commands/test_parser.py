@@ -266,8 +266,8 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
             "data.noise-ratio = 0.2, but noise = 'none': choose noise = pair or symmetric",
         ),
         (
-            ["task=tabular", "data.noise=pair"],
-            "data.noise = 'pair': is for samples with a class, which this task does not deal",
+            ["task=text", "data.noise=pair"],
+            "data.noise = 'pair': task 'text' does not use it: leave it out",
         ),
         (
             ["method=fedper", "model.name=logistic"],

@@ -296,7 +296,7 @@ def test_the_column_of_clients_is_of_sites_own_data():
     with pytest.raises(UserError, match=r"sites\.client = 'ward': is a column of sites' own data"):
         read_settings({"sites.client": "ward"})
     with pytest.raises(
-        UserError, match=r"num-clients = 0: sites\.client = 'ward' set it to the number"
+        UserError, match=r"num-clients = 0: with sites\.client = 'ward', set it to the number"
     ):
         read_settings(JOB | {"sites.client": "ward", "num-clients": 0})
 

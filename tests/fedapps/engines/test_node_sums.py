@@ -154,9 +154,9 @@ def test_a_model_in_a_sum_cannot_be_left_out_any_more():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"method": "aaggff-d"}, "AAggFFD does not say"),
-        ({"method": "scaffold"}, "Scaffold does not say"),
-        ({"robust.rule": "median"}, "Robust does not say"),
+        ({"method": "aaggff-d"}, "AAggFFD does not declare"),
+        ({"method": "scaffold"}, "Scaffold does not declare"),
+        ({"robust.rule": "median"}, "Robust does not declare"),
         ({"max-weight": 2.0}, "max-weight compares"),
     ],
 )

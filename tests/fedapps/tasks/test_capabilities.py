@@ -9,6 +9,7 @@ from fedapps.tasks.capabilities import (
     HasNaturalClients,
     HasNet,
     HasTable,
+    NamesClients,
     NamesNet,
     PredictsNumbers,
     ScalesColumns,
@@ -20,7 +21,7 @@ ALL = {
     for name, kind in vars(capabilities).items()
     if getattr(kind, "_is_runtime_protocol", False) and kind.__module__ == capabilities.__name__
 }
-NET = {HasNet, HasNaturalClients, DeclaresOrigin, NamesNet}
+NET = {HasNet, HasNaturalClients, DeclaresOrigin, NamesNet, NamesClients}
 
 
 def declared(task):
@@ -33,7 +34,7 @@ def declared(task):
         ("digits", "fedavg", {*NET, SplitsSamples, ScalesColumns}),
         ("tabular", "fedavg", {*NET, SplitsSamples, ScalesColumns, HasTable}),
         ("regression", "fedavg", {*NET, SplitsSamples, HasTable, PredictsNumbers, ScalesColumns}),
-        ("text", "fedavg", {HasNet, HasNaturalClients, DeclaresOrigin}),
+        ("text", "fedavg", {HasNet, HasNaturalClients, DeclaresOrigin, NamesClients}),
         ("point-mass", "fedboost", {DeclaresOrigin}),
         ("lasso", "fedfw", set()),
     ],

@@ -109,7 +109,7 @@ def test_the_net_that_can_read_gets_the_weight(zoo):
         ),
         (["fedboost.library=zoo2"], "there is no such folder"),
         (["fedboost.library=torn"], "torn/hospital-0.safetensors cannot be read as safetensors"),
-        (["fedboost.budget=5"], "budget = 5, but the library holds 4 predictors: choose 1..4"),
+        (["fedboost.budget=5"], "budget = 5, but the library holds 4 predictors: choose 1 to 4"),
     ],
 )
 def test_mistakes_are_one_line(zoo, settings, message, capsys):

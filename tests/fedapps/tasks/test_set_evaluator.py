@@ -130,7 +130,7 @@ def test_a_run_starts_from_a_set(saved):
     [
         (
             ["method=fedevg", "synthetic.samples=105"],
-            "synthetic.samples = 105, but there are 10 classes",
+            "synthetic.samples = 105 is not a multiple of the 10 classes",
         ),
         (["method=fedevg", "fedevg.net=resnet"], "fedevg.net = 'resnet'"),
         (["method=fedevg", "fedevg.net=energy-cnn,mlp"], "fedevg.net = 'mlp'"),

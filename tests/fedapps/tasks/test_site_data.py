@@ -213,7 +213,9 @@ def test_a_run_on_samples_of_sites(tmp_path, kind):
 def test_a_site_that_cannot_take_part_ends_the_run_before_round_one(tmp_path, faulty):
     bad = csv_file(tmp_path / "bad.csv", valid_rows(kinds="abz")) if faulty == "data" else ""
     sites = {"rome": csv_file(tmp_path / "rome.csv", valid_rows()), "oslo": bad}
-    said = "column 'kind' holds 'z'" if faulty == "data" else "this site names none: add data="
+    said = (
+        "column 'kind' holds 'z'" if faulty == "data" else "this site has no data path: add data="
+    )
     with pytest.raises(ValueError, match=f"^client 'oslo' cannot take part: .*{said}"):
         run_on(sites, TABLE, tmp_path / "out")
     assert (
