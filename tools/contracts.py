@@ -32,6 +32,10 @@ def contract_of(module: ModuleType) -> str:
     return text[0].upper() + text[1:]
 
 
+#: Characters of a first sentence that the table shows beside the link.
+SHORT = 50
+
+
 def modules_of(folder: Path) -> dict[str, list[str]]:
     """Return the names of the concrete strategies in every module of the folder
     ``strategies``.
@@ -70,15 +74,16 @@ def table(folder: Path, methods: Mapping[str, Method]) -> str:
 
 
 def shortened(contract: str, docs: Path, pages: Iterable[str]) -> str:
-    """Return the first sentence of a contract, with a link to the section Messages of
-    the method's page, which has the rest. Return the whole contract if no page has this
-    section.
+    """Return a link to the section Messages of the method's page, after the first
+    sentence of the contract if that is short. Return the whole contract if no page has
+    this section.
     """
     first, *rest = re.split(r"(?<=\.) (?=[A-Z])", contract, maxsplit=1)
     for page in pages:
         path = docs / page
         if rest and path.is_file() and "\n## Messages\n" in path.read_text(encoding="utf-8"):
-            return f"{first} More: [messages]({page}#messages)."
+            lead = f"{first} " if len(first) <= SHORT else ""
+            return f"{lead}[Messages]({page}#messages)"
     return contract
 
 
