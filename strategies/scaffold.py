@@ -49,7 +49,7 @@ from strategies.fedavg import FedAvg, FlowerArguments
 
 CONTROL = "control."
 ROUNDING = 1.01  # of the clients' sums
-#: Control variates so many times as large as in the first round show divergence.
+#: Growth of the control variates since the first round that shows divergence.
 GROWTH = 10
 
 

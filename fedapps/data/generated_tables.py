@@ -119,8 +119,8 @@ def numbers(num_clients: int) -> Columns:
 
 
 def diabetes(num_clients: int) -> Columns:
-    """Return the 442 patients, dealt at random to so many clients: ten measurements,
-    and how far the disease has gone in a year.
+    """Return the 442 patients, dealt at random to ``num_clients`` clients: ten
+    measurements, and how far the disease has gone in a year.
     """
     rows = _diabetes_rows()
     if not 1 <= num_clients <= (most := len(rows) // 5):

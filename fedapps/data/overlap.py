@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Of more clients so many, evenly spaced, are compared in pairs.
+#: If there are more clients, this many, evenly spaced, are compared in pairs.
 MOST = 300
 
 

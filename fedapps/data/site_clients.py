@@ -1,5 +1,5 @@
-"""The clients of a site that has many, as ``sites.client`` tells them apart: by the
-values of a column, or by a file of each.
+"""The clients of a site that has many. ``sites.client`` names a column whose values
+distinguish them, or gives each a file.
 """
 
 from collections.abc import Sequence

@@ -28,7 +28,7 @@ from fedapps.errors import UserError
 #: A text column with more values is no category; one with so few is, even if most are
 #: numbers.
 MAX_LEVELS, FEW_VALUES = 100, 12
-# Row numbers that pandas writes unless told otherwise.
+# The column of row numbers that pandas writes by default.
 ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0", "")
 #: What a column that names the clients is often called.
 CLIENT_NAMES = (

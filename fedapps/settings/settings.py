@@ -142,7 +142,7 @@ class Settings(Options):
     )
     early_stopping: int = option(
         0,
-        "end after so many evaluations without a better score on validation samples; 0: never",
+        "end after this many evaluations without a better score on validation samples; 0: never",
         low=0,
     )
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)

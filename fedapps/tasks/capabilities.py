@@ -1,5 +1,5 @@
 """What a task can do beside the members of ``Task``. A task declares a capability by
-having its members; whoever needs one asks with ``isinstance``.
+having its members; check for one with ``isinstance``.
 
 A task of your own needs only the members of ``Task``, and those of the capabilities
 that its methods ask for.

@@ -121,8 +121,8 @@ class Classification(DealtSamples, NetByShape):
         return dealt_part(self.samples, self.partition(num_clients), part, self.context.seed)
 
     def split(self, client: int, num_clients: int) -> ThreeParts:
-        """Return the rows of a client's training, validation (empty if the training set
-        stands in) and test sets.
+        """Return the rows of a client's training, validation (empty if it is
+        the training set) and test sets.
         """
         tests, validations = self.test_parts(num_clients), self.validation_parts(num_clients)
         share = self.context.data.validation if validations is None else 0.0

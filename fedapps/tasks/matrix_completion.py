@@ -33,7 +33,7 @@ from fedapps.tasks.observations import Observations, observations
 SINGLE_PRECISION = 2**18
 # Radius of centred observations of unit deviation, over the root of their number:
 # sqrt(m) is the order of the largest singular value of noise at m places, and of the
-# norm of what can be told from it. Wide optimum: docs/fedfw.md.
+# norm of what can be learned from it. Wide optimum: docs/fedfw.md.
 RADIUS = 0.7
 
 

@@ -131,7 +131,7 @@ class Text(TorchTask):
         if client >= len(play.roles):
             raise UserError(
                 f"client {client}: {self.source} has {len(play.roles)} roles: choose at "
-                "most so many nodes"
+                f"most {len(play.roles)} nodes"
             )
         train, test = (
             Split(*sequences(part[client], self.options.length)) for part in (play.train, play.test)

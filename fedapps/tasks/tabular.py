@@ -45,8 +45,8 @@ class Rows(Classification):
         NetByShape.__init__(self, options, context)
 
     def split(self, client: int, num_clients: int) -> ThreeParts:
-        """Return the rows of a client's training, validation (empty if the training set
-        stands in) and test sets.
+        """Return the rows of a client's training, validation (empty if it is
+        the training set) and test sets.
         """
         parts = self.test_parts(num_clients), self.validation_parts(num_clients)
         if parts != (None, None) or not self.is_table:

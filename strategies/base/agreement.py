@@ -53,17 +53,17 @@ class Agreement:
         ``alike``: all replies must hold the same records and metrics.
         """
         out: dict[int, str] = {}
-        told = [(reply, metrics_of(reply.content)) for _, reply in replies]
+        with_metrics = [(reply, metrics_of(reply.content)) for _, reply in replies]
         checks: list[Callable[[list[Told]], Mapping[int, str]]] = [_odd_kinds, _out_of_range]
         if alike:
             checks.append(_odd_records)
         # one after the other: what one check skips does not count in the next
         for check in checks:
             kept = [place for place in range(len(replies)) if place not in out]
-            found = check([told[place] for place in kept])
+            found = check([with_metrics[place] for place in kept])
             out |= {kept[place]: reason for place, reason in found.items()}
         rest = [place for place in range(len(replies)) if place not in out]
-        self._remove_surplus([(replies[place][0], *told[place]) for place in rest], alike)
+        self._remove_surplus([(replies[place][0], *with_metrics[place]) for place in rest], alike)
         return out
 
     def _remove_surplus(

@@ -137,7 +137,7 @@ class ClientGrid(WrappedGrid):
 
         Raises ``TimeoutError`` after ``start_timeout`` seconds.
         """
-        deadline, told = time.monotonic() + self.start_timeout, 0
+        deadline, logged = time.monotonic() + self.start_timeout, 0
         while len(nodes := self._connected()) < (
             wanted := minimum or self._expected() - len(self.new_clients)
         ):
@@ -152,7 +152,7 @@ class ClientGrid(WrappedGrid):
                     f"start more, or lower {lower}"
                 )
             # in Flower's words, but once a number instead of once a second
-            if told != (told := len(nodes) + 1):
+            if logged != (logged := len(nodes) + 1):
                 log(
                     INFO,
                     "Waiting for nodes to connect: %d connected (minimum required: %d).",

@@ -66,7 +66,7 @@ def meet(
     timeout: float,
 ) -> Exchange:
     """Let the new clients of ``grid`` score what ``strategy`` gives them, and
-    themselves after so many local ``epochs`` each.
+    themselves after ``epochs`` local epochs each.
 
     ``configs``: those of the round's training (``train``) and evaluation
     (``evaluate``), which stay as they are.

@@ -199,15 +199,18 @@ def test_traced_steps_of_adam_are_the_eager_ones(method, optimizer, tmp_path):
     # would divide by itself
     net = Net()
     net.body[1].bias.requires_grad_(False)
-    told = {"optimizer": optimizer, "learning-rate": 0.01, "weight-decay": 0.1}
+    train_options = {"optimizer": optimizer, "learning-rate": 0.01, "weight-decay": 0.1}
     compiler = Traced(tmp_path)
-    ours, eager = rounds(method, compiler, 2, net, told), rounds(method, None, 2, net, told)
+    ours, eager = (
+        rounds(method, compiler, 2, net, train_options),
+        rounds(method, None, 2, net, train_options),
+    )
     for (arrays, *_), (wanted, *_) in zip(ours, eager, strict=True):
         for a, b in zip(arrays, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
     assert compiler.graphs
     assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
-    plain, sgd = rounds(method, None, 2, net, {**told, "optimizer": "sgd"}), eager
+    plain, sgd = rounds(method, None, 2, net, {**train_options, "optimizer": "sgd"}), eager
     assert not np.allclose(plain[0][0][0], sgd[0][0][0], atol=1e-4)
 
 

@@ -380,10 +380,10 @@ def test_a_site_adapts_the_model_of_a_csv_with_the_runs_input_scale(tmp_path, mo
     before = next(line for line in capsys.readouterr().out.splitlines() if "before" in line)
     assert float(before.split("accuracy ")[1].split(" %")[0]) > 90
     assert main(["adapt", "r/global-adapted.safetensors", "--data", "bern.csv"]) == 0
-    arrays, told, _, scale = read_model(tmp_path / "r" / "global.safetensors")
+    arrays, metadata, _, scale = read_model(tmp_path / "r" / "global.safetensors")
     assert scale.mean.reshape(-1)[0] == pytest.approx(105, abs=3)
-    del told["mean"]
-    save_file(arrays, tmp_path / "bare.safetensors", told)
+    del metadata["mean"]
+    save_file(arrays, tmp_path / "bare.safetensors", metadata)
     assert "mean of the inputs is missing" in error_of(
         capsys, tmp_path / "bare.safetensors", "--data", "bern.csv"
     )

@@ -26,8 +26,8 @@ def own_caches(tmp_path, monkeypatch):
 
 
 def rows(count=120, seed=0):
-    """Samples that can be told apart: ``x`` is the row's number; 4 sites in turn, two
-    classes.
+    """Samples that can be distinguished: ``x`` is the row's number; 4 sites in turn,
+    two classes.
     """
     rng = np.random.default_rng(seed)
     return pd.DataFrame(

@@ -237,7 +237,7 @@ def test_clients_in_the_samples_of_sites_train_as_if_each_had_a_node(method, sam
 
 
 def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):
-    """Return the task of a site with so many samples."""
+    """Return the task of a site with samples of shape ``x``."""
     rng = np.random.default_rng(0)
     path = tmp_path / "site.csv"
     samples_file(path, rng.normal(size=x), rng.integers(0, 2, x[0]), np.resize(wards, x[0]))

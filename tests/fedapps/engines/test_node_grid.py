@@ -1,5 +1,5 @@
-"""Many clients behind one node: whoever uses the grid must not notice, and what travels
-must be less.
+"""Many clients behind one node: code that uses the grid must not notice, and
+less must travel.
 """
 
 import json
@@ -38,7 +38,7 @@ def settings_of(out, **config):
 
 
 def behind(nodes, settings, **options):
-    """Return a grid of the settings' clients behind so many nodes."""
+    """Return a grid of the settings' clients behind ``nodes`` nodes."""
     inner = InlineGrid(app, nodes, settings.flat())
     return NodeGrid(inner, settings.num_clients, inner.get_node_ids(), **options)
 

@@ -66,8 +66,8 @@ def test_many_classes_have_macro_measures_and_no_counts():
 
 @pytest.mark.parametrize("method", ["superfed-mm", "local"])
 def test_a_run_writes_and_shows_its_classes(method, tmp_path):
-    told = {"num-clients": 4, "num-rounds": 2, "checkpoint-every": 0, "train.local-epochs": 2}
-    settings = with_defaults({"method": method, **told, "out": str(tmp_path / "run")})
+    more = {"num-clients": 4, "num-rounds": 2, "checkpoint-every": 0, "train.local-epochs": 2}
+    settings = with_defaults({"method": method, **more, "out": str(tmp_path / "run")})
     parts = assemble(settings)
     summary = execute_inline(parts.settings, parts=parts)
     run = read_run(tmp_path / "run")
@@ -89,10 +89,10 @@ def test_a_run_writes_and_shows_its_classes(method, tmp_path):
     assert "Confusion matrix" in page
 
 
-@pytest.mark.parametrize("told", [{"class-counts": False}, {"dp.noise-multiplier": 1.0}])
-def test_counts_stay_with_the_clients_unless_asked_for(told, tmp_path):
+@pytest.mark.parametrize("more", [{"class-counts": False}, {"dp.noise-multiplier": 1.0}])
+def test_counts_stay_with_the_clients_unless_asked_for(more, tmp_path):
     small = {"num-clients": 4, "num-rounds": 1, "checkpoint-every": 0, "train.local-epochs": 1}
-    parts = assemble(with_defaults({**small, **told, "out": str(tmp_path / "run")}))
+    parts = assemble(with_defaults({**small, **more, "out": str(tmp_path / "run")}))
     summary = execute_inline(parts.settings, parts=parts)
     assert "macro-f1-mean" in summary
     assert "macro-f1-pooled" not in summary

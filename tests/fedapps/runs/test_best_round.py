@@ -35,8 +35,8 @@ JOB = {
 
 
 def play(folder, callbacks=(), **given):
-    told = {key.replace("__", ".").replace("_", "-"): value for key, value in given.items()}
-    parts = assemble(with_defaults({**JOB, **told, "out": str(folder)}))
+    job = {key.replace("__", ".").replace("_", "-"): value for key, value in given.items()}
+    parts = assemble(with_defaults({**JOB, **job, "out": str(folder)}))
     return execute_inline(parts.settings, callbacks, Parts(*parts))
 
 
@@ -79,9 +79,9 @@ def assert_same(folder, other, personal):
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "local", "superfed-mm"])
 def test_the_run_is_as_if_it_had_ended_with_its_best_round(method, second_is_best, tmp_path):
     # superfed starts to mix after a share of the rounds
-    told = {"method": method, "superfed.start": 0.0} if "superfed" in method else {"method": method}
-    summary = play(tmp_path / "kept", keep_best=True, **told)
-    play(tmp_path / "short", num_rounds=2, **told)
+    job = {"method": method, "superfed.start": 0.0} if "superfed" in method else {"method": method}
+    summary = play(tmp_path / "kept", keep_best=True, **job)
+    play(tmp_path / "short", num_rounds=2, **job)
     assert (summary["scored-round"], summary["rounds-completed"]) == (2, 5)
     assert_same(tmp_path / "kept", tmp_path / "short", personal=True)
     short = json.loads((tmp_path / "short" / "summary.json").read_text())
@@ -103,12 +103,12 @@ def test_a_resumed_run_keeps_the_same_round(stops_after, second_is_best, tmp_pat
         if now.number == stops_after:
             raise Stop
 
-    told = {"method": "ditto", "num_rounds": 6, "keep_best": True}
-    play(tmp_path / "whole", **told)
+    job = {"method": "ditto", "num_rounds": 6, "keep_best": True}
+    play(tmp_path / "whole", **job)
     with pytest.raises(Stop):
-        play(tmp_path / "resumed", [stop], **told)
+        play(tmp_path / "resumed", [stop], **job)
     (tmp_path / "resumed" / "clients.csv").write_text("client\n")  # of a later round, say
-    summary = play(tmp_path / "resumed", resume=True, **told)
+    summary = play(tmp_path / "resumed", resume=True, **job)
     assert summary["scored-round"] == 2
     assert_same(tmp_path / "resumed", tmp_path / "whole", personal=True)
 

@@ -118,4 +118,4 @@ def test_fits_with_adam_are_compiled_where_the_run_says_so(method, tmp_path, mon
     )
     execute(settings, InlineGrid(app, 4, settings.flat()))
     assert compiler.graphs
-    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.told
+    assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged

@@ -1,5 +1,5 @@
 """``evaluate-train``: the loss of the final model on each client's training samples
-stands in clients.csv, and nowhere without it.
+is in clients.csv, and nowhere without it.
 """
 
 import csv

@@ -50,7 +50,7 @@ def test_q_fedavg_takes_adam_where_it_says_how_far_to_go():
 
 
 def test_a_run_with_adam_learns(tmp_path):
-    told = {"optimizer": "adam", "local_epochs": 2, "learning_rate": 0.003}
+    train_options = {"optimizer": "adam", "local_epochs": 2, "learning_rate": 0.003}
     small = {"num_clients": 6, "num_rounds": 3, "data": {"partition": "iid"}}
-    found = run(**small, train=told, out=tmp_path / "run", progress=False)
+    found = run(**small, train=train_options, out=tmp_path / "run", progress=False)
     assert found.summary["accuracy-mean"] > 0.8

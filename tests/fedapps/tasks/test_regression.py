@@ -281,7 +281,7 @@ def test_what_does_not_fit_is_refused_in_one_line(settings, message):
     assert "\n" not in str(error.value)
 
 
-# --- a csv of one's own ---------------------------------------------------------------
+# --- an own csv ----------------------------------------------------------------------
 
 
 def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp_path, capsys):
@@ -324,7 +324,7 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
     from safetensors import safe_open
 
     with safe_open(out, "np") as file:
-        told = file.metadata()
+        metadata = file.metadata()
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     net = torch.nn.Linear(2, 1)
     net.load_state_dict(
@@ -333,11 +333,14 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
     task = build_task(with_defaults(table(path) | {"num-clients": 3, "device": "cpu"}))
     part, inputs = (
         task.arrays(0, 3, scale=False).test,
-        {name: np.array(json.loads(told[name])) for name in ("mean", "deviation")},
+        {name: np.array(json.loads(metadata[name])) for name in ("mean", "deviation")},
     )
-    assert json.loads(told["features"]) == ["area", "old=yes"]
+    assert json.loads(metadata["features"]) == ["area", "old=yes"]
     x = torch.from_numpy(((part.x - inputs["mean"]) / inputs["deviation"]).astype(np.float32))
-    (center,), (scale,) = json.loads(told["target-center"]), json.loads(told["target-scale"])
+    (center,), (scale,) = (
+        json.loads(metadata["target-center"]),
+        json.loads(metadata["target-scale"]),
+    )
     guess = center + scale * net(x)
     rmse = float(np.sqrt(np.mean((guess.detach().double().numpy() - part.y) ** 2)))
     with (tmp_path / "local" / "clients.csv").open() as file:

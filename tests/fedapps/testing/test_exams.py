@@ -18,7 +18,7 @@ FEDAVG = exams.pair("fedavg")
 
 
 def of(strategy=FedAvg, client=FedAvgClient):
-    """Return a pair that stands in no table of methods."""
+    """Return a pair without an entry in the table of methods."""
     return exams.Pair(
         lambda problem: strategy(),
         lambda problem, i, n, store: client(
@@ -103,7 +103,7 @@ class Moody(FedAvgClient):
 
 
 class Hasty(FedAvg):
-    """Counts whoever replied first twice."""
+    """Counts the first reply twice."""
 
     def aggregate_train(self, server_round, replies):
         replies = list(replies)

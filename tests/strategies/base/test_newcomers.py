@@ -15,7 +15,7 @@ START = {"w": np.zeros(2, np.float32)}
 
 
 class Guest(EchoClient):
-    """Moves the model by its number; as a new client it tells the model's value, and
+    """Moves the model by its number; as a new client it reports the model's value, and
     the number of epochs.
     """
 
@@ -71,8 +71,8 @@ def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
     mean = sum(k * (k + 1) for k in others) / sum(k + 1 for k in others)
     np.testing.assert_allclose(arrays_of(result)["w"], 3 * mean, rtol=1e-6)
     assert [r.newcomers.clients if r.newcomers else None for r in rounds] == [None, new, new]
-    told = rounds[1].newcomers.metrics
-    assert told[new[0]] == {
+    scores_of_new = rounds[1].newcomers.metrics
+    assert scores_of_new[new[0]] == {
         "num-examples": 7, "new-accuracy": 0.0, "new-accuracy-1": 0.1, "new-accuracy-5": 0.5,
         **dict.fromkeys(("new-loss", "new-loss-1", "new-loss-5"), pytest.approx(2 * mean)),
     }  # fmt: skip
