@@ -335,7 +335,7 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
     ("options", "environment", "message"),
     [
         ({"gpus_per_client": 0.5}, {}, r"^gpus-per-client = 0\.5, but no GPU was found: "),
-        ({"gpus_per_client": -1.0}, {}, r"^gpus-per-client = -1\.0, "),
+        ({"gpus_per_client": -1.0}, {}, r"^gpus-per-client = -1\.0: "),
         (
             {"cpus_per_client": 3, "ray_cpus": 2},
             {},
@@ -345,7 +345,7 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
         (
             {"ray_cpus": 2, "cluster": "10.0.0.1:6379"},
             {},
-            r"^ray_cpus = 2, but the run joins a cluster ",
+            r"^ray_cpus = 2, but the run joins a cluster, ",
         ),
     ],
 )
