@@ -77,19 +77,14 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
         assert len(set(image.convert("RGB").getdata())) > 10, "something is drawn"
 
 
-def test_a_table_is_shown_by_the_names_of_its_clients(capsys):
-    assert main(["data", "task=tabular", "num-clients=4"]) == 0
-    out = capsys.readouterr().out
-    assert "4 clients" in out
-    _, task, _ = assemble(
-        read_settings(
-            {"task": "tabular", "num-clients": 4, "clients-per-round": 0, "device": "cpu"}
-        )
-    )
-    assert all(
-        any(line.startswith(name) for line in out.splitlines())
-        for name in task.samples.clients.names
-    )
+def test_a_table_is_shown_by_the_names_of_its_clients(tmp_path, capsys):
+    rows = [f"{ward},{n},{n % 2}" for ward in ("north", "south") for n in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["ward,age,label", *rows]))
+    table = [f"data.source={tmp_path / 't.csv'}", "data.natural-id=ward", "data.label=label"]
+    assert main(["data", "task=tabular", *table]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "2 clients" in lines[0]
+    assert [line.split()[0] for line in lines[2:4]] == ["north", "south"]
 
 
 def test_data_that_cannot_be_shown_give_a_one_line_error(capsys):
