@@ -1,6 +1,7 @@
 """The client of partial sharing by name; contract: ``strategies/partial.py``."""
 
-from algorithms.personal.name_filter import patterns, travels
+from algorithms.common.options import names_in
+from algorithms.personal.name_filter import travels
 from algorithms.personal.sent import PatternsSent
 from clients.base.training import Config
 from clients.partial_sharing import PartialClient
@@ -14,5 +15,5 @@ class FilteredClient(PartialClient):
     def shared(self, config: Config) -> list[bool]:
         """Return, for each array of the model, whether it is shared."""
         sent = PatternsSent.from_config(config)
-        share, keep = patterns(sent.share), patterns(sent.keep)
+        share, keep = names_in(sent.share), names_in(sent.keep)
         return [travels(name, share, keep) for name in self.model.state_dict()]

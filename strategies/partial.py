@@ -16,8 +16,8 @@ latter. The client keeps the others.
 from dataclasses import dataclass
 from typing import Unpack
 
-from algorithms.common.options import Options, option
-from algorithms.personal.name_filter import patterns, travels
+from algorithms.common.options import Options, names_in, option
+from algorithms.personal.name_filter import travels
 from algorithms.personal.sent import PatternsSent
 from strategies.families.shared_part import SharedPart
 from strategies.fedavg import FedAvgArguments
@@ -43,7 +43,7 @@ class Partial(SharedPart):
     ) -> None:
         super().__init__(**kwargs)
         self.options = options or PartialOptions()
-        self._share, self._keep = patterns(self.options.share), patterns(self.options.keep)
+        self._share, self._keep = names_in(self.options.share), names_in(self.options.keep)
 
     def travels(self, name: str) -> bool:
         """Return whether the array of this name is shared."""

@@ -19,6 +19,11 @@ from typing import Any
 from algorithms.common.checks import check_choice, check_range
 
 
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated text, without blanks and empty ones."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
 @dataclass(frozen=True)
 class Declared:
     """The declaration that :func:`option` adds to a field's type and default; an open

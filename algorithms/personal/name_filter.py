@@ -4,13 +4,6 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 
-def patterns(text: str) -> list[str]:
-    """Return the comma-separated patterns of a setting, without blanks and empty
-    ones.
-    """
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def travels(name: str, share: Sequence[str], keep: Sequence[str]) -> bool:
     """Return whether an array of this name is shared: it matches one of ``share``, and
     none of ``keep``.

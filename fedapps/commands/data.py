@@ -85,7 +85,8 @@ def print_table(deal: Deal, settings: Any) -> None:
             *by_class,
         )
     o = settings.data
-    dealt = o.partition + (f" by {o.natural_id}" if o.partition == "natural" else "")
+    by_column = o.partition == "natural" and o.natural_id
+    dealt = f"{o.partition} by {o.natural_id}" if by_column else o.partition
     dealt += f", {o.partition_arguments}" if o.partition_arguments else ""
     print(
         f"{o.source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} "

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.common.options import names_in
 from algorithms.common.seeds import generator
 from fedapps.data.options import DataOptions
 from fedapps.data.sample_groups import grouping_of
 from fedapps.data.samples import Categorical, Indices, Samples
 from fedapps.data.source import Source
 from fedapps.data.table_columns import Floats
-from fedapps.data.tables import encode, matching, names_in, some
+from fedapps.data.tables import encode, matching, some
 from fedapps.errors import UserError
 
 Columns = dict[str, NDArray[Any]]

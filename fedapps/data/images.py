@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from algorithms.common.options import names_in
 from fedapps.data.cache import Entry
 from fedapps.data.columns import (
     check_columns,
@@ -28,7 +29,6 @@ from fedapps.data.tables import (
     features_of,
     labels_in,
     matching,
-    names_in,
     resolved,
 )
 from fedapps.errors import UserError

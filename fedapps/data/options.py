@@ -10,7 +10,7 @@ from typing import Any
 
 from algorithms.common.checks import check_choice
 from algorithms.common.label_noise import KINDS
-from algorithms.common.options import Options, option
+from algorithms.common.options import Options, names_in, option
 
 #: Known tables; defined in ``fedapps.data.tables``.
 PRESETS = ("heart", "berka")
@@ -235,7 +235,7 @@ class DataOptions(Options):
         return tuple(
             name
             for name in (
-                *(part.strip() for part in self.drop.split(",")),
+                *names_in(self.drop),
                 self.natural_id,
                 self.part,
                 self.arguments.get("partition_by") if by_client else "",
@@ -354,7 +354,7 @@ class SiteOptions(Options):
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, by number."""
-        return tuple(dict.fromkeys(name.strip() for name in self.labels.split(",") if name.strip()))
+        return tuple(dict.fromkeys(names_in(self.labels)))
 
     @property
     def image(self) -> tuple[int, ...]:

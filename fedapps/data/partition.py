@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from algorithms.common.label_noise import flipped
+from algorithms.common.options import names_in
 from algorithms.common.partitioners import (
     dirichlet_clients,
     iid,
@@ -29,7 +30,7 @@ from fedapps.data.sample_groups import with_groups
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Scale, inputs
 from fedapps.data.source import Source
-from fedapps.data.tables import names_in, some
+from fedapps.data.tables import some
 from fedapps.errors import UserError
 from fedapps.notes import logger
 

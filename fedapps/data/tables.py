@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from algorithms.common.options import names_in
 from fedapps.data.columns import is_class, label_column, with_names
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns
@@ -39,11 +40,6 @@ CLIENT_NAMES = (
 #: A column of clients has at most this many values, and as many rows for each.
 MOST_CLIENTS, LEAST_ROWS = 1000, 5
 COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?|[+-]?\d+")
-
-
-def names_in(text: str) -> tuple[str, ...]:
-    """Return the names in a comma-separated list."""
-    return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,14 @@ with the reason.
 """
 
 from collections.abc import Mapping, Sequence
-from logging import WARNING
 from math import isqrt
 from typing import Any
 
 import numpy as np
-from flwr.common import log
 
 from algorithms.common.confusion import fault, macro_measures, margins
 from clients.base.scores import CONFUSION
+from fedapps.records.group_writer import sound_lists
 from strategies.base.records import most_common
 
 
@@ -32,18 +31,11 @@ def confusion_table(
         return [], {}, []
     sizes = [len(counts) if isinstance(counts, list) else 0 for counts in reported.values()]
     number = len(classes) or isqrt(most_common(sizes))
-    total, left_out = np.zeros((number, number), np.int64), []
-    for client, values in metrics.items():
-        wrong = (
-            fault(values[CONFUSION], number, dict(values))
-            if CONFUSION in values
-            else "none reported"
-        )
-        if wrong is None:
-            total += np.asarray(values[CONFUSION], np.int64).reshape(number, number)
-        else:
-            log(WARNING, "client %s: %s left out: %s", client, CONFUSION, wrong)
-            left_out.append({"client": client, "reason": f"{CONFUSION}: {wrong}"})
+    sound, left_out = sound_lists(
+        CONFUSION, metrics, lambda values: fault(values[CONFUSION], number, dict(values))
+    )
+    total = sum((np.array(counts, np.int64) for counts in sound), np.zeros(number**2, np.int64))
+    total = total.reshape(number, number)
     if not total.any():
         return [], {}, left_out
     names = list(classes) or [str(place) for place in range(number)]

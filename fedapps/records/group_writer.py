@@ -5,7 +5,7 @@ Sums are untrusted. Sums that no samples could produce are skipped, and the log 
 the client and the reason.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from logging import WARNING
 from typing import Any
 
@@ -34,6 +34,27 @@ COLUMNS = (
 )
 
 
+def sound_lists(
+    name: str,
+    metrics: Mapping[int | str, Mapping[str, Any]],
+    fault_of: Callable[[Mapping[str, Any]], str | None],
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Return the clients' metric ``name``, a list each, and the id and the reason of
+    each client without a sound one; the log names these.
+
+    ``fault_of``: why a client's list cannot be right, given its metrics, or ``None``.
+    """
+    sound, left_out = [], []
+    for client, values in metrics.items():
+        fault = fault_of(values) if name in values else "none reported"
+        if fault is None:
+            sound.append(values[name])
+        else:
+            log(WARNING, "client %s: skipped its %s: %s", client, name, fault)
+            left_out.append({"client": client, "reason": f"{name}: {fault}"})
+    return sound, left_out
+
+
 def group_table(
     groups: Groups, metrics: Mapping[int | str, Mapping[str, Any]]
 ) -> tuple[list[list[Any]], dict[str, float], list[dict[str, Any]]]:
@@ -44,14 +65,7 @@ def group_table(
     """
     if not any(SUMS in values for values in metrics.values()):
         return [], {}, []
-    sound, left_out = [], []
-    for client, values in metrics.items():
-        fault = groups.fault(values[SUMS]) if SUMS in values else "none reported"
-        if fault is None:
-            sound.append(values[SUMS])
-        else:
-            log(WARNING, "client %s: skipped its %s: %s", client, SUMS, fault)
-            left_out.append({"client": client, "reason": f"{SUMS}: {fault}"})
+    sound, left_out = sound_lists(SUMS, metrics, lambda values: groups.fault(values[SUMS]))
     total = add_up(sound, groups)
     members = sum(
         (groups.parts(sums).actual.sum(1) > 0 for sums in sound), np.zeros(len(groups.names), int)

@@ -16,7 +16,7 @@ from fedapps.formats import shortened
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_clients
 from fedapps.tasks.capabilities import HasNet, PredictsNumbers, SplitsSamples
-from fedapps.tasks.client_names import names_in
+from fedapps.tasks.client_names import client_names
 
 if TYPE_CHECKING:
     from fedapps.charts.layout import Figure
@@ -149,7 +149,7 @@ def deal_of(task: Any, num_clients: int) -> Deal:
 
 def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
     """Return the names of the clients, or their numbers."""
-    return names_in(task, num_clients) or tuple(map(str, range(num_clients)))
+    return client_names(task, num_clients) or tuple(map(str, range(num_clients)))
 
 
 def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]:

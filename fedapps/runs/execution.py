@@ -30,7 +30,7 @@ from fedapps.runs.assembly import (
 from fedapps.runs.compilation import with_compilation
 from fedapps.settings.settings import Settings, default_config
 from fedapps.tasks.capabilities import HasGroups, SplitsSamples
-from fedapps.tasks.client_names import names_in
+from fedapps.tasks.client_names import client_names
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
 from fedapps.tracking.prometheus import Counts, served
@@ -88,7 +88,7 @@ def execute(
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     groups = task.groups if isinstance(task, HasGroups) else None
-    names = names_in(task, settings.num_clients)
+    names = client_names(task, settings.num_clients)
     classes = classes_of(settings, task)
     recorder = Recorder(
         folder, settings.flat(), task.name, done, strategy, groups, names, classes, best
@@ -185,7 +185,7 @@ def execute(
 
 
 def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:
-    """Return the names of the classes that clients tell apart, () if unknown."""
+    """Return the names of the classes; () if unknown."""
     if settings.sites.own:
         return settings.sites.classes
     classes = task.samples.classes if isinstance(task, SplitsSamples) else ()

@@ -25,7 +25,7 @@ from fedapps.runs.client_factory import one_thread
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNet, SplitsSamples
-from fedapps.tasks.client_names import LONGEST, names_in
+from fedapps.tasks.client_names import LONGEST, client_names
 from fedapps.toml_text import read_toml
 from strategies.base.capabilities import declared
 from strategies.base.messages import innermost
@@ -147,7 +147,7 @@ def identified(task: Any, num_clients: int, given: int | str) -> tuple[int, str]
     """Return number and name of the client that a name, or else a number, means; -1 if
     there is none. A client without a name is called by its number.
     """
-    names = names_in(task, num_clients)
+    names = client_names(task, num_clients)
     if str(given) in names:
         return names.index(str(given)), str(given)
     number = int(given) if str(given).isdecimal() else -1

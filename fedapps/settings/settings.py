@@ -386,11 +386,8 @@ def unused(given: Iterable[str], used: Container[str]) -> list[str]:
     """Return the keys in ``given`` that are options of a method or task but not in
     ``used``, the settings of the run or runs.
     """
-    others = (*PARTS, *OF_SWEEPS, "versions")
-    tables = ((key, key.partition(".")) for key in given)
-    return [
-        key for key, (table, dot, _) in tables if dot and table not in others and key not in used
-    ]
+    others = {*PARTS, *OF_SWEEPS, "versions"}
+    return [k for k in given if "." in k and k not in used and k.partition(".")[0] not in others]
 
 
 def check_used(given: Mapping[str, Any], used: Container[str]) -> None:

@@ -15,7 +15,7 @@ from fedapps.tasks.capabilities import NamesClients
 LONGEST = 40
 
 
-def names_in(task: Any, num_clients: int) -> tuple[str, ...]:
+def client_names(task: Any, num_clients: int) -> tuple[str, ...]:
     """Return the names of clients 0, 1, ...; () where they have only numbers."""
     given = task.client_names(num_clients) if isinstance(task, NamesClients) else ()
     names = readable(given[:num_clients])

@@ -39,9 +39,11 @@ class DealtSamples(TorchTask):
         return partitions.natural_clients(self.samples, self.context.data)
 
     def client_names(self, num_clients: int) -> tuple[str, ...]:
-        """Return the values of the column ``data.natural-id``; () without one."""
+        """Return the clients' names in the data; () for partitions over any number of
+        clients.
+        """
         clients = self.samples.clients
-        if clients is None:
+        if clients is None or not self.natural_clients():
             return ()
         first = (part[0] for part in self.partition(num_clients))
         return tuple(clients.names[clients.codes[row]] for row in first)

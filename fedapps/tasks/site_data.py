@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.common.options import names_in
 from clients.base.data import ClientData
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
@@ -32,7 +33,6 @@ from fedapps.data.table_columns import (
     read_columns,
     word,
 )
-from fedapps.data.tables import names_in
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification, ThreeParts
 from fedapps.tasks.context import RunContext

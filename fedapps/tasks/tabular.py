@@ -105,10 +105,6 @@ class Tabular(Rows):
         """
         return 0 if self.context.data.source == GENERATED else super().natural_clients()
 
-    def client_names(self, num_clients: int) -> tuple[str, ...]:
-        """Return the names of the table's clients; () for a generated one."""
-        return super().client_names(num_clients) if self.natural_clients() else ()
-
     @property
     def num_outputs(self) -> int:
         """The number of model outputs: one logit for two classes."""

@@ -3,6 +3,7 @@
 import importlib.util
 
 from algorithms.common.checks import nearest
+from algorithms.common.options import names_in
 from fedapps.errors import UserError
 
 #: The package that each tracker needs; an extra of the tracker's name installs it.
@@ -13,7 +14,7 @@ def names_of(track: str) -> tuple[str, ...]:
     """Return the trackers that a setting names, separated by commas. Raises
     ``ValueError`` for an unknown name.
     """
-    names = tuple(dict.fromkeys(name for part in track.split(",") if (name := part.strip())))
+    names = tuple(dict.fromkeys(names_in(track)))
     for name in names:
         if name not in TRACKERS:
             raise ValueError(

@@ -89,3 +89,11 @@ def test_names_are_unique_lines_and_mere_numbers_are_no_names(tmp_path):
     assert readable(["a", "a", " a "]) == ("a", "a (2)", "a (3)")
     assert readable(["a (2)", "a", "a"]) == ("a (2)", "a", "a (3)")
     assert len(set(readable(["y" * 90, "y" * 90 + "z", ""]))) == 3
+
+
+@pytest.mark.parametrize("task", ["tabular", "regression"])
+def test_clients_of_a_generated_table_have_numbers(task, capsys):
+    assert main(["data", f"task={task}", "num-clients=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("generated: 2 clients (natural), ")
+    assert [line.split()[0] for line in lines[2:4]] == ["0", "1"]
