@@ -1,11 +1,14 @@
 """Methods in apps of Flower's kinds: accuracy beside FedAvg, and the lines that change.
 
     .venv/bin/python benchmarks/own_apps.py [--rounds N]
+    .venv/bin/python benchmarks/own_apps.py --rates 0.02 0.03 0.05 0.07 [--seeds 0 1 2]
 
 The apps: ``examples/quickstart`` (torch, message API), the same with a Lightning
 Trainer (if Lightning is installed), ``examples/own-project`` (a NumPyClient in NumPy),
 and a NumPyClient around scikit-learn's SGDClassifier. All on the digits; accuracy in %,
-mean of the last five rounds.
+mean of the last five rounds. With ``--rates``: FedAvg and SCAFFOLD in the torch app at
+these learning rates, by seed, after the last round; batches are shuffled anew in every
+round, which the example does not do.
 """
 
 import argparse
@@ -104,18 +107,38 @@ def lightning_train(
     return 0.0
 
 
-def torch_accuracy(method: str, rounds: int, train: Callable[..., float] | None = None) -> float:
-    """Return the accuracy of the quickstart with a method."""
+def torch_accuracies(method: str, rounds: int, rate: float, **changes: Any) -> list[float]:
+    """Return the accuracy of the quickstart with a method after each round.
+    ``changes``: of the client's module, by name.
+    """
     module: Any = ModuleType("client")
     exec(compile(torch_client(method), "client", "exec"), module.__dict__)
-    if train:
-        module.train_fn = train
-    torch.manual_seed(0)
+    vars(module).update(changes)
     start = ArrayRecord(module.Net().state_dict())
     grid = InlineGrid(module.app, CLIENTS, {"batch-size": 16, "local-epochs": 2})
-    configs = {"train_config": ConfigRecord({"lr": 0.03})}
+    configs = {"train_config": ConfigRecord({"lr": rate})}
     result = METHODS[method]().start(grid, start, rounds, **configs)
-    return at_the_end(result, "eval_acc")
+    return [float(m["eval_acc"]) for m in result.evaluate_metrics_clientapp.values()]
+
+
+def torch_accuracy(method: str, rounds: int, train: Callable[..., float] | None = None) -> float:
+    """Return the accuracy of the quickstart with a method over its last rounds."""
+    torch.manual_seed(0)
+    changes = {"train_fn": train} if train else {}
+    return float(np.mean(torch_accuracies(method, rounds, 0.03, **changes)[-5:]))
+
+
+def at_rate(method: str, rounds: int, rate: float, seed: int) -> float:
+    """Return the last accuracy of the quickstart with fresh shuffles in every round."""
+    load_data = importlib.import_module("quickstart.task").load_data
+
+    def shuffled(*given: Any) -> Any:
+        train, test = load_data(*given)
+        train.generator.manual_seed(int(torch.randint(2**31, ())))
+        return train, test
+
+    torch.manual_seed(seed)
+    return torch_accuracies(method, rounds, rate, load_data=shuffled)[-1]
 
 
 # --- NumPy and scikit-learn -----------------------------------------------------------
@@ -246,12 +269,22 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--rates", type=float, nargs="+", default=[])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
     for name in ("quickstart", "own-project"):
         sys.path.insert(0, str(EXAMPLES / name))
     logging.getLogger("flwr").setLevel(logging.ERROR)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
+    for rate in arguments.rates:
+        for method in ("FedAvg", "SCAFFOLD"):
+            scores = [100 * at_rate(method, rounds, rate, seed) for seed in arguments.seeds]
+            each = ", ".join(f"{score:.1f}" for score in scores)
+            print(f"rate {rate}: {method} {np.mean(scores):.1f} ({each})", flush=True)
+    if arguments.rates:
+        return
     numpy = numpy_clients()
     print("| app | " + " | ".join(METHODS) + " |\n|" + " --- |" * (len(METHODS) + 1))
 
