@@ -144,6 +144,7 @@ def main() -> None:
             **JOB,
             **METHODS[method],
             "seed": seed,
+            "data.split-seed": "seed",
             "num-rounds": chosen.rounds,
             "data.partition": chosen.partition,
         }
