@@ -118,17 +118,15 @@ class DataOptions(Options):
     )
     split_seed: str = option(
         "0",
-        "seed that deals the samples and chooses each client's test and validation samples; seed: "
-        "that of the run",
+        "seed that deals and splits the samples; seed: that of the run",
     )
     group_split: str = option(
         "",
-        "natural: column of a person (a visit, a device) whose rows are never parted between "
-        'training, validation and test; "": none',
+        'natural: column (a person, a visit) whose rows stay in one part; "": none',
     )
     score_on: str = option(
         "test",
-        "what clients are scored on; validation: to choose settings by",
+        "part that clients are scored on",
         choices=["test", "validation"],
     )
     min_samples: int = option(5, "least number of samples of a client", low=3)
