@@ -330,6 +330,29 @@ def test_a_reply_that_does_not_fit_is_skipped(fault):
     assert [len(block) for block in strategy.function.blocks] == [2, 2, 2]
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_learners_far_larger_than_most_are_skipped(late):
+    """Largest is the median of the start: later learners are small, and may differ."""
+
+    class Large(Federation):
+        def client(self, number, context=None):
+            inner = super().client(number)
+
+            class Boasts(type(inner)):
+                def fit(self, parameters, config):
+                    arrays, n, metrics = super().fit(parameters, config)
+                    lies = number == 1 and (not late or config["server-round"] == 4)
+                    return [array * (40 if lies else 1) for array in arrays], n, metrics
+
+            inner.__class__ = Boasts
+            return inner
+
+    strategy = FFGB(FFGBOptions(eta_0=3.0))
+    Large([blobs(seed=k) for k in range(3)], RidgeOracle(), 3).run(strategy, 4)
+    sizes = [len(block) for block in strategy.function.blocks]
+    assert sizes == ([3, 3, 3, 2] if late else [2, 2, 2, 2])
+
+
 def test_labels_beyond_the_outputs_are_an_error():
     with pytest.raises(
         ValueError,
