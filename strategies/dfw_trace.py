@@ -37,7 +37,7 @@ receive atoms; here x is sent, so that a client may come and go.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Any, Unpack
 
@@ -111,6 +111,10 @@ class DFWTrace(Constrained):
         self._lost: dict[ClientId, int] = {}
         self._ids: Mapping[int, ClientId] = {}
         self._called: list[ClientId] = []
+
+    def harden(self) -> None:
+        """Let no product be longer than the median one."""
+        self.options = replace(self.options, longest_product=1.0)
 
     def configure_step(
         self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

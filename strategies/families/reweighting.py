@@ -71,6 +71,8 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 #: Rounds in a row that a client may be away before its weight is forgotten.
 FORGET_AFTER = 100
+#: The cap on weights if clients are not trusted.
+HARDENED = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +178,12 @@ class Reweighting(Wrapper):
         state between rounds.
         """
         return None
+
+    def harden(self) -> None:
+        """Cap the weights, if the options do not: no bound on a loss keeps a client
+        that always names the largest from the weight of the worst one.
+        """
+        self.cap = self.cap or HARDENED
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
         """Called when ``sampled`` of ``count`` connected clients take part in a round;
