@@ -109,8 +109,8 @@ def execute(
     if settings.audit_log == "on":
         note = AuditLog(folder / AUDIT)
         grid = audited = AuditedGrid(grid, note)
-        facts = {"settings": settings_digest(settings.deployed().flat()), "first-round": done + 1}
-        note("run", run=getattr(grid.run, "run_id", None), method=settings.method, **facts)
+        digest = settings_digest(settings.deployed().flat())
+        note("run", method=settings.method, settings=digest, **who_started(grid))
     client_grid = ClientGrid(
         grid,
         seed=settings.seed,
@@ -196,6 +196,12 @@ def execute(
             write_plots(folder)  # and the plots
         trackers.end("completed")
     return summary
+
+
+def who_started(grid: Grid) -> dict[str, Any]:
+    """Return what Flower knows about a run: its number, its app, the account."""
+    facts = {"run": "run_id", "app": "fab_hash", "account": "account_name"}
+    return {name: getattr(grid.run, field, None) for name, field in facts.items()}
 
 
 def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:
