@@ -11,6 +11,7 @@ This is code of the app, which comes with the run. With ``fedapps deploy warm
 
 import fcntl
 import json
+from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
@@ -47,6 +48,7 @@ class Site:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.asked: Counter[object] = Counter()  # times, of each client, and the most
         self.broken = ""  # a policy that cannot be read allows nothing
         self.policy: SitePolicy | None = None
         if path := context.node_config.get("policy"):
@@ -73,9 +75,22 @@ class Site:
         """
         if kind in (IDENTITY, MANY) or self.policy is None:
             return ""
-        category = kind.partition(".")[0]
-        counted = self.policy.limits_rounds and category in ("train", "evaluate")
-        return self.refusal or (count_round(self.policy, context, category) if counted else "")
+        return self.refusal or self._count(kind.partition(".")[0], context)
+
+    def _count(self, kind: str, context: Context) -> str:
+        """Count the rounds that a message holds: as many as it asks a client. The
+        client is the part of its name that chooses the data, whatever a server puts
+        before it. Return why one round is too many, or "".
+        """
+        if not self.policy or not self.policy.limits_rounds or kind not in ("train", "evaluate"):
+            return ""
+        client = kind, str(client_id(context)).rpartition(":")[2]
+        if (times := self.asked[client] + 1) > self.asked[kind]:
+            if why := count_round(self.policy, context, kind):
+                return why
+            self.asked[kind] = times
+        self.asked[client] = times
+        return ""
 
     def hide_fault(self, reply: Message) -> None:
         """Take the text of a fault out of an answer, if errors may not leave."""
@@ -172,17 +187,15 @@ def today() -> str:
 
 
 def count_round(policy: "SitePolicy", context: Context, kind: str) -> str:
-    """Count a message of a kind, train or evaluate, on disk, before it is answered.
-    Return why it is not to be answered, or "".
+    """Count a round of training or of evaluation on disk, before it is answered. Return
+    why it is not to be answered, or "".
 
-    A run is its results folder, so that a resumed run goes on counting. A client is
-    the part of its name that chooses the data, so that no server can invent another.
+    A run is its results folder, so that a resumed run goes on counting.
     """
     if "store-dir" not in context.node_config:
         return "rounds are counted on disk: add store-dir to its node configuration"
     folder, day = Path(str(context.node_config["store-dir"])), today()
-    path, key = folder / COUNTS, f"{kind} {str(client_id(context)).rpartition(':')[2]}"
-    run = str(context.run_config.get("out") or context.run_id)
+    path, run = folder / COUNTS, str(context.run_config.get("out") or context.run_id)
     with (folder / f"{COUNTS}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
@@ -191,12 +204,12 @@ def count_round(policy: "SitePolicy", context: Context, kind: str) -> str:
             runs = dict(list(known["runs"].items())[-MOST_RUNS:])
             of_run = dict(runs.pop(run, {}))
             of_day = dict(known["rounds"]) if known.get("day") == day else {}
-            of_run[key], of_day[key] = of_run.get(key, 0) + 1, of_day.get(key, 0) + 1
+            of_run[kind], of_day[kind] = of_run.get(kind, 0) + 1, of_day.get(kind, 0) + 1
         except (ValueError, TypeError, KeyError, AttributeError):
             return f"{path} cannot be read: delete it to count from 0 again"
         for limit, number, name in (
-            (policy.rounds_per_run, of_run[key], "rounds-per-run"),
-            (policy.rounds_per_day, of_day[key], "rounds-per-day"),
+            (policy.rounds_per_run, of_run[kind], "rounds-per-run"),
+            (policy.rounds_per_day, of_day[kind], "rounds-per-day"),
         ):
             if limit and number > limit:
                 return f"{name} = {limit} is used up"

@@ -52,10 +52,8 @@ class SitePolicy(Options):
         if own and not self.own_code:
             return f"{own[0]} = {config[own[0]]!r} is code of the run's own, and own-code = false"
         if allowed:
-            names: Sequence[str] = [
-                str(config.get("method")),
-                *(str(config[k]) for k in own if names_method(k)),
-            ]
+            keys = ["method", *filter(names_method, own)]
+            names: Sequence[str] = [str(config.get(key)) for key in keys]
             if not set(names) - set(allowed):
                 names = read_settings(config).names  # and those that it wraps
             if other := [name for name in names if name not in allowed]:
@@ -63,7 +61,7 @@ class SitePolicy(Options):
         if self.min_clients:
             least = config.get("min-replies", "unknown")
             if not isinstance(least, int) or least < self.min_clients:
-                return f"min-replies = {least}, but min-clients = {self.min_clients}: set it"
+                return f"min-replies = {least}, but min-clients = {self.min_clients}: raise it"
         return ""
 
     def refuses_reply(self, content: RecordDict) -> str:

@@ -166,6 +166,17 @@ def test_rounds_are_counted_on_disk_whatever_round_the_server_names(site, tmp_pa
     assert "cannot be read" in ask(grid, settings).error.reason
 
 
+def test_a_round_asks_each_client_of_a_site_once_whatever_a_server_calls_it(site):
+    _, grid = site("rounds-per-run = 2")
+    context, refused = grid.contexts[1001], []
+    here = guarded_app.Site(context)  # of one message
+    for name in ("rome:red", "rome:blue", "oslo:x:red", "blue", "red"):
+        context.node_config["client-id"] = name
+        refused.append(bool(here.refuses("train", context)))
+    assert refused == [False, False, False, False, True]
+    assert guarded_app.Site(context).refuses("train", context)  # the next message
+
+
 def test_a_new_day_begins_at_zero(site, monkeypatch):
     settings, grid = site("rounds-per-day = 1")
     assert not ask(grid, settings).has_error()
