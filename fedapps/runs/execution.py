@@ -128,8 +128,8 @@ def execute(
     def send_rounds_needed(now: Round | None = None) -> None:
         for config in (train, evaluate):
             config["checkpoint-round"] = checkpoints.last
-            if kept := sorted({*best.kept_rounds, *checkpoints.others}):
-                config["kept-rounds"] = kept
+            if best.kept_rounds:
+                config["kept-rounds"] = best.kept_rounds
 
     send_rounds_needed()
 

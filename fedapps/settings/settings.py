@@ -174,7 +174,7 @@ class Settings(Options):
     max_relative_update: float = option(
         -1.0,
         "clients' updates are shortened to this multiple of the round's median norm; 0: no limit; "
-        "-1: 3 if hardened, else 5; never with dp.noise-multiplier or node-sums",
+        "-1: 3 if hardened, else no limit; never with dp.noise-multiplier or node-sums",
         low=-1,
     )
     max_array_value: float = option(
@@ -305,7 +305,7 @@ class Settings(Options):
         if weight < 0:
             weight = HARDENED if self.hardened else MAX_WEIGHT if self.max_update_norm else 0.0
         if relative < 0:
-            relative = HARDENED if self.hardened else UpdateBound.max_relative_update
+            relative = HARDENED if self.hardened else 0.0
         return UpdateBound(
             self.max_update_norm,
             self.on_large_update,

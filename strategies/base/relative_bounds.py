@@ -41,8 +41,8 @@ from strategies.base.messages import arrays_of
 from strategies.base.roster import ClientId
 
 #: Multiple of the model's norm and of the median update, beyond which a client has
-#: diverged. Honest updates were at most twice as long as the model and 30 times as long
-#: as the median (benchmarks/honest_bounds.py): two orders of magnitude of room.
+#: diverged. In honest runs on sizes that differ by a factor of 70, updates were at most
+#: twice as long as the model and 30 times as long as the median.
 WILD = 1000.0
 #: The two groups of arrays, by whether they are running statistics.
 GROUPS = {False: "update", True: "update of the running statistics"}

@@ -63,7 +63,7 @@ class UpdateBound(Options):
         open_low=True,
     )
     max_relative_update: float = option(
-        5.0,
+        0.0,
         "norm of a client's update, times the median of the round, to which longer ones are "
         "shortened; 0: any",
         low=0,

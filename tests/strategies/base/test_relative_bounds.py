@@ -52,7 +52,10 @@ def step(size, statistic=0.1):
     return change
 
 
-def run(*changes, bound=None, strategy=None, rounds=1, start=START):
+FIVE = UpdateBound(max_relative_update=5.0)
+
+
+def run(*changes, bound=FIVE, strategy=None, rounds=1, start=START):
     app = to_client_app(lambda c: Sends(changes[c.node_config["partition-id"]]))
     seen, arrays = [], ArrayRecord({name: Array(value) for name, value in start.items()})
     grid = ClientGrid(InlineGrid(app, len(changes)), bound=bound)
@@ -75,7 +78,7 @@ def test_a_long_update_is_shortened_to_five_medians(caplog):
 
 
 def test_no_bound_no_change():
-    arrays, (now,) = run(step(1.0), step(1.0), step(9.0), bound=UpdateBound(max_relative_update=0))
+    arrays, (now,) = run(step(1.0), step(1.0), step(9.0), bound=None)
     assert (moved(arrays), now.trained.shortened) == (pytest.approx(11 / 3, rel=1e-5), [])
 
 
@@ -83,7 +86,7 @@ def test_within_the_bound_nothing_is_touched():
     """The same bits as without it."""
     within = [step(1.0 + i, 0.1 + 0.3 * i) for i in range(4)]
     arrays, (now,) = run(*within)
-    without, _ = run(*within, bound=UpdateBound(max_relative_update=0))
+    without, _ = run(*within, bound=None)
     assert not now.trained.shortened
     for name in START:
         assert arrays[name].tobytes() == without[name].tobytes()
@@ -97,7 +100,7 @@ def test_running_statistics_have_a_median_of_their_own():
     assert moved(arrays, "bn.running_var") == pytest.approx((50 + 50 + 250) / 3, rel=1e-4)
 
 
-@pytest.mark.parametrize("bound", [None, UpdateBound(max_relative_update=0)])
+@pytest.mark.parametrize("bound", [None, FIVE])
 def test_a_model_beyond_all_scales_is_left_out(bound):
     arrays, (now,) = run(
         step(1.0), step(1.0), lambda a: [np.full_like(x, 9e14) for x in a], bound=bound
@@ -165,7 +168,9 @@ def test_control_variates_are_not_part_of_the_update():
 
     app = to_client_app(lambda c: Variate(c.node_config["partition-id"]))
     arrays, seen = ArrayRecord({"w": Array(START["w"])}), []
-    run_rounds(Scaffold(), ClientGrid(InlineGrid(app, 3)), arrays, 1, callbacks=[seen.append])
+    run_rounds(
+        Scaffold(), ClientGrid(InlineGrid(app, 3), bound=FIVE), arrays, 1, callbacks=[seen.append]
+    )
     assert not seen[0].trained.shortened
 
 

@@ -92,7 +92,7 @@ def test_the_run_says_how_often(tmp_path):
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
     run_rounds(
         FedAvg(),
-        ClientGrid(InlineGrid(app, 3), bound=UpdateBound(max_weight=10.0)),
+        ClientGrid(InlineGrid(app, 3), bound=UpdateBound(max_weight=10.0, max_relative_update=5)),
         arrays,
         3,
         callbacks=[recorder],
@@ -110,7 +110,7 @@ def test_the_run_says_how_often(tmp_path):
 
 def test_the_default_is_off_in_simulations_three_on_supernodes_and_ten_with_a_bound():
     assert read_settings({}).bound.max_weight == 0
-    assert read_settings({}).bound.max_relative_update == 5
+    assert read_settings({}).bound.max_relative_update == 0
     for hardened in (read_settings({}).deployed(), read_settings({"hardened": True})):
         assert (hardened.bound.max_weight, hardened.bound.max_relative_update) == (3, 3)
     assert read_settings({"max-relative-update": 0.0}).deployed().bound.max_relative_update == 0
