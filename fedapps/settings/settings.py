@@ -195,6 +195,11 @@ class Settings(Options):
         "a node with several clients sends the sum of their models; only for methods that "
         "average; results differ in the last bits",
     )
+    audit_log: str = option(
+        "auto",
+        "audit.jsonl in the results folder: who took part, bytes, refusals; auto: on SuperNodes",
+        choices=["auto", "on", "off"],
+    )
     device: str = option("auto", "auto: the GPU if one is visible", choices=["auto", "cpu", "cuda"])
     out: str = option(
         "", 'results folder; "": ~/fedapps-results/RUN-ID (`fedapps run`: results/...)'
@@ -318,7 +323,8 @@ class Settings(Options):
         """Return the settings with the defaults of a run on SuperNodes."""
         # Compiling would delay a site's first reply by a minute.
         compiled = "off" if self.train.compile == "auto" else self.train.compile
-        return replace(self, train=replace(self.train, compile=compiled), hardened=True)
+        settings = replace(self, train=replace(self.train, compile=compiled), hardened=True)
+        return replace(settings, audit_log="on") if self.audit_log == "auto" else settings
 
     @property
     def keeps_clients_on_disk(self) -> bool:
