@@ -129,6 +129,7 @@ class ClientGrid(WrappedGrid):
         self._ids: dict[int, ClientId] = {}
         self._claims: dict[int, ClientId] = {}  # names of nodes whose name is taken by another node
         self._unfit: set[int] = set()  # nodes that report that they cannot take part
+        self._keys: dict[ClientId, bytes] = {}  # of clients whose node has a registered key
         # nodes that are left out, with the reason, and those that no phase has recorded
         self._refused: dict[int, str] = {}
         self._unrecorded: list[Failure] = []
@@ -246,8 +247,9 @@ class ClientGrid(WrappedGrid):
         )
 
     def _identify(self, nodes: Sequence[int], connected: set[int]) -> None:
-        """Name new nodes. The first one that answers with a name has it; another one
-        waits until the first is gone.
+        """Name new nodes. The first one that answers with a name has it, and so has its
+        key, if it is registered; another one waits until the first is gone. A
+        registered name is only for the node that is registered with it.
         """
         asked = [node for node in nodes if node not in self._claims]
         answers = self._ask(asked)
@@ -281,10 +283,23 @@ class ClientGrid(WrappedGrid):
                 reasons[0],
             )
         live = {self._ids[node]: node for node in connected if node in self._ids}
+        # what the SuperLink knows of nodes whose keys are registered
+        known = {one.node_id: one for one in getattr(self.grid, "get_nodes", tuple)()}
+        owners = {getattr(one, "name", ""): node for node, one in known.items()}
         for node in [node for node in self._claims if node in set(nodes)]:  # in order of answers
             client = self._claims[node]
-            if client not in live:
+            key = getattr(known.get(node), "public_key", b"")
+            if owners.get(client, node) != node or self._keys.get(client, key) != key:
+                self._refuse(
+                    node,
+                    node,
+                    f"node {node} says that it is client {client!r}, which is the name of a node "
+                    "with another key: give every node its own client-id",
+                )
+            elif client not in live:
                 live[client] = node
+                if key:
+                    self._keys[client] = key
                 self._ids[node] = self._claims.pop(node)
                 self._refused.pop(node, None)
             else:
