@@ -163,7 +163,7 @@ class Settings(Options):
     hardened: bool = option(
         False,
         "bounds for clients that are not trusted: max-relative-update and max-weight are 3 unless "
-        "they are set; always on SuperNodes",
+        "they are set, and the method's own; always on SuperNodes",
     )
     max_weight: float = option(
         -1.0,
