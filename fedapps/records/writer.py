@@ -34,6 +34,7 @@ from fedapps.records.best import Best
 from fedapps.records.confusion_writer import confusion_table
 from fedapps.records.files import Files, csv_text, replace, write_text
 from fedapps.records.group_writer import SUMS, group_table
+from fedapps.records.lock import RUN_ID, FolderLock
 from fedapps.records.newcomers import newcomer_measures, newcomer_rows
 from fedapps.records.pooled_errors import pooled_errors
 from fedapps.records.reader import read_table
@@ -102,6 +103,7 @@ class Recorder:
         names: Sequence[str] = (),
         classes: Sequence[str] = (),
         best: Best | None = None,
+        lock: FolderLock | None = None,
     ) -> None:
         """Open the folder. ``done``: number of rounds in the checkpoint to resume from;
         records of later rounds are dropped.
@@ -114,10 +116,12 @@ class Recorder:
         ``groups``: the groups of test samples, if clients report sums for groups.
         ``names``: names of clients 0, 1, ..., which replace their numbers in all files.
         ``classes``: their names, if known. ``best``: chooses the round that the run is
-        scored with, by default the last one.
+        scored with, by default the last one. ``lock``: held on the folder; rows get its run
+        id.
         """
         self.folder = folder
-        self.files = Files(folder)
+        self.files = Files(folder, lock.check) if lock else Files(folder)
+        self.origin = {RUN_ID: lock.run} if lock else {}
         self.strategy = strategy
         self.groups = groups
         self.names = names
@@ -165,6 +169,7 @@ class Recorder:
             "bytes-down": now.trained.bytes_down,
             **_travelled("", now.trained),
             "seconds": round(now.seconds, 4),
+            **self.origin,
             **self._models(now),
             **(
                 {"capped": list(map(self._called, now.trained.capped))}
