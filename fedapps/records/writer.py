@@ -38,6 +38,7 @@ from fedapps.records.lock import RUN_ID, FolderLock
 from fedapps.records.newcomers import newcomer_measures, newcomer_rows
 from fedapps.records.pooled_errors import pooled_errors
 from fedapps.records.reader import read_table
+from fedapps.records.releases import RELEASES
 from fedapps.records.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, read_toml, to_toml
 from strategies.base.capabilities import (
@@ -66,6 +67,7 @@ FILES = (
     "run.log",
     "trackers.json",
     "trackers.lock",
+    RELEASES,
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
 # Settings that do not affect the results, so a resumed run may change them.

@@ -17,6 +17,7 @@ from fedapps.errors import UserError
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.lock import WRITER, FolderLock, FolderLost
+from fedapps.records.releases import Releases
 from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of, read_rounds
 from fedapps.results.image_grids import ImageGrids
 from fedapps.results.parts import write_plots
@@ -35,7 +36,7 @@ from fedapps.tasks.client_names import client_names
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
 from fedapps.tracking.prometheus import Counts, served
-from strategies.base.capabilities import MakingSamples
+from strategies.base.capabilities import CountingReleases, MakingSamples, is_finished
 from strategies.base.client_grid import ClientGrid
 from strategies.base.messages import innermost
 from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
@@ -98,6 +99,15 @@ def _execute(
     )
     inner = innermost(strategy)
     done, arrays = open_folder(folder, settings, checkpoints)
+    if isinstance(strategy, CountingReleases):
+        releases = Releases(folder, lock.run)
+        strategy.count_releases(releases.count, releases.add)
+        if is_finished(strategy) and not done:
+            raise UserError(
+                f"{folder} has no checkpoint, and its {releases.count} releases have spent "
+                f"dp.max-epsilon = {settings.dp.max_epsilon:g}: a run in another folder spends a "
+                "new budget"
+            )
     if not done:
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
@@ -152,7 +162,7 @@ def _execute(
             strategy,
             client_grid,
             arrays,
-            done if best.exhausted else settings.num_rounds,
+            done if best.exhausted or (done and is_finished(strategy)) else settings.num_rounds,
             settings.timeout,
             train,
             evaluate,
