@@ -168,7 +168,14 @@ class FolderLock:
 
 
 _HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [lock.forget() for lock in list(_HELD)] and None)
+
+
+def _forget_all() -> None:
+    for lock in list(_HELD):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def holder_of(path: Path) -> dict[str, Any]:
