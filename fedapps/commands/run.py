@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps import json_log
 from fedapps.errors import INTERRUPTED
-from fedapps.extensions.own_code import check_trusted, is_reference, names_code
+from fedapps.extensions.own_code import check_trusted, code_named
 
 if TYPE_CHECKING:
     from fedapps.settings.settings import Settings
@@ -128,8 +128,7 @@ def execute(arguments: argparse.Namespace) -> int:
             )
         )
     elif status == "interrupted":
-        code = any(names_code(key) and is_reference(value) for key, value in settings.flat().items())
-        trust = " --trust" if code else ""
+        trust = " --trust" if code_named(settings.flat()) else ""
         print(
             f"interrupted; continue with: fedapps run --resume{trust} --out {folder} --engine "
             f"{arguments.engine}",

@@ -42,8 +42,8 @@ def run_on_deployment(
 
 
 def stop_run(folder: Path, run_id: str) -> bool:
-    """Ask the SuperLink of the deployment in ``folder`` to stop a run; return whether it
-    has one of this id that goes on. Raises ``UserError`` without a deployment.
+    """Ask the SuperLink of the deployment in ``folder`` to stop a run; return whether
+    it has one of this id that goes on. Raises ``UserError`` without a deployment.
     """
     connection = Deployment.open(folder).connection()
     try:

@@ -17,18 +17,17 @@ from dataclasses import fields
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any
 
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options
 from fedapps.errors import UserError
 
-
 #: What stands before the colon of a net of a library, which is not the user's code.
 LIBRARIES = ("torchvision", "timm", "transformers")
 
 
-def is_reference(text: object) -> TypeGuard[str]:
+def is_reference(text: object) -> bool:
     """Return whether the value of a setting names the user's own code."""
     return isinstance(text, str) and ":" in text
 
@@ -94,7 +93,7 @@ def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
     """Return the files of the user's code named in the settings: those of the current
     folder, by their path below it.
     """
-    if not any(names_code(key) and is_reference(value) for key, value in config.items()):
+    if not code_named(config):
         return {}
     folder = Path.cwd().resolve()
     ours = Path(__file__).resolve().parents[2]
@@ -117,23 +116,19 @@ def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
     return files
 
 
-def check_trusted(
-    place: Path, config: Mapping[str, Any], named: Collection[object] = (), remedy: str = "--trust"
-) -> None:
+def check_trusted(place: Path, config: Mapping[str, Any], named: Collection[object] = ()) -> None:
     """Raise ``UserError`` if the settings of a results folder, in the file ``place``,
     name code: a folder from elsewhere must not choose what is executed here.
 
-    ``named``: values that the user gave, which may be loaded. ``remedy``: what allows
-    all of it.
+    ``named``: values that the user gave, which may be loaded.
     """
-    for key, value in config.items():
-        if names_code(key) and is_reference(value) and value not in named:
-            module = value.partition(":")[0]
-            if module not in LIBRARIES:
-                raise UserError(
-                    f"{place}: {key} = {value!r} is code: {_file_of(module)} would be executed: "
-                    f"add {remedy} if you trust it"
-                )
+    for key in code_named(config):
+        module = config[key].partition(":")[0]
+        if config[key] not in named and module not in LIBRARIES:
+            raise UserError(
+                f"{place}: {key} = {config[key]!r} is code: {_file_of(module)} would be executed: "
+                "add --trust if you trust it"
+            )
 
 
 def _file_of(module: str) -> str:
@@ -145,6 +140,11 @@ def _file_of(module: str) -> str:
         spec = None
     found = (spec.origin or next(iter(spec.submodule_search_locations or ()), "")) if spec else ""
     return found or f"the module {module!r}"
+
+
+def code_named(config: Mapping[str, Any]) -> list[str]:
+    """Return the settings that name the user's own code."""
+    return [key for key, value in config.items() if names_code(key) and is_reference(value)]
 
 
 def names_code(key: str) -> bool:

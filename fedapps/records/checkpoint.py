@@ -33,8 +33,8 @@ class Checkpoints:
     """Callback that writes a checkpoint every ``every`` rounds (0: never) into
     ``folder``.
 
-    ``run``: the run's id. ``record``: the files with the rounds. While they wait for disk space no checkpoint
-    is written: a run resumed from it would lack those rounds.
+    ``run``: the run's id. ``record``: the files with the rounds. While they wait for
+    disk space no checkpoint is written: a run resumed from it would lack those rounds.
     """
 
     folder: Path
@@ -139,8 +139,8 @@ class Checkpoints:
         return self.last, ArrayRecord({name: Array(arrays[name]) for name in names})
 
     def check_origin(self, rounds: Iterable[Mapping[str, Any]]) -> None:
-        """Raise ``UserError`` if the loaded checkpoint is of another run than the record
-        of its round: two runs wrote to the folder.
+        """Raise ``UserError`` if the loaded checkpoint is of another run than the
+        record of its round: two runs wrote to the folder.
         """
         path = self.folder / str(self.last) / "run.json"
         try:

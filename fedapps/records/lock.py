@@ -136,9 +136,7 @@ class FolderLock:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = os.open(self.path, flags, 0o600)
         except OSError as error:
-            raise UserError(
-                f"--out {self.folder}: cannot write to it: {error.strerror}"
-            ) from None
+            raise UserError(f"--out {self.folder}: cannot write to it: {error.strerror}") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

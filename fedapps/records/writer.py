@@ -32,6 +32,7 @@ from fedapps import __version__
 from fedapps.errors import UserError
 from fedapps.records.best import Best
 from fedapps.records.confusion_writer import confusion_table
+from fedapps.records.digest import FREE
 from fedapps.records.files import Files, csv_text, replace, write_text
 from fedapps.records.group_writer import SUMS, group_table
 from fedapps.records.lock import RUN_ID, FolderLock
@@ -70,20 +71,6 @@ FILES = (
     RELEASES,
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
-# Settings that do not affect the results, so a resumed run may change them.
-FREE = (
-    "out",
-    "resume",
-    "timeout",
-    "checkpoint-every",
-    "min-replies",
-    "max-failed-rounds",
-    "train.compile",
-    "track",
-    "track-to",
-    "metrics-port",
-    "metrics-host",
-)
 # Key in the record of the first round: the clients that never take part in training.
 NEW_CLIENTS = "new-clients"
 # Approximate maximum number of rows of weights.csv. A run that would exceed it records
@@ -118,8 +105,8 @@ class Recorder:
         ``groups``: the groups of test samples, if clients report sums for groups.
         ``names``: names of clients 0, 1, ..., which replace their numbers in all files.
         ``classes``: their names, if known. ``best``: chooses the round that the run is
-        scored with, by default the last one. ``lock``: held on the folder; rows get its run
-        id.
+        scored with, by default the last one. ``lock``: held on the folder; rows get its
+        run id.
         """
         self.folder = folder
         self.files = Files(folder, lock.check) if lock else Files(folder)

@@ -14,8 +14,11 @@ from flwr.serverapp import Grid
 from fedapps.engines.node_grid import summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
+from fedapps.records.audit import FILE as AUDIT
+from fedapps.records.audit import AuditedGrid, AuditLog
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
+from fedapps.records.digest import settings_digest
 from fedapps.records.lock import WRITER, FolderLock, FolderLost
 from fedapps.records.releases import Releases
 from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of, read_rounds
@@ -126,6 +129,12 @@ def _execute(
     )
     if settings.node_sums:
         grid = summing(grid, settings.num_clients, lambda: plan_of(strategy, client_grid.rules))
+    audited = None
+    if settings.audit_log == "on":
+        note = AuditLog(folder / AUDIT)
+        grid = audited = AuditedGrid(grid, note)
+        digest = settings_digest(settings.deployed().flat())
+        note("run", method=settings.method, settings=digest, **who_started(grid))
     client_grid = ClientGrid(
         grid,
         seed=settings.seed,
@@ -174,6 +183,7 @@ def _execute(
             callbacks=[
                 recorder,
                 checkpoints,
+                *([audited] if audited else []),
                 *([image_grids] if image_grids else []),
                 send_rounds_needed,
                 lambda _: best.exhausted,
@@ -192,6 +202,8 @@ def _execute(
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         status = "interrupted" if stopped else "failed"
         with suppress(OSError):  # a full disk, maybe: report the error that ended the run
+            if audited:
+                audited.note("ended", status=status)
             recorder.finish(status, "" if stopped else f"{type(error).__name__}: {error}")
             if isinstance(error, TooFewReplies) and error.result is not None:
                 recorder.save_model(error.result.arrays)
@@ -202,12 +214,20 @@ def _execute(
     if image_grids:
         image_grids.close(result.arrays)
     summary = recorder.finish("completed")
+    if audited:
+        audited.note("ended", status="completed")
     if trackers:
         with suppress(OSError):
             write_report(folder)  # before the end: trackers receive the report
             write_plots(folder)  # and the plots
         trackers.end("completed")
     return summary
+
+
+def who_started(grid: Grid) -> dict[str, Any]:
+    """Return what Flower knows about a run: its number, its app, the account."""
+    facts = {"run": "run_id", "app": "fab_hash", "account": "account_name"}
+    return {name: getattr(grid.run, field, None) for name, field in facts.items()}
 
 
 def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:

@@ -133,7 +133,9 @@ def settle(folder: Path, how: Launch) -> None:
 
 
 def close(settings: Settings, status: str, reason: str) -> None:
-    """Complete the records of a run that has ended. Raises ``RunFailed`` if it failed."""
+    """Complete the records of a run that has ended. Raises ``RunFailed`` if it
+    failed.
+    """
     folder = Path(settings.out)
     if status_of(folder) is None:
         try:
