@@ -112,7 +112,7 @@ def probabilities(scores: Any) -> Any:
 
 
 class Sklearn(ArrayClient):
-    """SGDClassifier, weights (65, 10): two epochs of ``partial_fit`` in pieces of 32
+    """SGDClassifier, weights (65, 10): two epochs of ``partial_fit`` in pieces of 64
     samples, each sample a step.
     """
 
@@ -130,7 +130,7 @@ class Sklearn(ArrayClient):
 
     def pieces(self) -> list[Any]:
         """Return the rows of the calls of ``partial_fit``."""
-        return np.array_split(np.tile(np.arange(len(self.y)), 2), -(-2 * len(self.y) // 32))
+        return np.array_split(np.tile(np.arange(len(self.y)), 2), -(-2 * len(self.y) // 64))
 
     def fit(self, parameters: Any, config: Any) -> Any:
         """Train from the server's weights."""

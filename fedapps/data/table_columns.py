@@ -121,7 +121,7 @@ def no_target(what: str, kind: str) -> str:
     """Return the message for a column to predict that holds no numbers but ``kind``."""
     return (
         f"{what}: holds {kind}, and regression predicts numbers: name another column, or choose "
-        "task = 'classification' (of a table with two classes: 'tabular')"
+        "task = 'classification'"
     )
 
 
