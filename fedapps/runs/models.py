@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from algorithms.common.checks import nearest
 from algorithms.common.measures import leading_of, lower_is_better
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -109,9 +110,10 @@ def exported(
         known = ", ".join(
             [str(row["client"]) for row in run.clients[:5]] + ["..."] * (len(run.clients) > 5)
         )
+        near = nearest(called, (str(row["client"]) for row in run.clients))
         raise UserError(
-            f"--client {one_line(called, LONGEST)}: {folder} has no scores of this client: choose "
-            f"one of {known}"
+            f"--client {one_line(called, LONGEST)}: {folder} has no scores of this client: {near}"
+            f"choose one of {known}"
         )
     if row.get(MARK):
         raise UserError(
