@@ -93,24 +93,29 @@ def run(
     launched, status = launch(wanted, how, _console(progress))
     if status == "interrupted":
         raise KeyboardInterrupt(f"interrupted; continue with resume=True, out={launched.out!r}")
-    return Run(Path(launched.out))
+    return Run(Path(launched.out), trust=True)
 
 
 @overload
-def load(folder: str | Path) -> "Run": ...
+def load(folder: str | Path, *, trust: bool = ...) -> "Run": ...
 
 
 @overload
-def load(folder: str | Path, *, client: int | str) -> "nn.Module": ...
+def load(folder: str | Path, *, client: int | str, trust: bool = ...) -> "nn.Module": ...
 
 
 @in_python
-def load(folder: str | Path, *, client: int | str | None = None) -> "Run | nn.Module":
+def load(
+    folder: str | Path, *, client: int | str | None = None, trust: bool = False
+) -> "Run | nn.Module":
     """Return the results in a run's folder or, with ``client``, the model that the
     client of this name or number was scored with, as `fedapps export --client` writes
     it. Raises ``UserError`` if there are none.
+
+    ``trust``: whether the code that its settings name, a net of your own for example,
+    may be executed to make its models.
     """
-    run = Run(run_folder(Path(folder)))
+    run = Run(run_folder(Path(folder)), trust)
     return run if client is None else run.personal_model(client)
 
 
