@@ -98,7 +98,8 @@ def test_a_site_with_two_classes_gains_and_the_file_holds_the_scored_model(model
     )
 
 
-def test_if_every_epoch_is_worse_the_original_model_is_kept(model, tmp_path, capsys):
+@pytest.mark.parametrize("rate", ["1", "1e4"])  # a larger loss, and NaN
+def test_if_every_epoch_is_worse_the_original_model_is_kept(rate, model, tmp_path, capsys):
     data, out = site(tmp_path / "all", range(10)), tmp_path / "wild.safetensors"
     assert (
         main(
@@ -110,7 +111,7 @@ def test_if_every_epoch_is_worse_the_original_model_is_kept(model, tmp_path, cap
                 "--out",
                 str(out),
                 "--rate",
-                "1e4",
+                rate,
                 "--epochs",
                 "2",
             ]
