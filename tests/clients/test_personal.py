@@ -106,7 +106,8 @@ def test_scaffold_reaches_the_optimum_with_one_client_a_round():
 
 @pytest.mark.parametrize("rounds", [1, 2, 7])
 def test_c_is_the_mean_of_all_clients_variates_though_one_takes_part(rounds):
-    strategy = Scaffold()
+    """Whatever the server's step."""
+    strategy = Scaffold(ScaffoldOptions(0.5))
     _, stores = run_quadratics(strategy, ScaffoldClient, rounds, 5, grid=True)
     own = [store.load("control", {}, before=False) or [np.zeros(1)] for store in stores.values()]
     assert strategy.c["w"] == pytest.approx(sum(c[0] for c in own) / 2, rel=1e-5)
