@@ -73,6 +73,19 @@ def test_an_uncapped_weight_is_detected(work):
     assert difference > 1e-6
 
 
+def test_the_rows_of_a_second_writer_are_detected(work):
+    soak = Soak("inline", ROUNDS, 0, work)
+    path = work / "run" / "rounds.jsonl"
+    before = path.read_text()
+    lines = before.splitlines(keepends=True)
+    try:
+        path.write_text("".join([*lines[:4], lines[2], *lines[4:]]))
+        soak.judge()
+    finally:
+        path.write_text(before)
+    assert sum(counts["doubled or out of order"] for counts in soak.counts.values()) == 1
+
+
 def test_a_wrongly_skipped_client_and_a_missing_round_are_detected(work):
     (_, _, successes, failures), difference = judged(
         work, lambda rows: [{**rows[0], "clients": [0, 1, 2, 3]}, *rows[1:]]
