@@ -2,6 +2,7 @@
 and faults of nodes, disk and process of the inline engine.
 """
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -17,8 +18,10 @@ from flwr.clientapp import ClientApp
 from fedapps.engines.inline import InlineGrid
 from strategies.base.flower_private import ErrorCode
 
-KINDS = ("client", "node", "late", "nan", "shape", "weight", "duplicate", "disk", "restart")
+KINDS = ("client", "node", "late", "nan", "shape", "weight", "metrics", "policy", "duplicate")
+KINDS += ("disk", "restart", "command")
 NO_LIMIT = resource.RLIM_INFINITY
+FLOOD = 10**6  # numbers among the metrics of a reply
 
 
 def fault(seed: int, number: int, clients: int) -> tuple[str, int]:
@@ -52,10 +55,21 @@ class Faulty(ClientApp):
             if site:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("the process of the client was killed")
+        if mine == "policy":
+            return self.app(message, with_policy(context))
         reply = walk(message, context) if site and number else self.app(message, context)
-        if mine in ("nan", "shape", "weight"):
+        if mine in ("nan", "shape", "weight", "metrics"):
             spoil(reply.content, mine, np.random.default_rng([seed, number]))
         return reply
+
+
+def with_policy(context: Context) -> Context:
+    """Return the context of a site whose policy allows no method of the soak."""
+    folder = context.node_config.get("store-dir") or os.environ["SOAK_WORK"]
+    policy = Path(str(folder), "policy.toml")
+    policy.write_text('methods = ["scaffold"]\n')
+    config = {**context.node_config, "policy": str(policy)}
+    return Context(context.run_id, context.node_id, config, context.state, context.run_config)
 
 
 def walk(message: Message, context: Context) -> Message:
@@ -86,6 +100,8 @@ def spoil(content: RecordDict, kind: str, rng: np.random.Generator) -> None:
         values.flat[rng.integers(values.size)] = np.nan
     elif kind == "shape":
         values = values[..., :-1]
+    elif kind == "metrics":
+        next(iter(content.metric_records.values()))["history"] = [0.5] * FLOOD
     else:
         next(iter(content.metric_records.values()))["num-examples"] = 10**15
     record[name] = Array(values)
@@ -156,6 +172,8 @@ class FaultyGrid(InlineGrid):
             file_limit(int(rng.choice([0, 20, 300, 2000, size + 1, size + 100])))
         if kind == "restart" and once(number):
             kill_before(int(rng.integers(25)))
+        if kind == "command":
+            second_command(str(next(iter(self.contexts.values())).run_config["out"]))
         replies = super().send_and_receive(messages, timeout=timeout)
         node = messages[victim].metadata.dst_node_id if kind else 0
         own = [reply for reply in replies if reply.metadata.src_node_id == node]
@@ -189,6 +207,21 @@ def once(number: int) -> bool:
         return False
     path.touch()
     return True
+
+
+def second_command(out: str) -> None:
+    """Resume the run that goes on in this process, from another one. Raises
+    ``RuntimeError`` unless that is refused.
+    """
+    from fedapps.commands.parser import main
+
+    process = multiprocessing.get_context("fork").Process(
+        target=lambda: sys.exit(main(["run", "--resume", "--engine", "inline", "--out", out]))
+    )
+    process.start()
+    process.join()
+    if process.exitcode != 2:
+        raise RuntimeError(f"a second command ended with {process.exitcode}")
 
 
 def file_limit(size: int, process: int = 0) -> None:

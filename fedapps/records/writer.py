@@ -32,11 +32,14 @@ from fedapps import __version__
 from fedapps.errors import UserError
 from fedapps.records.best import Best
 from fedapps.records.confusion_writer import confusion_table
+from fedapps.records.digest import FREE
 from fedapps.records.files import Files, csv_text, replace, write_text
 from fedapps.records.group_writer import SUMS, group_table
+from fedapps.records.lock import RUN_ID, FolderLock
 from fedapps.records.newcomers import newcomer_measures, newcomer_rows
 from fedapps.records.pooled_errors import pooled_errors
 from fedapps.records.reader import read_table
+from fedapps.records.releases import RELEASES
 from fedapps.records.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, read_toml, to_toml
 from strategies.base.capabilities import (
@@ -65,22 +68,9 @@ FILES = (
     "run.log",
     "trackers.json",
     "trackers.lock",
+    RELEASES,
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
-# Settings that do not affect the results, so a resumed run may change them.
-FREE = (
-    "out",
-    "resume",
-    "timeout",
-    "checkpoint-every",
-    "min-replies",
-    "max-failed-rounds",
-    "train.compile",
-    "track",
-    "track-to",
-    "metrics-port",
-    "metrics-host",
-)
 # Key in the record of the first round: the clients that never take part in training.
 NEW_CLIENTS = "new-clients"
 # Approximate maximum number of rows of weights.csv. A run that would exceed it records
@@ -102,6 +92,7 @@ class Recorder:
         names: Sequence[str] = (),
         classes: Sequence[str] = (),
         best: Best | None = None,
+        lock: FolderLock | None = None,
     ) -> None:
         """Open the folder. ``done``: number of rounds in the checkpoint to resume from;
         records of later rounds are dropped.
@@ -114,10 +105,12 @@ class Recorder:
         ``groups``: the groups of test samples, if clients report sums for groups.
         ``names``: names of clients 0, 1, ..., which replace their numbers in all files.
         ``classes``: their names, if known. ``best``: chooses the round that the run is
-        scored with, by default the last one.
+        scored with, by default the last one. ``lock``: held on the folder; rows get its
+        run id.
         """
         self.folder = folder
-        self.files = Files(folder)
+        self.files = Files(folder, lock.check) if lock else Files(folder)
+        self.origin = {RUN_ID: lock.run} if lock else {}
         self.strategy = strategy
         self.groups = groups
         self.names = names
@@ -131,7 +124,7 @@ class Recorder:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         rows = [row for row in read_rounds(folder) if row["round"] <= done]
         self.last_evaluation: dict[str, float] = {}
-        self.completed = self.failures = self.capped = 0
+        self.completed = self.failures = self.capped = self.shortened = 0
         self.models: dict[str, int] = {}
         self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
         for row in rows:
@@ -165,17 +158,23 @@ class Recorder:
             "bytes-down": now.trained.bytes_down,
             **_travelled("", now.trained),
             "seconds": round(now.seconds, 4),
+            **self.origin,
             **self._models(now),
-            **(
-                {"capped": list(map(self._called, now.trained.capped))}
-                if now.trained.capped
-                else {}
-            ),
+            **{
+                name: list(map(self._called, clients))
+                for name, clients in (
+                    ("capped", now.trained.capped),
+                    ("shortened", now.trained.shortened),
+                )
+                if clients
+            },
             # ids, which a resumed run needs
             **({NEW_CLIENTS: list(now.new_clients)} if now.number == 1 and now.new_clients else {}),
         }
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
+            if now.scorable is False:
+                row["unusable"] = True
             scored, diverged = sound(now.evaluated.metrics)
             if diverged:
                 row["diverged"] = [{**d, "client": self._called(d["client"])} for d in diverged]
@@ -261,6 +260,7 @@ class Recorder:
         self.completed = row["round"]
         self.failures += len(row["failures"])
         self.capped += len(row.get("capped", ()))
+        self.shortened += len(row.get("shortened", ()))
         if scored := self.best.note(row):
             self.last_evaluation = row["evaluate"]
         for key in self.totals:
@@ -284,6 +284,7 @@ class Recorder:
             "rounds-completed": self.completed,
             "failures": self.failures,
             **({"capped-weights": self.capped} if self.capped else {}),
+            **({"shortened-updates": self.shortened} if self.shortened else {}),
             "seconds": round(self.totals["seconds"], 3),
             **{key: self.totals[key] for key in BYTES},
             **self.models,

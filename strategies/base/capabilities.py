@@ -14,7 +14,7 @@ starts reject the class. Flower's own strategies are known, and so are subclasse
 do not override ``aggregate_train``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -158,6 +158,22 @@ def sends_updates(strategy: Strategy) -> bool:
     return (found.later if found and found.later else replies_of(strategy)) in ("model", "update")
 
 
+def is_flowers_privacy(strategy: Strategy) -> bool:
+    """Return whether this is one of Flower's wrappers for differential privacy."""
+    kind = type(strategy)
+    return kind.__module__.startswith("flwr.") and kind.__name__.startswith("DifferentialPrivacy")
+
+
+def is_private(strategy: Strategy) -> bool:
+    """Return whether a strategy, or one that it wraps, makes its model private."""
+    inner = getattr(strategy, "strategy", None)
+    return (
+        isinstance(strategy, SpendingPrivacy)
+        or is_flowers_privacy(strategy)
+        or (isinstance(inner, Strategy) and is_private(inner))
+    )
+
+
 def needs_alike(strategy: Strategy) -> bool:
     """Return whether ``strategy`` ends the run when its replies differ in the names of
     their metrics, as Flower's own do.
@@ -219,6 +235,25 @@ class SpendingPrivacy(Protocol):
 
     def privacy_spent(self) -> dict[str, float]:
         """Return ``epsilon`` and ``delta`` of all rounds so far."""
+
+
+@runtime_checkable
+class CountingReleases(Protocol):
+    """A strategy whose budget depends on the number of models that have left it."""
+
+    def count_releases(self, before: int, announce: Callable[[int], None]) -> None:
+        """Count on from ``before`` releases if that is more than it knows of, and call
+        ``announce(round)`` before each one: it must not happen if that raises
+        ``OSError``.
+        """
+
+
+@runtime_checkable
+class Hardening(Protocol):
+    """A strategy with bounds of its own for clients that are not trusted."""
+
+    def harden(self) -> None:
+        """Set them, where the options do not."""
 
 
 @runtime_checkable

@@ -155,11 +155,15 @@ def test_centring_is_refused_with_one_predictor_per_message():
 
 
 def by_hand(sent, rounds, worst_case, loss, step, lambda_step):
-    """Return alpha and lambda after rounds in which ``sent`` were answered; entropy, C
-    = 3 of 6, weighted draws, gradient unbiased.
+    """Return alpha and lambda after rounds in which ``sent`` were answered, and the
+    means of what they were in these rounds; entropy, C = 3 of 6, weighted draws,
+    gradient unbiased.
     """
     alpha, lambda_ = np.full(6, 1 / 6), np.full(3, 1 / 3)
+    alphas, lambdas = [], []
     for now in range(1, rounds + 1):
+        alphas.append(alpha)
+        lambdas.append(lambda_)
         answered = [k for of_round, k, _ in sent if of_round == now]
         ids = next(ids for of_round, _, ids in sent if of_round == now)
         gamma, tables = np.clip(3 * alpha, 1e-3, 1), LIBRARY.tables
@@ -190,7 +194,7 @@ def by_hand(sent, rounds, worst_case, loss, step, lambda_step):
         if worst_case:
             lambda_ = lambda_ * np.exp(lambda_step * rise)
             lambda_ /= lambda_.sum()
-    return alpha, lambda_
+    return alpha, lambda_, np.mean(alphas, axis=0), np.mean(lambdas, axis=0)
 
 
 ASKED = [{"clients_per_round": 2}, {"failing": (1,)}, {"clients_per_round": 2, "failing": (0,)}]
@@ -211,12 +215,63 @@ def test_three_rounds_by_hand(kind, loss, asked):
     sent = play(strategy, clients, 3, **asked)
     # never all three
     assert {len([1 for r, *_ in sent if r == now]) for now in (1, 2, 3)} <= {1, 2}
-    alpha, lambda_ = by_hand(sent, 3, kind is AFLBoost, loss, 0.3, 0.4)
-    np.testing.assert_allclose(strategy.alpha, alpha, rtol=1e-9)
+    wanted = by_hand(sent, 3, kind is AFLBoost, loss, 0.3, 0.4)
+    found = [strategy.alpha, strategy.average]
     if kind is AFLBoost:
-        np.testing.assert_allclose(
-            [strategy.lambda_[strategy.domains.index(k)] for k in range(3)], lambda_, rtol=1e-9
-        )
+        order = [strategy.domains.index(k) for k in range(3)]
+        found = [
+            strategy.alpha,
+            strategy.lambda_[order],
+            strategy.average,
+            strategy.lambda_average[order],
+        ]
+    else:
+        wanted = wanted[::2]
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+# --- liars ----------------------------------------------------------------------------
+
+
+def lying(kind, change):
+    class Liar(kind):
+        def loss_and_gradient(self, predictors, alpha):
+            return change(alpha, *super().loss_and_gradient(predictors, alpha))
+
+    return Liar(CLIENTS[1].frequencies, CLIENTS[1].num_examples)
+
+
+LIES = {
+    "an entry above 0": (Log, lambda a, loss, g, n: (loss, np.r_[0.1, g[1:]], n)),
+    "more than all weight": (Log, lambda a, loss, g, n: (loss, g - 0.1 / a.sum(), n)),
+    "longer than any": (Squared, lambda a, loss, g, n: (loss, g - 2.1 * (a.sum() + 1), n)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_gradient_of_no_samples_counts_as_no_reply(lie):
+    kind, change = LIES[lie]
+    clients = [kind(c.frequencies, c.num_examples) for c in CLIENTS]
+    loss = "squared" if kind is Squared else "log"
+    alphas = []
+    for second, failing in ((lying(kind, change), ()), (clients[1], (1,)), (clients[1], ())):
+        strategy = FedBoost(LIBRARY, FedBoostOptions(budget=3, step=0.3), seed=2, loss=loss)
+        play(strategy, [clients[0], second, clients[2]], 3, failing=failing)
+        alphas.append(strategy.alpha)
+    np.testing.assert_array_equal(alphas[0], alphas[1])
+    assert not np.allclose(alphas[1], alphas[2], atol=1e-6)
+
+
+def test_aflboost_takes_no_loss_for_more_than_five_times_the_median():
+    lambdas = []
+    for lie in (1e14, 30.0):
+        liar = lying(Log, lambda a, loss, g, n, lie=lie: (lie, g, n))
+        strategy = AFLBoost(LIBRARY, AFLBoostOptions(budget=3, lambda_step=0.2), seed=2)
+        play(strategy, [CLIENTS[0], liar, CLIENTS[2]])
+        lambdas.append(strategy.lambda_)
+    np.testing.assert_allclose(*lambdas)
+    assert 1 / 3 < lambdas[0][1] < 0.7
 
 
 # --- the rival: one predictor for all clients -----------------------------------------

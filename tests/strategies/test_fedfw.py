@@ -228,13 +228,25 @@ def test_the_solution_is_reached_with_any_participation(variant, local_steps, se
             np.testing.assert_allclose(strategy.duals[client], world.duals[client], atol=1e-9)
 
 
-def test_while_all_answer_no_dual_variable_travels():
-    worlds = {}
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_the_mean_of_the_dual_variables_travels_unless_all_answer(rounds):
+    """It is their mean after the dual steps of the round in which it is sent."""
+    worlds, received = {}, []
+
+    class Listening(FedFWClient):
+        def fit(self, parameters, config):
+            if config.get("phase") != "evaluate":
+                received.append(parameters[1:])
+            return super().fit(parameters, config)
+
     for sampled in (0, 2):
         worlds[sampled] = World(
-            BOX, [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS]
+            BOX, [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS], Listening
         )
-        worlds[sampled].run(FedFW(BOX, variant="fedfw-plus"), 4, clients_per_round=sampled)
+        worlds[sampled].run(FedFW(BOX, variant="fedfw-plus"), rounds, clients_per_round=sampled)
+    assert received[0] == []
+    np.testing.assert_allclose(received[-1][0], np.mean(worlds[2].duals, axis=0), atol=1e-12)
+    assert np.abs(received[-1][0]).max() > 0.01
     plain, with_duals = (
         world.rounds[-1].trained.bytes_down / count
         for world, count in zip(worlds.values(), (6, 2), strict=True)
@@ -244,22 +256,23 @@ def test_while_all_answer_no_dual_variable_travels():
 
 
 def test_an_invalid_state_skips_only_its_client():
-    """A client that is asked for its state replies with a point outside the box, or
-    with only half of the arrays.
+    """A client that is asked for its state replies with a point outside the box, with
+    only half of the arrays, or with a dual variable that no steps lead to.
     """
 
     class Liar(FedFWClient):
         def step(self, x_bar, config):
             arrays, metrics = super().step(x_bar, config)
-            if config.get("resync") and self.client_id < 2:
-                arrays = [arrays[0] + 9.0, *arrays[1:]] if self.client_id else arrays[:1]
+            if config.get("resync") and self.client_id < 3:
+                lies = arrays[:1], [arrays[0] + 9.0, arrays[1]], [arrays[0], arrays[1] + 1e5]
+                arrays = lies[self.client_id]
             return arrays, metrics
 
     problems = [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS]
     world = World(BOX, problems, Liar, fail=lambda client, t: client == 5 and t == 3)
     strategy = FedFW(BOX, variant="fedfw-plus")
     x_bar, _ = world.run(strategy, 30)
-    assert set(strategy.points) == {2, 3, 4, 5}
+    assert set(strategy.points) == {3, 4, 5}
     assert BOX.contains(x_bar)
 
 

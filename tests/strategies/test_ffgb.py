@@ -2,6 +2,8 @@
 with a known optimum, and faults.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,23 @@ def test_a_client_that_lost_its_values_gets_the_whole_function_once():
     # K = 2 learners of each of the three, but without client 1 in round 4
     assert of_client[0] == [0, 6, 6, 6, 4, 6, 6]
     assert of_client[1] == [0, 6, 6, 6, 6 + 6 + 6 + 4, 6, 6]
+
+
+def test_a_client_that_lost_its_values_and_is_not_sampled_is_scored_again():
+    """Client 3 trains in rounds 2 and 3 and forgets; the next evaluation fails, the one
+    after brings the whole function.
+    """
+    federation, scored = Federation([points([0, 1, 2], [0, 1, 0])] * 4, Table(3), 2), []
+
+    def note(now):
+        scored.append((now.trained.clients, now.evaluated.clients))
+        if now.number == 3:
+            federation.states[3].clear()
+
+    federation.run(FFGB(), 5, clients_per_round=1, evaluate_every=1, callbacks=[note])
+    everyone = [0, 1, 2, 3]
+    assert [trained for trained, _ in scored] == [[0], [3], [3], [2], [0]]
+    assert [who for _, who in scored] == [everyone, everyone, everyone, [0, 1, 2], everyone]
 
 
 def test_a_rounds_work_does_not_grow_with_the_rounds():
@@ -328,6 +347,42 @@ def test_a_reply_that_does_not_fit_is_skipped(fault):
     federation = Odd([blobs(seed=k) for k in range(3)], RidgeOracle(), 3)
     federation.run(strategy, 3)
     assert [len(block) for block in strategy.function.blocks] == [2, 2, 2]
+
+
+def test_learners_are_compared_with_the_largest_median_so_far():
+    """Later learners are small, and those of a client that is fitted badly may not
+    be.
+    """
+    strategy = FFGB()
+    strategy._names = {0: 0}
+    reply = SimpleNamespace(metadata=SimpleNamespace(src_node_id=0))
+
+    def kept(*lengths):
+        return len(strategy._of_usual_size([(reply, {"w": np.array([size])}) for size in lengths]))
+
+    assert kept(1.0, 1.0, 1.0) == kept(0.1, 0.1, 4.9) == 3
+    assert kept(0.1, 0.1, 5.1) == 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_learners_far_larger_than_most_are_skipped(late):
+    class Large(Federation):
+        def client(self, number, context=None):
+            inner = super().client(number)
+
+            class Boasts(type(inner)):
+                def fit(self, parameters, config):
+                    arrays, n, metrics = super().fit(parameters, config)
+                    lies = number == 1 and (not late or config["server-round"] == 4)
+                    return [array * (40 if lies else 1) for array in arrays], n, metrics
+
+            inner.__class__ = Boasts
+            return inner
+
+    strategy = FFGB(FFGBOptions(eta_0=3.0))
+    Large([blobs(seed=k) for k in range(3)], RidgeOracle(), 3).run(strategy, 4)
+    sizes = [len(block) for block in strategy.function.blocks]
+    assert sizes == ([3, 3, 3, 2] if late else [2, 2, 2, 2])
 
 
 def test_labels_beyond_the_outputs_are_an_error():

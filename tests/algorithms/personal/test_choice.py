@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.personal.choice import half_noise, least, pooled_curve, shrinkage, shrunk
+from algorithms.personal.choice import (
+    counted,
+    half_noise,
+    least,
+    pooled_curve,
+    shrinkage,
+    shrunk,
+)
 
 
 def clients(rng, tau, sigma, samples, grid=11):
@@ -31,6 +38,16 @@ def test_k_is_the_ratio_of_the_variances():
     curves, noise, _ = clients(rng, 0.5, 2.0, samples)
     assert noise.mean() == pytest.approx(4.0, rel=0.05)
     assert shrinkage(curves, samples.astype(float), noise) == pytest.approx(16.0, rel=0.1)
+
+
+def test_the_variance_between_three_unequal_clients_is_unbiased():
+    """Three clients make a difference between m - 1 and m, N - sum n^2 / N and N."""
+    rng, samples = np.random.default_rng(5), np.array([7, 20, 55])
+    found = []
+    for _ in range(2000):
+        curves, noise, _ = clients(rng, 1.0, 2.0, samples)
+        found.append(noise.mean() / shrinkage(curves, samples.astype(float), noise))
+    assert np.mean(found) == pytest.approx(1.0, abs=0.04)
 
 
 def test_the_shrunk_curve_is_nearer_to_the_truth_than_either():
@@ -81,6 +98,10 @@ def test_one_client_does_not_choose_for_all():
         chosen = least(pooled_curve(curves, samples.astype(float)))
         assert honest[chosen] - honest.min() < 0.05 * np.ptp(honest)
         assert 1 < shrinkage(curves, samples.astype(float), noise) < 20  # without the liar: 4
+        claimed = counted(curves, np.array([9e14, *samples[1:]]))
+        assert honest[least(pooled_curve(curves, claimed))] - honest.min() < 0.05 * np.ptp(honest)
+        assert 0.5 < shrinkage(curves, claimed, noise) < 20
+        np.testing.assert_array_equal(claimed[1:], samples[1:])
     flat = np.zeros((3, 11))
     flat[0] = np.linspace(0, 1, 11)
     # nothing to compare it with
