@@ -47,7 +47,7 @@ class Lie:
 
     ``flips``: the liar trains on labels 9 - y (1 - y of two classes). ``scored``: it
     lies about evaluations, not training. ``score``: the number of
-    the summary that the lie is to spoil, times ``factor`` (-1: the less the better).
+    the summary that the lie is to spoil, times ``factor``.
     """
 
     name: str
@@ -185,8 +185,8 @@ NETS = {**DIGITS, "num-rounds": 8, "ffgb.fit-steps": 40}
 WORDS = {"num-rounds": 60, "task": "unigram"}
 EVG = {"num-rounds": 10, "data.partition": "iid"}
 MATRIX = {"task": "matrix-completion", "num-rounds": 60}
-LOW = {"score": "loss-mean", "factor": -1.0}
-OBJECTIVE = {"score": "objective", "factor": -1.0}
+LOW = {"score": "loss-mean", "factor": 1.0}
+OBJECTIVE = {"score": "objective", "factor": 1.0}
 POOLED = {**DIGITS, "superfed.lambda-choice": "shared", "evaluate-every": 5}
 FAST = {**DIGITS, "fedopt.server-learning-rate": 0.03}
 WORST = says(loss_before=1e15)
