@@ -77,7 +77,7 @@ class Liar(NumPyClient):  # type: ignore[misc]
         arrays, count, metrics = self.client.fit(parameters, config)
         reply = Reply(sent, [np.array(array) for array in arrays], count, dict(metrics))
         once = self.lie.once in (0, config["server-round"])
-        if once and not self.lie.scored and "phase" not in config:
+        if once and not self.lie.scored and config.get("phase") not in ("evaluate", "prepare"):
             self.lie.tell(reply)
         return reply.arrays, reply.count, reply.metrics
 
@@ -183,6 +183,7 @@ TABLE = {"task": "tabular", "data.partition": "iid"}
 TREES = {**TABLE, "num-rounds": 20, "histogram-boosting.depth": 3}
 NETS = {**DIGITS, "num-rounds": 8, "ffgb.fit-steps": 40}
 WORDS = {"num-rounds": 60, "task": "unigram"}
+CLIENTS = {**WORDS, "fedboost.library": "clients"}
 EVG = {"num-rounds": 10, "data.partition": "iid"}
 MATRIX = {"task": "matrix-completion", "num-rounds": 60}
 LOW = {"score": "loss-mean", "factor": 1.0}
@@ -218,6 +219,7 @@ LIES = (
     Lie("a gradient of 1e6 once", "fedboost", _one_sided(1e6), WORDS, once=8, **LOW),
     Lie("a gradient of 30", "fedboost", _one_sided(30.0), WORDS, **LOW),
     Lie("all praise for one predictor", "fedboost", _praise, WORDS, **LOW),
+    Lie("a predictor of 1e6s", "fedboost", filled(1e6), CLIENTS, once=1, **LOW),
     Lie("the same, loss 1e15", "aflboost", both(says(loss=1e15), _praise), WORDS, **LOW),
     Lie("output layers x 1000", "ffgb", scaled(1000.0, slice(-2, None)), NETS),
     Lie("output layers negated", "ffgb", scaled(-1.0, slice(-2, None)), NETS),
