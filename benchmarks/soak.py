@@ -72,7 +72,7 @@ JOB = [
     "evaluate-every=0",
     "clients-per-round=0",
 ]
-JOB += ["max-weight=10", "timeout=45"]
+JOB += ["max-weight=10", "max-relative-update=0", "timeout=45"]
 LEFT_OUT = ("client", "node", "late", "nan", "shape", "metrics", "policy")
 # a site may have answered before it is killed
 CERTAIN = {
