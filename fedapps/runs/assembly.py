@@ -18,7 +18,7 @@ from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import DeclaresOrigin, SplitsSamples, Task
 from fedapps.tasks.registry import find_task, make_task
 from strategies import Private, Robust, WarmStart
-from strategies.base.capabilities import sends_updates
+from strategies.base.capabilities import Hardening, sends_updates
 from strategies.base.reply_validation import Rules
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
     strategy = _strategy(settings, task)
     halves = [strategy.first, strategy.then] if isinstance(strategy, WarmStart) else [strategy]
     for half in halves:
+        if settings.hardened and isinstance(half, Hardening):
+            half.harden()
         if settings.max_update_norm and not sends_updates(half):
             raise UserError(
                 f"max-update-norm = {settings.max_update_norm}: the clients of this method send "
