@@ -47,14 +47,15 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
     strategy = _strategy(settings, task)
     halves = [strategy.first, strategy.then] if isinstance(strategy, WarmStart) else [strategy]
     for half in halves:
-        if settings.hardened and isinstance(half, Hardening):
-            half.harden()
         if settings.max_update_norm and not sends_updates(half):
             raise UserError(
                 f"max-update-norm = {settings.max_update_norm}: the clients of this method send "
                 "nothing that has a norm: set it to 0"
             )
     check_optimizer(settings, halves)
+    if settings.hardened:
+        for half in halves:
+            harden(half)
     strategy = private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
     if settings.num_new_clients and (
         settings.halves or not getattr(client_factory(settings), "can_be_new", False)
@@ -78,6 +79,17 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
         except ValueError as error:
             raise UserError(str(error)) from None
     return strategy
+
+
+def harden(strategy: Strategy) -> None:
+    """Set the bounds of a strategy, and of those that it wraps, for clients that are
+    not trusted.
+    """
+    if isinstance(strategy, Hardening):
+        strategy.harden()
+    inner = getattr(strategy, "strategy", None)
+    if isinstance(inner, Strategy):
+        harden(inner)
 
 
 def validation_setting(settings: Settings, task: Any) -> str:

@@ -162,8 +162,8 @@ class Settings(Options):
     )
     hardened: bool = option(
         False,
-        "bounds for clients that are not trusted: max-relative-update, max-weight and the cap of "
-        "fair methods are 3 unless they are set; always on SuperNodes",
+        "bounds for clients that are not trusted: max-relative-update and max-weight are 3 unless "
+        "they are set, and the method's own; always on SuperNodes",
     )
     max_weight: float = option(
         -1.0,

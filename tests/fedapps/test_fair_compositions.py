@@ -299,18 +299,6 @@ def test_a_run_resumes_with_the_prior_and_the_wrapped_methods_settings():
     assert again.base.base.options == settings.base.base.options
 
 
-@pytest.mark.parametrize("method", ["afl", "term", "q-fedavg", "fedmgda"])
-def test_hardened_caps_the_weights_unless_they_have_a_cap(method):
-    def cap(given):
-        settings = read_settings({"method": method, **given})
-        return build_strategy(settings, build_task(settings)).cap
-
-    assert cap({}) == 0
-    assert cap({"hardened": True}) == 3
-    if method == "term":
-        assert cap({"hardened": True, "term.cap": 2.0}) == 2
-
-
 def test_hardened_lets_no_product_be_longer_than_the_median():
     settings = read_settings({"method": "dfw-trace", "task": "matrix-completion", "hardened": True})
     assert build_strategy(settings, build_task(settings)).options.longest_product == 1

@@ -14,6 +14,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.records.reader import read_run
 from fedapps.records.writer import Recorder
 from fedapps.results.report import write_report
+from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.settings import Settings, read_settings
 from strategies import ClientGrid, FedAvg, Scaffold, UpdateBound, run_rounds
 from tests.helpers import EchoClient
@@ -123,6 +124,16 @@ def test_the_default_is_off_in_simulations_three_on_supernodes_and_ten_with_a_bo
             == chosen
         )
     assert read_settings({}).bound.max_array_value == 1e6
+
+
+@pytest.mark.parametrize("method", ["term", "afl"])
+def test_hardened_is_for_the_methods_own_bounds_too(method):
+    def cap(**given):
+        settings = read_settings({"method": method, "num-clients": 4, **given})
+        return build_strategy(settings, build_task(settings)).cap
+
+    assert not cap()
+    assert cap(hardened=True) > 0
 
 
 # --- arrays that are not the model ----------------------------------------------------
