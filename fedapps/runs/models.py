@@ -6,6 +6,9 @@ folder. The client answers it with its stored state. Its model is returned if it
 the scores that the run recorded.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +17,11 @@ from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from algorithms.common.checks import nearest
 from algorithms.common.measures import leading_of, lower_is_better
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
+from fedapps.extensions.own_code import check_trusted
 from fedapps.formats import one_line
 from fedapps.records.newcomers import MARK
 from fedapps.records.reader import RunFolder, read_run
@@ -65,14 +70,16 @@ def check_usable(settings: Settings, task: Any, remedy: str) -> None:
         )
 
 
-def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def of_nobody(
+    folder: Path, program: bool, trust: bool = False
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return the same as :func:`exported`, for the global model. With ``program`` the
     client is an arbitrary one, else ``None``. Raises ``UserError`` if the model is not
     a net.
     """
     import torch
 
-    settings, run = settings_in(folder, own=not program), read_run(folder)
+    settings, run = settings_in(folder, own=not program, trust=trust), read_run(folder)
     task = build_task(settings)
     check_usable(settings, task, "name a client with --client")
     arrays = net_arrays(settings, task, run)
@@ -91,14 +98,14 @@ def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[st
 
 
 def exported(
-    folder: Path, given: int | str
+    folder: Path, given: int | str, trust: bool = False
 ) -> tuple["FedAvgClient", dict[str, Any], dict[str, Any]]:
     """Return the client of this name or number, facts about its model (method, round,
     scores, lambda or alpha) and the arrays by name.
 
     Raises ``UserError`` if the folder lacks the model that the client was scored with.
     """
-    settings, run = settings_in(folder), read_run(folder)
+    settings, run = settings_in(folder, trust=trust), read_run(folder)
     task = build_task(settings)
     number, called = identified(task, settings.num_clients, given)
     row = next((row for row in run.clients if row["client"] == called), None)
@@ -106,9 +113,10 @@ def exported(
         known = ", ".join(
             [str(row["client"]) for row in run.clients[:5]] + ["..."] * (len(run.clients) > 5)
         )
+        near = nearest(called, (str(row["client"]) for row in run.clients))
         raise UserError(
-            f"--client {one_line(called, LONGEST)}: {folder} has no scores of this client: choose "
-            f"one of {known}"
+            f"--client {one_line(called, LONGEST)}: {folder} has no scores of this client: {near}"
+            f"choose one of {known}"
         )
     if row.get(MARK):
         raise UserError(
@@ -161,9 +169,10 @@ def store_in(folder: Path, number: int) -> "DiskStore":
     return DiskStore(folder / "clients" / f"client-{number}", "export")
 
 
-def settings_in(folder: Path, own: bool = False) -> Settings:
-    """Return the settings of a run. Raises ``UserError`` if the folder has no run or,
-    unless ``own``, if the data are at the sites.
+def settings_in(folder: Path, own: bool = False, trust: bool = False) -> Settings:
+    """Return the settings of a run. Raises ``UserError`` if the folder has no run; if
+    the data are at the sites, unless ``own``; and if the settings name code, unless
+    ``trust``.
     """
     if not (folder / "settings.toml").exists() or not (folder / "model.safetensors").exists():
         raise UserError(
@@ -174,6 +183,8 @@ def settings_in(folder: Path, own: bool = False) -> Settings:
         for key, value in read_toml(folder / "settings.toml").items()
         if not key.startswith("versions.")
     }
+    if not trust:
+        check_trusted(folder / "settings.toml", recorded)
     settings = with_defaults({**recorded, "out": str(folder.absolute())})
     if settings.sites.own and not own:
         raise UserError(f"{folder}: the samples and models of its clients are at the sites")
@@ -203,12 +214,25 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
         }
     )
     strategy = build_strategy(settings, task)
-    (sent,) = strategy.configure_evaluate(number, arrays, config, InlineGrid(ClientApp(), 1))
+    with quiet_flower():
+        (sent,) = strategy.configure_evaluate(number, arrays, config, InlineGrid(ClientApp(), 1))
     (record,), (configured,) = (
         sent.content.array_records.values(),
         sent.content.config_records.values(),
     )
     return [array.numpy().copy() for array in record.values()], dict(configured)
+
+
+@contextmanager
+def quiet_flower() -> Iterator[None]:
+    """Leave out Flower's log of a round: none is run."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:

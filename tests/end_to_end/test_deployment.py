@@ -10,6 +10,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import time
 import tomllib
 
 import numpy as np
@@ -194,6 +195,26 @@ def test_refused_sites_and_their_messages(deployment, tmp_path):
     with pytest.raises(UserError, match=r"the server uses TLS"):
         stranger.start()
     assert marked(stranger.mark) == []
+
+
+def test_a_site_whose_key_is_removed_ends_and_needs_another_key(deployment):
+    site = deployment.sites["site-2"]
+    done = fedapps(
+        *("deploy", "flwr", "--dir", deployment.folder, "supernode", "unregister"),
+        *((site.folder / "node-id").read_text(), "own"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    deadline = time.monotonic() + 120
+    while site.alive():
+        assert time.monotonic() < deadline, site.words()[-3000:]
+        time.sleep(0.5)
+    with pytest.raises(RunFailed, match=r"its key was removed .* make another key with"):
+        site.start()
+    for name in ("key", "key.pub", "registered"):
+        (site.folder / name).unlink()
+    make_site_key(site.folder / "key")
+    deployment.start()
+    assert [row["superlink"] for row in deployment.status()] == ["online"] * 3
 
 
 def test_sites_with_their_own_data(tmp_path):
