@@ -207,14 +207,17 @@ LIES = (
     Lie("a model of fives", "ditto", filled(5.0)),
     Lie("a model of fives", "fedavg-distill", filled(5.0), {**DIGITS, "num-rounds": 5}),
     Lie("loss-before 1e15, labels 9 - y", "afl", WORST, flips=True),
-    Lie("the same, afl.cap = 3", "afl", WORST, {**DIGITS, "afl.cap": 3}, flips=True),
     Lie("loss-before 1e15, labels 9 - y", "term", WORST, flips=True),
     Lie("loss-before 1e15, labels 9 - y", "q-fedavg", WORST, flips=True),
     Lie("loss-before 1e15, labels 9 - y", "aaggff-s", WORST, flips=True),
     Lie("curve reversed, validation-samples 9e14", "superfed-mm", _curve, POOLED, scored=True),
     Lie("sums of labels 1 - y", "histogram-boosting", honest, TREES, flips=True),
     Lie(
-        "the same x 1e6", "histogram-boosting", scaled(1e6, slice(None), "int64"), TREES, flips=True
+        "sums of labels 1 - y, x 1e6",
+        "histogram-boosting",
+        scaled(1e6, slice(None), "int64"),
+        TREES,
+        flips=True,
     ),
     Lie("a gradient of 1e6 once", "fedboost", _one_sided(1e6), WORDS, once=8, **LOW),
     Lie("a gradient of 30", "fedboost", _one_sided(30.0), WORDS, **LOW),
@@ -227,12 +230,5 @@ LIES = (
     Lie("gradients of 1e6", "fedevg", _flat(1e6, 0), EVG),
     Lie("gradients negated, log e = 50", "fedevg", both(_flat(50, 1), scaled(-1.0, slice(1))), EVG),
     Lie("a product x -1e6", "dfw-trace", scaled(-1e6), MATRIX, **OBJECTIVE),
-    Lie(
-        "the same, dfw-trace.longest-product = 1",
-        "dfw-trace",
-        scaled(-1e6),
-        {**MATRIX, "dfw-trace.longest-product": 1.0},
-        **OBJECTIVE,
-    ),
     Lie("opposite atoms", "fedfw-plus", scaled(-1.0, slice(1)), MATRIX, **OBJECTIVE),
 )

@@ -215,7 +215,9 @@ def test_no_client_weighs_more_than_the_others_or_pulls_far_harder():
         result = run(strategy, lambda i, _, clients=clients: clients[i], rounds=1)
         x[lie] = arrays_of(result)["x"]
     start = strategy.first_arrays()["x"]
-    np.testing.assert_allclose(x[50, -1e5], np.clip(start - 0.1 * (1 + 1.5 - 3) / 3, 0, 1), atol=1e-6)
+    np.testing.assert_allclose(
+        x[50, -1e5], np.clip(start - 0.1 * (1 + 1.5 - 3) / 3, 0, 1), atol=1e-6
+    )
     np.testing.assert_allclose(x[1, -3.0], x[50, -1e5], atol=1e-6)
 
 
