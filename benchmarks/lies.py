@@ -25,6 +25,7 @@ DIGITS: dict[str, Any] = {
     "train.local-epochs": 1,
     "train.learning-rate": 0.05,
     "data.partition": "iid",
+    "data.split-seed": "seed",
 }
 
 
@@ -179,12 +180,12 @@ def _praise(reply: Reply) -> None:
     reply.arrays[0][0] = -1 / max(reply.sent[1][0], 1e-4)
 
 
-TABLE = {"task": "tabular", "data.partition": "iid"}
+TABLE = {"task": "tabular", "data.partition": "iid", "data.split-seed": "seed"}
 TREES = {**TABLE, "num-rounds": 20, "histogram-boosting.depth": 3}
 NETS = {**DIGITS, "num-rounds": 8, "ffgb.fit-steps": 40}
 WORDS = {"num-rounds": 60, "task": "unigram"}
 CLIENTS = {**WORDS, "fedboost.library": "clients"}
-EVG = {"num-rounds": 10, "data.partition": "iid"}
+EVG = {"num-rounds": 10, "data.partition": "iid", "data.split-seed": "seed"}
 MATRIX = {"task": "matrix-completion", "num-rounds": 60}
 LOW = {"score": "loss-mean", "factor": 1.0}
 OBJECTIVE = {"score": "objective", "factor": 1.0}
