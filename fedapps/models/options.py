@@ -22,6 +22,12 @@ class ModelOptions(Options):
     weights: str = option(
         "", "safetensors file with the weights to start from, under the net's parameter names"
     )
+    start: str = option(
+        "auto",
+        "weights of the initial model; auto: 0 for linear and logistic in tasks tabular and "
+        "regression, whose nets then start at the trivial prediction; all others random",
+        choices=["auto", "random"],
+    )
     pretrained: bool = option(
         False,
         "start from published weights (efficientnet-b0, transformers:FOLDER, the DistilBERT of "

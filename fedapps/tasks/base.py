@@ -136,15 +136,22 @@ class NetByShape(TorchTask):
 
         return net_for(self.image_shape)
 
+    @property
+    def net_name(self) -> str:
+        """The name of the net, where the settings may leave it to the samples."""
+        from fedapps.models.image_nets import BY_SHAPE
+
+        name = self.context.model.name
+        return self.usual_net if name == BY_SHAPE else name
+
     def model_fn(self, seed: int) -> "nn.Module":
         """Return a newly initialised model."""
-        from fedapps.models.image_nets import BY_SHAPE, build_model
+        from fedapps.models.image_nets import build_model
 
-        chosen = self.context.model
-        name = self.usual_net if chosen.name == BY_SHAPE else chosen.name
-        return build_model(name, self.image_shape, self.num_outputs, seed, chosen.pretrained).to(
-            self.device
-        )
+        pretrained = self.context.model.pretrained
+        return build_model(
+            self.net_name, self.image_shape, self.num_outputs, seed, pretrained
+        ).to(self.device)
 
 
 def dealt(client_id: int | str, num_clients: int) -> int:

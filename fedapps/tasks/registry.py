@@ -73,7 +73,7 @@ TABULAR_JOB: dict[str, bool | int | float | str] = {
     "clients-per-round": 0,
     "data.partition": "natural",
     "data.validation": 0.0,
-    "train.local-epochs": 1,
+    "train.local-epochs": 5,
     "train.batch-size": 20,
     "train.momentum": 0.0,
     "train.learning-rate": 0.1,
@@ -84,7 +84,6 @@ TABULAR_JOB: dict[str, bool | int | float | str] = {
 #: bears.
 REGRESSION_JOB: dict[str, bool | int | float | str] = {
     **TABULAR_JOB,
-    "train.local-epochs": 5,
     "train.learning-rate": 0.02,
 }
 TEXT_JOB = {
