@@ -20,7 +20,6 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
-from algorithms.common.measures import leading_of
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed, generator
 from algorithms.common.sent import Asked, Reads, RoundFacts

@@ -100,9 +100,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if onnx:
         check_scale(task, number)
         numbers = task.samples.numbers if isinstance(task, SplitsSamples) else None
-        write_onnx(
-            client, tensors, scale, target_scale, out, numbers.used if numbers else ()
-        )
+        write_onnx(client, tensors, scale, target_scale, out, numbers.used if numbers else ())
     else:
         save_file(arrays, out, metadata=metadata)
     named = {name.removesuffix("-mean"): value for name, value in scores.items()}

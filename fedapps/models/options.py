@@ -24,9 +24,9 @@ class ModelOptions(Options):
     )
     start: str = option(
         "auto",
-        "weights of the initial model; auto: 0 for linear and logistic in tasks tabular and "
-        "regression, whose nets then start at the trivial prediction; all others random",
-        choices=["auto", "random"],
+        "zero: the nets linear and logistic start at 0, the trivial prediction, others at random; "
+        "auto: zero in tasks tabular and regression, but random with superfed",
+        choices=["auto", "random", "zero"],
     )
     pretrained: bool = option(
         False,

@@ -32,13 +32,8 @@ from fedapps.tasks.classification import Classification, ThreeParts
 from fedapps.tasks.context import RunContext
 
 if TYPE_CHECKING:  # trees on tables need no PyTorch
-    from torch import nn
-
     from clients.base.evaluation import Objective
     from fedapps.data.scaling import Scale
-
-#: Nets of a single layer.
-ONE_LAYER = ("linear", "logistic")
 
 
 class Rows(Classification):
@@ -62,20 +57,6 @@ class Rows(Classification):
     def is_table(self) -> bool:
         """Whether samples are rows of numbers and categories."""
         return bool(self.samples.numbers and self.samples.numbers.used)
-
-    def model_fn(self, seed: int) -> "nn.Module":
-        """Return a newly initialised model. One of a single layer starts at 0: its loss
-        is convex, so that no random weights are needed to tell units apart, and its
-        first prediction is the trivial one, the mean of standardised targets or even
-        odds. A random start (``model.start``) is worse than that prediction until it is
-        forgotten: at weight variance 2 / (F + 1) it adds about 2 to the mean squared
-        standardised error.
-        """
-        model = super().model_fn(seed)
-        if self.context.model.start == "auto" and self.net_name in ONE_LAYER:
-            for parameter in model.parameters():
-                parameter.detach().zero_()
-        return model
 
     def parts(self, rows: ThreeParts, scale: "Scale | None") -> ArrayData:
         """Return these samples as arrays in the shape that nets take: a row of a table

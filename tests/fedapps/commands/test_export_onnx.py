@@ -64,7 +64,12 @@ def test_the_file_takes_raw_samples(task, scaling, run, tmp_path):
     features = json.loads(session.get_modelmeta().custom_metadata_map["features"])
     assert features == ["glucose", "age", "kind=a", "kind=b", "kind=c"]
     raw = np.float32(
-        [[101, 0.2, 1, 0, 0], [np.nan, -1, 0, 1, 0], [900, np.nan, *[np.nan] * 3], [104, 0, 0, 0, 1]]
+        [
+            [101, 0.2, 1, 0, 0],
+            [np.nan, -1, 0, 1, 0],
+            [900, np.nan, *[np.nan] * 3],
+            [104, 0, 0, 0, 1],
+        ]
     )
     shape = session.get_inputs()[0].shape[1:]
     with torch.no_grad():
