@@ -15,6 +15,7 @@ client, the place and the order of the faults:
 - late: the reply comes after the timeout; inline, with the replies of the next round.
 - nan, shape, weight: one NaN among a model's values; another shape; ``num-examples`` =
   1e15, which ``max-weight`` caps.
+- metrics: a reply with 8 MB of metrics. policy: the site refuses the method.
 - duplicate: another node claims to be this client.
 - disk: until the next round (SuperNodes: for some seconds) no file may grow beyond a
   few bytes, by RLIMIT_FSIZE: a full disk, EFBIG for ENOSPC. The limit hits what writes
@@ -72,9 +73,12 @@ JOB = [
     "clients-per-round=0",
 ]
 JOB += ["max-weight=10", "timeout=45"]
-LEFT_OUT = ("client", "node", "late", "nan", "shape")
+LEFT_OUT = ("client", "node", "late", "nan", "shape", "metrics", "policy")
 # a site may have answered before it is killed
-CERTAIN = {"inline": LEFT_OUT, "deployment": ("client", "nan", "shape")}
+CERTAIN = {
+    "inline": LEFT_OUT,
+    "deployment": tuple(kind for kind in LEFT_OUT if kind not in ("node", "late")),
+}
 COLUMNS = (
     "times",
     "left out or capped",

@@ -17,8 +17,10 @@ from flwr.clientapp import ClientApp
 from fedapps.engines.inline import InlineGrid
 from strategies.base.flower_private import ErrorCode
 
-KINDS = ("client", "node", "late", "nan", "shape", "weight", "duplicate", "disk", "restart")
+KINDS = ("client", "node", "late", "nan", "shape", "weight", "metrics", "policy", "duplicate")
+KINDS += ("disk", "restart")
 NO_LIMIT = resource.RLIM_INFINITY
+FLOOD = 10**6  # numbers among the metrics of a reply
 
 
 def fault(seed: int, number: int, clients: int) -> tuple[str, int]:
@@ -52,10 +54,21 @@ class Faulty(ClientApp):
             if site:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("the process of the client was killed")
+        if mine == "policy":
+            return self.app(message, with_policy(context))
         reply = walk(message, context) if site and number else self.app(message, context)
-        if mine in ("nan", "shape", "weight"):
+        if mine in ("nan", "shape", "weight", "metrics"):
             spoil(reply.content, mine, np.random.default_rng([seed, number]))
         return reply
+
+
+def with_policy(context: Context) -> Context:
+    """Return the context of a site whose policy allows no method of the soak."""
+    folder = context.node_config.get("store-dir") or os.environ["SOAK_WORK"]
+    policy = Path(str(folder), "policy.toml")
+    policy.write_text('methods = ["scaffold"]\n')
+    config = {**context.node_config, "policy": str(policy)}
+    return Context(context.run_id, context.node_id, config, context.state, context.run_config)
 
 
 def walk(message: Message, context: Context) -> Message:
@@ -86,6 +99,8 @@ def spoil(content: RecordDict, kind: str, rng: np.random.Generator) -> None:
         values.flat[rng.integers(values.size)] = np.nan
     elif kind == "shape":
         values = values[..., :-1]
+    elif kind == "metrics":
+        next(iter(content.metric_records.values()))["history"] = [0.5] * FLOOD
     else:
         next(iter(content.metric_records.values()))["num-examples"] = 10**15
     record[name] = Array(values)

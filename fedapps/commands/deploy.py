@@ -117,6 +117,11 @@ def add_options(deploy: argparse.ArgumentParser) -> None:
         folder=False,
     )
     warm.add_argument("folder", type=Path, metavar="DIR")
+    warm.add_argument(
+        "--installed",
+        action="store_true",
+        help="clients run the app that is installed here, not the one that a run brings",
+    )
     check = _action(
         actions,
         "check",
@@ -343,7 +348,8 @@ def _key(arguments: argparse.Namespace) -> int:
 def _warm(arguments: argparse.Namespace) -> int:
     from fedapps.deployment.warm import make_warm
 
-    print(f"PATH={make_warm(arguments.folder)}:$PATH flower-supernode ...")
+    folder = make_warm(arguments.folder, arguments.installed)
+    print(f"PATH={folder}:$PATH flower-supernode ...")
     return 0
 
 

@@ -4,6 +4,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedapps.deployment.certificates import private_folder
@@ -11,14 +12,20 @@ from fedapps.engines.processes import program
 from strategies.base.flower_private import CLIENT_PROGRAM
 
 NAME = "flwr-clientapp"
+#: The module that runs the site's own app, whatever app a run brings.
+INSTALLED = "fedapps.runs.installed_app"
 
 
-def make_warm(folder: Path) -> Path:
+def make_warm(folder: Path, installed: bool = False) -> Path:
     """Write the stand-in into a folder that goes first on a SuperNode's PATH; return
-    the folder.
+    the folder. ``installed``: it runs the site's own app.
     """
     folder = private_folder(folder.expanduser().absolute())
     script = Path(__file__).with_name("warm_process.py")
+    entry, cold = CLIENT_PROGRAM, str(program(NAME))
+    if installed:
+        entry, cold = f"{INSTALLED}:main", str(folder / "installed")
+        _write(Path(cold), [sys.executable, "-P", "-m", INSTALLED])
     command = [
         sys.executable,
         "-P",
@@ -26,10 +33,13 @@ def make_warm(folder: Path) -> Path:
         str(script),
         "ask",
         str(folder / "socket"),
-        CLIENT_PROGRAM,
-        str(program(NAME)),
+        entry,
+        cold,
     ]
-    path = folder / NAME
+    _write(folder / NAME, command)
+    return folder
+
+
+def _write(path: Path, command: Sequence[str]) -> None:
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
     path.chmod(0o700)
-    return folder

@@ -89,7 +89,7 @@ def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
     """Return the files of the user's code named in the settings: those of the current
     folder, by their path below it.
     """
-    if not any(names_code(key) and is_reference(value) for key, value in config.items()):
+    if not code_named(config):
         return {}
     folder = Path.cwd().resolve()
     ours = Path(__file__).resolve().parents[2]
@@ -110,6 +110,11 @@ def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
         ):
             files[place.as_posix()] = path
     return files
+
+
+def code_named(config: Mapping[str, Any]) -> list[str]:
+    """Return the settings that name the user's own code."""
+    return [key for key, value in config.items() if names_code(key) and is_reference(value)]
 
 
 def names_code(key: str) -> bool:

@@ -32,6 +32,7 @@ from fedapps import __version__
 from fedapps.errors import UserError
 from fedapps.records.best import Best
 from fedapps.records.confusion_writer import confusion_table
+from fedapps.records.digest import FREE
 from fedapps.records.files import Files, csv_text, replace, write_text
 from fedapps.records.group_writer import SUMS, group_table
 from fedapps.records.newcomers import newcomer_measures, newcomer_rows
@@ -67,20 +68,6 @@ FILES = (
     "trackers.lock",
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
-# Settings that do not affect the results, so a resumed run may change them.
-FREE = (
-    "out",
-    "resume",
-    "timeout",
-    "checkpoint-every",
-    "min-replies",
-    "max-failed-rounds",
-    "train.compile",
-    "track",
-    "track-to",
-    "metrics-port",
-    "metrics-host",
-)
 # Key in the record of the first round: the clients that never take part in training.
 NEW_CLIENTS = "new-clients"
 # Approximate maximum number of rows of weights.csv. A run that would exceed it records

@@ -22,8 +22,10 @@ from fedapps.records.uncertainty import SHARE
 from fedapps.results.comparison_cells import cell_texts, header, terminal_table, winners
 from fedapps.results.comparison_table import Column, Row, columns_of, has_result, rows_of
 from fedapps.results.gains import Gains, gains_over, reference_of, write_gains
+from fedapps.results.measured import same_clients
 from fedapps.results.parts import COMPARISON, Shown, charts, figures, plots, sections
 from fedapps.results.sections import Section
+from fedapps.results.seeds import WHO
 
 
 @dataclass(frozen=True)
@@ -210,8 +212,9 @@ def _html(compared: Compared) -> str:
             "the lowest to the highest seed."
         )
         notes.append(
-            "Bold: better than every other row on at least three seeds, beyond the noise between "
-            "seeds (95 %, paired by seed)."
+            "Bold: better than every other row, in all 95 % intervals of the difference, paired "
+            "by seed, of at least three seeds. "
+            + WHO[all(same_clients(run) for row in rows for run in row.runs)]
         )
     if not all(row.complete for row in rows):
         notes.append("A run that did not complete shows its last evaluation and is never bold.")

@@ -6,7 +6,9 @@ from rich.text import Text
 
 from fedapps.formats import byte_scale, is_percent, metric_text, percent_text, three_digits
 from fedapps.results.comparison_table import Column, Row
-from fedapps.results.seeds import stands_out
+from fedapps.results.measured import measured
+from fedapps.results.run_measures import read_measure
+from fedapps.results.seeds import Measured, stands_out
 
 
 def header(rows: list[Row], column: Column) -> str:
@@ -53,7 +55,7 @@ def cell_texts(rows: list[Row], row: Row, column: Column) -> tuple[str, str]:
 
 def winners(rows: list[Row], columns: list[Column]) -> set[tuple[str, str]]:
     """Return (label, key) of the values that are better than those of every other row,
-    beyond the noise between seeds (``seeds.stands_out``).
+    beyond the noise (``seeds.stands_out``).
 
     One or two seeds therefore have no winner. A predictor that nobody trained has the
     same value for every seed.
@@ -63,13 +65,14 @@ def winners(rows: list[Row], columns: list[Column]) -> set[tuple[str, str]]:
         key = column.key
         rivals = [row for row in rows if row.complete and key in row.values]
         seeds = {run.seed for row in rivals for run in row.runs}
-        by_seed = {
-            row.label: {run.seed: float(run.numbers[key]) for run in row.runs}
-            or dict.fromkeys(seeds, row.values[key][0])
+        values = {
+            row.label: measured({run.seed: run for run in row.runs}, read_measure(key))
+            if row.runs
+            else Measured(dict.fromkeys(seeds, row.values[key][0]))
             for row in rivals
         }
         smaller = column.best is min
-        best |= {(label, key) for label in by_seed if stands_out(label, by_seed, smaller)}
+        best |= {(label, key) for label in values if stands_out(label, values, smaller)}
     return best
 
 

@@ -6,8 +6,8 @@ another seed deals other samples. Let a_k be the accuracy of client k (AUROC if 
 have it) and b_k its accuracy in the reference run. Reported are the mean of a_k - b_k,
 the shares of clients with a_k > b_k and with a_k < b_k, and the least a_k - b_k, the
 gain of the client that loses most. For an RMSE, where lower is better, the gain is
-b_k - a_k. With three or more seeds the mean has bounds that cover both the choice of
-seeds and the choice of clients.
+b_k - a_k. With three or more seeds the mean has intervals for these sites and for sites
+like these (``fedapps.results.seeds``).
 """
 
 import csv
@@ -18,17 +18,15 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from algorithms.common.measures import lower_is_better
-from algorithms.common.seeds import generator
 from fedapps.errors import UserError
 from fedapps.formats import is_percent, metric_name, metric_text, one_line
 from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.results.comparison_table import Row
 from fedapps.results.fair_plots import fair_measure
+from fedapps.results.measured import same_clients
 from fedapps.results.sections import Section
-from fedapps.results.seeds import ENOUGH, Interval, nested_bootstrap
+from fedapps.results.seeds import WHO, Difference, Measured, with_intervals
 
 #: Data settings that change neither the test samples of a client nor their scoring.
 _FREE = {
@@ -82,26 +80,19 @@ class Gains:
         }
         out = {key: (sum(v) / len(v), stdev(v) if len(v) > 1 else None) for key, v in table.items()}
         out |= {"gain-worst": (min(min(gains) for gains in by_run), None)}
-        bounds = self.bounds
-        return (
-            out
-            if bounds is None
-            else out | {"gain-mean-low": (bounds.low, None), "gain-mean-high": (bounds.high, None)}
-        )
+        ends = {
+            f"gain-mean-{name.replace(' ', '-')}-{end}": (value, None)
+            for name, one in self.difference.intervals.items()
+            for end, value in (("low", one.low), ("high", one.high))
+        }
+        return out | ends
 
     @cached_property
-    def bounds(self) -> Interval | None:
-        """The mean with its 95 % bounds over seeds and, within them, clients; ``None``
-        for fewer than three seeds.
-        """
-        if len(self.runs) < ENOUGH:
-            return None
-        draws = max(100, min(2000, 4_000_000 // max(map(len, self.runs))))
-        return nested_bootstrap(
-            [np.array([pair.gain for pair in run]) for run in self.runs],
-            generator(0, "gains"),
-            draws,
-        )
+    def difference(self) -> Difference:
+        """The mean gain of each seed, with its intervals."""
+        gains = {run[0].seed: {pair.client: pair.gain for pair in run} for run in self.runs}
+        means = {seed: sum(own.values()) / len(own) for seed, own in gains.items()}
+        return with_intervals(Measured(means, gains, all(map(same_clients, self.row.runs))))
 
 
 def reference_of(rows: Sequence[Row], reference: Path | None) -> Row | None:
@@ -213,13 +204,10 @@ def gains_section(measure: str, reference: Row, all_gains: Sequence[Gains]) -> S
     for gains in all_gains:
         numbers = gains.numbers()
         (mean, std), (up, _), (down, _), (worst, _) = list(numbers.values())[:4]
-        bounds = gains.bounds
         spread = "" if std is None else f"\n±{_size(measure, std)}"
-        spread += (
-            ""
-            if bounds is None
-            else f"\n{_signed(measure, bounds.low)} to {_signed(measure, bounds.high)}"
-        )
+        for name, one in gains.difference.intervals.items():
+            low, high = _signed(measure, one.low), _signed(measure, one.high)
+            spread += f"\n{name}\n{low} to {high}"
         clients = len({pair.client for run in gains.runs for pair in run})
         rows.append(
             (
@@ -257,11 +245,9 @@ def gains_section(measure: str, reference: Row, all_gains: Sequence[Gains]) -> S
     )
     if any(len(gains.runs) > 1 for gains in all_gains):
         note += " With several seeds: means over the seeds, and the least gain of all."
-    if any(gains.bounds for gains in all_gains):
-        note += (
-            " With three or more seeds: a 95 % bootstrap interval over seeds and the clients in "
-            "them."
-        )
+    if found := [gains for gains in all_gains if gains.difference.intervals]:
+        same = all(gains.difference.these for gains in found)
+        note += f" With three or more seeds: 95 % intervals. {WHO[same]}"
     if unpaired := sum(gains.unpaired for gains in all_gains):
         note += f" {unpaired} clients of the reference have no partner and are skipped."
     return Section(f"Gain over {one_line(reference.label, 60)}", note, header, tuple(rows))

@@ -1,24 +1,27 @@
-"""Statistics over seeds: t intervals of a mean, differences paired by seed, and a
-bootstrap of seeds and, within them, of clients.
+"""Statistics over seeds and clients: intervals of a mean difference, for these sites
+and for sites like these.
 
-A seed determines the partition, the initial model and the sampling of clients. Seeds
-are therefore the independent repetitions of a study; clients of one run are not
-independent, since they share a model. Two settings with the same seed share all of
-this, so differences are first taken seed by seed.
+Clients of one run are not independent, since they share a model: seeds are the
+repetitions. Two settings with the same seed share its draws, so differences are first
+taken seed by seed, and client by client.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 #: With fewer seeds, the noise between them cannot be estimated well enough.
 ENOUGH = 3
+#: What the intervals are for, by whether clients are the same in every seed.
+WHO = {
+    True: "These sites: the same clients with other seeds. Sites like these: other clients, too.",
+    False: "Each seed deals other clients: the interval is for sites like these.",
+}
 
 
 @dataclass(frozen=True)
@@ -43,70 +46,181 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Return mean ± t · s / √n, t the quantile of Student's distribution with n - 1
     degrees of freedom.
     """
-    from scipy.stats import t  # imported here because it is slow to import
+    from scipy.special import stdtrit  # imported here because it is slow to import
 
     n, mean = len(values), fmean(values)
     if n < 2 or not all(map(math.isfinite, values)):
         return Interval(mean, math.nan, -math.inf, math.inf, n)
     s = stdev(values)
-    reach = float(t.ppf((1 + level) / 2, n - 1)) * s / math.sqrt(n)
+    reach = float(stdtrit(n - 1, (1 + level) / 2)) * s / math.sqrt(n)
     return Interval(mean, s, mean - reach, mean + reach, n)
 
 
-def paired(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> list[float]:
-    """Return ours - theirs for every seed that both have, in the order of ``ours``."""
-    return [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
-
-
-def stands_out(
-    name: Any,
-    by_seed: Mapping[Any, Mapping[Any, float]],
-    smaller: bool = False,
-    level: float = 0.95,
-) -> bool:
-    """Return whether a setting is better than every other one beyond the noise between
-    seeds.
-
-    ``by_seed``: the values of each setting by seed. The test: with at least three
-    common seeds, the t interval of the paired difference to each other setting lies
-    entirely on the better side of 0. Since all intervals must do so, no correction for
-    multiple comparisons is needed.
+def paired(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> dict[Any, float]:
+    """Return ours - theirs for every key (a seed, a client) that both have, in the
+    order of ``ours``.
     """
-    sign = -1.0 if smaller else 1.0
-    for other, values in by_seed.items():
-        if other != name:
-            gains = [sign * gain for gain in paired(by_seed[name], values)]
-            if len(gains) < ENOUGH or not t_interval(gains, level).low > 0:
-                return False
-    return len(by_seed) > 1
+    return {key: value - theirs[key] for key, value in ours.items() if key in theirs}
 
 
-def nested_bootstrap(
-    differences: Sequence[NDArray[np.float64]],
-    rng: Generator,
-    draws: int = 10_000,
-    level: float = 0.95,
-) -> Interval:
-    """Return the mean over seeds of the clients' mean difference, with bounds that
-    cover the choice of seeds and of clients.
+@dataclass(frozen=True)
+class Measured:
+    """A measure of one setting: its value by seed and, if that is a mean over clients,
+    the values of the clients by seed and name.
 
-    ``differences``: for each of the S seeds, the differences of its clients (K_s,). A
-    draw takes S seeds with replacement and, for each, K_s clients with replacement; the
-    bounds are quantiles of the draws' means. ``std``: the deviation of the seeds'
-    means.
+    ``same``: a name stands for the same client in every seed.
     """
-    means = np.array([part.mean() for part in differences])
-    # Of shape (S, draws).
-    drawn = np.array(
+
+    by_seed: Mapping[Any, float]
+    clients: Mapping[Any, Mapping[str, float]] = field(default_factory=dict)
+    same: bool = False
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Differences by seed, with 95 % intervals of their mean for two questions.
+
+    ``these``: these sites with other seeds; ``None`` if every seed has other clients.
+    ``like``: other sites like these; ``None`` if seeds have the same clients, but their
+    values are unknown. Both are ``None`` with fewer than three seeds.
+    """
+
+    by_seed: tuple[float, ...]
+    these: Interval | None = None
+    like: Interval | None = None
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """The intervals by the sites that they are for."""
+        named = {"these sites": self.these, "sites like these": self.like}
+        return {name: interval for name, interval in named.items() if interval}
+
+    def above_zero(self, sign: float = 1.0) -> bool:
+        """Whether all intervals, of which there is at least one, are above 0 (with
+        ``sign`` -1 below it).
+        """
+        found = self.intervals.values()
+        return bool(found) and all(one.excludes_zero and sign * one.mean > 0 for one in found)
+
+
+def difference(ours: Measured, theirs: Measured) -> Difference:
+    """Return ours - theirs for the seeds and clients that both have."""
+    clients = {
+        seed: paired(mine, theirs.clients[seed])
+        for seed, mine in ours.clients.items()
+        if seed in theirs.clients
+    }
+    same = ours.same and theirs.same
+    return with_intervals(Measured(paired(ours.by_seed, theirs.by_seed), clients, same))
+
+
+def with_intervals(differences: Measured) -> Difference:
+    """Return differences by seed with the intervals of their mean.
+
+    If clients are dealt anew by each seed, the seeds' differences are independent, and
+    their t interval covers clients, too. If they are the same in every seed, it covers
+    seeds alone, and :func:`crossed_interval` covers both.
+    """
+    gains = tuple(differences.by_seed.values())
+    if len(gains) < ENOUGH:
+        return Difference(gains)
+    over_seeds = t_interval(gains)
+    if not differences.same:
+        return Difference(gains, like=over_seeds)
+    by_seed = [differences.clients.get(seed, {}) for seed in differences.by_seed]
+    names = list(dict.fromkeys(name for own in by_seed for name in own))
+    table = np.array([[own.get(name, math.nan) for name in names] for own in by_seed])
+    return Difference(gains, over_seeds, crossed_interval(table))
+
+
+def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interval | None:
+    """Return the mean over seeds and clients, with bounds for the mean of all sites
+    that these clients could have been drawn from.
+
+    ``table`` (S, K): the value of client k at seed s, NaN where it is missing. The
+    model is y_sk = mu + a_s + b_k + e_sk, of seeds, clients and the rest. The mean over
+    seeds of the clients' means has the weights w_sk and the variance
+
+        s_a^2 sum_s w_s.^2 + s_b^2 sum_k w_.k^2 + s_e^2 sum w^2,
+
+    in a complete table s_a^2 / S + s_b^2 / K + s_e^2 / (S K), which is
+    (MS_a + MS_b - MS_e) / (S K). With missing values the components follow from the
+    expected sums of squares (Henderson 1953, method I), with effective numbers of
+    clients and seeds. Degrees of freedom are Satterthwaite's (1946). If MS_a or MS_b is
+    below MS_e, its component counts as 0 and its squares are pooled with the rest. The
+    interval is never narrower than the t interval over seeds, which covers less: two
+    degrees of freedom may underestimate MS_a. Coverage: ``benchmarks/coverage.py``.
+
+    ``None`` with fewer than three seeds, fewer than two clients, or too few clients in
+    several seeds.
+    """
+    from scipy.special import stdtrit  # imported here because it is slow to import
+
+    known = np.isfinite(table)
+    table, known = table[:, known.any(0)], known[:, known.any(0)]
+    per_seed, per_client, total = known.sum(1), known.sum(0), int(known.sum())
+    (s, k) = known.shape
+    degrees = np.array([s - 1, k - 1, total - s - k + 1])
+    if s < ENOUGH or k < 2 or degrees[2] < 1 or not per_seed.all():
+        return None
+    weights = known / (s * per_seed[:, None])
+    means = np.where(known, table, 0.0).sum(1) / per_seed
+    over_seeds = t_interval(means.tolist(), level)
+    y = np.where(known, table - over_seeds.mean, 0.0)
+    middle = y.sum() ** 2 / total
+    squares = np.array(
         [
-            [part[rng.integers(len(part), size=len(part))].mean() for _ in range(draws)]
-            for part in differences
+            (y.sum(1) ** 2 / per_seed).sum() - middle,
+            (y.sum(0) ** 2 / per_client).sum() - middle,
+            (y**2).sum() - middle,
         ]
     )
-    # A seed that is drawn twice uses other clients the second time: another column of
-    # its draws.
-    seeds = rng.integers(len(means), size=(len(means), draws))
-    columns = rng.permuted(np.broadcast_to(np.arange(draws), (len(means), draws)), axis=1)
-    low, high = np.quantile(drawn[seeds, columns].mean(0), [(1 - level) / 2, (1 + level) / 2])
-    spread = float(means.std(ddof=1)) if len(means) > 1 else math.nan
-    return Interval(float(means.mean()), spread, float(low), float(high), len(means))
+    # Rows: the expected sums of squares between seeds, between clients, and in all, for
+    # components of size 1.
+    a, b = (per_seed**2).sum() / total, (per_client**2).sum() / total
+    expected = np.array(
+        [
+            [total - a, s - b, s - 1],
+            [k - a, total - b, k - 1],
+            [total - a, total - b, total - 1],
+        ]
+    )
+    if np.linalg.matrix_rank(expected) < 3:
+        return None
+    seeds, clients, rest = np.linalg.solve(expected, squares)
+    unit = (weights**2).sum()
+    rest = max(rest, 0.0)
+    ms = np.array(
+        [
+            max((weights.sum(1) ** 2).sum() / unit * seeds + rest, 0.0),
+            max((weights.sum(0) ** 2).sum() / unit * clients + rest, 0.0),
+            rest,
+        ]
+    )
+    apart = ms[:2] > rest
+    pooled = np.append(~apart, True)
+    freedom = degrees[pooled].sum()
+    ms[2] = (ms * degrees)[pooled].sum() / freedom
+    parts = np.append(ms[:2][apart], (1 - apart.sum()) * ms[2])
+    freedoms = np.append(degrees[:2][apart], freedom)
+    if not parts.sum() > 0:
+        return over_seeds
+    df = parts.sum() ** 2 / (parts**2 / freedoms).sum()
+    reach = float(stdtrit(df, (1 + level) / 2) * math.sqrt(unit * parts.sum()))
+    mean = over_seeds.mean
+    reach = max(reach, over_seeds.high - mean)
+    return Interval(mean, over_seeds.std, mean - reach, mean + reach, s)
+
+
+def stands_out(name: Any, rows: Mapping[Any, Measured], smaller: bool = False) -> bool:
+    """Return whether a setting is better than every other one for these sites and for
+    sites like these.
+
+    The test: with at least three common seeds, all 95 % intervals of the
+    :func:`difference` to each other setting lie entirely on the better side of 0. Since
+    all of them must do so, no correction for multiple comparisons is needed.
+    """
+    sign = -1.0 if smaller else 1.0
+    return len(rows) > 1 and all(
+        difference(rows[name], other).above_zero(sign) for key, other in rows.items() if key != name
+    )

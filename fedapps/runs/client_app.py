@@ -14,6 +14,7 @@ from flwr.client import NumPyClient
 
 from clients.base.adapter import to_client_app
 from fedapps.engines.node_app import answer_for_many
+from fedapps.runs.guarded_app import Guarded, Site
 
 
 def client_fn(context: Context) -> NumPyClient:
@@ -25,8 +26,11 @@ def client_fn(context: Context) -> NumPyClient:
 
 def check(context: Context) -> None:
     """Read this site's own data, so that errors are reported before the first round.
-    The server has checked data that it divides itself.
+    The server has checked data that it divides itself. A site that refuses the run
+    leaves them alone.
     """
+    if Site(context).refusal:
+        return
     described = any(value for key, value in context.run_config.items() if key.startswith("sites."))
     if described or "data" in context.node_config:
         from fedapps.runs.client_factory import check_data
@@ -41,4 +45,4 @@ def clients(context: Context) -> list[str]:
     return clients_of(context)
 
 
-app = answer_for_many(to_client_app(client_fn, writable=False, check=check), clients)
+app = answer_for_many(Guarded(to_client_app(client_fn, writable=False, check=check)), clients)

@@ -14,8 +14,11 @@ from flwr.serverapp import Grid
 from fedapps.engines.node_grid import summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
+from fedapps.records.audit import FILE as AUDIT
+from fedapps.records.audit import AuditedGrid, AuditLog
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
+from fedapps.records.digest import settings_digest
 from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of
 from fedapps.results.image_grids import ImageGrids
 from fedapps.results.parts import write_plots
@@ -102,6 +105,12 @@ def execute(
     )
     if settings.node_sums:
         grid = summing(grid, settings.num_clients, lambda: plan_of(strategy, client_grid.rules))
+    audited = None
+    if settings.audit_log == "on":
+        note = AuditLog(folder / AUDIT)
+        grid = audited = AuditedGrid(grid, note)
+        digest = settings_digest(settings.deployed().flat())
+        note("run", method=settings.method, settings=digest, **who_started(grid))
     client_grid = ClientGrid(
         grid,
         seed=settings.seed,
@@ -150,6 +159,7 @@ def execute(
             callbacks=[
                 recorder,
                 checkpoints,
+                *([audited] if audited else []),
                 *([image_grids] if image_grids else []),
                 send_rounds_needed,
                 lambda _: best.exhausted,
@@ -166,6 +176,8 @@ def execute(
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         status = "interrupted" if stopped else "failed"
         with suppress(OSError):  # a full disk, maybe: report the error that ended the run
+            if audited:
+                audited.note("ended", status=status)
             recorder.finish(status, "" if stopped else f"{type(error).__name__}: {error}")
             if isinstance(error, TooFewReplies) and error.result is not None:
                 recorder.save_model(error.result.arrays)
@@ -176,12 +188,20 @@ def execute(
     if image_grids:
         image_grids.close(result.arrays)
     summary = recorder.finish("completed")
+    if audited:
+        audited.note("ended", status="completed")
     if trackers:
         with suppress(OSError):
             write_report(folder)  # before the end: trackers receive the report
             write_plots(folder)  # and the plots
         trackers.end("completed")
     return summary
+
+
+def who_started(grid: Grid) -> dict[str, Any]:
+    """Return what Flower knows about a run: its number, its app, the account."""
+    facts = {"run": "run_id", "app": "fab_hash", "account": "account_name"}
+    return {name: getattr(grid.run, field, None) for name, field in facts.items()}
 
 
 def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:

@@ -181,6 +181,11 @@ class Settings(Options):
         "a node with several clients sends the sum of their models; only for methods that "
         "average; results differ in the last bits",
     )
+    audit_log: str = option(
+        "auto",
+        "audit.jsonl in the results folder: who took part, bytes, refusals; auto: on SuperNodes",
+        choices=["auto", "on", "off"],
+    )
     device: str = option("auto", "auto: the GPU if one is visible", choices=["auto", "cpu", "cuda"])
     out: str = option(
         "", 'results folder; "": ~/fedapps-results/RUN-ID (`fedapps run`: results/...)'
@@ -297,6 +302,8 @@ class Settings(Options):
         # Compiling would delay a site's first reply by a minute.
         compiled = "off" if self.train.compile == "auto" else self.train.compile
         settings = replace(self, train=replace(self.train, compile=compiled))
+        if self.audit_log == "auto":
+            settings = replace(settings, audit_log="on")
         return replace(settings, max_weight=MAX_WEIGHT) if self.max_weight < 0 else settings
 
     @property

@@ -20,9 +20,10 @@ from rich.console import Console
 from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.errors import RunFailed, UserError
 from fedapps.notes import each_once
+from fedapps.records.digest import FREE
 from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
-from fedapps.records.writer import FREE, all_written, set_status, status_of
+from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.runs.prepare import assemble, data_paths
 from fedapps.settings.settings import Settings, default_config, read_settings
 from fedapps.sweeps.keep import prune

@@ -17,11 +17,12 @@ from algorithms.common.checks import nearest
 from fedapps.formats import is_percent, one_line
 from fedapps.records.files import csv_text
 from fedapps.records.reader import RunFolder
-from fedapps.results.run_measures import read_measure, value_of
-from fedapps.results.seeds import ENOUGH, paired, stands_out
+from fedapps.results.measured import measured, same_clients
+from fedapps.results.run_measures import read_measure
+from fedapps.results.seeds import ENOUGH, WHO, Difference, Measured, difference, stands_out
 from fedapps.sweeps.grid import SEED
 from fedapps.sweeps.plan import Plan, Point, short_label
-from fedapps.sweeps.texts import best_of, difference, heading, markdown_table, number
+from fedapps.sweeps.texts import best_of, difference_text, heading, markdown_table, number
 
 Labels = tuple[str, ...]
 #: The method without federation.
@@ -51,17 +52,12 @@ class Entry:
 
     def values(self, measure: str) -> list[float]:
         """Return the values of a measure, from the runs that have it."""
-        return list(self.by_seed(measure).values())
+        return list(self.measured(measure).by_seed.values())
 
-    def by_seed(self, measure: str) -> dict[object, float]:
+    def measured(self, measure: str) -> Measured:
         """Return the values of a measure by seed, from the runs that have it."""
         seeds = {point.name: point.run.config[SEED] for point in self.points}
-        wanted = read_measure(measure)
-        return {
-            seeds[run.path.name]: value
-            for run in self.runs
-            if (value := value_of(run, wanted)) is not None
-        }
+        return measured({seeds[run.path.name]: run for run in self.runs}, read_measure(measure))
 
     def mean(self, measure: str) -> float | None:
         """Return the mean over the seeds, or ``None`` without values."""
@@ -163,7 +159,7 @@ class Results:
 
     def best(self, measure: str, column: Labels) -> set[Labels]:
         """Return the row that is better in a column than all others, beyond the noise
-        between seeds (``seeds.stands_out``).
+        (``seeds.stands_out``).
 
         The set is empty with fewer than three seeds, or if it is unknown which values
         are better.
@@ -172,15 +168,16 @@ class Results:
         if choose is None:
             return set()
         values = {
-            row: by_seed
+            row: found
             for row in self.rows
-            if (entry := self.entry(row, column)).complete and (by_seed := entry.by_seed(measure))
+            if (entry := self.entry(row, column)).complete
+            and (found := entry.measured(measure)).by_seed
         }
         return {row for row in values if stands_out(row, values, smaller=choose is min)}
 
-    def gains(self, row: Labels, column: Labels, measure: str) -> list[float]:
-        """Return the differences between a row and the one it is compared with, seed by
-        seed.
+    def gains(self, row: Labels, column: Labels, measure: str) -> Difference:
+        """Return the difference between a row and the one it is compared with; without
+        values if there is none.
         """
         name = self.row_name(row)
         partner = self.plan.grid.options.partner(name)
@@ -190,9 +187,9 @@ class Results:
             (known for known in self.rows if partner and self.row_name(known) == partner), None
         )
         if not other:
-            return []
-        ours, theirs = (self.entry(one, column).by_seed(measure) for one in (row, other))
-        return paired(ours, theirs)
+            return Difference(())
+        ours, theirs = (self.entry(one, column).measured(measure) for one in (row, other))
+        return difference(ours, theirs)
 
     def printed(self, row: Labels, column: Labels, measure: str) -> str:
         """Return the text that a paper prints for a row and a column."""
@@ -224,7 +221,7 @@ class Results:
             if any(printed):
                 columns.append(("printed", printed))
             rows = self.rows if measure in self.paired else []
-            gains = [difference(measure, self.gains(row, column, measure)) for row in rows]
+            gains = [difference_text(measure, self.gains(row, column, measure)) for row in rows]
             if any(gains):
                 heads = "over training alone" if self.over_alone else "by seed"
                 columns.append((heads if several else f"{name}, {heads}", gains))
@@ -273,18 +270,18 @@ class Results:
             f" No run has {m}: {nearest(m, self.known)}summary.json lists the measures."
             for m in self.absent
         ]
-        bold = (
-            " Bold: better than every other row beyond the noise between seeds: no 95 % t "
-            "interval of a paired difference contains 0."
-        )
+        bold = " Bold: better than every other row, in all 95 % intervals of the difference."
         against = self.plan.grid.options.against
         other = f"{against!r}" if isinstance(against, str) else "the row named in the sweep file"
         head = "By seed"
         if self.over_alone:
             head, other = "Over training alone", repr(ALONE)
-        beside = (
-            f" {head}: the paired difference to {other}, its 95 % t interval, and the number of "
-            "seeds with a positive difference."
+        beside = f" {head}: the paired difference to {other}"
+        beside += (
+            ", its 95 % intervals, and the number of seeds with a positive difference. "
+            f"{WHO[all(map(same_clients, self.runs))]}"
+            if seeds >= ENOUGH
+            else ". Intervals need three seeds."
         )
         return (
             f"{over}, at the end of the runs.{bold * (seeds >= ENOUGH)}"

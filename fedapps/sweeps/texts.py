@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from fedapps.formats import bytes_text, is_percent
 from fedapps.results.comparison_table import AUROC_COLUMNS, COLUMNS
 from fedapps.results.run_measures import read_measure
-from fedapps.results.seeds import t_interval
+from fedapps.results.seeds import Difference
 
 #: Words in the names of measures that show whether larger or smaller is better.
 _MORE = ("mean", "worst", "worst10", "best10", "weighted")
@@ -66,19 +66,21 @@ def heading(text: str) -> str:
     return name[:1].upper() + name[1:]
 
 
-def difference(measure: str, gains: Sequence[float]) -> str:
-    """Return a paired difference as text: its mean, the 95 % t interval of the mean,
-    and the number of seeds in which it is positive.
+def difference_text(measure: str, gains: Difference) -> str:
+    """Return a paired difference as text: its mean and, from three seeds on, its 95 %
+    intervals and the number of seeds in which it is positive.
     """
-    if not gains:
+    if not gains.by_seed:
         return ""
     scale = 100 if is_percent(read_measure(measure).unit) else 1
-    interval = t_interval([scale * gain for gain in gains])
-    mean, low, high = map(_signed, (interval.mean, interval.low, interval.high))
-    if interval.n < 2 or not math.isfinite(interval.low):
-        return mean
-    positive = sum(gain > 0 for gain in gains)
-    return f"{mean} [{low}, {high}], {positive} of {interval.n}"
+    n = len(gains.by_seed)
+    text = _signed(scale * math.fsum(gains.by_seed) / n)
+    for name, one in gains.intervals.items():
+        if math.isfinite(one.low):
+            text += f", {name} [{_signed(scale * one.low)}, {_signed(scale * one.high)}]"
+    if not gains.intervals:
+        return text
+    return f"{text}, {sum(gain > 0 for gain in gains.by_seed)} of {n}"
 
 
 def _signed(value: float) -> str:

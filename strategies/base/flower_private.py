@@ -10,9 +10,11 @@ no private name.
 
 import re
 import uuid
+from importlib import import_module
 from typing import Any
 
 from flwr.app import Message, Metadata, RecordDict
+from flwr.clientapp import ClientApp
 
 # The codes of error replies. Replaced by: a public enumeration beside `flwr.app.Error`.
 from flwr.common.constant import ErrorCode as ErrorCode
@@ -35,6 +37,8 @@ except ImportError:  # an older Flower asks nobody who makes a message
 # The function of the program that a SuperNode starts for every message, which a warm
 # process calls. Replaced by: a SuperNode that keeps its processes.
 CLIENT_PROGRAM = "flwr.supernode.cli.flwr_clientapp:flwr_clientapp"
+# The module that loads the app for it (`run_client_program`).
+CLIENT_LOADER = "flwr.supernode.runtime.run_clientapp"
 
 # --- texts, of which each would be replaced by a code or a field ----------------------
 
@@ -66,6 +70,17 @@ def identify_process(run_id: int, node_id: int = 1) -> None:
     """
     if TaskIdentity is not None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, node_id, 1
+
+
+def run_client_program(app: ClientApp) -> None:
+    """Run Flower's client program with ``app`` instead of the one that the run brings.
+
+    Replaced by: an option of the SuperNode for an app of its own.
+    """
+    loader: Any = import_module(CLIENT_LOADER)
+    loader.get_load_client_app_fn = lambda **_: lambda *_: app
+    module, _, name = CLIENT_PROGRAM.partition(":")
+    getattr(import_module(module), name)()
 
 
 def number_message(message: Message) -> str:

@@ -19,6 +19,10 @@ class WrappedGrid(Grid):
         """Return the connected nodes."""
         return self.grid.get_node_ids()
 
+    def get_nodes(self) -> Any:
+        """Return what Flower knows about them."""
+        return self.grid.get_nodes()
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages through the wrapped grid."""
         return self.grid.push_messages(messages)

@@ -2,6 +2,8 @@
 inline engine, refusals give a reason, sites can have their own data.
 """
 
+import base64
+import hashlib
 import json
 import os
 import shutil
@@ -15,6 +17,7 @@ import pytest
 
 from fedapps.deployment.certificates import make_certificates, make_site_key
 from fedapps.deployment.local import Deployment, Site
+from fedapps.deployment.warm import make_warm
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import free_port, marked, program
 from fedapps.engines.wall import connect, no_wall_reason
@@ -195,20 +198,26 @@ def test_refused_sites_and_their_messages(deployment, tmp_path):
 
 def test_sites_with_their_own_data(tmp_path):
     """Three tables; one names a category that the settings do not know: said by name,
-    here and there. Mended, it takes part. Then each of the two wards of a site is a
+    here and there. Mended, it takes part, and another refuses the method by its policy,
+    which its own copy of the app enforces. Then each of the two wards of a site is a
     client of its own, whose state stays in the SuperNode: a message a site.
     """
+    (tmp_path / "policy.toml").write_text('methods = ["scaffold"]\n')
     for number, name in enumerate(["rome", "oslo", "bern"]):
         write_table(tmp_path / f"{name}.csv", number, kinds="abx" if name == "oslo" else "abc")
     sites = {
         name: {"client-id": name, "data": str(tmp_path / f"{name}.csv")}
         for name in ("rome", "oslo", "bern")
     }
+    sites["bern"]["policy"] = str(tmp_path / "policy.toml")
     job = ["task=tabular", "sites.columns=age,kind=a|b|c", "evaluate-every=0"]
     one = [*job, "method=fedavg", "num-rounds=1"]
     wards = [*job, "method=scaffold", "num-rounds=2", "sites.client=ward", "num-clients=6"]
     wards += ["clients-per-round=0", "client-store=message", "checkpoint-every=0"]
     with Deployment.create(tmp_path / "deployment", sites) as deployment:
+        bern = deployment.sites["bern"]
+        own = make_warm(bern.folder / "own", installed=True)
+        bern.environment["PATH"] = f"{own}{os.pathsep}{bern.environment['PATH']}"
         deployment.start()
         engine = ["--engine", "deployment", "--deployment", deployment.folder]
         done = fedapps("run", *one, *engine, "--out", tmp_path / "bad")
@@ -223,7 +232,12 @@ def test_sites_with_their_own_data(tmp_path):
         write_table(tmp_path / "oslo.csv", 1)
         done = fedapps("run", *one, *engine, "--out", tmp_path / "good")
         assert done.returncode == 0, done.stderr
-        assert [row["client"] for row in clients_of(tmp_path / "good")] == ["bern", "oslo", "rome"]
+        assert [row["client"] for row in clients_of(tmp_path / "good")] == ["oslo", "rome"]
+        said = "refused by the policy of site bern: method = 'fedavg', but methods = scaffold"
+        (row,) = rounds_of(tmp_path / "good")
+        assert row["failures"] == [{"client": "bern", "reason": said}] * 2
+        assert said in bern.words()
+        assert_audited(tmp_path / "good", bern)
         done = fedapps("run", *wards, *engine, "--out", tmp_path / "wards")
         assert done.returncode == 0, done.stderr
     names = [row["client"].partition(":")[0] for row in clients_of(tmp_path / "wards")]
@@ -233,6 +247,24 @@ def test_sites_with_their_own_data(tmp_path):
         for row in rounds_of(tmp_path / "wards")
     ] == [(6, 3, [])] * 2
     assert marked(deployment.mark) == []
+
+
+def assert_audited(folder, site):
+    """The server knows the key of a site that refused; the site knows the run."""
+    server, own = (
+        [json.loads(line) for line in (place / "audit.jsonl").read_text().splitlines()]
+        for place in (folder, site.folder / "store")
+    )
+    (run,) = (line for line in server if line["event"] == "run")
+    key = base64.b64decode((site.folder / "key.pub").read_text().split()[1])
+    print_ = "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+    assert {line["node"]: line["key"] for line in server if line["event"] == "connected"}[
+        int(site.node_id)
+    ] == print_
+    refused = [line for line in own if line["event"] == "refused"]
+    assert [line["type"] for line in refused] == ["train", "evaluate"]
+    assert {(line["run"], line["settings"]) for line in refused} == {(run["run"], run["settings"])}
+    assert (server[-1]["event"], server[-1]["status"]) == ("ended", "completed")
 
 
 def write_table(path, seed, kinds="abc"):

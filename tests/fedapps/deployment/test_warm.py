@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from fedapps.deployment import warm_process
 from fedapps.deployment.warm import NAME, make_warm
+from fedapps.runs import installed_app
+from fedapps.runs.client_app import app
+from strategies.base.flower_private import CLIENT_LOADER, CLIENT_PROGRAM
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forks a process that has imported much"
@@ -118,6 +122,26 @@ def test_the_warm_process_ends_with_its_parent(world, tmp_path, monkeypatch):
     gone.wait()
     assert warm_process.keep(str(tmp_path / "other"), gone.pid, "os:getpid") == 0
     assert warm_process.keep(str(world[1]), os.getpid(), "os:getpid") == 0  # one is enough
+
+
+def test_a_site_answers_with_its_own_app_whatever_a_run_brings(tmp_path, monkeypatch):
+    """As Flower's program does it: it loads the app of the run, then calls it."""
+    loader, program = (
+        import_module(name) for name in (CLIENT_LOADER, CLIENT_PROGRAM.split(":")[0])
+    )
+    called = []
+
+    def run():
+        load = loader.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+        called.append(load("evil/app", "1.0", "0123"))
+
+    monkeypatch.setattr(loader, "get_load_client_app_fn", None)  # and restored
+    monkeypatch.setattr(program, "flwr_clientapp", run)
+    installed_app.main()
+    assert called == [app]
+    script = (make_warm(tmp_path / "own", installed=True) / NAME).read_text()
+    assert f"{installed_app.__name__}:main" in script
+    assert CLIENT_PROGRAM not in script
 
 
 def test_without_a_warm_process_the_program_itself_runs_and_one_is_started(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ and runs that cannot be paired.
 import csv
 
 import pytest
+from scipy.stats import t as student
 
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
@@ -70,39 +71,42 @@ def test_seeds_are_paired_with_their_own_reference(write_run):
     assert section.rows == (("fedavg", "+0.0\n±35.4", "50", "25", "-50.0", "2"),)
 
 
-def test_with_three_seeds_the_mean_has_bounds_over_seeds_and_clients(write_run):
-    """All clients of a seed gain 0, 0.25 or 0.5. One of 27 draws takes the lowest seed
-    three times, so 95 % lie within 0 and 0.5.
+@pytest.mark.parametrize("partition", ["natural", "dirichlet"])
+def test_with_three_seeds_the_mean_gain_has_intervals(write_run, partition):
+    """Clients gain 0.2 + k / 100 + s / 50 at seed s: means of 0.295, 0.315 and 0.335
+    without a rest.
 
-    The same mean has narrower bounds if seeds agree and their clients gain 0 or 0.5: 60
-    clients with a deviation of 0.25 give 0.25 / sqrt(60).
+    These sites: 0.315 ± 4.303 * 0.02 / sqrt(3). Sites like these: the variance of
+    twenty clients' mean, 0.0035 / 20, comes on top. Clients that each seed deals anew
+    are in the first interval already.
     """
     runs = []
+    settings = {"data": {"source": "table.csv", "partition": partition}}
     for seed in range(3):
-        runs.append(
-            write_run(f"l{seed}", "local", seed=seed, clients=[(k, 0.5) for k in range(20)])
-        )
-        runs.append(
-            write_run(f"f{seed}", seed=seed, clients=[(k, 0.5 + seed / 4) for k in range(20)])
-        )
-        runs.append(
-            write_run(
-                f"p{seed}", "fedprox", seed=seed, clients=[(k, 0.5 + k % 2 / 2) for k in range(20)]
+        alone = [(k, 0.25) for k in range(20)]
+        taught = [(k, 0.45 + k / 100 + seed / 50) for k in range(20)]
+        for method, clients in (("local", alone), ("fedavg", taught)):
+            runs.append(
+                write_run(f"{method}{seed}", method, seed=seed, clients=clients, settings=settings)
             )
-        )
     comparison = compare(runs)
-    rows = {row["label"]: row for row in csv_rows(comparison.csv)}
-    bounds = {
-        label: [float(rows[label][f"gain-mean-{end}"]) for end in ("low", "high")]
-        for label in ("fedavg", "fedprox")
-    }
-    assert bounds["fedavg"] == [0, 0.5]
-    assert bounds["fedprox"] == pytest.approx(
-        [0.25 - 1.96 * 0.25 / 60**0.5, 0.25 + 1.96 * 0.25 / 60**0.5], abs=0.015
-    )
+    row = next(row for row in csv_rows(comparison.csv) if row["label"] == "fedavg")
+    ends = {key: float(row[key]) for key in row if key.endswith(("-low", "-high")) and row[key]}
+    reach = 4.302653 * 0.02 / 3**0.5
     section = gains(comparison)
-    assert section.rows[0][1] == "+25.0\n±25.0\n+0.0 to +50.0"
-    assert "bootstrap interval over seeds" in section.note
+    shown = section.rows[0][1].split("\n")
+    if partition == "dirichlet":
+        assert set(ends) == {"gain-mean-sites-like-these-low", "gain-mean-sites-like-these-high"}
+        assert shown == ["+31.5", "±2.0", "sites like these", "+26.5 to +36.5"]
+        assert "Each seed deals other clients" in section.note
+    else:
+        assert ends["gain-mean-these-sites-low"] == pytest.approx(0.315 - reach)
+        assert shown[2:4] == ["these sites", "+26.5 to +36.5"]
+        seeds, clients = 0.02**2 / 3, 0.0035 / 20
+        df = (seeds + clients) ** 2 / (seeds**2 / 2 + clients**2 / 19)
+        wide = student.ppf(0.975, df) * (seeds + clients) ** 0.5
+        assert ends["gain-mean-sites-like-these-high"] == pytest.approx(0.315 + max(wide, reach))
+        assert "other clients, too" in section.note
 
 
 def test_any_run_can_be_the_reference(write_run, capsys):

@@ -6,8 +6,16 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
-from fedapps.results.seeds import nested_bootstrap, paired, stands_out, t_interval
+from fedapps.results.seeds import (
+    Measured,
+    crossed_interval,
+    difference,
+    paired,
+    stands_out,
+    t_interval,
+)
 
 
 def test_the_t_interval_of_three_and_of_five_seeds():
@@ -42,14 +50,14 @@ def test_the_interval_covers_the_true_mean_at_its_level():
 
 
 def test_differences_are_paired_by_seed():
-    assert paired({0: 5.0, 1: 7.0, 2: 1.0}, {2: 4.0, 0: 1.0, 9: 0.0}) == [4.0, -3.0]
+    assert paired({0: 5.0, 1: 7.0, 2: 1.0}, {2: 4.0, 0: 1.0, 9: 0.0}) == {0: 4.0, 2: -3.0}
 
 
 def test_a_setting_stands_out_only_against_all_others_and_beyond_the_noise():
     noisy = {
-        "a": {0: 1.0, 1: 5.0, 2: 9.0},
-        "b": {0: 0.5, 1: 4.6, 2: 8.4},
-        "c": {0: 0.0, 1: 0.0, 2: 0.0},
+        "a": Measured({0: 1.0, 1: 5.0, 2: 9.0}),
+        "b": Measured({0: 0.5, 1: 4.6, 2: 8.4}),
+        "c": Measured({0: 0.0, 1: 0.0, 2: 0.0}),
     }
     # a - b is 0.5, 0.4, 0.6: 0.5 ± 4.303 * 0.1 / sqrt(3), above 0, although both go
     # from 1 to 9; a - c is 5 ± 9.9.
@@ -57,22 +65,109 @@ def test_a_setting_stands_out_only_against_all_others_and_beyond_the_noise():
     assert not stands_out("a", noisy)
     assert not stands_out("b", {key: noisy[key] for key in "ab"})
     assert stands_out("b", {key: noisy[key] for key in "ab"}, smaller=True)
-    assert not stands_out("a", {"a": {0: 1.0, 1: 1.0}, "b": {0: 0.0, 1: 0.0}})  # two seeds
-    assert not stands_out("a", {"a": {0: 1.0, 1: 1.0, 2: 1.0}})
+    two = {"a": Measured({0: 1.0, 1: 1.0}), "b": Measured({0: 0.0, 1: 0.0})}
+    assert not stands_out("a", two)  # two seeds
+    assert not stands_out("a", {"a": noisy["a"]})
 
 
-def test_the_bootstrap_covers_seeds_and_clients():
-    """If all seeds have equal means, only clients contribute noise; if clients are
-    equal, only seeds do.
+def test_the_crossed_interval_of_a_table_by_hand():
+    """Seeds' means 1, 2, 6 and clients' means 1, 3, 5 (mean 3), without and with a
+    rest.
+
+    Without a rest MS_a = 3 * 14 / 2 = 21, MS_b = 3 * 8 / 2 = 12 and V = 33 / 9, with
+    33^2 / (21^2 / 2 + 12^2 / 2) degrees of freedom. A rest of ±e in two rows and two
+    columns has MS_e = 4 e^2 / 4 and leaves the means as they are.
+    """
+    table = np.array([1.0, 2.0, 6.0])[:, None] + np.array([1.0, 3.0, 5.0]) - 3
+    plain = crossed_interval(table)
+    assert plain.mean == pytest.approx(3.0)
+    df = 33**2 / (21**2 / 2 + 12**2 / 2)
+    reach = student.ppf(0.975, df) * math.sqrt(33 / 9)
+    floor = 4.302653 * math.sqrt(7 / 3)  # of the seeds alone
+    assert plain.high - 3 == pytest.approx(max(reach, floor), rel=1e-6)
+    rest = np.outer([1.0, -1.0, 0.0], [1.0, -1.0, 0.0])
+    crossed = crossed_interval(table + 2 * rest)  # MS_e = 4: V = (21 + 12 - 4) / 9
+    df = 29**2 / (21**2 / 2 + 12**2 / 2 + 4**2 / 4)
+    reach = student.ppf(0.975, df) * math.sqrt(29 / 9)
+    assert crossed.high - 3 == pytest.approx(max(reach, floor), rel=1e-6)
+    # MS_a = 0.0075 and MS_b = 4 are below MS_e = 36: neither seeds nor clients differ
+    # beyond the rest, and all squares estimate one variance with eight degrees.
+    level = np.array([0.0, 0.05, 0.1])[:, None] + np.array([1.0, 3.0, 5.0]) / 3**0.5
+    ms = 3 * 0.05**2, 3 * 4 / 3, 36.0
+    pooled = crossed_interval(level + 6 * rest)
+    reach = student.ppf(0.975, 8) * math.sqrt(np.dot((2, 2, 4), ms) / 8 / 9)
+    assert pooled.high - pooled.mean == pytest.approx(reach, rel=1e-6)
+
+
+def test_the_crossed_interval_needs_three_seeds_and_two_clients():
+    table = np.arange(12.0).reshape(3, 4) ** 2
+    assert crossed_interval(table[:2]) is None
+    assert crossed_interval(table[:, :1]) is None
+    apart = np.full((3, 6), np.nan)  # no client of one seed is in another
+    for seed in range(3):
+        apart[seed, 2 * seed : 2 * seed + 2] = 1.0, 2.0
+    assert crossed_interval(apart) is None
+    assert crossed_interval(np.hstack([table, np.full((3, 1), np.nan)])) == crossed_interval(table)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.15])
+@pytest.mark.parametrize(("clients", "seeds"), [(3.0, 0.5), (0.0, 0.5), (0.5, 1.0)])
+def test_the_crossed_interval_covers_the_mean_over_all_sites(clients, seeds, missing):
+    """With 20 clients in 3 seeds; a t interval over the seeds covers 83 % of the means
+    over all sites where clients deviate by 3.
+    """
+    rng = np.random.default_rng(1)
+    inside, over_seeds = [], []
+    for _ in range(1500):
+        table = clients * rng.normal(size=20) + seeds * rng.normal(size=(3, 1))
+        table += 2 * rng.normal(size=(3, 20))
+        table[rng.random(table.shape) < missing] = np.nan
+        crossed = crossed_interval(table)
+        inside.append(crossed.low <= 0 <= crossed.high)
+        alone = t_interval(list(np.nanmean(table, 1)))
+        over_seeds.append(alone.low <= 0 <= alone.high)
+    assert 0.935 < np.mean(inside) < 0.98
+    if clients == 3.0:
+        assert np.mean(over_seeds) < 0.9
+
+
+def measured(rng, shift, same):
+    """Three seeds of twenty clients whose values deviate by 3."""
+    tables = {seed: shift + 0.2 * rng.normal(size=20) for seed in range(3)}
+    clients = {
+        seed: {str(k): table[k] + 3 * math.sin(k) for k in range(20)}
+        for seed, table in tables.items()
+    }
+    means = {seed: float(np.mean(list(values.values()))) for seed, values in clients.items()}
+    return Measured(means, clients, same)
+
+
+def test_clients_that_are_dealt_anew_are_no_rows_of_a_table():
+    """The same values: with other clients in each seed, the seeds are the only
+    repetitions; with the same clients, two intervals answer two questions.
     """
     rng = np.random.default_rng(0)
-    # 400 clients of variance 1: ± 1.96 / 20
-    clients = nested_bootstrap([np.array([0.0, 2.0] * 50)] * 4, rng)
-    assert clients.mean == 1.0
-    assert (clients.low, clients.high) == pytest.approx((1 - 0.098, 1 + 0.098), abs=0.012)
-    assert clients.std == 0.0
-    # 16 equally likely means of four
-    seeds = nested_bootstrap([np.full(30, value) for value in (0.0, 0.0, 2.0, 2.0)], rng)
-    assert (seeds.low, seeds.high) == (0.0, 2.0)
-    both = nested_bootstrap([np.array([0.0, 2.0] * 50) + seed for seed in (0.0, 1.0)], rng)
-    assert both.high - both.low > clients.high - clients.low
+    alone = {same: Measured({0: 0.0, 1: 0.0, 2: 0.0}, zero(), same) for same in (True, False)}
+    dealt = difference(measured(rng, 0.5, False), alone[False])
+    assert dealt.these is None
+    assert dealt.like == t_interval(dealt.by_seed)
+    same = difference(measured(rng, 0.5, True), alone[True])
+    assert same.these == t_interval(same.by_seed)
+    assert same.these.excludes_zero
+    assert not same.like.excludes_zero  # 0.5 ± 2.1 * 2.1 / sqrt(20)
+    assert same.like.high - same.like.low > same.these.high - same.these.low
+    # a measure without values of clients, such as the worst client, is for these sites
+    assert difference(Measured(alone[True].by_seed, {}, True), alone[True]).like is None
+
+
+def zero():
+    return {seed: {str(k): 0.0 for k in range(20)} for seed in range(3)}
+
+
+def test_bold_and_intervals_have_one_standard():
+    """The row is ahead for these sites, not beyond the noise for sites like these."""
+    rng = np.random.default_rng(0)
+    rows = {"a": measured(rng, 0.5, True), "b": Measured({0: 0.0, 1: 0.0, 2: 0.0}, zero(), True)}
+    assert not stands_out("a", rows)
+    rows["a"] = measured(rng, 5.0, True)
+    assert stands_out("a", rows)

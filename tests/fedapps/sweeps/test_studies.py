@@ -11,13 +11,14 @@ from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.records.reader import read_run
 from fedapps.results.grid_plots import KINDS, read_plot
+from fedapps.results.seeds import Measured, with_intervals
 from fedapps.sweeps import execution as sweep_module
 from fedapps.sweeps.keep import prune
 from fedapps.sweeps.page import figures
 from fedapps.sweeps.plan import read_plan
 from fedapps.sweeps.pool import Ended, run_one
 from fedapps.sweeps.tables import Results
-from fedapps.sweeps.texts import difference
+from fedapps.sweeps.texts import difference_text
 
 LASSO = (
     'task = "lasso"\nmethod = "fedfw"\nnum-clients = 3\nclients-per-round = 0\nnum-rounds = '
@@ -183,7 +184,8 @@ def test_differences_by_seed_and_printed_numbers_are_columns(results_of):
     assert rows[0] == ["fedavg", "60.00 ± 10.00", "95.69", ""]
     # 3, 2 and 1: 2 ± 4.303 / sqrt(3); both rows reach from 50 to 71, but all seeds say
     # which is better
-    assert rows[1] == ["local", "62.00 ± 9.00", "", "+2.00 [\N{MINUS SIGN}0.48, +4.48], 3 of 3"]
+    interval = "sites like these [\N{MINUS SIGN}0.48, +4.48]"
+    assert rows[1] == ["local", "62.00 ± 9.00", "", f"+2.00, {interval}, 3 of 3"]
     assert 2 - 4.302653 / math.sqrt(3) == pytest.approx(-0.48, abs=0.005)
 
 
@@ -222,9 +224,13 @@ def test_each_row_can_have_its_partner_and_each_column_its_printed_numbers(resul
 
 
 def test_text_of_differences():
-    assert difference("accuracy-mean", []) == ""
-    assert difference("loss-mean", [0.5]) == "+0.50"
-    assert difference("loss-mean", [-0.001, -0.001]).startswith("\N{MINUS SIGN}0.001 [")
+    def text(measure, values, same=True):
+        return difference_text(measure, with_intervals(Measured(dict(enumerate(values)), {}, same)))
+
+    assert text("accuracy-mean", []) == ""
+    assert text("loss-mean", [0.5, 0.5]) == "+0.50"  # too few seeds
+    low = "\N{MINUS SIGN}0.001"
+    assert text("loss-mean", [-0.001] * 3) == f"{low}, these sites [{low}, {low}], 0 of 3"
 
 
 def test_one_seed_makes_nothing_bold(results_of):

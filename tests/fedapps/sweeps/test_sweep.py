@@ -692,7 +692,7 @@ def test_a_page_has_data_and_methods_as_title_and_the_gain_over_training_alone(t
     own = {row["method"]: row["accuracy-mean"] for row in made._results.records()}
     for line, name in ((fedbn, "fedbn"), (fedavg, "fedavg")):
         gain = f"{100 * (own[name] - own['local']):+.2f}".replace("-", "\N{MINUS SIGN}")
-        assert f"| {gain} [" in " ".join(line.split())
+        assert f"| {gain} |" in " ".join(line.split())
     assert "[" not in local
     notes = [record.getMessage() for record in caplog.records if record.name == "fedapps.notes"]
     assert len([text for text in notes if "fedbn" in text]) == 1

@@ -1,0 +1,163 @@
+"""The audit log: who took part in which run, how many bytes went where, and what was
+refused. No numbers of a model and no metrics.
+
+JSON lines, one per event, in ``audit.jsonl`` of the results folder and of a site's
+``store-dir``. The file is opened for every event, and only to append: other programs
+may rotate it at any time.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from logging import WARNING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ConfigRecord, Message
+from flwr.common import log
+
+from strategies.base.client_grid import IDENTITY
+from strategies.base.messages import content_bytes
+from strategies.base.roster import KnowingClients, Numbered, Packing
+from strategies.base.wrapped_grid import WrappedGrid
+
+if TYPE_CHECKING:
+    from strategies.base.rounds import Round
+
+FILE = "audit.jsonl"
+LONGEST = 300  # characters of a text that others may have written
+
+
+class AuditLog:
+    """Appends events to a file; ``always``: facts that every line repeats."""
+
+    def __init__(self, path: Path, **always: Any) -> None:
+        self.path, self.always = path, always
+
+    def __call__(self, event: str, **facts: Any) -> None:
+        """Append an event with its time (UTC). Facts that are ``None`` or "" are
+        omitted. If that fails, the log gets a line, and the run goes on.
+        """
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        known = {
+            key: value[:LONGEST] if isinstance(value, str) else value
+            for key, value in (self.always | facts).items()
+            if value is not None and value != ""
+        }
+        text = json.dumps({"time": now, "event": event} | known) + "\n"
+        try:
+            # a link in its place would send the lines elsewhere
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                os.write(file, text.encode())
+            finally:
+                os.close(file)
+        except OSError as error:
+            log(WARNING, "%s: an event is not recorded: %s", self.path, error.strerror)
+
+
+def key_fingerprint(key: bytes) -> str:
+    """Return the fingerprint of a site's public key as ``ssh-keygen -l`` prints it, or
+    "" without a key.
+    """
+    if not key:
+        return ""
+    from cryptography.hazmat.primitives import serialization  # late: sites need it not
+
+    try:
+        loaded = serialization.load_der_public_key(key)
+    except ValueError:
+        try:
+            loaded = serialization.load_pem_public_key(key)
+        except ValueError:
+            return ""
+    line = loaded.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def round_in(message: Message) -> int | None:
+    """Return the round in a message's configuration, if there is one."""
+    for record in message.content.values():
+        if isinstance(record, ConfigRecord) and isinstance(record.get("server-round"), int):
+            return int(str(record["server-round"])) or None
+    return None
+
+
+class AuditedGrid(WrappedGrid):
+    """Records nodes that come and go, and the messages to them and back. As a callback
+    it records the replies that were not used, and why.
+    """
+
+    def __init__(self, grid: Any, note: AuditLog) -> None:
+        super().__init__(grid)
+        self.note = note
+        self.seen: set[int] = set()  # as the wrapped grid numbers them
+        self.there: dict[int, Any] = {}  # as Flower does
+        self.clients: dict[int, int | str] = {}  # by node, as the nodes say
+
+    def known_clients(self) -> Numbered | None:
+        """Return the clients that the wrapped grid knows."""
+        return self.grid.known_clients() if isinstance(self.grid, KnowingClients) else None
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the connected nodes."""
+        nodes = list(self.grid.get_node_ids())
+        if self.seen.symmetric_difference(nodes):
+            self.seen = set(nodes)
+            self._note_nodes()
+        return nodes
+
+    def _note_nodes(self) -> None:
+        """Record the nodes of Flower that are new, with name and key if they are
+        registered, and those that are gone.
+        """
+        before, self.there = self.there, {one.node_id: one for one in self.get_nodes()}
+        for node in sorted(self.there.keys() - before):
+            one = self.there[node]
+            self.note("connected", node=node, name=one.name, key=key_fingerprint(one.public_key))
+        for node in sorted(before.keys() - self.there):
+            self.note("gone", node=node)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages and return the replies of the wrapped grid."""
+        sent = list(messages)
+        # messages of one phase mostly share their content
+        sizes = {
+            id(one): content_bytes(one) for one in {id(m.content): m.content for m in sent}.values()
+        }
+        replies = list(self.grid.send_and_receive(sent, timeout=timeout))
+        if isinstance(self.grid, Packing):
+            self.travel = self.grid.travel
+        answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        for message in sent:
+            node, reply = message.metadata.dst_node_id, answers.get(message.metadata.message_id)
+            up = content_bytes(reply.content) if reply and reply.has_content() else None
+            if reply and up and message.metadata.message_type == IDENTITY:
+                self._meet(node, reply)
+            self.note(
+                "no answer" if reply is None else "failed" if up is None else "answered",
+                node=node,
+                client=self.clients.get(node),
+                type=message.metadata.message_type,
+                round=round_in(message),
+                **{"bytes-down": sizes[id(message.content)], "bytes-up": up},
+            )
+        return replies
+
+    def _meet(self, node: int, reply: Message) -> None:
+        with suppress(Exception):  # untrusted input
+            said = next(iter(reply.content.config_records.values()))["client-id"]
+            if isinstance(said, int | str):
+                self.clients[node] = said
+
+    def __call__(self, now: "Round") -> None:
+        """Record the clients of a round that were left out."""
+        for failure in now.failures:
+            self.note("left out", client=failure.called, round=now.number, reason=failure.reason)

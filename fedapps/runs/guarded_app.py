@@ -1,0 +1,218 @@
+"""The app at a site that has a policy or an audit log: every message is checked before
+the method's code runs, every reply before it leaves, and both are recorded.
+
+The node configuration names them: ``policy``, a file (``fedapps.settings.site_policy``)
+and ``audit``, another one (default: ``audit.jsonl`` in ``store-dir``; "": none). A
+refusal is an error reply of one line, which leaves the site out of the round.
+
+This is code of the app, which comes with the run. With ``fedapps deploy warm
+--installed`` a site runs its own copy, whatever a server sends.
+"""
+
+import fcntl
+import json
+from collections import Counter
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cached_property
+from logging import ERROR
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common import log
+
+from clients.base.adapter import client_id
+from fedapps.engines.packing import CLIENTS, MANY
+from fedapps.errors import UserError
+from fedapps.extensions.own_code import code_named
+from fedapps.records.audit import FILE, AuditLog, round_in
+from fedapps.records.digest import settings_digest
+from fedapps.records.files import write_text
+from strategies.base.client_grid import IDENTITY
+from strategies.base.flower_private import ErrorCode
+from strategies.base.messages import content_bytes
+
+if TYPE_CHECKING:
+    from fedapps.settings.site_policy import SitePolicy
+
+#: The file in ``store-dir`` with the numbers of rounds.
+COUNTS = "policy-rounds.json"
+MOST_RUNS = 10_000  # of which the numbers are kept
+HIDDEN = "the client failed; errors = false keeps the reason in its log"
+
+
+class Site:
+    """The policy and the audit log of a site, for one message and its parts."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.asked: Counter[object] = Counter()  # times, of each client, and the most
+        self.broken = ""  # a policy that cannot be read allows nothing
+        self.policy: SitePolicy | None = None
+        if path := context.node_config.get("policy"):
+            from fedapps.settings import site_policy
+
+            try:
+                self.policy = site_policy.read_policy(str(path))
+            except UserError as error:
+                self.policy, self.broken = site_policy.SitePolicy(errors=False), str(error)
+
+    @cached_property
+    def refusal(self) -> str:
+        """Why the site takes no part in the run, or ""."""
+        if self.broken or self.policy is None:
+            return self.broken
+        try:
+            return self.policy.refuses_run(self.context.run_config)
+        except UserError as error:
+            return str(error)
+
+    def refuses(self, kind: str, context: Context) -> str:
+        """Return why a message of a kind is not answered, or "". A site that refuses a
+        run still names itself, without a look at its data.
+        """
+        if kind in (IDENTITY, MANY) or self.policy is None:
+            return ""
+        return self.refusal or self._count(kind.partition(".")[0], context)
+
+    def _count(self, kind: str, context: Context) -> str:
+        """Count the rounds that a message holds: as many as it asks a client. The
+        client is the part of its name that chooses the data, whatever a server puts
+        before it. Return why one round is too many, or "".
+        """
+        if not self.policy or not self.policy.limits_rounds or kind not in ("train", "evaluate"):
+            return ""
+        client = kind, str(client_id(context)).rpartition(":")[2]
+        if (times := self.asked[client] + 1) > self.asked[kind]:
+            if why := count_round(self.policy, context, kind):
+                return why
+            self.asked[kind] = times
+        self.asked[client] = times
+        return ""
+
+    def hide_fault(self, reply: Message) -> None:
+        """Take the text of a fault out of an answer, if errors may not leave."""
+        if self.policy and not self.policy.errors and reply.has_content():
+            for record in reply.content.config_records.values():
+                if record.get("fault"):
+                    record["fault"] = HIDDEN
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the settings; "" if they name code that is not allowed."""
+        from fedapps.settings.settings import read_settings
+
+        config = self.context.run_config
+        if code_named(config) and self.refusal:
+            return ""
+        with suppress(UserError):
+            return settings_digest(read_settings(config).deployed().flat())
+        return ""
+
+    def note(self, event: str, message: Message, context: Context, **facts: Any) -> None:
+        """Append an event to the audit log, if there is one."""
+        folder = self.context.node_config.get("store-dir")
+        path = self.context.node_config.get("audit", str(Path(str(folder), FILE)) if folder else "")
+        if not path:
+            return
+        kind = message.metadata.message_type
+        AuditLog(Path(str(path)))(
+            event,
+            run=context.run_id,
+            method=context.run_config.get("method"),
+            # reading the settings would take longer than all of an introduction
+            settings="" if kind == IDENTITY else self.digest,
+            client=client_id(context),
+            type=kind,
+            round=round_in(message),
+            **facts,
+        )
+
+
+class Guarded(ClientApp):
+    """An app behind a site's policy and audit log."""
+
+    def __init__(self, app: ClientApp) -> None:
+        super().__init__()
+        self.app = app
+        self.site: Site | None = None  # while the parts of a message for many are answered
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message, or refuse it."""
+        kind = message.metadata.message_type
+        answer = super().__call__ if kind in (MANY, CLIENTS) else self.app
+        if {"policy", "audit", "store-dir"}.isdisjoint(context.node_config):
+            return answer(message, context)
+        outer = self.site
+        self.site = site = outer or Site(context)
+        facts: dict[str, Any] = {"bytes-down": content_bytes(message.content)}
+        event = "failed"
+        try:
+            reply, why = None, site.refuses(kind, context)
+            if not why:
+                reply = answer(message, context)
+                site.hide_fault(reply)
+                if kind not in (MANY, CLIENTS, IDENTITY) and site.policy and reply.has_content():
+                    why = site.policy.refuses_reply(reply.content)
+            if reply is None or why:
+                event, facts["reason"] = "refused", why
+                text = f"refused by the policy of site {client_id(context)}: {why}"
+                log(ERROR, text)
+                return _error(message, text)
+            if reply.has_content():
+                event, facts["bytes-up"] = "answered", content_bytes(reply.content)
+            return reply
+        except Exception as error:
+            facts["reason"] = type(error).__name__
+            if site.policy is None or site.policy.errors:
+                raise
+            log(ERROR, "client %s failed", client_id(context), exc_info=error)
+            return _error(message, HIDDEN)
+        finally:
+            self.site = outer
+            # the parts of a message are in its own line
+            if outer is None or event != "answered":
+                site.note(event, message, context, **facts)
+
+
+def _error(message: Message, text: str) -> Message:
+    return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, text), reply_to=message)
+
+
+def today() -> str:
+    """Return the day, in UTC."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def count_round(policy: "SitePolicy", context: Context, kind: str) -> str:
+    """Count a round of training or of evaluation on disk, before it is answered. Return
+    why it is not to be answered, or "".
+
+    A run is its results folder, so that a resumed run goes on counting.
+    """
+    if "store-dir" not in context.node_config:
+        return "rounds are counted on disk: add store-dir to its node configuration"
+    folder, day = Path(str(context.node_config["store-dir"])), today()
+    path, run = folder / COUNTS, str(context.run_config.get("out") or context.run_id)
+    with (folder / f"{COUNTS}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            text = path.read_text() if path.exists() else '{"runs": {}}'
+            known: dict[str, Any] = json.loads(text)
+            runs = dict(list(known["runs"].items())[-MOST_RUNS:])
+            of_run = dict(runs.pop(run, {}))
+            of_day = dict(known["rounds"]) if known.get("day") == day else {}
+            of_run[kind], of_day[kind] = of_run.get(kind, 0) + 1, of_day.get(kind, 0) + 1
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return f"{path} cannot be read: delete it to count from 0 again"
+        for limit, number, name in (
+            (policy.rounds_per_run, of_run[kind], "rounds-per-run"),
+            (policy.rounds_per_day, of_day[kind], "rounds-per-day"),
+        ):
+            if limit and number > limit:
+                return f"{name} = {limit} is used up"
+        runs[run] = of_run
+        write_text(path, json.dumps({"day": day, "rounds": of_day, "runs": runs}))
+    return ""

@@ -1,0 +1,229 @@
+"""A site's own policy and audit log: what it refuses, whatever the server sends, and
+one line for every message.
+"""
+
+import json
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_grid import NodeGrid
+from fedapps.errors import UserError
+from fedapps.runs import guarded_app
+from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute
+from fedapps.settings.settings import default_config, read_settings
+from fedapps.settings.site_policy import read_policy
+from strategies.base.messages import metrics_of
+from strategies.base.records import to_record
+from tests.helpers import assert_same, rounds_of
+
+JOB = {
+    "num-clients": 3,
+    "clients-per-round": 0,
+    "num-rounds": 2,
+    "evaluate-every": 1,
+    "train.local-epochs": 1,
+    "model.name": "logistic",
+    "min-replies": 2,
+    "checkpoint-every": 0,
+}
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Return a function that makes a grid whose client 1 has this policy."""
+
+    def made(policy, **changed):
+        (tmp_path / "policy.toml").write_text(policy)
+        settings = read_settings(JOB | {"out": str(tmp_path / "run")} | changed)
+        grid = InlineGrid(app, settings.num_clients, default_config() | settings.flat())
+        grid.contexts[1001].node_config |= {
+            "policy": str(tmp_path / "policy.toml"),
+            "store-dir": str(tmp_path / "store"),
+        }
+        (tmp_path / "store").mkdir(exist_ok=True)
+        return settings, grid
+
+    return made
+
+
+def ask(grid, settings, kind="train", number=1, **config):
+    """Send one message to client 1 and return the reply."""
+    facts = {"seed": 0, "first-round": 1, "num-rounds": 9, "checkpoint-round": 0}
+    sent = ConfigRecord(facts | settings.train.to_config() | config | {"server-round": number})
+    model = build_task(settings).initial_arrays()
+    content = RecordDict({"arrays": to_record(list(model), list(model.values())), "config": sent})
+    return grid.send_and_receive([Message(content, 1001, kind)])[0]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+REFUSED = {  # policy: (settings, words of the reason)
+    'methods = ["scaffold", "fedprox"]': ({}, "method = 'fedavg'"),
+    'methods = "aaggff-s"': (
+        {"method": "aaggff-s", "aaggff.base": "fedadam"},
+        "method = 'fedadam'",
+    ),
+    'methods = ["aaggff-s"]': (
+        {"method": "aaggff-s", "aaggff.base": "evil_module:net"},
+        "method = 'evil_module:net'",
+    ),
+    "own-code = false": ({"task": "evil_module:Task"}, "task = 'evil_module:Task'"),
+    "min-clients = 3": ({}, "min-replies = 2"),
+    "arrays = false": ({}, "arrays"),
+    "metrics = []": ({}, "'loss'"),
+    'metrics = "acc*, *-loss"': ({}, "'loss'"),
+    "rounds-per-day = 3\nroundsperrun = 1": ({}, "did you mean 'rounds-per-run'?"),
+    "counts = 3": ({}, "must be true or false"),
+    "rounds-per-day = -1": ({}, "rounds-per-day = -1"),
+    "methods =": ({}, "cannot be read as TOML"),
+}
+
+
+@pytest.mark.parametrize("policy", REFUSED)
+def test_what_the_policy_forbids_is_refused_and_not_computed(site, policy, monkeypatch):
+    changed, words = REFUSED[policy]
+    settings, grid = site(policy, **{k: v for k, v in changed.items() if ":" not in v})
+    run_config = grid.contexts[1001].run_config
+    run_config |= changed
+    if words not in ("arrays", "'loss'"):  # these are known after training only
+        monkeypatch.setattr("fedapps.runs.client_app.client_fn", None)
+        monkeypatch.setattr("fedapps.runs.client_factory.client_of", None)
+    reply = ask(grid, settings)
+    assert reply.has_error()
+    assert words in reply.error.reason
+    assert "\n" not in reply.error.reason
+    assert reply.error.reason.startswith("refused by the policy of site 1: ")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "",
+        'methods = ["fedavg"]\nmin-clients = 2\nown-code = false\nrounds-per-run = 2\n'
+        'rounds-per-day = 2\nmetrics = ["*[a-f]*", "*s*", "top*"]',
+    ],
+)
+def test_what_it_allows_gives_the_numbers_of_a_run_without_it(site, policy, tmp_path):
+    settings, grid = site(policy, **{"class-counts": False})
+    execute(settings, grid)
+    free = read_settings(JOB | {"out": str(tmp_path / "free"), "class-counts": False})
+    execute(free, InlineGrid(app, 3, free.flat()))
+    for one, other in zip(rounds_of(tmp_path / "run"), rounds_of(tmp_path / "free"), strict=True):
+        assert_same(one, other, "round", lambda key: key == "seconds")
+    mine = lines(tmp_path / "store" / "audit.jsonl")
+    assert [line["type"] for line in mine] == ["query.identity", *["train", "evaluate"] * 2]
+
+
+def test_the_run_goes_on_without_the_site_and_both_logs_have_the_reason(site, tmp_path):
+    settings, grid = site('methods = "scaffold"', **{"audit-log": "on"})
+    assert execute(settings, grid)["status"] == "completed"
+    for row in rounds_of(tmp_path / "run"):
+        assert row["clients"] == [0, 2]
+        assert {failure["client"] for failure in row["failures"]} == {1}
+        assert "refused by the policy of site 1" in row["failures"][0]["reason"]
+    server, mine = lines(tmp_path / "run" / "audit.jsonl"), lines(tmp_path / "store/audit.jsonl")
+    assert [line["event"] for line in mine] == ["answered"] + ["refused"] * 4
+    assert "methods" in mine[1]["reason"]
+    assert {line["settings"] for line in mine[1:]} == {server[0]["settings"]}
+    assert (server[0]["event"], server[0]["method"]) == ("run", "fedavg")
+    assert [line["node"] for line in server if line["event"] == "connected"] == [1000, 1001, 1002]
+    said = [line for line in server if line["event"] == "left out"]
+    assert [(line["client"], line["round"]) for line in said] == [(1, 1), (1, 1), (1, 2), (1, 2)]
+    for line in mine:
+        (seen,) = [
+            other
+            for other in server
+            if (other.get("node"), other.get("type"), other.get("round"))
+            == (1001, line["type"], line.get("round"))
+        ]
+        assert seen["bytes-down"] == line["bytes-down"] > 0
+        assert seen.get("bytes-up") == line.get("bytes-up")
+        assert seen["event"] == {"answered": "answered", "refused": "failed"}[line["event"]]
+    assert (server[-1]["event"], server[-1]["status"]) == ("ended", "completed")
+    text = (tmp_path / "run" / "audit.jsonl").read_text()
+    assert "loss" not in text
+    assert "accuracy" not in text
+
+
+def test_rounds_are_counted_on_disk_whatever_round_the_server_names(site, tmp_path):
+    settings, grid = site("rounds-per-run = 3")
+    assert not any(ask(grid, settings, number=1).has_error() for _ in range(2))
+    settings, grid = site("rounds-per-run = 3")  # a site that was restarted
+    assert not ask(grid, settings, number=7).has_error()
+    assert "rounds-per-run = 3" in ask(grid, settings, number=1).error.reason
+    assert not ask(grid, settings, MessageType.EVALUATE).has_error()  # counted alone
+    settings, grid = site("rounds-per-run = 3", out=str(tmp_path / "another"))
+    assert not ask(grid, settings).has_error()
+    settings, grid = site("rounds-per-day = 4", out=str(tmp_path / "third"))
+    assert "rounds-per-day = 4" in ask(grid, settings).error.reason
+    (tmp_path / "store" / guarded_app.COUNTS).write_text("{")
+    assert "cannot be read" in ask(grid, settings).error.reason
+
+
+def test_a_round_asks_each_client_of_a_site_once_whatever_a_server_calls_it(site):
+    _, grid = site("rounds-per-run = 2")
+    context, refused = grid.contexts[1001], []
+    here = guarded_app.Site(context)  # of one message
+    for name in ("rome:red", "rome:blue", "oslo:x:red", "blue", "red"):
+        context.node_config["client-id"] = name
+        refused.append(bool(here.refuses("train", context)))
+    assert refused == [False, False, False, False, True]
+    assert guarded_app.Site(context).refuses("train", context)  # the next message
+
+
+def test_a_new_day_begins_at_zero(site, monkeypatch):
+    settings, grid = site("rounds-per-day = 1")
+    assert not ask(grid, settings).has_error()
+    assert ask(grid, settings).has_error()
+    monkeypatch.setattr(guarded_app, "today", lambda: "2100-01-01")
+    assert not ask(grid, settings).has_error()
+
+
+def test_a_limit_of_rounds_needs_a_place_for_the_count(site):
+    settings, grid = site("rounds-per-day = 1")
+    del grid.contexts[1001].node_config["store-dir"]
+    assert "store-dir" in ask(grid, settings).error.reason
+
+
+def test_messages_packed_for_many_clients_do_not_get_around_it(site, tmp_path):
+    settings, grid = site("rounds-per-run = 2")
+    packed = NodeGrid(grid, 3, [1001])
+    nodes = list(packed.get_node_ids())
+    model = build_task(settings).initial_arrays()
+    facts = {"seed": 0, "first-round": 1, "num-rounds": 9, "checkpoint-round": 0, "server-round": 1}
+    content = RecordDict(
+        {
+            "arrays": to_record(list(model), list(model.values())),
+            "config": ConfigRecord(facts | settings.train.to_config()),
+        }
+    )
+    messages = [Message(content, nodes[0], "train") for _ in range(3)]
+    replies = packed.send_and_receive(messages)
+    assert [reply.has_error() for reply in replies] == [False, False, True]
+    assert [(line["event"], line["type"]) for line in lines(tmp_path / "store/audit.jsonl")] == [
+        ("refused", "train"),
+        ("answered", "query.many"),
+    ]
+
+
+def test_counts_and_errors_stay_if_the_policy_says_so(site, monkeypatch):
+    settings, grid = site("counts = false")
+    reply = ask(grid, settings, "evaluate", **{"class-counts": True})
+    assert "confusion" in reply.error.reason
+    assert "num-examples" in metrics_of(ask(grid, settings, "evaluate").content)
+    settings, grid = site("errors = false")
+    monkeypatch.setattr("fedapps.runs.client_factory.client_of", lambda _: 1 / int("patient 4711"))
+    reply = ask(grid, settings)
+    assert "4711" not in reply.error.reason
+    assert "errors = false" in reply.error.reason
+
+
+def test_what_a_policy_may_hold():
+    with pytest.raises(UserError, match=r"no such file"):
+        read_policy("/nowhere/policy.toml")
