@@ -3,6 +3,10 @@ and attacks with the accuracy of the model.
 
     python benchmarks/attacks.py [--partition iid] [--seeds 3] [--rounds 15]
     [--attackers 2] [--attacks none ...]
+    python benchmarks/attacks.py --lies [--results build/lies.jsonl] [--before FILE]
+
+The second prints what each lie of ``lies.py`` costs: one liar among ten clients, scores
+in per cent (for FedBoost, AFLBoost and Frank-Wolfe the loss or objective).
 
 Digits, ten clients that all take part, an MLP, one local epoch per round. Attackers
 answer evaluations truthfully, and training messages with
@@ -18,6 +22,7 @@ deviation. If a run has no model for its last round, its last evaluation counts.
 """
 
 import argparse
+import json
 import logging
 import statistics
 import sys
@@ -25,7 +30,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Context
 from flwr.client import NumPyClient
 from rich.console import Console
@@ -34,15 +38,21 @@ from rich.progress import track
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.lies import DIGITS, JOB, LIES, Liar, Lie, both, claimed, filled, honest, moved
 from clients.base.adapter import to_client_app
-from clients.base.data import ClientData, Split
 from clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
+from fedapps.errors import UserError
+from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.runs.execution import execute
-from fedapps.settings.settings import Settings, read_settings
+from fedapps.settings.settings import Settings, chosen, read_settings
+from fedapps.tasks.registry import TASKS
+from strategies.base.rounds import TooFewReplies
 
-METHODS: dict[str, dict[str, Any]] = {
+Rows = dict[str, float | None]
+
+MEANS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavg, weights to 10 medians, updates to 2": {
         "max-update-norm": 2.0,
@@ -59,61 +69,88 @@ METHODS: dict[str, dict[str, Any]] = {
     "multi-krum": {"robust.rule": "multi-krum"},
     "geometric median": {"robust.rule": "geometric-median"},
 }
-ATTACKS = ("none", "sign flip", "scaled", "label flip", "inflated weight")
-JOB = {
-    "num-clients": 10,
-    "clients-per-round": 0,
-    "evaluate-every": 0,
-    "checkpoint-every": 0,
-    "train.local-epochs": 1,
-    "train.learning-rate": 0.05,
+ATTACKS = {
+    "none": None,
+    "sign flip": Lie("", "fedavg", moved(-1.0)),
+    "scaled": Lie("", "fedavg", moved(50.0)),
+    "label flip": Lie("", "fedavg", honest, flips=True),
+    "inflated weight": Lie("", "fedavg", both(filled(5.0), claimed)),
 }
+COLUMNS: dict[str, dict[str, Any]] = {"defaults": {}, "hardened": {"hardened": True}}
 
 
-class Attacker(NumPyClient):  # type: ignore[misc]
-    """A client whose training replies are poisoned."""
+def summary(given: dict[str, Any], lie: Lie | None, liars: int = 1) -> dict[str, Any]:
+    """Return the summary of one run whose first clients lie."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings: Settings = read_settings({**given, "out": folder})
+        task: Any = build_task(settings)
 
-    def __init__(self, honest: NumPyClient, attack: str) -> None:
-        self.honest, self.attack = honest, attack
+        def client_fn(context: Context) -> NumPyClient:
+            client = int(str(context.node_config["partition-id"]))
+            honest_one = build_client(
+                settings, task, client, settings.num_clients, MessageStore(context.state)
+            )
+            return Liar(honest_one, lie) if lie and client < liars else honest_one
 
-    def fit(self, parameters: Any, config: Any) -> Any:
-        """Train, then change the reply."""
-        sent = [np.array(array) for array in parameters]
-        if self.attack == "label flip":
-            data = self.honest.data
-            flipped = Split(data.train.x, int(data.train.y.max()) - data.train.y)
-            self.honest.data = ClientData(flipped, data.validation, data.test)
-        arrays, num_examples, metrics = self.honest.fit(parameters, config)
-        factor = {"sign flip": -1.0, "scaled": 50.0}.get(self.attack, 1.0)
-        arrays = [
-            np.asarray(x + factor * (y - x), y.dtype) for x, y in zip(sent, arrays, strict=True)
-        ]
-        if self.attack == "inflated weight":
-            return [np.full_like(array, 5.0) for array in arrays], 10**15, metrics
-        return arrays, num_examples, metrics
-
-    def evaluate(self, parameters: Any, config: Any) -> Any:
-        """Answer truthfully."""
-        return self.honest.evaluate(parameters, config)
+        return execute(settings, InlineGrid(to_client_app(client_fn), settings.num_clients))
 
 
-def accuracy(given: dict[str, Any], attack: str, attackers: int) -> float:
-    """Return the accuracy of one run's last model."""
-    settings: Settings = read_settings(given)
-    task: Any = build_task(settings)
+def settings_of(lie: Lie) -> dict[str, Any]:
+    """Return the settings of a lie's run: the defaults of method and task, and its
+    own.
+    """
+    own = {"method": lie.method, **JOB, **lie.settings}
+    kind = TASKS[chosen({**METHODS[lie.method].defaults, **own})[1]]
+    given = {**METHODS[lie.method].defaults, **kind.defaults, **own}
+    if kind.data is not None and "partition" not in kind.data:
+        given.pop("data.partition", None)
+    return given
 
-    def client_fn(context: Context) -> NumPyClient:
-        client = int(str(context.node_config["partition-id"]))
-        honest = build_client(
-            settings, task, client, settings.num_clients, MessageStore(context.state)
-        )
-        return Attacker(honest, attack) if attack != "none" and client < attackers else honest
 
-    return 100 * float(
-        execute(settings, InlineGrid(to_client_app(client_fn), settings.num_clients))[
-            "accuracy-mean"
-        ]
-    )
+def tell_lies(seeds: int, results: Path, before: Path | None) -> None:
+    """Print a row per lie; runs whose results are in the file are not repeated."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    rows = read_rows(results)
+    jobs = [
+        (lie, column, lying, seed)
+        for lie in LIES
+        for column in COLUMNS
+        for lying in (False, True)
+        for seed in range(seeds)
+    ]
+    for lie, column, lying, seed in track(jobs, console=Console(stderr=True)):
+        key = [lie.method, lie.name, column, lying, seed]
+        if json.dumps(key) in rows:
+            continue
+        given = {**settings_of(lie), **COLUMNS[column], "seed": seed}
+        try:
+            score = float(summary(given, lie if lying else None)[lie.score]) * abs(lie.factor)
+        except (TooFewReplies, UserError):
+            score = None
+        rows[json.dumps(key)] = score
+        with results.open("a") as file:
+            file.write(json.dumps([*key, score]) + "\n")
+    old = read_rows(before) if before else {}
+    print("| method | lie | no liar | " + "before | " * bool(old) + " | ".join(COLUMNS) + " |")
+    print("| --- | --- | --- |" + " --- |" * (len(COLUMNS) + bool(old)))
+    for lie in LIES:
+
+        def cell(source: Rows, column: str, lying: bool, lie: Lie = lie) -> str:
+            keys = [json.dumps([lie.method, lie.name, column, lying, k]) for k in range(seeds)]
+            values = [source.get(key) for key in keys]
+            known = [value for value in values if value is not None]
+            return _cell(known) if len(known) == len(values) else "run fails"
+
+        cells = [cell(rows, "defaults", False)]
+        cells += [cell(old, "defaults", True)] * bool(old)
+        cells += [cell(rows, column, True) for column in COLUMNS]
+        print(f"| {lie.method} | {lie.name} | {' | '.join(cells)} |")
+
+
+def read_rows(file: Path) -> Rows:
+    """Return the scores in a file of results by the rest of their rows."""
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return {json.dumps(row[:-1]): row[-1] for row in map(json.loads, lines)}
 
 
 def main() -> None:
@@ -130,31 +167,36 @@ def main() -> None:
     parser.add_argument(
         "--attackers", type=int, default=2, help="of ten clients; robust.num-malicious is the same"
     )
-    chosen = parser.parse_args()
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    parser.add_argument("--lies", action="store_true", help="the table of one liar among ten")
+    parser.add_argument("--results", type=Path, default=Path("build/lies.jsonl"))
+    parser.add_argument("--before", type=Path, help="results of an earlier version, a column more")
+    options = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    if options.lies:
+        tell_lies(options.seeds, options.results, options.before)
+        return
     jobs = [
         (method, attack, seed)
-        for method in METHODS
-        for attack in chosen.attacks
-        for seed in range(chosen.seeds)
+        for method in MEANS
+        for attack in options.attacks
+        for seed in range(options.seeds)
     ]
     accuracies: dict[tuple[str, str], list[float]] = {}
     for method, attack, seed in track(jobs, console=Console(stderr=True)):
         given = {
             **JOB,
-            **METHODS[method],
+            **DIGITS,
+            **MEANS[method],
             "seed": seed,
-            "num-rounds": chosen.rounds,
-            "data.partition": chosen.partition,
+            "num-rounds": options.rounds,
+            "data.partition": options.partition,
         }
-        given |= {"robust.num-malicious": chosen.attackers} if "robust.rule" in given else {}
-        with tempfile.TemporaryDirectory() as folder:
-            accuracies.setdefault((method, attack), []).append(
-                accuracy({**given, "out": folder}, attack, chosen.attackers)
-            )
-    print(f"| method | {' | '.join(chosen.attacks)} |\n| --- |{' --- |' * len(chosen.attacks)}")
-    for method in METHODS:
-        cells = [_cell(accuracies[method, attack]) for attack in chosen.attacks]
+        given |= {"robust.num-malicious": options.attackers} if "robust.rule" in given else {}
+        score = summary(given, ATTACKS[attack], options.attackers)["accuracy-mean"]
+        accuracies.setdefault((method, attack), []).append(100 * float(score))
+    print(f"| method | {' | '.join(options.attacks)} |\n| --- |{' --- |' * len(options.attacks)}")
+    for method in MEANS:
+        cells = [_cell(accuracies[method, attack]) for attack in options.attacks]
         print(f"| {method} | {' | '.join(cells)} |")
 
 

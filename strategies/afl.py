@@ -52,7 +52,7 @@ class AFL(Reweighting):
 
     def new_rule(self, count: int) -> ProjectedAscent:
         """Return projected ascent."""
-        return ProjectedAscent(count, self.options.gamma, cap=self.options.cap)
+        return ProjectedAscent(count, self.options.gamma, cap=self.cap)
 
     def decide(self, replies: Replies) -> Decision:
         """Return the projected weights of the clients that replied."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.mirror import MIRRORS
 from algorithms.common.options import option
+from algorithms.fairness.responses import cut
 from strategies.base.client_grid import clients_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
@@ -57,6 +58,7 @@ class AFLBoost(FedBoost):
         self._names: Mapping[int, ClientId] = {}
         self.lambda_: Floats = np.zeros(0)
         self.lambda_average: Floats = np.zeros(0)
+        self.loss_scale = 0.0  # as in strategies/families/reweighting.py
 
     def privacy_fault(self) -> str:
         """Return the reason: the client weights depend on the losses."""
@@ -87,8 +89,9 @@ class AFLBoost(FedBoost):
         counts = np.bincount(places, minlength=len(self.domains))
         shares = [float(self.lambda_[k]) * scale / counts[k] for k in places]
         losses = np.zeros(len(self.domains))
-        for k, reply in zip(places, replies, strict=True):
-            losses[k] += scale * reply.loss / counts[k]
+        own, self.loss_scale = cut([max(reply.loss, 0.0) for reply in replies], self.loss_scale)
+        for k, reply, most in zip(places, replies, own, strict=True):
+            losses[k] += scale * min(reply.loss, most) / counts[k]
         o = self.lambda_options
         self.lambda_average += (self.lambda_ - self.lambda_average) / (self.steps + 1)
         self.lambda_ = MIRRORS[o.mirror](self.lambda_, -losses, o.lambda_step, floor=o.lambda_min)
@@ -109,6 +112,7 @@ class AFLBoost(FedBoost):
             "lambda": self.lambda_,
             "lambda-average": self.lambda_average,
             "domains": domains,
+            "loss-scale": np.array(self.loss_scale),
         }
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
@@ -116,3 +120,4 @@ class AFLBoost(FedBoost):
         super().load_state_dict(state)
         self.lambda_, self.lambda_average = state["lambda"], state["lambda-average"].copy()
         self.domains = unpack_ids(state["domains"])
+        self.loss_scale = float(state.get("loss-scale", 0.0))

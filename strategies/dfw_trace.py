@@ -24,6 +24,11 @@ not asked again, so sampling and lost replies cost rounds, not accuracy. A clien
 fails to answer ``PATIENCE`` times is skipped in this half step: too many rounds that
 ask only failing clients would look like a run in which no client answers.
 
+v has length 1, so a product is no longer than the largest singular value of G_i, which
+only the client knows. A product longer than ``longest-product`` times the median of
+those heard in this half step is shortened to that. Near the solution the products of
+sound clients cancel, and a liar counts for more: choose 1 where clients may lie.
+
 Source: Zheng, Bellet, Gallinari, "A Distributed Frank-Wolfe Framework for Learning
 Low-Rank Matrices with the Trace Norm", Machine Learning 107, 2018, DOI
 10.1007/s10994-018-5713-5, arXiv 1712.07495, Algorithm 2. There workers keep x and
@@ -32,7 +37,7 @@ receive atoms; here x is sent, so that a client may come and go.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Any, Unpack
 
@@ -44,6 +49,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
 from algorithms.common.prefixes import under, within
+from algorithms.common.robust import shortening
 from algorithms.common.wire import read
 from algorithms.frank_wolfe.atoms import Float64
 from algorithms.frank_wolfe.domain import Domain
@@ -75,6 +81,9 @@ class DFWTraceOptions(Options):
         "the schedule starts as if this many steps had been taken: it keeps more of a good start",
         low=0,
     )
+    longest_product: float = option(
+        5.0, "longer products are shortened to this many times the median length; 0: any", low=0
+    )
 
 
 class DFWTrace(Constrained):
@@ -96,11 +105,16 @@ class DFWTrace(Constrained):
         # singular value
         self.gap: float | None = None
         self._sum: Float64 | None = None  # of the half step's products
+        self._lengths: list[float] = []  # of these products
         self._inner = 0.0
         self._answered: set[ClientId] = set()
         self._lost: dict[ClientId, int] = {}
         self._ids: Mapping[int, ClientId] = {}
         self._called: list[ClientId] = []
+
+    def harden(self) -> None:
+        """Let no product be longer than the median one."""
+        self.options = replace(self.options, longest_product=1.0)
 
     def configure_step(
         self, step: int, num_steps: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -133,13 +147,15 @@ class DFWTrace(Constrained):
         """Add the products; when all clients have answered, finish the half step, and
         move x if it ends the iteration.
         """
+        products: dict[ClientId, Float64] = {}
         for reply in replies:
             if reply.has_error():
                 continue
             try:
-                self._add(reply)
+                self._open(reply, products)
             except ValueError as error:
                 log(WARNING, "skipped node %d: %s", reply.metadata.src_node_id, error)
+        self._add(products)
         for client in self._called:
             if client not in self._answered:
                 self._lost[client] = self._lost.get(client, 0) + 1
@@ -154,6 +170,7 @@ class DFWTrace(Constrained):
                 absent[:5],
             )
         self._sum, self._inner, self._answered, self._lost = None, 0.0, set(), {}
+        self._lengths = []
         atom = self.power.take(total / count)
         if atom is None:
             return None, None
@@ -163,7 +180,7 @@ class DFWTrace(Constrained):
         move(x, atom, 2 / (self.steps_taken + self.options.offset + 1))
         return self.model(x), MetricRecord({GAP: self.gap, "steps": self.steps_taken})
 
-    def _add(self, reply: Message) -> None:
+    def _open(self, reply: Message, products: dict[ClientId, Float64]) -> None:
         client = self._ids[reply.metadata.src_node_id]
         arrays = [read(array) for record in arrays_of(reply.content) for array in record.values()]
         inner = metrics_of(reply.content).get("inner")
@@ -174,9 +191,25 @@ class DFWTrace(Constrained):
             raise ValueError("its metric 'inner' is missing")
         if client in self._answered:
             return
-        self._sum = arrays[0].copy() if self._sum is None else self._sum + arrays[0]
+        products[client] = arrays[0]
         self._inner += float(inner)
         self._answered.add(client)
+
+    def _add(self, products: Mapping[ClientId, Float64]) -> None:
+        """Add the products (k,) of a round to the sum, none far longer than most of
+        this half step.
+        """
+        self._lengths += [float(np.linalg.norm(product)) for product in products.values()]
+        factors = self._factors()[len(self._lengths) - len(products) :]
+        for (client, product), factor in zip(products.items(), factors, strict=True):
+            if factor < 1:
+                log(WARNING, "client %s: its product is shortened to %.3g of it", client, factor)
+                product = product * factor
+            self._sum = product.copy() if self._sum is None else self._sum + product
+
+    def _factors(self) -> Float64:
+        most, lengths = self.options.longest_product, np.array(self._lengths)
+        return shortening(lengths, most) if most else np.ones(len(lengths))
 
     def _gap(self, valid: list[Message]) -> dict[str, float]:
         """Return the estimate of the last step, at the x before it. No gradient is
@@ -193,6 +226,7 @@ class DFWTrace(Constrained):
         if self._sum is not None:
             answered = sorted(self._answered, key=str)
             state |= {"sum": self._sum, "answered": pack_ids(answered)}
+            state["lengths"] = np.array(self._lengths)
         if self._lost:
             state |= {
                 "losers": pack_ids(list(self._lost)),
@@ -208,6 +242,7 @@ class DFWTrace(Constrained):
         steps, gap, self._inner = (float(value) for value in state["steps"])
         self.steps_taken, self.gap = int(steps), None if math.isnan(gap) else gap
         self._sum = state.get("sum")
+        self._lengths = [float(length) for length in state.get("lengths", [])]
         self._answered = set(unpack_ids(state["answered"])) if "answered" in state else set()
         losers = unpack_ids(state["losers"]) if "losers" in state else []
         self._lost = {client: int(state["lost"][k]) for k, client in enumerate(losers)}

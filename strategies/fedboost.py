@@ -47,6 +47,7 @@ from algorithms.ensembles.mixture_losses import (
     chain_rule,
     draw_exact,
     draw_independent,
+    gradient_fault,
     inclusion,
     sampled_weights,
 )
@@ -169,7 +170,10 @@ class FedBoost(FedAvg):
         return dict(zip("0", arrays, strict=False))
 
     def reply_with(self, update: Named) -> Named:
-        """Return the arrays of a reply: the gradient, and zero norms."""
+        """Return the arrays of a reply: the gradient, and zero norms. With noise, it
+        need not be a gradient of any samples.
+        """
+        self._noisy = True
         return {**update, "1": np.zeros_like(update["0"])}
 
     def __init__(
@@ -184,8 +188,9 @@ class FedBoost(FedAvg):
         check_choice("loss", loss, ["log", "squared"])
         self.options = options or FedBoostOptions()
         self.normalises = self.options.centred and loss == "log"
-        self.seed = seed
+        self.seed, self.loss = seed, loss
         self.steps = 0
+        self._noisy = False  # whether the replies are noisy means
         self.own_measures: Mapping[str, float] = {}
         self._draws: list[tuple[NDArray[np.int64], Floats]] = []
         self._expected: dict[int, list[str]] = {}
@@ -381,6 +386,11 @@ class FedBoost(FedAvg):
             )
             return None
         gradient, norms = (v.astype(np.float64) for v in values)
+        ids, gamma = self._draws[draw]
+        sent = sampled_weights(self.alpha, ids, gamma)
+        if not self._noisy and (fault := gradient_fault(gradient, sent, self.loss)):
+            log(WARNING, "skipped node %d: %s", node, fault)
+            return None
         return Reply(
             node,
             draw,

@@ -34,6 +34,7 @@ from algorithms.synthetic.mixture import (
     SCHEDULES,
     WEIGHTS,
     beside_class,
+    bounded_signals,
     mixture_gradient,
     restarted,
     server_step,
@@ -211,6 +212,7 @@ class FedEvg(Synthetic):
         if not valid:
             return None, None
         o = self.options
+        logs, gradients = bounded_signals(logs, gradients, o.weights)
         gradient = mixture_gradient(logs, gradients, [self._weight(content) for content in valid])
         noise = generator(self.seed, "server noise", server_round=server_round).standard_normal(
             self._x.shape, np.float32

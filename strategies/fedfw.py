@@ -105,6 +105,7 @@ class _Round:
     ids: Mapping[int, ClientId] = field(default_factory=dict)  # all connected clients, by node
     asked: list[ClientId] = field(default_factory=list)
     resync: list[ClientId] = field(default_factory=list)
+    step: int = 0
 
 
 @dataclass
@@ -189,6 +190,7 @@ class FedFW(Constrained):
         )
         config.update(sent.to_config())
         config.pop(FedFWExtras.key("dual_mean"), None)  # set in the round before
+        now.step = step
         now.resync = [client for client in now.asked if client in self.suspects]
         self._sent = now
         if self.variant != "naive-fw" and (self.points or len(nodes) < len(ids)):
@@ -252,6 +254,10 @@ class FedFW(Constrained):
     ) -> _Reply:
         """Return the state in a reply to ``resync``. Raises ``ValueError`` if the reply
         holds none.
+
+        y_i is the sum of lambda_0 (x_i - x_bar) over the rounds, of which no term is
+        longer than lambda_0 times the diameter of the domain. Twice that is allowed:
+        an automatic lambda_0 changes with the number of clients.
         """
         plus = self.variant == "fedfw-plus"
         half = len(arrays) // 2 if plus else len(arrays)
@@ -259,6 +265,12 @@ class FedFW(Constrained):
         if not self.domain.contains(point, 1e-4):
             raise ValueError("its point lies outside the domain")
         dual = np.array(self.domain.join(arrays[half:]), now.x_bar.dtype) if plus else None
+        if dual is not None:
+            norm, most = np.linalg.norm(dual), 2 * now.step * self.lambda_0 * self.domain.diameter
+            if norm > most:
+                raise ValueError(
+                    f"its dual variable has the norm {norm:.3g}, at most {most:.3g} is possible"
+                )
         return _Reply(client, [], np.array(point, now.x_bar.dtype), dual, fresh)
 
     def _step(self, now: _Round, used: list[_Reply]) -> None:

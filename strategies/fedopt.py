@@ -13,6 +13,11 @@ mean update Delta:
 
 m starts at 0, v at tau^2; both are saved in checkpoints. There is no bias correction.
 
+The moments remember: one Delta of length L stays in v as (1 - beta_2) L^2 for 1 / (1 -
+beta_2) rounds, and with FedAdagrad for ever, so that one poisoned round stops all later
+steps. Updates shrink in training. A Delta more than ``MOST`` times longer than the
+longest one of the rounds before is therefore shortened to that.
+
 Differences from Flower's classes of these names, which start v at 0, multiply FedAdam's
 learning rate by a bias correction of round + 1, fix beta_1 = 0 for FedAdagrad, also
 apply the step to counters and running statistics, and cannot be saved.
@@ -23,10 +28,12 @@ Contract: FedAvg's.
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from logging import WARNING
 from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -35,6 +42,8 @@ from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]
+#: A mean update is at most this many times longer than all before it.
+MOST = 5.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class FedOpt(FedAvg):
         # Moments of the learned arrays, concatenated; None before the first round.
         self.m: Floats | None = None
         self.v: Floats | None = None
+        self.longest = 0.0  # mean update so far
         self._sent = ArrayRecord()
 
     @abstractmethod
@@ -96,6 +106,11 @@ class FedOpt(FedAvg):
         """Return the model after one step of the server optimiser."""
         o = self.options
         (delta,) = updates(sent, [average])
+        length = float(np.linalg.norm(delta))
+        if length > (most := MOST * self.longest) > 0:
+            log(WARNING, "the mean update is shortened from %.4g to %.4g", length, most)
+            delta, length = delta * (most / length), most
+        self.longest = max(self.longest, length)
         m = np.zeros_like(delta) if self.m is None else self.m
         v = np.full_like(delta, o.tau**2) if self.v is None else self.v
         self.m = o.beta_1 * m + (1 - o.beta_1) * delta
@@ -103,12 +118,15 @@ class FedOpt(FedAvg):
         return moved(sent, o.server_learning_rate * self.m / (np.sqrt(self.v) + o.tau), average)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return both moments."""
-        return {} if self.m is None or self.v is None else {"m": self.m, "v": self.v}
+        """Return both moments, and the length of the longest mean update."""
+        if self.m is None or self.v is None:
+            return {}
+        return {"m": self.m, "v": self.v, "longest": np.array(self.longest)}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.m, self.v = state.get("m"), state.get("v")
+        self.longest = float(state.get("longest", 0.0))
 
 
 class FedAdam(FedOpt):

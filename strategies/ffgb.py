@@ -23,6 +23,12 @@ holds K stacked learners, their names in ``learner-arrays``, and the metrics
 client without values to which the blocks can be added reports 0 and sends no arrays;
 its next message holds the whole function. Evaluation does not change the cached values,
 so that training traffic does not depend on it.
+
+The server has no points at which to evaluate a learner, but knows how large learners
+are: all clients fit the same kind of learner to gradients that start alike, the values
+of f being 0, and shrink (an entry of the cross-entropy's is at most 1). A reply with an
+array that is more than ``MOST`` times longer than the largest median of that array in
+any round so far is skipped. Where a tree splits says nothing about its size.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +44,6 @@ from flwr.app import (
     Message,
     MessageType,
     MetricRecord,
-    RecordDict,
 )
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -63,6 +68,7 @@ from algorithms.boosting.step_sizes import (
 )
 from algorithms.common.checks import check_choice
 from algorithms.common.options import Options, option
+from algorithms.common.prefixes import under, within
 from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
@@ -73,6 +79,10 @@ from strategies.base.slots import pack_ids, unpack_ids
 from strategies.fedavg import FedAvg, FlowerArguments
 
 VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")
+#: A learner's array is at most this many times longer than the largest median so far.
+MOST = 5.0
+#: Arrays that do not grow with what a learner predicts: those of trees.
+PLACES = ("feature", "threshold")
 
 
 @dataclass(frozen=True)
@@ -196,6 +206,8 @@ class FFGB(FedAvg):
         self._names: Mapping[int, ClientId] = {}
         self._learners_sent = 0
         self.models_sent: dict[str, int] = {}
+        # name -> largest median length of the array in a round so far
+        self._sizes: dict[str, float] = {}
 
     @property
     def finished(self) -> bool:
@@ -281,14 +293,16 @@ class FFGB(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the learners of the round to the function."""
-        used: list[RecordDict] = []
-        groups: list[Learners] = []
+        opened: list[tuple[Message, Learners]] = []
         for reply in replies:
-            if not reply.has_error() and (learners := self._learners(reply, groups)):
-                used.append(reply.content)
-                groups.append(learners)
-        if not used:
+            if not reply.has_error() and (
+                learners := self._learners(reply, [group for _, group in opened])
+            ):
+                opened.append((reply, learners))
+        opened = self._of_usual_size(opened)
+        if not opened:
             return None, None
+        used, groups = [reply.content for reply, _ in opened], [group for _, group in opened]
         shares = [self._weight(content) for content in used]
         shrink, a = self._round()
         sign = 1.0 if self.variant == "ffgb-l" else -1.0
@@ -359,6 +373,35 @@ class FFGB(FedAvg):
             return None
         return learners
 
+    def _of_usual_size(
+        self, opened: list[tuple[Message, Learners]]
+    ) -> list[tuple[Message, Learners]]:
+        """Return the replies without those of far larger arrays; see the module's
+        docstring.
+        """
+        lengths = {
+            name: np.array([np.linalg.norm(group[name].astype(np.float64)) for _, group in opened])
+            for name, array in (opened[0][1].items() if opened else ())
+            if array.dtype.kind == "f" and name not in PLACES
+        }
+        kept = np.ones(len(opened), bool)
+        for name, found in lengths.items():
+            self._sizes[name] = max(self._sizes.get(name, 0.0), float(np.median(found)))
+            for place in np.flatnonzero(
+                kept & (found > MOST * self._sizes[name]) & (self._sizes[name] > 0)
+            ):
+                kept[place] = False
+                log(
+                    WARNING,
+                    "skipped client %s: %r of its learners has the length %.3g, of most clients "
+                    "%.3g",
+                    self._names[opened[place][0].metadata.src_node_id],
+                    name,
+                    found[place],
+                    self._sizes[name],
+                )
+        return [one for one, keep in zip(opened, kept, strict=True) if keep]
+
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
@@ -401,10 +444,14 @@ class FFGB(FedAvg):
             self._append(block)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return which version of the function's values each client caches."""
+        """Return which version of the function's values each client caches, and the
+        sizes of learners.
+        """
+        sizes = {name: np.array(size) for name, size in self._sizes.items()}
         return {
             "clients": pack_ids(list(self._holds)),
             "versions": np.array(list(self._holds.values()), np.int64),
+            **under("size.", sizes),
         }
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
@@ -412,3 +459,4 @@ class FFGB(FedAvg):
         self._holds = dict(
             zip(unpack_ids(state["clients"]), state["versions"].tolist(), strict=True)
         )
+        self._sizes = {name: float(size) for name, size in within("size.", state).items()}

@@ -37,7 +37,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.boosting.forest import Forest
-from algorithms.boosting.histogram_trees import NUMBER, Growth
+from algorithms.boosting.histogram_trees import NUMBER, Growth, Ints
 from algorithms.boosting.sent import HistogramSent
 from algorithms.boosting.step_sizes import LOSS_NAMES
 from algorithms.common.checks import check_range
@@ -45,7 +45,7 @@ from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
-from strategies.base.messages import arrays_of
+from strategies.base.messages import arrays_of, metrics_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.fedavg import FedAvg, FlowerArguments
@@ -163,10 +163,14 @@ class HistogramBoosting(FedAvg):
         """
         o = self.options
         total, used = np.zeros(self.forest.length(), np.int64), []
-        for reply in replies:
-            if reply.has_error():
-                continue
-            sums = read(next(iter(arrays_of(reply.content)[0].values()))).astype(np.int64)
+        valid = [reply for reply in replies if not reply.has_error()]
+        listed = [
+            read(next(iter(arrays_of(reply.content)[0].values()))).astype(np.int64)
+            for reply in valid
+        ]
+        # nodes that sum before they answer give one reply the sums of all
+        single = sum(bool(sums.any()) for sums in listed) > 1 or len(listed) == 1
+        for reply, sums in zip(valid, listed, strict=True):
             if fault := self.forest.fault(sums, self.loss):
                 log(
                     WARNING,
@@ -175,6 +179,8 @@ class HistogramBoosting(FedAvg):
                     fault,
                 )
                 continue
+            if single:
+                sums = self._of_its_rows(sums, reply)
             total += sums
             used.append(reply.content)
         if not used or not total.any():
@@ -182,6 +188,24 @@ class HistogramBoosting(FedAvg):
         self.forest.step(total, o.growth, self.loss, o.cells, o.bins)
         metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
         return self._model(), MetricRecord({**metrics, "trees": self.forest.finished})
+
+    def _of_its_rows(self, sums: Ints, reply: Message) -> Ints:
+        """Return the sums, divided by as much as they are over more rows than the
+        reply's ``num-examples``: a client's weight is one number, which ``max-weight``
+        bounds.
+        """
+        rows = int(float(metrics_of(reply.content)[self.weighted_by_key]))
+        times = -(-self.forest.rows(sums) // max(1, rows))
+        if times <= 1:
+            return sums
+        log(
+            WARNING,
+            "client %s: its sums are over %d times the rows of its num-examples = %d: divided",
+            self._names.get(reply.metadata.src_node_id, "?"),
+            times,
+            rows,
+        )
+        return np.asarray(np.trunc(sums / times), np.int64)
 
     def _model(self) -> ArrayRecord:
         arrays = self.forest.to_arrays()

@@ -45,7 +45,7 @@ from algorithms.common.checks import check_choice
 from algorithms.common.measures import LEADING
 from algorithms.common.options import Options, option
 from algorithms.common.sent import ProximalSent, Reads
-from algorithms.personal.choice import least, pooled_curve, shrinkage, shrunk
+from algorithms.personal.choice import counted, least, pooled_curve, shrinkage, shrunk
 from algorithms.personal.sent import SuPerFedScoring, SuPerFedTraining
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import metrics_of
@@ -197,8 +197,8 @@ class Curves:
 
     ``scores`` (on test samples; ``name``: which leading score), ``losses`` (on
     validation samples): shape (clients, grid). ``samples`` (clients,): numbers of
-    validation samples; ``noise`` (some clients,): noise of their losses, from
-    ``algorithms.personal.choice.half_noise``.
+    validation samples, as they count; ``noise`` (some clients,): noise of their losses,
+    from ``algorithms.personal.choice.half_noise``.
     """
 
     grid: tuple[float, ...]
@@ -264,7 +264,8 @@ def collected(metrics: list[dict[str, Any]]) -> Curves | None:
     samples = np.array([one["validation-samples"] for one in whole], dtype=float)
     noise = [one.get("lambda-validation-noise") for one in whole]
     known = [n for n in noise if isinstance(n, int | float) and math.isfinite(n) and n >= 0]
-    return Curves(grid, scores, losses, samples, np.array(known, dtype=float), name)
+    counts = counted(losses, samples)
+    return Curves(grid, scores, losses, counts, np.array(known, dtype=float), name)
 
 
 def _complete(metrics: Mapping[str, Any], score: str) -> bool:

@@ -263,6 +263,12 @@ class Forest:
             else "a feature must have one value per row"
         )
 
+    def rows(self, sums: Ints) -> int:
+        """Return over how many rows the ``sums`` of :meth:`sums` are."""
+        if self.stage < GROW:
+            return int(sums[0])
+        return int(self._by_leaf(sums)[:, 2, : int(widths(self.edges)[0])].sum())
+
     def _by_leaf(self, sums: Ints) -> Ints:
         return sums.reshape(len(self.open_leaves()), CHANNELS, -1)
 

@@ -43,6 +43,19 @@ TOLERANCE = 1e-10
 SMOOTHING = 1e-8  # distances below this fraction of the typical one count as it
 
 
+def shortening(lengths: NDArray[np.floating[Any]], most: float) -> Floats:
+    """Return the factors (n, ...), at most 1, that bring the ``lengths`` (n, ...) of n
+    vectors within ``most`` times their median; 1 where that is 0.
+
+    With more than half of the vectors sound, the median is between sound lengths, so no
+    other vector is longer in the result than ``most`` times a sound one.
+    """
+    limit = np.broadcast_to(most * np.median(lengths, axis=0), lengths.shape)
+    over = (lengths > limit) & (limit > 0)
+    factors: Floats = np.divide(limit, lengths, out=np.ones(lengths.shape), where=over)
+    return factors
+
+
 def median(points: Points) -> Floats:
     """Return the median of each coordinate of ``points`` (n, d); for even n, the mean
     of the two values in the middle.

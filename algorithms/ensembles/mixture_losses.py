@@ -26,6 +26,10 @@ from algorithms.common.mirror import Array, check_distribution
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
 
+#: Relative error of float32 outputs, generously.
+SLACK = 1e-3
+#: No log loss favours a predictor as if its weight were less.
+LEAST_WEIGHT = 1e-4
 SAMPLINGS = ("none", "uniform", "weighted")
 
 
@@ -213,6 +217,31 @@ def centred(gradient: ArrayLike, weights: ArrayLike) -> Array:
     """
     slope, sent = np.asarray(gradient, np.float64), np.asarray(weights, np.float64)
     return np.asarray(slope - (sent @ slope) / sent.sum())
+
+
+def gradient_fault(gradient: ArrayLike, weights: ArrayLike, loss: str) -> str:
+    """Return why ``gradient`` (h,) cannot be that of any samples' ``loss``, "log" or
+    "squared", at ``weights`` = alpha~ (h,) of predictors whose outputs are
+    distributions; "" if it can.
+
+    Log loss: ``g_l = -sum_i w_i h_l(y_i) / h_alpha(y_i)``, so no entry is positive and
+    ``<alpha~, g> = -1``. Squared loss: ``|g_l| = 2 |<h_alpha - y, h_l>| <= 2 (s + 1)``,
+    s being the sum of alpha~, since no distribution is longer than 1. Shorter gradients
+    pass: they may have been clipped. A log loss does not bound the entry of a predictor
+    whose weight is 0; no predictor counts as more than 1 / ``LEAST_WEIGHT`` times as
+    good as the mixture.
+    """
+    slope, sent = np.asarray(gradient, np.float64), np.asarray(weights, np.float64)
+    low, high = float(slope.min(initial=0.0)), float(slope.max(initial=0.0))
+    if loss == "squared":
+        most = 2 * (float(sent.sum()) + 1) * (1 + SLACK)
+        return f"{max(-low, high):.3g} in a gradient, above {most:.3g}" * (max(-low, high) > most)
+    if high > SLACK:
+        return f"{high:.3g} in the gradient of a log loss: no entry is above 0"
+    if low < -1 / LEAST_WEIGHT:
+        return f"{low:.3g} in the gradient of a log loss: none is below {-1 / LEAST_WEIGHT:g}"
+    total = float(sent @ slope)
+    return f"weights times gradient is {total:.3g}, of a log loss -1" * (total < -1 - SLACK)
 
 
 def chain_rule(gradient: ArrayLike, gamma: ArrayLike) -> Array:

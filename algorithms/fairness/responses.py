@@ -31,6 +31,8 @@ def _normal(x: Array) -> Array:
     return np.array([0.5 * (1 + math.erf(value)) for value in (x - 1) / math.sqrt(2)])
 
 
+#: A loss counts as at most this many times the scale of :func:`cut`.
+MOST_LOSS = 5.0
 # Distribution functions of section 5.1 for x >= 0, with scale and location 1.
 CDFS: dict[str, Callable[[Array], Array]] = {
     "weibull": lambda x: 1 - np.exp(-(x**2)),
@@ -60,6 +62,24 @@ def respond(losses: ArrayLike, cdf: str, low: float, high: float) -> Array:
     return np.asarray(
         np.clip(low + (high - low) * CDFS[cdf](relative / relative.mean()), low, high)
     )
+
+
+def cut(losses: ArrayLike, scale: float) -> tuple[Array, float]:
+    """Return the losses (n,), none above ``MOST_LOSS`` times the scale, and the scale:
+    the largest median of any round so far, ``scale`` being that of the rounds before
+    (0: none), and at least 1.
+
+    The loss that a client reports cannot be verified, but its size is known: models
+    start at the loss of one that knows nothing, about log(classes) for a cross-entropy
+    and 1 for standardised numbers, which is much the same for all clients, and training
+    lowers it. So the largest median stays that of the start, and a client far above it
+    has diverged, or lies. The bound is not relative to the median of the round, which
+    falls: fair methods exist for the clients whose losses do not. If more than half of
+    a round's clients are sound, so is its median.
+    """
+    values = check_losses(losses)
+    scale = max(scale, float(np.median(values)), 1.0)
+    return np.minimum(values, MOST_LOSS * scale), scale
 
 
 def decision_loss(p: ArrayLike, r: ArrayLike) -> float:

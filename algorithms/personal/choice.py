@@ -26,10 +26,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.common.robust import shortening
+
 Floats = NDArray[np.float64]
 #: A curve that counts for other clients may be at most this many times longer than the
-#: median curve.
-MOST = 3.0
+#: median curve, and count at most this many times as much.
+MOST, MOST_COUNT = 3.0, 5.0
 
 
 def least(losses: Floats, accuracies: Floats | None = None) -> int:
@@ -64,14 +66,20 @@ def bounded(losses: Floats) -> Floats:
     A client that lies, or whose losses have exploded, must not choose for all.
     """
     curves = centred(losses)
-    norms = np.linalg.norm(curves, axis=1)
-    most = MOST * np.median(norms)
-    return np.asarray(
-        curves
-        * np.divide(most, norms, out=np.ones(len(norms)), where=(norms > most) & (most > 0))[
-            :, None
-        ]
-    )
+    return np.asarray(curves * shortening(np.linalg.norm(curves, axis=1), MOST)[:, None])
+
+
+def counted(losses: Floats, samples: Floats) -> Floats:
+    """Return the ``samples`` (clients,) as they count for the curves ``losses``
+    (clients, grid).
+
+    The pooled curve is a sum of n_i c_i, so the influence of a client is n_i ||c_i||.
+    It is at most ``MOST_COUNT`` times the median influence, whatever n_i a client
+    claims: if m - 1 sound curves agree, the sum of theirs is m - 1 times the median,
+    and one liar does not turn it for m > 1 + ``MOST_COUNT``.
+    """
+    norms = np.linalg.norm(bounded(losses), axis=1)
+    return np.asarray(samples * shortening(samples * norms, MOST_COUNT))
 
 
 def half_noise(first: Floats, second: Floats, samples: tuple[int, int]) -> float:

@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_choice
+from algorithms.common.robust import shortening
 
+#: A client's gradient is at most this many times longer than the median one.
+MOST = 5.0
 SCHEDULES = ("cosine", "ddpm")
 WEIGHTS = ("sign", "exponential")
 Numbers = NDArray[np.float32]
@@ -24,6 +27,25 @@ def log_weights(energies: NDArray[np.floating], kind: str = "sign") -> Numbers:
     """
     check_choice("weights", kind, WEIGHTS)
     return np.asarray(np.sign(-energies) if kind == "sign" else -energies, np.float32)
+
+
+def bounded_signals(
+    logs: Sequence[NDArray[np.floating]], gradients: Sequence[NDArray[np.floating]], kind: str
+) -> tuple[list[NDArray[np.floating]], list[NDArray[np.floating]]]:
+    """Return the ``log e`` (m,) and gradients (m, ...) of the clients within their
+    bounds.
+
+    With signs, log e is -1, 0 or 1. A net's energy has no largest gradient, but all
+    clients train nets of about one slope: over all samples, the gradient of none is
+    longer than ``MOST`` times the median client's.
+    """
+    if kind == "sign":
+        logs = [np.clip(log, -1, 1) for log in logs]
+    factors = shortening(np.array([np.linalg.norm(gradient) for gradient in gradients]), MOST)
+    return list(logs), [
+        gradient if factor == 1 else gradient * gradient.dtype.type(factor)
+        for gradient, factor in zip(gradients, factors, strict=True)
+    ]
 
 
 def mixture_gradient(

@@ -222,6 +222,14 @@ class SpendingPrivacy(Protocol):
 
 
 @runtime_checkable
+class Hardening(Protocol):
+    """A strategy with bounds of its own for clients that are not trusted."""
+
+    def harden(self) -> None:
+        """Set them, where the options do not."""
+
+
+@runtime_checkable
 class MakingSamples(Protocol):
     """A strategy that produces labelled synthetic samples: the run starts from its own
     arrays, not from the task's model.

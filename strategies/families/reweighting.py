@@ -26,7 +26,8 @@ Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter III, section
 Contract: that of the wrapped strategy; in addition, for rules that use losses, the
 reply holds the metric ``loss-before``, the mean training loss of the model as it was
 received. The training configuration requests it with ``loss-before`` = true. A client
-whose loss is negative or not finite is skipped.
+whose loss is negative or not finite is skipped; one far above the loss that models
+start from is cut (:func:`algorithms.fairness.responses.cut`).
 """
 
 from abc import abstractmethod
@@ -34,10 +35,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -46,6 +49,7 @@ from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from algorithms.common.prefixes import under, within
 from algorithms.common.sent import Asked
+from algorithms.fairness.responses import cut
 from algorithms.fairness.rule import WeightRule, check_cap
 from algorithms.fairness.simplex import bounded, normalise
 from strategies.base.capabilities import (
@@ -67,6 +71,8 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 #: Rounds in a row that a client may be away before its weight is forgotten.
 FORGET_AFTER = 100
+#: The cap on weights if clients are not trusted.
+HARDENED = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +169,7 @@ class Reweighting(Wrapper):
         self._met = 0  # the last round in which these were counted
         self._names: Mapping[int, ClientId] = {}
         self._sent = ArrayRecord()
+        self.loss_scale = 0.0  # the largest median loss of a round so far
 
     # --- hooks ------------------------------------------------------------------------
 
@@ -171,6 +178,12 @@ class Reweighting(Wrapper):
         state between rounds.
         """
         return None
+
+    def harden(self) -> None:
+        """Cap the weights, if the options do not: no bound on a loss keeps a client
+        that always names the largest from the weight of the worst one.
+        """
+        self.cap = self.cap or HARDENED
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
         """Called when ``sampled`` of ``count`` connected clients take part in a round;
@@ -238,7 +251,7 @@ class Reweighting(Wrapper):
             else np.full(len(places), 1 / len(places))
         )
         update_rows = partial(updates, self._sent, [arrays_of(content)[0] for content in contents])
-        losses = np.array([row[2] for row in valid]) if self.asks_losses else np.zeros(0)
+        losses = self._cut(valid) if self.asks_losses else np.zeros(0)
         decision = self.decide(Replies(places, losses, prior, update_rows))
         weights = bounded(decision.weights, self.cap * prior) if self.cap else decision.weights
         self.last_weights = {
@@ -270,6 +283,8 @@ class Reweighting(Wrapper):
             "away": self._away.copy(),
         }
         state["samples"] = self.samples.copy()
+        if self.asks_losses:
+            state["loss-scale"] = np.array(self.loss_scale)
         if self.rule is not None:
             state |= {f"maker.{name}": value for name, value in self.rule.state_dict().items()}
         return state | under("strategy.", state_of(self.strategy))
@@ -281,6 +296,7 @@ class Reweighting(Wrapper):
         self.samples = np.array(
             state.get("samples", np.full(len(self.clients), np.nan)), np.float64
         )
+        self.loss_scale = float(state.get("loss-scale", 0.0))
         self.rule = self.new_rule(len(self.clients)) if self.clients else None
         if self.rule is not None:
             if self.prior == "samples":
@@ -290,6 +306,14 @@ class Reweighting(Wrapper):
         load_state(self.strategy, within("strategy.", state))
 
     # --- parts ------------------------------------------------------------------------
+
+    def _cut(self, valid: list[tuple[ClientId, Message, float]]) -> Floats:
+        """Return the losses (m,), none far above the scale of the run's losses."""
+        losses, self.loss_scale = cut([loss for _, _, loss in valid], self.loss_scale)
+        for (client, _, loss), used in zip(valid, losses, strict=True):
+            if loss > used:
+                log(WARNING, "client %s: its loss %.3g counts as %.3g", client, loss, used)
+        return losses
 
     def _prior(self) -> Floats:
         """Return all clients' shares of the samples (K,); a client that has not replied

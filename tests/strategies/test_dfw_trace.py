@@ -10,7 +10,7 @@ from algorithms.frank_wolfe.power_iteration import PowerIteration
 from algorithms.frank_wolfe.steps import duality_gap, move
 from algorithms.frank_wolfe.vector_domains import L1Ball
 from clients.dfw_trace import DFWTraceClient
-from strategies.dfw_trace import DFWTrace
+from strategies.dfw_trace import DFWTrace, DFWTraceOptions
 from tests.constrained import World
 
 BALL = NuclearBall((7, 5), 2.0)
@@ -219,6 +219,35 @@ def test_a_reply_that_is_no_product_skips_only_its_client(caplog):
     assert "its product is not one array" in caplog.text
     assert "its metric 'inner' is missing" in caplog.text
     assert 6 <= strategy.steps_taken < reference.steps_taken
+
+
+@pytest.mark.parametrize("sampled", [0, 3])
+def test_one_liar_does_not_choose_the_atoms(sampled):
+    """With products of at most the median length; honest ones are not touched by the
+    default.
+    """
+
+    class Liar(DFWTraceClient):
+        def step(self, x_bar, config):
+            arrays, metrics = super().step(x_bar, config)
+            return ([-1e6 * arrays[0]] if self.client_id == 0 else arrays), metrics
+
+    parts = problems(BALL, 10)
+    for part in parts:
+        part.target = parts[0].target + 0.1 * part.target
+    rounds, best = 600 if sampled else 200, value(parts, solution(BALL, parts))
+    worst = value(parts, BALL.start()) - best
+    gaps = []
+    for most in (0.0, 1.0):
+        strategy = DFWTrace(BALL, DFWTraceOptions(longest_product=most))
+        x = run(BALL, parts, rounds, strategy, Liar, clients_per_round=sampled)[0]
+        gaps.append((value(parts, x) - best) / worst)
+    assert gaps[1] < 0.1 < 1 < gaps[0]
+    plain, bounded = (
+        run(BALL, parts, 40, DFWTrace(BALL, DFWTraceOptions(longest_product=most)))[0]
+        for most in (0.0, 5.0)
+    )
+    np.testing.assert_array_equal(plain, bounded)
 
 
 def test_other_domains_are_refused():

@@ -219,6 +219,49 @@ def test_three_rounds_by_hand(kind, loss, asked):
         )
 
 
+# --- liars ----------------------------------------------------------------------------
+
+
+def lying(kind, change):
+    class Liar(kind):
+        def loss_and_gradient(self, predictors, alpha):
+            return change(alpha, *super().loss_and_gradient(predictors, alpha))
+
+    return Liar(CLIENTS[1].frequencies, CLIENTS[1].num_examples)
+
+
+LIES = {
+    "an entry above 0": (Log, lambda a, loss, g, n: (loss, np.r_[0.1, g[1:]], n)),
+    "more than all weight": (Log, lambda a, loss, g, n: (loss, g - 0.1 / a.sum(), n)),
+    "longer than any": (Squared, lambda a, loss, g, n: (loss, g - 2.1 * (a.sum() + 1), n)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_gradient_of_no_samples_counts_as_no_reply(lie):
+    kind, change = LIES[lie]
+    clients = [kind(c.frequencies, c.num_examples) for c in CLIENTS]
+    loss = "squared" if kind is Squared else "log"
+    alphas = []
+    for second, failing in ((lying(kind, change), ()), (clients[1], (1,)), (clients[1], ())):
+        strategy = FedBoost(LIBRARY, FedBoostOptions(budget=3, step=0.3), seed=2, loss=loss)
+        play(strategy, [clients[0], second, clients[2]], 3, failing=failing)
+        alphas.append(strategy.alpha)
+    np.testing.assert_array_equal(alphas[0], alphas[1])
+    assert not np.allclose(alphas[1], alphas[2], atol=1e-6)
+
+
+def test_aflboost_takes_no_loss_for_more_than_five_times_the_median():
+    lambdas = []
+    for lie in (1e14, 30.0):
+        liar = lying(Log, lambda a, loss, g, n, lie=lie: (lie, g, n))
+        strategy = AFLBoost(LIBRARY, AFLBoostOptions(budget=3, lambda_step=0.2), seed=2)
+        play(strategy, [CLIENTS[0], liar, CLIENTS[2]])
+        lambdas.append(strategy.lambda_)
+    np.testing.assert_allclose(*lambdas)
+    assert 1 / 3 < lambdas[0][1] < 0.7
+
+
 # --- the rival: one predictor for all clients -----------------------------------------
 
 

@@ -115,6 +115,30 @@ def test_an_empty_round_changes_no_moment():
     assert seen[0][1] is seen[1][1]
 
 
+@pytest.mark.parametrize("kind", SECOND)
+def test_one_poisoned_round_does_not_stop_the_later_ones(kind):
+    """It counts as an update five times longer than the longest before, also after a
+    resume, and the run recovers.
+    """
+
+    class Liar(Pull):
+        def fit(self, parameters, config):
+            arrays, n, metrics = super().fit(parameters, config)
+            lies = self.i == 0 and config["server-round"] == 3
+            return [array + 1e9 for array in arrays] if lies else arrays, n, metrics
+
+    strategy, lengths = kind(OPTIONS), []
+
+    def note(now):
+        lengths.append(strategy.longest)
+        strategy.load_state_dict(strategy.state_dict())
+
+    result = simulate(strategy, lambda i, _: Liar(i), 2, START, 60, callbacks=[note])
+    assert lengths[2] == pytest.approx(5 * lengths[1])
+    goal = np.average([[3, 1, 1], [-1, 0.1, 0.1]], axis=0, weights=SIZES)
+    assert np.abs(flat(result) - goal).max() < 0.3
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("server_learning_rate", 0.0), ("beta_1", 1.0), ("beta_2", -0.1), ("tau", 0.0)],

@@ -2,6 +2,8 @@
 with a known optimum, and faults.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -328,6 +330,42 @@ def test_a_reply_that_does_not_fit_is_skipped(fault):
     federation = Odd([blobs(seed=k) for k in range(3)], RidgeOracle(), 3)
     federation.run(strategy, 3)
     assert [len(block) for block in strategy.function.blocks] == [2, 2, 2]
+
+
+def test_learners_are_compared_with_the_largest_median_so_far():
+    """Later learners are small, and those of a client that is fitted badly may not
+    be.
+    """
+    strategy = FFGB()
+    strategy._names = {0: 0}
+    reply = SimpleNamespace(metadata=SimpleNamespace(src_node_id=0))
+
+    def kept(*lengths):
+        return len(strategy._of_usual_size([(reply, {"w": np.array([size])}) for size in lengths]))
+
+    assert kept(1.0, 1.0, 1.0) == kept(0.1, 0.1, 4.9) == 3
+    assert kept(0.1, 0.1, 5.1) == 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_learners_far_larger_than_most_are_skipped(late):
+    class Large(Federation):
+        def client(self, number, context=None):
+            inner = super().client(number)
+
+            class Boasts(type(inner)):
+                def fit(self, parameters, config):
+                    arrays, n, metrics = super().fit(parameters, config)
+                    lies = number == 1 and (not late or config["server-round"] == 4)
+                    return [array * (40 if lies else 1) for array in arrays], n, metrics
+
+            inner.__class__ = Boasts
+            return inner
+
+    strategy = FFGB(FFGBOptions(eta_0=3.0))
+    Large([blobs(seed=k) for k in range(3)], RidgeOracle(), 3).run(strategy, 4)
+    sizes = [len(block) for block in strategy.function.blocks]
+    assert sizes == ([3, 3, 3, 2] if late else [2, 2, 2, 2])
 
 
 def test_labels_beyond_the_outputs_are_an_error():

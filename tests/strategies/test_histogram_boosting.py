@@ -230,6 +230,19 @@ def test_a_reply_that_is_no_sum_over_rows_does_not_count(which):
     same(federation.run(6), replayed(federation.datas, 6, [[0, 2]] * 6))
 
 
+def test_more_rows_than_num_examples_do_not_count():
+    """A client that multiplies its sums weighs as much as before, to the bit."""
+    x, y = rows(300)
+    datas = dealt(x, y, np.random.default_rng(2).integers(0, 3, len(y)))
+    boast = Federation(
+        datas,
+        lambda number, now, reply: (
+            ([reply[0][0].astype(np.int64) * 10**6], *reply[1:]) if number == 1 else reply
+        ),
+    )
+    same(boast.run(8), replayed(datas, 8, [[0, 1, 2]] * 8))
+
+
 def test_a_resumed_run_and_clients_without_state_give_the_same_trees():
     x, y = rows(400)
     datas = dealt(x, y, np.random.default_rng(2).integers(0, 3, len(y)))

@@ -221,7 +221,7 @@ class Gradient(EchoClient):
 
 def boost(wrap, shifts, examples):
     options = FedBoostOptions(sampling="none", mirror="euclidean", step=0.01)
-    make = lambda i, _: Gradient(np.arange(4) * shifts[i], examples[i])
+    make = lambda i, _: Gradient(-0.1 * np.arange(4) * shifts[i], examples[i])
     return arrays_of(
         simulate(wrap(FedBoost(Library(), options, fraction_evaluate=0)), make, 3, {}, 2)
     )["alpha-last"]
@@ -232,7 +232,7 @@ def test_fedboosts_gradient():
         boost(lambda s: private(s, 1e6), [1.0, 2.0, 3.0], [1, 50, 7]),
         boost(lambda s: s, [1.0, 2.0, 3.0], [5, 5, 5]),
     )
-    length = float(np.linalg.norm(np.arange(4)))
+    length = 0.1 * float(np.linalg.norm(np.arange(4)))
     np.testing.assert_allclose(
         boost(lambda s: private(s, length), [1.0, 2.0, 300.0], [1, 1, 1]),
         boost(lambda s: s, [1.0, 1.0, 1.0], [1, 1, 1]),

@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.personal.choice import half_noise, least, pooled_curve, shrinkage, shrunk
+from algorithms.personal.choice import (
+    counted,
+    half_noise,
+    least,
+    pooled_curve,
+    shrinkage,
+    shrunk,
+)
 
 
 def clients(rng, tau, sigma, samples, grid=11):
@@ -81,6 +88,10 @@ def test_one_client_does_not_choose_for_all():
         chosen = least(pooled_curve(curves, samples.astype(float)))
         assert honest[chosen] - honest.min() < 0.05 * np.ptp(honest)
         assert 1 < shrinkage(curves, samples.astype(float), noise) < 20  # without the liar: 4
+        claimed = counted(curves, np.array([9e14, *samples[1:]]))
+        assert honest[least(pooled_curve(curves, claimed))] - honest.min() < 0.05 * np.ptp(honest)
+        assert 0.5 < shrinkage(curves, claimed, noise) < 20
+        np.testing.assert_array_equal(claimed[1:], samples[1:])
     flat = np.zeros((3, 11))
     flat[0] = np.linspace(0, 1, 11)
     # nothing to compare it with

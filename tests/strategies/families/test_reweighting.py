@@ -27,6 +27,7 @@ from strategies import (
     FedYogi,
     Local,
     QFedAvg,
+    QFedAvgOptions,
     Reweighting,
     SuPerFed,
     TERMOptions,
@@ -46,6 +47,10 @@ def client(i, _=None):
 
 def tilted(strategy):
     return TERM(strategy, TERMOptions(1.0))
+
+
+def q_fair(strategy):
+    return QFedAvg(strategy, QFedAvgOptions(q=1.0, lipschitz=1.0))
 
 
 class Recording(FedAvg):
@@ -212,6 +217,23 @@ def test_a_client_with_an_impossible_loss_is_skipped(loss, caplog):
     np.testing.assert_allclose(arrays_of(result)["w"], share @ SHIFTS[:2], rtol=1e-6)
     assert strategy.last_weights == pytest.approx(dict(enumerate(share)))
     assert "client 2 left out" in caplog.text
+
+
+@pytest.mark.parametrize("rule", [tilted, q_fair, AAggFFS], ids=["term", "q-fedavg", "aaggff-s"])
+def test_a_loss_is_at_most_five_times_the_largest_median(rule):
+    """What counts of a lie is the bound, of the start although later losses are small;
+    honest losses stay below it, and count as they are.
+    """
+    fall = {1: 2.0, 2: 0.1, 3: 0.1}
+
+    def weights(lie):
+        strategy = rule(FedAvg())
+        losses = [lambda t: fall[t], lambda t: fall[t], lie]
+        simulate(strategy, lambda i, _: LossyClient(SHIFTS[i], losses[i]), 3, START, 3)
+        return strategy.last_weights
+
+    assert weights(lambda t: 1e14) == weights(lambda t: 10.0) != weights(lambda t: 9.9)
+    assert weights(lambda t: 9.9) != weights(lambda t: 9.8)
 
 
 def test_a_round_without_a_valid_loss_keeps_the_model():
