@@ -34,6 +34,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from sklearn.linear_model import LogisticRegressionCV, RidgeCV
+from sklearn.model_selection import KFold
 from torch import nn
 
 from algorithms.boosting.additive_values import advance
@@ -148,6 +149,7 @@ def trees(folder: Path) -> None:
 def linear(folder: Path) -> None:
     """Print the scores of linear models on all rows for every run of FedAvg."""
     results: dict[str, list[float]] = {}
+    folds = KFold(5, shuffle=True, random_state=0)  # rows are in the order of the clients
     for path in sorted(folder.glob("cells/*/settings.toml")):
         config = {
             key: value for key, value in read_toml(path).items() if not key.startswith("versions")
@@ -162,9 +164,9 @@ def linear(folder: Path) -> None:
                 for name in "xy"
             )
             fit: Any = (
-                RidgeCV(np.logspace(-2, 5, 29), cv=5)
+                RidgeCV(np.logspace(-2, 5, 29), cv=folds)
                 if settings.task == "regression"
-                else LogisticRegressionCV(Cs=10, cv=5, max_iter=2000)
+                else LogisticRegressionCV(Cs=10, cv=folds, max_iter=2000)
             )
             fit.fit(x.reshape(len(x), -1), y.ravel())
             score = float(fit.score(test_x.reshape(len(test_x), -1), test_y.ravel()))
