@@ -22,10 +22,13 @@ client, the place and the order of the faults:
   the results folder; sites and SuperLink, whose disks are others, keep theirs.
 - restart: the SuperLink is killed, with the ServerApp; inline the process of the run,
   before one of its next file operations, drawn at random. Then the run is resumed.
+- command: the command is killed (SIGKILL) while Flower's run goes on, and the run is
+  resumed; inline, a second command resumes the run at the same time.
 
 A run that ends early is resumed (``--resume``) until it is complete. False success: a
 round used a bad reply or did not cap one, a round is missing from a run that claims to
-be complete, or a model is not finite. False failure: a client that did nothing wrong
+be complete, or a model is not finite. Rounds that are recorded twice or out of order
+show a second writer. False failure: a client that did nothing wrong
 was skipped. The difference compares the final model with a clean one, computed without
 the strategy, the round loop and the engine: every round trains only the clients that
 the record lists as used, and the mean of their models is the next model.
@@ -86,6 +89,7 @@ COLUMNS = (
     "false failures",
     "lost on the way back",
     "rounds repeated",
+    "doubled or out of order",
 )
 
 
@@ -163,7 +167,8 @@ class Soak:
                 default=0,
             )
             last = max(hit, *(row["round"] for row in read_rounds(self.out)), 0)
-            kind = "restart" if code == -9 else self.fault(hit)[0] or "none"
+            killed = {"inline": "restart", "deployment": "command"}[self.engine]
+            kind = killed if code == -9 else self.fault(hit)[0] or "none"
             self.counts[kind]["rounds repeated"] += last - done
             print(
                 f"start {self.starts} ended with {code} in round {last}, {kind}; {done} done",
@@ -224,9 +229,12 @@ class Soak:
             self.counts[kind or "none"]["false successes"] += (
                 times_recorded[number] != 1 and self.ended == "completed"
             )
+        before = 0
         for row in rows:
             kind, victim = self.fault(row["round"])
             last = kind or last
+            self.counts[last]["doubled or out of order"] += row["round"] <= before
+            before = row["round"]
             used, capped = set(row["clients"]), set(row.get("capped", ()))
             missing = set(range(CLIENTS[self.engine])) - used
             if kind in LEFT_OUT:
@@ -333,6 +341,18 @@ class Soak:
         return "\n".join(lines)
 
 
+def faulty_copy(folder: Path, *more: Any) -> Path:
+    """Copy the app (``copy_app``) with the faults of clients in it."""
+    from benchmarks import soak_faults
+    from fedapps.engines import app_folder
+
+    app = app_folder.copy_app(folder, *more)
+    shutil.copy(soak_faults.__file__, app / "fedapps")
+    with (app / "fedapps" / "runs" / "client_app.py").open("a") as file:
+        file.write("\nfrom fedapps.soak_faults import Faulty\n\napp = Faulty(app)\n")
+    return app
+
+
 def command(engine: str, arguments: list[str]) -> None:
     """Run ``fedapps``, with the faults of clients in its app; run.log has what it
     says.
@@ -340,14 +360,7 @@ def command(engine: str, arguments: list[str]) -> None:
     from benchmarks import soak_faults
     from fedapps.commands import parser as cli
     from fedapps.deployment import site_run
-    from fedapps.engines import app_folder, inline
-
-    def faulty_copy(folder: Path) -> Path:
-        app = app_folder.copy_app(folder)
-        shutil.copy(soak_faults.__file__, app / "fedapps")
-        with (app / "fedapps" / "client_app.py").open("a") as file:
-            file.write("\nfrom fedapps.soak_faults import Faulty\n\napp = Faulty(app)\n")
-        return app
+    from fedapps.engines import inline
 
     if engine == "inline":
         inline.InlineGrid = soak_faults.FaultyGrid  # type: ignore[misc]
@@ -380,7 +393,8 @@ def main() -> None:
         print(soak.table())
         print(f"{time.monotonic() - began:.0f} s")
     bad = sum(
-        counts["false successes"] + counts["false failures"] for counts in soak.counts.values()
+        counts["false successes"] + counts["false failures"] + counts["doubled or out of order"]
+        for counts in soak.counts.values()
     )
     sys.exit(bad > 0 or soak.ended != "completed" or not soak.difference <= 1e-6)
 

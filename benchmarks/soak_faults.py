@@ -2,6 +2,7 @@
 and faults of nodes, disk and process of the inline engine.
 """
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -18,7 +19,7 @@ from fedapps.engines.inline import InlineGrid
 from strategies.base.flower_private import ErrorCode
 
 KINDS = ("client", "node", "late", "nan", "shape", "weight", "metrics", "policy", "duplicate")
-KINDS += ("disk", "restart")
+KINDS += ("disk", "restart", "command")
 NO_LIMIT = resource.RLIM_INFINITY
 FLOOD = 10**6  # numbers among the metrics of a reply
 
@@ -171,6 +172,8 @@ class FaultyGrid(InlineGrid):
             file_limit(int(rng.choice([0, 20, 300, 2000, size + 1, size + 100])))
         if kind == "restart" and once(number):
             kill_before(int(rng.integers(25)))
+        if kind == "command":
+            second_command(str(next(iter(self.contexts.values())).run_config["out"]))
         replies = super().send_and_receive(messages, timeout=timeout)
         node = messages[victim].metadata.dst_node_id if kind else 0
         own = [reply for reply in replies if reply.metadata.src_node_id == node]
@@ -204,6 +207,21 @@ def once(number: int) -> bool:
         return False
     path.touch()
     return True
+
+
+def second_command(out: str) -> None:
+    """Resume the run that goes on in this process, from another one. Raises
+    ``RuntimeError`` unless that is refused.
+    """
+    from fedapps.commands.parser import main
+
+    process = multiprocessing.get_context("fork").Process(
+        target=lambda: sys.exit(main(["run", "--resume", "--engine", "inline", "--out", out]))
+    )
+    process.start()
+    process.join()
+    if process.exitcode != 2:
+        raise RuntimeError(f"a second command ended with {process.exitcode}")
 
 
 def file_limit(size: int, process: int = 0) -> None:

@@ -64,6 +64,9 @@ class Attacker:
             self.settle()
             self.hit = len(read_rounds(self.folder)) + 1
             self.deployment.superlink.kill()
+        elif kind == "command":
+            self.hit = len(read_rounds(self.folder)) + 1
+            os.kill(process, signal.SIGKILL)
 
     def after(self, number: int) -> None:
         """Continue the processes that hung in rounds up to ``number``."""

@@ -90,13 +90,17 @@ def run(
     launched, status = launch(wanted, how, _console(progress))
     if status == "interrupted":
         raise KeyboardInterrupt(f"interrupted; continue with resume=True, out={launched.out!r}")
-    return Run(Path(launched.out))
+    return Run(Path(launched.out), trust=True)
 
 
 @in_python
-def load(folder: str | Path) -> "Run":
-    """Return the results in a run's folder. Raises ``UserError`` if there are none."""
-    return Run(run_folder(Path(folder)))
+def load(folder: str | Path, *, trust: bool = False) -> "Run":
+    """Return the results in a run's folder. Raises ``UserError`` if there are none.
+
+    ``trust``: whether the code that its settings name, a net of your own for example,
+    may be executed to make its models.
+    """
+    return Run(run_folder(Path(folder)), trust)
 
 
 @in_python

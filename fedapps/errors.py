@@ -14,6 +14,7 @@ T = TypeVar("T")
 ARGUMENTS = {
     "overwrite": "overwrite=True",
     "resume": "resume=True",
+    "trust": "trust=True",
     "nodes": "num_clients",
     "data": "data_folder",
     "gpus-per-client": "gpus_per_client",

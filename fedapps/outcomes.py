@@ -45,10 +45,12 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The results of a run, read from its folder."""
+    """The results of a run, read from its folder. ``trust``: whether models may execute
+    code that its settings name.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()
+    def __init__(self, folder: Path, trust: bool = False) -> None:
+        self.folder, self.trust = folder.absolute(), trust
 
     def __repr__(self) -> str:
         return (
@@ -113,7 +115,7 @@ class Run:
         trained something other than the task's net, or if the method has no global
         model to use.
         """
-        settings = settings_in(self.folder, own=True)
+        settings = settings_in(self.folder, own=True, trust=self.trust)
         task: Any = build_task(settings)
         check_usable(settings, task, "use personal_model(client)")
         return _loaded(task, net_arrays(settings, task, self.read).to_torch_state_dict())
@@ -123,8 +125,8 @@ class Run:
         """Return the model that a client was scored with, in evaluation mode. Raises
         ``UserError`` if it was not saved. ``client``: name or number.
         """
-        _, _, tensors = exported(self.folder, client)
-        return _loaded(build_task(settings_in(self.folder)), tensors)
+        _, _, tensors = exported(self.folder, client, self.trust)
+        return _loaded(build_task(settings_in(self.folder, trust=self.trust)), tensors)
 
     @in_python
     def scale(self, client: int | str | None = None) -> "Scale | None":
@@ -134,7 +136,7 @@ class Run:
         ``client``: needed with ``data.standardise=client``, where each client has its
         own scale.
         """
-        settings = settings_in(self.folder, own=True)
+        settings = settings_in(self.folder, own=True, trust=self.trust)
         task = build_task(settings)
         number = None if client is None else identified(task, settings.num_clients, client)[0]
         return scale_of(settings, task, number)
@@ -166,7 +168,7 @@ class Sweep:
     @property
     def runs(self) -> dict[str, Run]:
         """The finished runs, by name."""
-        return {name: Run(run.path) for name, run in self._results.runs_by_name.items()}
+        return {name: Run(run.path, trust=True) for name, run in self._results.runs_by_name.items()}
 
     def plot(self, *, dark: bool = False) -> Plots:
         """Return the plots of the report, by name."""

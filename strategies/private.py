@@ -20,6 +20,12 @@ The noise is drawn from the operating system's entropy, not from the run's seed:
 who knows the seed could subtract it. Runs are therefore not repeatable. The server sees
 the updates and must be trusted; metrics are not protected.
 
+A run that is resumed repeats the rounds after its last checkpoint, and each repetition
+is a further release. The same noise again would not avoid that: local training is not
+repeatable on every device, and other clients may answer, so that the difference of the
+two sums would show the clients' updates without any noise. ``count_releases`` therefore
+lets the caller count a release on disk before it happens.
+
 Differences from Flower's wrappers (``DifferentialPrivacyServerSideFixedClipping``),
 which add the noise after the server's step, divide by the number of replies, fail on
 integer arrays, and account only for their own FedAvg.
@@ -33,12 +39,14 @@ weight.
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -111,6 +119,7 @@ class Private(Wrapper):
         self.strategy = strategy
         self.options = options
         self.releases = 0
+        self._announce: Callable[[int], None] = lambda _: None
         self._rng = rng or np.random.default_rng()
         self._sent: Named = {}
         self._asked = 0
@@ -127,6 +136,13 @@ class Private(Wrapper):
     def privacy_spent(self) -> dict[str, float]:
         """Return epsilon and delta of all rounds so far."""
         return {"epsilon": self.epsilon(self.releases), "delta": self.options.delta}
+
+    def count_releases(self, before: int, announce: Callable[[int], None]) -> None:
+        """Count on from ``before`` releases, if that is more than the restored state
+        knows of. ``announce(round)`` is called before each one; if it raises
+        ``OSError``, the round keeps the model and releases nothing.
+        """
+        self.releases, self._announce = max(before, self.releases), announce
 
     @property
     def finished(self) -> bool:
@@ -177,6 +193,12 @@ class Private(Wrapper):
             norm = math.sqrt(sum(float(np.vdot(part, part)) for part in update.values()))
             for name, part in update.items():
                 total[name] += part * min(1.0, self.options.clipping_norm / norm if norm else 1.0)
+        try:
+            self._announce(server_round)
+        except OSError as error:
+            log(WARNING, "round %d keeps its model: no release is counted: %s", server_round, error)
+            return None, None
+        self.releases += 1
         noise = self.options.noise_multiplier * self.options.clipping_norm
         moved = {
             name: np.asarray(
@@ -187,7 +209,6 @@ class Private(Wrapper):
             else array
             for name, array in start.items()
         }
-        self.releases += 1
         reply = self._one_reply(valid, own.reply_with(moved) if own else moved)
         arrays_, metrics = self.strategy.aggregate_train(server_round, [reply])
         return arrays_, MetricRecord(

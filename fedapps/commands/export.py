@@ -59,6 +59,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.pt2",
         help="also write the net with its arrays, by torch.export",
     )
+    parser.add_argument(
+        "--trust", action="store_true", help="execute the code that the folder's settings name"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -67,10 +70,12 @@ def execute(arguments: argparse.Namespace) -> int:
     if onnx:
         check_packages()
     if arguments.client is None:
-        client, scores, tensors = of_nobody(arguments.run, onnx or arguments.program is not None)
+        client, scores, tensors = of_nobody(
+            arguments.run, onnx or arguments.program is not None, arguments.trust
+        )
     else:
-        client, scores, tensors = exported(arguments.run, arguments.client)
-    settings = settings_in(arguments.run, own=True)
+        client, scores, tensors = exported(arguments.run, arguments.client, arguments.trust)
+    settings = settings_in(arguments.run, own=True, trust=arguments.trust)
     task = build_task(settings)
     number = (
         None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps import json_log
 from fedapps.errors import INTERRUPTED
+from fedapps.extensions.own_code import check_trusted, code_named
 
 if TYPE_CHECKING:
     from fedapps.settings.settings import Settings
@@ -90,6 +91,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue from the last checkpoint in DIR"
     )
+    parser.add_argument(
+        "--trust", action="store_true", help="with --resume: execute the code that DIR names"
+    )
     parser.add_argument("--overwrite", action="store_true", help="first delete the run in DIR")
     parser.add_argument(
         "--metrics-port",
@@ -124,8 +128,9 @@ def execute(arguments: argparse.Namespace) -> int:
             )
         )
     elif status == "interrupted":
+        trust = " --trust" if code_named(settings.flat()) else ""
         print(
-            f"interrupted; continue with: fedapps run --resume --out {folder} --engine "
+            f"interrupted; continue with: fedapps run --resume{trust} --out {folder} --engine "
             f"{arguments.engine}",
             file=sys.stderr,
         )
@@ -144,10 +149,13 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     from fedapps.toml_text import read_toml
 
     given: dict[str, Any] = {}
+    recorded = (arguments.out or Path()) / "settings.toml"
     if arguments.resume and arguments.out is not None:
-        recorded = arguments.out / "settings.toml"
         given = read_toml(recorded) if recorded.exists() else {}
-    given |= given_by(arguments.settings)
+    named = given_by(arguments.settings)
+    if not arguments.trust:
+        check_trusted(recorded, given, named.values())
+    given |= named
     if arguments.nodes is not None:
         given["num-clients"] = arguments.nodes
     if arguments.out is not None:

@@ -39,3 +39,18 @@ def run_on_deployment(
         return run.failed(error)
     finally:
         connection.close()
+
+
+def stop_run(folder: Path, run_id: str) -> bool:
+    """Ask the SuperLink of the deployment in ``folder`` to stop a run; return whether
+    it has one of this id that goes on. Raises ``UserError`` without a deployment.
+    """
+    connection = Deployment.open(folder).connection()
+    try:
+        runs = connection.ask("list", "own", "--run-id", run_id).get("runs") or [{}]
+        going = not str(runs[0].get("status", "finished")).startswith("finished")
+        if going:
+            connection.stop_run(run_id)
+        return going
+    finally:
+        connection.close()

@@ -11,9 +11,10 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,9 @@ from typing import Any
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options
 from fedapps.errors import UserError
+
+#: What stands before the colon of a net of a library, which is not the user's code.
+LIBRARIES = ("torchvision", "timm", "transformers")
 
 
 def is_reference(text: object) -> bool:
@@ -110,6 +114,32 @@ def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
         ):
             files[place.as_posix()] = path
     return files
+
+
+def check_trusted(place: Path, config: Mapping[str, Any], named: Collection[object] = ()) -> None:
+    """Raise ``UserError`` if the settings of a results folder, in the file ``place``,
+    name code: a folder from elsewhere must not choose what is executed here.
+
+    ``named``: values that the user gave, which may be loaded.
+    """
+    for key in code_named(config):
+        module = config[key].partition(":")[0]
+        if config[key] not in named and module not in LIBRARIES:
+            raise UserError(
+                f"{place}: {key} = {config[key]!r} is code: {_file_of(module)} would be executed: "
+                "add --trust if you trust it"
+            )
+
+
+def _file_of(module: str) -> str:
+    """Return where a module would be loaded from, without loading any part of it."""
+    top = module.partition(".")[0]
+    try:
+        spec = PathFinder.find_spec(top, [*sys.path, str(Path.cwd())])
+    except (ImportError, ValueError):
+        spec = None
+    found = (spec.origin or next(iter(spec.submodule_search_locations or ()), "")) if spec else ""
+    return found or f"the module {module!r}"
 
 
 def code_named(config: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ deleted only after the new one has been written, so a complete one always exists
 
 import json
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -22,6 +23,7 @@ from safetensors.numpy import load_file, save_file
 from fedapps.errors import UserError
 from fedapps.records.best import Best
 from fedapps.records.files import Files
+from fedapps.records.lock import RUN_ID
 from strategies.base.capabilities import Stateful
 from strategies.base.rounds import Round
 
@@ -31,13 +33,14 @@ class Checkpoints:
     """Callback that writes a checkpoint every ``every`` rounds (0: never) into
     ``folder``.
 
-    ``record``: the files with the rounds. While they wait for disk space no checkpoint
-    is written: a run resumed from it would lack those rounds.
+    ``run``: the run's id. ``record``: the files with the rounds. While they wait for
+    disk space no checkpoint is written: a run resumed from it would lack those rounds.
     """
 
     folder: Path
     strategy: Any
     every: int
+    run: str = ""
     last: int = 0
     latest: Round | None = None
     record: Files | None = None
@@ -86,6 +89,7 @@ class Checkpoints:
         )
         # the order of the arrays, since safetensors sorts them
         (partial / "names.json").write_text(json.dumps(list(arrays)), encoding="utf-8")
+        (partial / "run.json").write_text(json.dumps({RUN_ID: self.run}), encoding="utf-8")
         if self.best.arrays:
             (partial / "best").mkdir()
             model = {name: _whole(array.numpy()) for name, array in self.best.arrays.items()}
@@ -133,6 +137,23 @@ class Checkpoints:
         if isinstance(self.strategy, Stateful):
             self.strategy.load_state_dict(state)
         return self.last, ArrayRecord({name: Array(arrays[name]) for name in names})
+
+    def check_origin(self, rounds: Iterable[Mapping[str, Any]]) -> None:
+        """Raise ``UserError`` if the loaded checkpoint is of another run than the
+        record of its round: two runs wrote to the folder.
+        """
+        path = self.folder / str(self.last) / "run.json"
+        try:
+            run = json.loads(path.read_text(encoding="utf-8"))[RUN_ID]
+        except (OSError, ValueError, TypeError, KeyError):  # of an earlier version
+            return
+        row = next((row for row in rounds if row["round"] == self.last), {})
+        if row.get(RUN_ID, run) != run:
+            raise UserError(
+                f"{self.folder.parent}: the checkpoint of round {self.last} is of run {run}, the "
+                f"record of that round of run {row[RUN_ID]}: two runs wrote to this folder. Start "
+                "again with --overwrite."
+            )
 
 
 def _whole(array: NDArray[Any]) -> NDArray[Any]:

@@ -13,11 +13,12 @@ from typing import Any
 
 class Files:
     """Texts for files in ``folder``. ``replace`` and ``append`` collect them, ``write``
-    puts them on disk.
+    puts them on disk. ``check`` raises an error if the folder is no longer the one to
+    write to.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
+        self.folder, self.check = folder, check
         self._whole: dict[str, str] = {}
         self._more: dict[str, str] = {}
 
@@ -44,6 +45,7 @@ class Files:
         """Write all waiting texts. Raises ``OSError`` if one could not be written; it
         keeps waiting.
         """
+        self.check()
         failed: OSError | None = None
         for waiting, put in ((self._whole, write_text), (self._more, append_text)):
             for name, text in list(waiting.items()):

@@ -35,9 +35,11 @@ from fedapps.records.confusion_writer import confusion_table
 from fedapps.records.digest import FREE
 from fedapps.records.files import Files, csv_text, replace, write_text
 from fedapps.records.group_writer import SUMS, group_table
+from fedapps.records.lock import RUN_ID, FolderLock
 from fedapps.records.newcomers import newcomer_measures, newcomer_rows
 from fedapps.records.pooled_errors import pooled_errors
 from fedapps.records.reader import read_table
+from fedapps.records.releases import RELEASES
 from fedapps.records.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, read_toml, to_toml
 from strategies.base.capabilities import (
@@ -66,6 +68,7 @@ FILES = (
     "run.log",
     "trackers.json",
     "trackers.lock",
+    RELEASES,
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
 # Key in the record of the first round: the clients that never take part in training.
@@ -89,6 +92,7 @@ class Recorder:
         names: Sequence[str] = (),
         classes: Sequence[str] = (),
         best: Best | None = None,
+        lock: FolderLock | None = None,
     ) -> None:
         """Open the folder. ``done``: number of rounds in the checkpoint to resume from;
         records of later rounds are dropped.
@@ -101,10 +105,12 @@ class Recorder:
         ``groups``: the groups of test samples, if clients report sums for groups.
         ``names``: names of clients 0, 1, ..., which replace their numbers in all files.
         ``classes``: their names, if known. ``best``: chooses the round that the run is
-        scored with, by default the last one.
+        scored with, by default the last one. ``lock``: held on the folder; rows get its
+        run id.
         """
         self.folder = folder
-        self.files = Files(folder)
+        self.files = Files(folder, lock.check) if lock else Files(folder)
+        self.origin = {RUN_ID: lock.run} if lock else {}
         self.strategy = strategy
         self.groups = groups
         self.names = names
@@ -152,6 +158,7 @@ class Recorder:
             "bytes-down": now.trained.bytes_down,
             **_travelled("", now.trained),
             "seconds": round(now.seconds, 4),
+            **self.origin,
             **self._models(now),
             **(
                 {"capped": list(map(self._called, now.trained.capped))}

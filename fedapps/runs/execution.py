@@ -19,7 +19,9 @@ from fedapps.records.audit import AuditedGrid, AuditLog
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.digest import settings_digest
-from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of
+from fedapps.records.lock import WRITER, FolderLock, FolderLost
+from fedapps.records.releases import Releases
+from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of, read_rounds
 from fedapps.results.image_grids import ImageGrids
 from fedapps.results.parts import write_plots
 from fedapps.results.report import write_report
@@ -37,7 +39,7 @@ from fedapps.tasks.client_names import client_names
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
 from fedapps.tracking.prometheus import Counts, served
-from strategies.base.capabilities import MakingSamples
+from strategies.base.capabilities import CountingReleases, MakingSamples, is_finished
 from strategies.base.client_grid import ClientGrid
 from strategies.base.messages import innermost
 from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
@@ -71,22 +73,44 @@ def execute(
     grid: Grid,
     callbacks: Sequence[Callback] = (),
     parts: Parts | None = None,
+    flower_run: str = "",
 ) -> dict[str, Any]:
     """Run all rounds and return the content of summary.json. A failure is recorded
     there, and its error is raised.
 
     ``callbacks`` are called after the run's own callbacks. ``parts``: task and
-    strategy, not used before; built here by default.
+    strategy, not used before; built here by default. ``flower_run``: the id of the run
+    in Flower, if that runs it.
     """
+    with FolderLock(Path(settings.out), WRITER, flower_run) as lock:
+        return _execute(settings, grid, callbacks, parts, lock)
+
+
+def _execute(
+    settings: Settings,
+    grid: Grid,
+    callbacks: Sequence[Callback],
+    parts: Parts | None,
+    lock: FolderLock,
+) -> dict[str, Any]:
     folder = Path(settings.out)
     _, task, strategy = parts or assembled(settings)
     settings = with_compilation(settings, task, takes_steps)
-    checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every)
+    checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every, lock.run)
     best = checkpoints.best = Best(
         settings.keep_best, settings.early_stopping, validation_setting(settings, task)
     )
     inner = innermost(strategy)
     done, arrays = open_folder(folder, settings, checkpoints)
+    if isinstance(strategy, CountingReleases):
+        releases = Releases(folder, lock.run)
+        strategy.count_releases(releases.count, releases.add)
+        if is_finished(strategy) and not done:
+            raise UserError(
+                f"{folder} has no checkpoint, and its {releases.count} releases have spent "
+                f"dp.max-epsilon = {settings.dp.max_epsilon:g}: a run in another folder spends a "
+                "new budget"
+            )
     if not done:
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
@@ -94,7 +118,7 @@ def execute(
     names = client_names(task, settings.num_clients)
     classes = classes_of(settings, task)
     recorder = Recorder(
-        folder, settings.flat(), task.name, done, strategy, groups, names, classes, best
+        folder, settings.flat(), task.name, done, strategy, groups, names, classes, best, lock
     )
     checkpoints.record = recorder.files
     trackers = track(settings, folder, done, recorder) if settings.track else None
@@ -147,7 +171,7 @@ def execute(
             strategy,
             client_grid,
             arrays,
-            done if best.exhausted else settings.num_rounds,
+            done if best.exhausted or (done and is_finished(strategy)) else settings.num_rounds,
             settings.timeout,
             train,
             evaluate,
@@ -170,6 +194,8 @@ def execute(
             new_epochs=[1, settings.new_epochs],
         )
     except BaseException as error:
+        if isinstance(error, FolderLost):  # nothing here is this run's any more
+            raise
         # raised between two rounds, so the run can be resumed from the current state
         if isinstance(error, TooFewReplies):
             checkpoints.keep_last()
@@ -248,7 +274,9 @@ def open_folder(
             )
         return 0, ArrayRecord()
     check_resumable(folder, settings.flat(), default_config(settings.flat()))
-    return checkpoints.load()
+    done, arrays = checkpoints.load()
+    checkpoints.check_origin(read_rounds(folder))
+    return done, arrays
 
 
 def with_folder(settings: Settings, default: Path) -> Settings:

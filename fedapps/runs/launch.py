@@ -8,7 +8,7 @@ The command `fedapps run` and ``fedapps.run(...)`` both fill a :class:`Launch` a
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,11 @@ from rich.console import Console
 
 from fedapps import json_log
 from fedapps.errors import RunFailed, UserError
+from fedapps.formats import one_line
 from fedapps.live.progress import Progress
 from fedapps.live.watching import watched
 from fedapps.notes import each_once
+from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLost, holder_of
 from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.results.report import write_report
 from fedapps.runs.assembly import Parts
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from fedapps.engines.superlink import SuperLink
 
 ENGINES = ("inline", "ray", "deployment")
+# how long a run without its command may take to end, once it is stopped or Flower ends
+ORPHAN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,17 @@ def launch(settings: Settings, how: Launch, console: Console | None = None) -> t
     if how.engine == "deployment":
         settings = with_sites(settings, how.deployment)
     # The SuperLink starts while the checks load PyTorch and the data.
-    with _superlink(how) as superlink:
+    with ExitStack() as locks, _superlink(how) as superlink:
         with each_once():
             parts = assemble(settings)
         settings, task, _ = parts
         name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
         settings = with_folder(settings, Path("results") / name)
-        prepare_folder(settings, overwrite=how.overwrite)
         folder = Path(settings.out)
+        lock = locks.enter_context(FolderLock(folder, LAUNCHER))
+        if settings.resume or how.overwrite:
+            settle(folder, how)
+        prepare_folder(settings, overwrite=how.overwrite)
         label = f"{settings.method} on {task.name}"
         settings, page = metrics_page(settings, task.name)
         with (
@@ -99,6 +106,37 @@ def launch(settings: Settings, how: Launch, console: Console | None = None) -> t
                 status, reason = run_ray(superlink, settings, progress, how)
             else:
                 status, reason = run_deployment(settings, progress, how.deployment)
+        lock.check()
+        close(settings, status, reason)
+    return settings, status
+
+
+def settle(folder: Path, how: Launch) -> None:
+    """Stop the run that a killed command left writing to the folder through Flower, or
+    wait for its end, and print what is done. Raises ``Held`` if it goes on, or if
+    another command started it.
+    """
+    holder = holder_of(folder / WRITER)
+    if not holder.get("launcher"):  # prepare_folder takes the lock, or names the holder
+        return
+    run = one_line(str(holder.get(RUN_ID)), 30)
+    left = f"Flower's run {run}, which a killed command left writing to {folder}"
+    if how.engine == "deployment":
+        from fedapps.deployment.site_run import stop_run
+
+        if stop_run(how.deployment, run):
+            print(f"fedapps: stopped {left}", file=sys.stderr)
+    else:
+        print(f"fedapps: waiting for the end of {left}", file=sys.stderr)
+    with FolderLock(folder, WRITER, wait=ORPHAN_SECONDS):
+        pass
+
+
+def close(settings: Settings, status: str, reason: str) -> None:
+    """Complete the records of a run that has ended. Raises ``RunFailed`` if it
+    failed.
+    """
+    folder = Path(settings.out)
     if status_of(folder) is None:
         try:
             set_status(folder, status, reason)
@@ -111,7 +149,6 @@ def launch(settings: Settings, how: Launch, console: Console | None = None) -> t
             print(f"fedapps: cannot write the report: {error}", file=sys.stderr)
     if status not in ("completed", "interrupted"):
         raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
-    return settings, status
 
 
 def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractContextManager[object]]:
@@ -156,7 +193,7 @@ def run_inline(settings: Settings, parts: Parts, progress: Progress) -> tuple[st
         execute_inline(settings, [lambda _: show(progress, folder)], parts)
     except KeyboardInterrupt:
         return "interrupted", ""
-    except UserError:
+    except (UserError, FolderLost):
         raise
     except Exception as error:  # any error is recorded in the folder and the exit status
         logging.getLogger("flwr").exception("The run failed.")

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from algorithms.common.measures import leading_of, lower_is_better
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
+from fedapps.extensions.own_code import check_trusted
 from fedapps.formats import LEADING_MEANS, one_line
 from fedapps.records.newcomers import MARK
 from fedapps.records.reader import RunFolder, read_run
@@ -65,7 +66,9 @@ def check_usable(settings: Settings, task: Any, remedy: str) -> None:
         )
 
 
-def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def of_nobody(
+    folder: Path, program: bool, trust: bool = False
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return the same as :func:`exported`, for the global model; scores are means over
     the clients, also of their own models (:func:`mean_scores`). With ``program`` the
     client is an arbitrary one, else ``None``. Raises ``UserError`` if the model is not
@@ -73,7 +76,7 @@ def of_nobody(folder: Path, program: bool) -> tuple[Any, dict[str, Any], dict[st
     """
     import torch
 
-    settings, run = settings_in(folder, own=not program), read_run(folder)
+    settings, run = settings_in(folder, own=not program, trust=trust), read_run(folder)
     task = build_task(settings)
     check_usable(settings, task, "name a client with --client")
     arrays = net_arrays(settings, task, run)
@@ -103,14 +106,14 @@ def mean_scores(run: RunFolder) -> dict[str, float]:
 
 
 def exported(
-    folder: Path, given: int | str
+    folder: Path, given: int | str, trust: bool = False
 ) -> tuple["FedAvgClient", dict[str, Any], dict[str, Any]]:
     """Return the client of this name or number, facts about its model (method, round,
     scores, lambda or alpha) and the arrays by name.
 
     Raises ``UserError`` if the folder lacks the model that the client was scored with.
     """
-    settings, run = settings_in(folder), read_run(folder)
+    settings, run = settings_in(folder, trust=trust), read_run(folder)
     task = build_task(settings)
     number, called = identified(task, settings.num_clients, given)
     row = next((row for row in run.clients if row["client"] == called), None)
@@ -173,9 +176,10 @@ def store_in(folder: Path, number: int) -> "DiskStore":
     return DiskStore(folder / "clients" / f"client-{number}", "export")
 
 
-def settings_in(folder: Path, own: bool = False) -> Settings:
-    """Return the settings of a run. Raises ``UserError`` if the folder has no run or,
-    unless ``own``, if the data are at the sites.
+def settings_in(folder: Path, own: bool = False, trust: bool = False) -> Settings:
+    """Return the settings of a run. Raises ``UserError`` if the folder has no run; if
+    the data are at the sites, unless ``own``; and if the settings name code, unless
+    ``trust``.
     """
     if not (folder / "settings.toml").exists() or not (folder / "model.safetensors").exists():
         raise UserError(
@@ -186,6 +190,8 @@ def settings_in(folder: Path, own: bool = False) -> Settings:
         for key, value in read_toml(folder / "settings.toml").items()
         if not key.startswith("versions.")
     }
+    if not trust:
+        check_trusted(folder / "settings.toml", recorded)
     settings = with_defaults({**recorded, "out": str(folder.absolute())})
     if settings.sites.own and not own:
         raise UserError(f"{folder}: the samples and models of its clients are at the sites")

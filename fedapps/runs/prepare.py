@@ -19,6 +19,7 @@ from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.models.options import local_name
+from fedapps.records.lock import LOCKS, WRITER, FolderLock
 from fedapps.records.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.runs.assembly import (
     Parts,
@@ -197,14 +198,19 @@ def check_client(settings: Settings, task: Task) -> None:
 
 def prepare_folder(settings: Settings, overwrite: bool) -> None:
     """Create the results folder. With ``overwrite``, delete the run in it, but nothing
-    else. Raises ``UserError``.
+    else. Raises ``UserError``, also if a run is writing to the folder.
     """
     folder = Path(settings.out)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {folder}: cannot create it: {error.strerror}") from None
-    present = sorted(path.name for path in folder.iterdir())
+    with FolderLock(folder, WRITER):
+        _prepare(settings, folder, overwrite)
+
+
+def _prepare(settings: Settings, folder: Path, overwrite: bool) -> None:
+    present = sorted(path.name for path in folder.iterdir() if path.name not in LOCKS)
     if settings.resume:
         check_resumable(folder, settings.flat(), default_config(settings.flat()))
         try:

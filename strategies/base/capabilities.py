@@ -14,7 +14,7 @@ starts reject the class. Flower's own strategies are known, and so are subclasse
 do not override ``aggregate_train``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -219,6 +219,17 @@ class SpendingPrivacy(Protocol):
 
     def privacy_spent(self) -> dict[str, float]:
         """Return ``epsilon`` and ``delta`` of all rounds so far."""
+
+
+@runtime_checkable
+class CountingReleases(Protocol):
+    """A strategy whose budget depends on the number of models that have left it."""
+
+    def count_releases(self, before: int, announce: Callable[[int], None]) -> None:
+        """Count on from ``before`` releases if that is more than it knows of, and call
+        ``announce(round)`` before each one: it must not happen if that raises
+        ``OSError``.
+        """
 
 
 @runtime_checkable

@@ -3,10 +3,12 @@ wrong record is detected.
 """
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from benchmarks.soak import LEFT_OUT, Soak
+from benchmarks.soak import LEFT_OUT, Soak, faulty_copy
 from benchmarks.soak_faults import KINDS
 
 pytestmark = pytest.mark.slow
@@ -48,6 +50,18 @@ def where(kinds):
     return next((n, soak.fault(n)[1]) for n in range(1, ROUNDS + 1) if soak.fault(n)[0] in kinds)
 
 
+def test_the_app_that_the_sites_get_has_the_faults(tmp_path):
+    app = faulty_copy(tmp_path / "app", {}, {"num-clients": 3})  # as a deployment asks for it
+    done = subprocess.run(
+        [sys.executable, "-c", "from fedapps.runs.client_app import app; print(type(app))"],
+        cwd=app,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "fedapps.soak_faults.Faulty" in done.stdout
+
+
 def test_nothing_is_lost_and_the_model_uses_only_valid_replies(work):
     assert judged(work) == ([ROUNDS, len(LEFT_OUT) + 1, 0, 0], 0.0)
 
@@ -71,6 +85,19 @@ def test_an_uncapped_weight_is_detected(work):
     )
     assert successes == 1
     assert difference > 1e-6
+
+
+def test_the_rows_of_a_second_writer_are_detected(work):
+    soak = Soak("inline", ROUNDS, 0, work)
+    path = work / "run" / "rounds.jsonl"
+    before = path.read_text()
+    lines = before.splitlines(keepends=True)
+    try:
+        path.write_text("".join([*lines[:4], lines[2], *lines[4:]]))
+        soak.judge()
+    finally:
+        path.write_text(before)
+    assert sum(counts["doubled or out of order"] for counts in soak.counts.values()) == 1
 
 
 def test_a_wrongly_skipped_client_and_a_missing_round_are_detected(work):

@@ -80,7 +80,7 @@ def newcomers(result):
 def of_training(result):
     """Return the parts of a run's record that concern the clients in training."""
     rows = [
-        {k: v for k, v in row.items() if k not in ("seconds", "new-clients")}
+        {k: v for k, v in row.items() if k not in ("seconds", "new-clients", "run")}
         for row in result.rounds
     ]
     for row in rows:

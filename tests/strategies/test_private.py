@@ -3,7 +3,11 @@ around our strategies.
 """
 
 import copy
+import errno
 import json
+import os
+import shutil
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +15,14 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
+from safetensors.numpy import load_file
 
 from algorithms.common.privacy import gaussian_epsilon
 from clients import to_client_app
 from fedapps.commands.parser import main
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
+from fedapps.records.releases import RELEASES, Releases
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.assembly import private as with_privacy
 from fedapps.settings.settings import read_settings
@@ -36,7 +42,7 @@ from strategies import (
     Private,
     SuPerFed,
 )
-from tests.helpers import EchoClient, arrays_of, simulate
+from tests.helpers import EchoClient, arrays_of, simulate, summary_of
 
 START = {"w": np.zeros(2, np.float32), "v": np.ones((2, 1), np.float32), "count": np.array(7)}
 SHIFTS = [0.1, 2.0, -3.0]
@@ -344,35 +350,77 @@ def test_a_task_without_a_declaration_is_refused():
         with_privacy(FedAvg(), read_settings({"dp.noise-multiplier": 1.0}), Silent())
 
 
-def test_epsilon_in_the_summary_also_after_a_resume(tmp_path, monkeypatch):
+def killed_in_round_5(folder, monkeypatch, *words):
+    """Run a command that is killed, as by ``kill -9``, when the model of round 5
+    leaves; the last checkpoint is of round 4.
+    """
     monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
-    job = [
-        "run",
-        "--engine",
-        "inline",
-        "method=fedadam",
-        "num-rounds=6",
-        "checkpoint-every=2",
-        "train.local-epochs=1",
-        "--nodes",
-        "6",
-    ]
-    job += ["dp.noise-multiplier=1.1", "dp.clipping-norm=0.3", "--out", str(tmp_path / "r")]
-    from fedapps.runs import execution as run_module
+    job = ["method=fedadam", "num-rounds=6", "checkpoint-every=2", "train.local-epochs=1"]
+    job += ["num-clients=6", "dp.noise-multiplier=1.1", "dp.clipping-norm=0.3", *words]
+    child = os.fork()
+    if not child:
 
-    class Dies(run_module.Recorder):
-        def __call__(self, now):
-            super().__call__(now)
-            if now.number == 5:
-                raise KeyboardInterrupt
+        class Dies(Private):
+            def configure_evaluate(self, server_round, *arguments):
+                if server_round == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().configure_evaluate(server_round, *arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "Recorder", Dies)
-        assert main(job) == 130
-    assert main([*job[:3], "--resume", "--out", str(tmp_path / "r")]) == 0
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert summary["epsilon"] == pytest.approx(gaussian_epsilon(1.1, 6, 1e-5))
+        monkeypatch.setattr("fedapps.runs.assembly.Private", Dies)
+        main(["run", "--engine", "inline", *job, "--out", str(folder)])
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert main(["run", "--engine", "inline", "--resume", "--out", str(folder)]) == 0
+    return summary_of(folder)
+
+
+def test_a_repeated_round_is_a_further_release(tmp_path, monkeypatch):
+    """Clients have seen two noisy sums of round 5."""
+    summary = killed_in_round_5(tmp_path / "r", monkeypatch)
+    assert summary["epsilon"] == pytest.approx(gaussian_epsilon(1.1, 7, 1e-5))
     assert summary["delta"] == 1e-5
+    lines = (tmp_path / "r" / "releases.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 5, 6]
+
+
+def test_releases_before_a_resume_use_up_the_budget(tmp_path, monkeypatch, capsys):
+    """Five have happened, and a sixth would spend more: the run ends with the model of
+    its checkpoint.
+    """
+    most = gaussian_epsilon(1.1, 5, 1e-5) + 0.01
+    summary = killed_in_round_5(tmp_path / "r", monkeypatch, f"dp.max-epsilon={most}")
+    assert summary["epsilon"] == pytest.approx(most - 0.01)
+    assert (summary["rounds-completed"], summary["status"]) == (4, "completed")
+    model, kept = (
+        load_file(tmp_path / "r" / place / "model.safetensors") for place in (".", "checkpoint/4")
+    )
+    assert all(np.array_equal(model[name], kept[name]) for name in kept)
+    shutil.rmtree(tmp_path / "r" / "checkpoint")
+    assert main(["run", "--engine", "inline", "--resume", "--out", str(tmp_path / "r")]) == 2
+    assert "no checkpoint, and its 5 releases have spent" in capsys.readouterr().err
+
+
+def test_a_release_that_cannot_be_counted_does_not_happen():
+    strategy = private(FedAvg())
+
+    def full(server_round):
+        if server_round == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    strategy.count_releases(0, full)
+    models = []
+    simulate(
+        strategy, client, 3, START, 3, callbacks=[lambda now: models.append(arrays_of(now)["w"])]
+    )
+    assert np.array_equal(models[0], models[1])
+    assert not np.array_equal(models[1], models[2])
+    assert strategy.releases == 2
+
+
+def test_a_torn_line_counts_as_a_release(tmp_path):
+    (tmp_path / RELEASES).write_text('{"release": 1}\n{"rele')
+    Releases(tmp_path, "x").add(2)
+    assert Releases(tmp_path, "y").count == 3
 
 
 # --- Flower's own ---------------------------------------------------------------------

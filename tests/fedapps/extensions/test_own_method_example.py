@@ -59,7 +59,7 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "Recorder", Stopping)
         assert run("num-rounds=6", "checkpoint-every=3", "--out", "parts") == 130
-    assert main(["run", "--engine", "inline", "--resume", "--out", "parts"]) == 0
+    assert main(["run", "--engine", "inline", "--resume", "--trust", "--out", "parts"]) == 0
     assert clients_of(folder / "parts") == clients_of(folder / "whole")
     report = (folder / "whole" / "report.html").read_text()
     assert "own_method:METHOD" in report
@@ -67,7 +67,8 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder, monkeypatch
 
 def test_a_resume_with_another_option_is_refused(folder, capsys):
     assert run("num-rounds=1", "checkpoint-every=1", "--out", "r") == 0
-    assert main(["run", "--engine", "inline", "--resume", "--out", "r", "exp.epsilon=0.5"]) == 2
+    words = ["--resume", "--trust", "--out", "r", "exp.epsilon=0.5"]
+    assert main(["run", "--engine", "inline", *words]) == 2
     assert "was run with exp.epsilon = 0.001, but now exp.epsilon = 0.5" in capsys.readouterr().err
 
 

@@ -52,7 +52,7 @@ def go(folder, *callbacks, **given):
 
 def recorded(folder):
     return [
-        {key: value for key, value in row.items() if key != "seconds"}
+        {key: value for key, value in row.items() if key not in ("seconds", "run")}
         for row in read_rounds(folder)
     ]
 

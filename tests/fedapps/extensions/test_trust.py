@@ -1,0 +1,68 @@
+"""A results folder from elsewhere does not choose what is executed here."""
+
+import sys
+
+import pytest
+
+import fedapps
+from fedapps.commands.parser import main
+from fedapps.errors import UserError
+from fedapps.results.report import write_report
+from tests.helpers import run_inline
+
+NAMED = {
+    "model.name": "evil:Net",
+    "method": "evil.part:METHOD",
+    "task": "evil:TASK",
+    "aaggff-d.base": "evil:METHOD",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A finished run as the current folder, and code in it that leaves a trace."""
+    run_inline(tmp_path, **{"num-clients": 2, "num-rounds": 1})
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield tmp_path
+    sys.modules.pop("evil", None)
+
+
+@pytest.mark.parametrize("key", list(NAMED))
+def test_code_of_a_foreign_folder_is_not_executed(folder, key, capsys):
+    settings = (folder / "settings.toml").read_text()
+    table, _, name = key.rpartition(".")
+    lines = [line for line in settings.splitlines() if not line.startswith(f"{name} = ")]
+    head = f"[{table}]" if table else ""
+    if head and head not in lines:
+        lines.append(head)
+    place = lines.index(head) + 1 if head else 0
+    lines.insert(place, f'{name} = "{NAMED[key]}"')
+    (folder / "settings.toml").write_text("\n".join(lines))
+    capsys.readouterr()
+    for words in (["export", "."], ["export", ".", "--client", "0"], ["run", "--resume"]):
+        assert main([*words, *(["--out", "."] if words[0] == "run" else [])]) == 2
+        said = capsys.readouterr().err
+        assert said == (
+            f"fedapps: settings.toml: {key} = {NAMED[key]!r} is code: {folder / 'evil.py'} would "
+            "be executed: add --trust if you trust it\n"
+        )
+    with pytest.raises(UserError, match="add trust=True if you trust it"):
+        fedapps.load(".").model()
+    main(["compare", "."])
+    main(["figures", "."])
+    write_report(".")
+    assert not (folder / "executed").exists()
+    for words in (["export", ".", "--trust"], ["run", "--resume", "--out", ".", "--trust"]):
+        main(words)
+        assert (folder / "executed").exists()
+        (folder / "executed").unlink()
+        sys.modules.pop("evil")
+
+
+def test_code_that_the_command_line_names_is_executed(folder):
+    text = (folder / "settings.toml").read_text()
+    (folder / "settings.toml").write_text(text.replace('name = "', 'name = "evil:Net" # "'))
+    main(["run", "--resume", "--out", ".", "model.name=evil:Net"])
+    assert (folder / "executed").exists()
