@@ -17,6 +17,7 @@ from algorithms.fairness.groups import Groups
 from clients.base.data import ArrayData, ClientData, Split
 from fedapps.data import partition as partitions
 from fedapps.data.held_out import dealt_part, remark, test_part, validation_part
+from fedapps.data.remarks import remarks_on
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, TableScale, inputs
 from fedapps.data.set_files import read_set
@@ -110,7 +111,7 @@ class Classification(DealtSamples, NetByShape):
         (``data.test``, ``data.part``); else None.
         """
         part = test_part(self.samples, self.context.data)
-        return dealt_part(self.samples, self.partition(num_clients), part, self.context.seed)
+        return dealt_part(self.samples, self.partition(num_clients), part, self.context.split_seed)
 
     @lru_cache(maxsize=2)  # noqa: B019
     def validation_parts(self, num_clients: int) -> list[NDArray[np.int64]] | None:
@@ -118,7 +119,7 @@ class Classification(DealtSamples, NetByShape):
         (``data.validation-split``); else None.
         """
         part = validation_part(self.samples, self.context.data)
-        return dealt_part(self.samples, self.partition(num_clients), part, self.context.seed)
+        return dealt_part(self.samples, self.partition(num_clients), part, self.context.split_seed)
 
     def split(self, client: int, num_clients: int) -> ThreeParts:
         """Return the rows of a client's training, validation (empty if it is
@@ -127,15 +128,16 @@ class Classification(DealtSamples, NetByShape):
         tests, validations = self.test_parts(num_clients), self.validation_parts(num_clients)
         share = self.context.data.validation if validations is None else 0.0
         mine, test = self.partition(num_clients)[client], None if tests is None else tests[client]
-        rows = partitions.split_rows(mine, client, self.context.seed, share, test)
-        return rows if validations is None else (rows[0], validations[client], rows[2])
+        rows = self.split_of(mine, client, share, test)
+        own = rows if validations is None else (rows[0], validations[client], rows[2])
+        return partitions.scored(own, self.context.data)
 
     def remarks(self, num_clients: int) -> list[str]:
         """Return a line for each thing that a user should know of the partition: who is
         left out, what is scored.
         """
         d, parts = self.context.data, self.partition(num_clients)
-        lines = partitions.remarks(self.samples, d)
+        lines = remarks_on(self.samples, d)
         for part, own in (
             (test_part(self.samples, d), self.test_parts(num_clients)),
             (validation_part(self.samples, d), self.validation_parts(num_clients)),

@@ -16,6 +16,7 @@ from fedapps.commands.parser import main
 from fedapps.data.generated_tables import classes
 from fedapps.data.samples import Columns
 from fedapps.data.scaling import TableScale
+from fedapps.data.table_columns import read_columns
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.records.writer import summarise
@@ -164,13 +165,13 @@ def test_a_missing_category_is_the_client_s_shares_of_all(tmp_path):
     np.testing.assert_allclose(row[1:4], [2 / 11, 6 / 11, 3 / 11], rtol=1e-6)
 
 
-def test_a_client_s_rows_are_split_by_its_seed(tmp_path):
+def test_a_client_s_rows_are_split_by_the_seed_of_the_split(tmp_path):
     task = partial(tabular, source=write(tmp_path / "t", small(40)), min_samples=5)
     data = task().client_data(1, 2)
     assert (len(data.train), len(data.test)) == (32, 8)
     assert data.validation.x is data.train.x
     assert int(data.test.y.sum()) == 4
-    again, other = task().client_data(1, 2), task(seed=1).client_data(1, 2)
+    again, other = task(seed=1).client_data(1, 2), task(split_seed="1").client_data(1, 2)
     assert torch.equal(data.test.x, again.test.x)
     assert not torch.equal(data.test.x, other.test.x)
     parts = task(validation=0.1).client_data(1, 2)
@@ -227,6 +228,17 @@ def test_auroc_is_left_out_where_it_is_undefined():
 
 
 # --- the task -------------------------------------------------------------------------
+
+
+def test_a_label_that_the_generated_table_lacks_is_one_line():
+    with pytest.raises(UserError, match=r"data.label = 'result': .*data.source, or .*sites"):
+        _ = build_task(read_settings({"task": "tabular", "data.label": "result"})).samples
+
+
+def test_a_sites_csv_has_the_gaps_and_separators_of_any_other(tmp_path):
+    path = tmp_path / "site.csv"
+    path.write_text("a;b;c\n1;NA;x\n;2;NULL\n")
+    assert read_columns(str(path), "train") == {"a": [1, None], "b": [None, 2], "c": ["x", None]}
 
 
 def test_the_generated_table_has_clients_that_differ():
