@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from fedapps.errors import UserError
 from fedapps.formats import metric_text
+from fedapps.records.files import replace
 from fedapps.runs.assembly import build_task
 from fedapps.runs.model_files import described
 from fedapps.runs.models import (
@@ -105,7 +106,7 @@ def execute(arguments: argparse.Namespace) -> int:
         check_scale(task, number)
         write_onnx(client, tensors, scale, target_scale, out)
     else:
-        save_file(arrays, out, metadata=metadata)
+        replace(out, lambda path: save_file(arrays, path, metadata=metadata))
     shown = ", ".join(f"{name} {metric_text(name, value)}" for name, value in scores.items())
     print(f"written: {out} ({shown})")
     if arguments.program:

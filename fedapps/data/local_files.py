@@ -8,6 +8,7 @@ which is cut off. All have the samples as their first axis. Nothing is unpickled
 
 import itertools
 import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArr
     out: dict[str, tuple[str, npt.NDArray[Any]]] = {}
     for file in files:
         try:
+            if not file.is_file():  # reading a pipe would wait for a writer
+                raise ValueError("it is not a regular file")
             opened: Any = np.load(
                 file, allow_pickle=False, mmap_mode="r" if file.suffix == ".npy" else None
             )
@@ -102,7 +105,7 @@ def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArr
                 if file.suffix == ".npy"
                 else {name: opened[name] for name in opened.files}
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError, zipfile.BadZipFile) as error:
             raise UserError(
                 f"{source.setting} = '{file}': cannot be read, it must hold plain arrays ({error})"
             ) from error

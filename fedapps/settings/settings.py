@@ -170,6 +170,9 @@ class Settings(Options):
         low=0,
         open_low=True,
     )
+    max_metric_bytes: int = option(
+        UpdateBound.max_metric_bytes, "most bytes of the metrics in a reply of a client", low=1000
+    )
     client_store: str = option(
         "auto",
         "where clients keep their state: disk (needed to resume) or message (Flower's context); "
@@ -295,7 +298,13 @@ class Settings(Options):
         weight = (
             self.max_weight if self.max_weight >= 0 else MAX_WEIGHT if self.max_update_norm else 0.0
         )
-        return UpdateBound(self.max_update_norm, self.on_large_update, weight, self.max_array_value)
+        return UpdateBound(
+            self.max_update_norm,
+            self.on_large_update,
+            weight,
+            self.max_array_value,
+            self.max_metric_bytes,
+        )
 
     def deployed(self) -> "Settings":
         """Return the settings with the defaults of a run on SuperNodes."""
