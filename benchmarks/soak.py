@@ -75,7 +75,7 @@ JOB = [
     "evaluate-every=0",
     "clients-per-round=0",
 ]
-JOB += ["max-weight=10", "timeout=45"]
+JOB += ["max-weight=10", "max-relative-update=0", "timeout=45"]
 LEFT_OUT = ("client", "node", "late", "nan", "shape", "metrics", "policy")
 # a site may have answered before it is killed
 CERTAIN = {
@@ -341,6 +341,18 @@ class Soak:
         return "\n".join(lines)
 
 
+def faulty_copy(folder: Path, *more: Any) -> Path:
+    """Copy the app (``copy_app``) with the faults of clients in it."""
+    from benchmarks import soak_faults
+    from fedapps.engines import app_folder
+
+    app = app_folder.copy_app(folder, *more)
+    shutil.copy(soak_faults.__file__, app / "fedapps")
+    with (app / "fedapps" / "runs" / "client_app.py").open("a") as file:
+        file.write("\nfrom fedapps.soak_faults import Faulty\n\napp = Faulty(app)\n")
+    return app
+
+
 def command(engine: str, arguments: list[str]) -> None:
     """Run ``fedapps``, with the faults of clients in its app; run.log has what it
     says.
@@ -348,14 +360,7 @@ def command(engine: str, arguments: list[str]) -> None:
     from benchmarks import soak_faults
     from fedapps.commands import parser as cli
     from fedapps.deployment import site_run
-    from fedapps.engines import app_folder, inline
-
-    def faulty_copy(folder: Path) -> Path:
-        app = app_folder.copy_app(folder)
-        shutil.copy(soak_faults.__file__, app / "fedapps")
-        with (app / "fedapps" / "client_app.py").open("a") as file:
-            file.write("\nfrom fedapps.soak_faults import Faulty\n\napp = Faulty(app)\n")
-        return app
+    from fedapps.engines import inline
 
     if engine == "inline":
         inline.InlineGrid = soak_faults.FaultyGrid  # type: ignore[misc]

@@ -10,7 +10,7 @@ import io
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from rich.console import Console
@@ -32,6 +32,9 @@ from fedapps.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.sweeps.grid import Grid, grid_of
 from fedapps.sweeps.plan import plan_of, read_plans
 from fedapps.toml_text import toml_text
+
+if TYPE_CHECKING:
+    from torch import nn
 
 if in_notebook():  # fedapps shows its own bar and needs no widget
     warnings.filterwarnings("ignore", message="IProgress not found")
@@ -93,14 +96,27 @@ def run(
     return Run(Path(launched.out), trust=True)
 
 
+@overload
+def load(folder: str | Path, *, trust: bool = ...) -> "Run": ...
+
+
+@overload
+def load(folder: str | Path, *, client: int | str, trust: bool = ...) -> "nn.Module": ...
+
+
 @in_python
-def load(folder: str | Path, *, trust: bool = False) -> "Run":
-    """Return the results in a run's folder. Raises ``UserError`` if there are none.
+def load(
+    folder: str | Path, *, client: int | str | None = None, trust: bool = False
+) -> "Run | nn.Module":
+    """Return the results in a run's folder or, with ``client``, the model that the
+    client of this name or number was scored with, as `fedapps export --client` writes
+    it. Raises ``UserError`` if there are none.
 
     ``trust``: whether the code that its settings name, a net of your own for example,
     may be executed to make its models.
     """
-    return Run(run_folder(Path(folder)), trust)
+    run = Run(run_folder(Path(folder)), trust)
+    return run if client is None else run.personal_model(client)
 
 
 @in_python

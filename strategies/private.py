@@ -51,6 +51,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from algorithms.common.averaging import VARIANCES
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from algorithms.common.prefixes import under, within
@@ -209,6 +210,8 @@ class Private(Wrapper):
             else array
             for name, array in start.items()
         }
+        for name in [name for name in moved if own is None and name.endswith(VARIANCES)]:
+            moved[name] = np.maximum(moved[name], 0)  # the noise may have made them negative
         reply = self._one_reply(valid, own.reply_with(moved) if own else moved)
         arrays_, metrics = self.strategy.aggregate_train(server_round, [reply])
         return arrays_, MetricRecord(

@@ -25,7 +25,6 @@ its c_i.
 """
 
 import math
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
@@ -130,20 +129,22 @@ class Scaffold(FedAvg):
         return moved(self._sent, self.options.server_learning_rate * change, model), metrics
 
     def _watch(self, server_round: int, replies: list[ArrayRecord]) -> None:
-        """Warn once if the control variates grow: then the model diverges."""
+        """Warn once if a client's control variate grows: then the model diverges, long
+        before the other clients' variates grow, too.
+        """
         sizes = [
             math.hypot(*(float(np.linalg.norm(read(reply[CONTROL + name]))) for name in self.c))
             for reply in replies
         ]
-        size = statistics.median(sizes) if sizes else 0.0
+        size = max(sizes, default=0.0)
         self._first_size = self._first_size or size
         if size > GROWTH * self._first_size and not self._grew:
             self._grew = True
             log(
                 WARNING,
-                "round %d: SCAFFOLD's control variates are %.0f times as large as in the first "
-                "round, so it can end below FedAvg: lower the learning rate, the momentum or the "
-                "local epochs",
+                "round %d: SCAFFOLD's control variates are up to %.0f times as large as in the "
+                "first round, so it can end below FedAvg: lower the learning rate, the momentum "
+                "or the local epochs",
                 server_round,
                 size / self._first_size,
             )

@@ -62,10 +62,11 @@ class World:
     @property
     def duals(self):
         """The dual variables y_i that the clients keep."""
-        return [
-            MessageStore(context.state).load("frank-wolfe", {}, False)[1]
+        kept = [
+            MessageStore(context.state).load("frank-wolfe", {}, False)
             for context in self.grid.contexts.values()
         ]
+        return [0 * self.domain.start() if state is None else state[1] for state in kept]
 
     @property
     def points(self):

@@ -16,6 +16,8 @@ Arrays = list[NDArray[Any]]
 #: Name suffixes of buffers that hold counts or running statistics: a step along their
 #: differences means nothing.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+#: Those that are never negative: a net takes their root.
+VARIANCES = "running_var"
 
 
 def weighted_average(models: Sequence[Sequence[NDArray[Any]]], weights: Sequence[float]) -> Arrays:

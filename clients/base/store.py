@@ -80,7 +80,8 @@ class DiskStore:
     Versions of other runs are used only if they are from before this run's first round
     (``first-round`` in the configuration), so that what an interrupted run did after
     its last checkpoint is discarded. It keeps the newest version and those that belong
-    to the last checkpoint (``checkpoint-round``) and to ``kept-rounds``.
+    to the last checkpoint (``checkpoint-round``), to the one before it, which a run
+    needs if the model of the last one turns out to be broken, and to ``kept-rounds``.
     """
 
     def __init__(self, folder: Path, run: str | int) -> None:
@@ -124,6 +125,9 @@ class DiskStore:
             max((r for r in versions if r <= needed), default=0)
             for needed in (last, now, *facts.kept_rounds)
         }
+        if facts.checkpoint_round:
+            at_last = max((r for r in versions if r <= last), default=0)
+            kept.add(max((r for r in versions if r < at_last), default=0))
         for server_round, old in versions.items():
             if server_round not in kept:
                 old.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapps.data.columns import is_class, label_column
-from fedapps.data.source import Source
+from fedapps.data.source import FILE, Source
 from fedapps.data.table_columns import check_targets, no_target
 from fedapps.data.tables import ROW_NUMBERS, matching
 from fedapps.errors import UserError
@@ -129,10 +129,14 @@ def read_numbers(
         finite = np.isfinite(out).reshape(len(out), -1)
         row, number = divmod(int(np.argmin(finite)), finite.shape[1])
         column = columns[number * len(columns) // finite.shape[1]]
+        file = f", of {data[FILE][row]}" if FILE in data.column_names else ""
+        site = source.client == "sites.client" and not shape
+        tables = ", choose task=tabular with sites.columns, which fills them" * site
+        remedy = f"fill or drop them{tables}"
         raise UserError(
             f"{source.given}: {len(out) - int(finite.all(1).sum())} of {len(out)} samples hold "
-            f"NaN, infinity or no value (first: column {column!r}, row {row}): "
-            "fill or drop them, or name other columns (data.features)"
+            f"NaN, infinity or no value (first: column {column!r}, row "
+            f"{row + source.first_row}{file}): {remedy}, or name other columns (data.features)"
         )
     return _as_planes(out, columns, source, shape, channels)
 

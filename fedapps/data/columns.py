@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapps.data.source import TEST, TRAIN, VALIDATION, Source
+from algorithms.common.checks import nearest
+from fedapps.data.source import FILE, TEST, TRAIN, VALIDATION, Source
 from fedapps.errors import UserError
 
 # The `datasets` library is imported where it is used: it takes a second, which a worker
@@ -41,8 +42,11 @@ def check_columns(data: Any, source: Source, columns: dict[str, str]) -> None:
         )
     for setting, column in columns.items():
         if column and column not in data.column_names:
+            near = nearest(column, data.column_names).strip()
+            hint = f"; {FILE} stands for a sample's file or folder" * (setting == source.client)
             raise UserError(
-                f"{setting} = {column!r}: {source} has the columns {', '.join(data.column_names)}"
+                f"{setting} = {column!r}: {source} has the columns "
+                f"{', '.join(data.column_names)}{f': {near}' if near else hint}"
             )
 
 

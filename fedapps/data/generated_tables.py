@@ -32,7 +32,13 @@ def samples_of(columns: Columns, options: DataOptions, category: str, label: str
     """Return the rows of a table that needs no file: classes if its label is 0 or 1,
     else numbers to predict. Raises ``UserError``.
     """
-    source, outcome = Source.of(options), columns[options.label or label]
+    source = Source.of(options)
+    if options.label and options.label not in columns:
+        raise UserError(
+            f"data.label = {options.label!r}: {source} has the columns {some(columns)}: name your "
+            "table in data.source, or the columns of sites in sites.columns"
+        )
+    outcome = columns[options.label or label]
     free = [name for name in columns if name not in ("client", options.label or label)]
     for key in ("drop", "categorical"):
         for name in names_in(getattr(options, key)):

@@ -4,6 +4,7 @@ a hub set (``fedapps.data.sources``).
 
 import io
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,6 +201,8 @@ def _decode(
         from fedapps.data.arrays import targets_of  # imported here: no other set needs it
 
         labels_wanted = labels_in(data.column_names, label) or ("",)
+        for name in labels_wanted:
+            check_columns(data, source, {"data.label": name})
         arrays["targets"] = np.concatenate(
             [targets_of(data, source, name) for name in labels_wanted], 1
         )
@@ -308,7 +311,7 @@ def _pixels(data: Any, source: Source, name: str, resize: int) -> npt.NDArray[np
     one channel if all are greyscale, else three.
     """
     import datasets
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     column = _find_image(data.features, source, name)
     data = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
@@ -328,8 +331,10 @@ def _pixels(data: Any, source: Source, name: str, resize: int) -> npt.NDArray[np
                         picture = ImageOps.fit(picture, (resize, resize), Image.Resampling.BILINEAR)
                     array = np.asarray(picture)
             except Exception as error:  # corrupt files raise exceptions of many types
+                what = "it holds no image" if isinstance(error, UnidentifiedImageError) else error
                 raise UserError(
-                    f"{source.given}: image {row} cannot be decoded: {error}"
+                    f"{source.given}: {_called(row, cell, source)} cannot be decoded: {what}: "
+                    "mend or remove it"
                 ) from error
             array = array[:, :, None] if array.ndim == 2 else array
             if pixels is None:
@@ -339,8 +344,8 @@ def _pixels(data: Any, source: Source, name: str, resize: int) -> npt.NDArray[np
                     f"{pixels.shape[1]} x {pixels.shape[2]} and {array.shape[0]} x {array.shape[1]}"
                 )
                 raise UserError(
-                    f"{source.given}: images differ in size ({sizes} in image {row}): "
-                    f"set {source.table}.resize"
+                    f"{source.given}: images differ in size ({sizes} in "
+                    f"{_called(row, cell, source)}): set {source.table}.resize"
                 )
             if array.shape[2] > pixels.shape[3]:  # the first colour image after greyscale ones
                 pixels = np.repeat(pixels, 3, axis=3)
@@ -348,6 +353,15 @@ def _pixels(data: Any, source: Source, name: str, resize: int) -> npt.NDArray[np
             row += 1
     assert pixels is not None  # there is at least one row
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+
+
+def _called(row: int, cell: dict[str, Any], source: Source) -> str:
+    """Return how messages call an image: its number, and its file, unless it is a
+    site's: the server reads those messages.
+    """
+    path = "" if source.client == "sites.client" else cell["path"] or ""
+    file = "/".join(Path(path).parts[-3:])
+    return f"image {row}" + f" ({file})" * bool(file)
 
 
 def _plain_mode(mode: str) -> str:

@@ -9,6 +9,7 @@ which is cut off. All have the samples as their first axis. Nothing is unpickled
 import itertools
 import re
 import zipfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapps.data.source import Source
+from fedapps.data.source import FILE, Source
 from fedapps.errors import UserError
 
 READERS = {
@@ -105,7 +106,14 @@ def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArr
                 if file.suffix == ".npy"
                 else {name: opened[name] for name in opened.files}
             )
-        except (OSError, ValueError, MemoryError, zipfile.BadZipFile) as error:
+        except (
+            OSError,
+            ValueError,
+            EOFError,
+            MemoryError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise UserError(
                 f"{source.setting} = '{file}': cannot be read, it must hold plain arrays ({error})"
             ) from error
@@ -132,7 +140,9 @@ def _columns(
         return own
     if split == "train" and len({key.split("/")[0] for key in arrays}) == 1:
         return dict(arrays.values())
+    places = {key.split("/")[0] for key in arrays}
+    hint = f" (a file per client: {source.client}={FILE})" * (len(places) > 1)
     raise UserError(
         f"{replace(source, split=split).given_split}: no array of '{path}' is of this split: "
-        f"name files {split}.npz or arrays x_{split}, or one of {', '.join(arrays)}"
+        f"name files {split}.npz or arrays x_{split}, or one of {', '.join(arrays)}{hint}"
     )

@@ -23,13 +23,12 @@ from algorithms.common.partitioners import (
 from algorithms.common.seeds import derived_seed, generator
 from clients.base.data import ArrayData, ArraySplit, ClientData, Split
 from fedapps.data import flower_partitioners
-from fedapps.data.client_files import FILE
 from fedapps.data.images import read_samples
 from fedapps.data.options import FLOWER, DataOptions
 from fedapps.data.sample_groups import with_groups
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Scale, inputs
-from fedapps.data.source import Source
+from fedapps.data.source import FILE, Source
 from fedapps.data.tables import some
 from fedapps.errors import UserError
 from fedapps.notes import logger
@@ -298,49 +297,6 @@ def natural_clients(samples: Samples, options: DataOptions) -> int:
     if options.partition.startswith(FLOWER):
         return flower_partitioners.number_of_clients(samples, options)
     return len(natural_groups(samples, options)) if options.partition == "natural" else 0
-
-
-def remarks(samples: Samples, options: DataOptions) -> list[str]:
-    """Return a line for each thing that a user should know of the samples and the
-    clients: what and who is left out.
-    """
-    lines = []
-    if columns := samples.numbers:
-        for names, text in (
-            (columns.left_out, "left out (neither numbers nor categories)"),
-            (columns.categories, "read as categories"),
-            (columns.commas, "read as numbers with a decimal comma"),
-        ):
-            if names:
-                lines.append(f"data.features: {', '.join(names)}: {text}")
-    if samples.clients is None:
-        if columns and columns.suggested and options.partition == "pathological":
-            lines.append(
-                f"data.natural-id: {columns.suggested} looks like one of clients: name it to have "
-                "these in place of random ones"
-            )
-        return lines
-    counts = np.bincount(samples.clients.codes[samples.dealt], minlength=len(samples.clients.names))
-    gone = names_in(options.drop_clients)
-    small = [
-        samples.clients.names[place]
-        for place in np.flatnonzero((counts > 0) & (counts < options.min_samples))
-        if samples.clients.names[place] not in gone
-    ]
-    if not small:
-        return lines
-    shown = ", ".join(small[:5]) + (", ..." if len(small) > 5 else "")
-    verb = (
-        "have fewer than {} samples (data.min-samples) and are"
-        if len(small) > 1
-        else "has fewer than {} samples (data.min-samples) and is"
-    )
-    of = int((counts > 0).sum())
-    return [
-        *lines,
-        f"data.natural-id = {options.natural_id!r}: {len(small)} of {of} clients "
-        f"{verb.format(options.min_samples)} left out: {shown}",
-    ]
 
 
 def _dirichlet(

@@ -10,6 +10,8 @@ from fedapps.errors import UserError
 #: Endings of files, which no hub set's name has: one that is not there is not looked
 #: for elsewhere.
 ENDINGS = (".csv", ".tsv", ".parquet", ".arrow", ".json", ".jsonl", ".npz", ".npy", ".txt", ".zip")
+#: Stands for a column: names a sample's file.
+FILE = "@file"
 #: A set that the task generates.
 GENERATED = "generated"
 #: The parts of a set: samples to train on, to validate with, to be scored on.

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from algorithms.common.checks import nearest
 from fedapps.data import cache
-from fedapps.data.client_files import FILE, one_by_one
+from fedapps.data.client_files import one_by_one
 from fedapps.data.local_files import numpy_table, reader_of, separator
-from fedapps.data.source import TEST, TRAIN, VALIDATION, Source
+from fedapps.data.source import FILE, TEST, TRAIN, VALIDATION, Source
 from fedapps.errors import UserError, reason
 
 # The `datasets` library is imported where it is used: it takes a second, which a worker
@@ -77,8 +78,11 @@ def open_split(source: Source, by_file: bool = False) -> Any:
     path = source.local_path()
     if by_file:
         if path is None or not path.is_dir():
+            near = nearest(source.name, [one.name for one in Path().iterdir()]).strip()
+            hint = f": {near}" * (bool(near) and path is None)
             raise UserError(
                 f"{source.client} = {FILE!r}: {source.given} is no folder with a file a client"
+                f"{hint}"
             )
         return one_by_one(path, source, _from_path)
     return _from_hub(source) if path is None else _from_path(path, source)

@@ -12,11 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapps.data.local_files import separator
 from fedapps.data.source import Source
 from fedapps.data.sources import open_split
 from fedapps.errors import UserError
 
 Floats = NDArray[np.float64]
+#: What stands for no value in a csv, as pandas reads it.
+MISSING = frozenset(
+    [
+        *("", "NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None", "<NA>"),
+        *("#N/A", "#NA", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+    ]
+)
 #: The cells of a column; a list, or an array of pandas.
 Column = Sequence[Any] | NDArray[Any]
 
@@ -32,7 +40,7 @@ def read_columns(source: str, split: str, by_file: bool = False) -> dict[str, li
         table = open_split(Source(source, split, client="sites.client"), by_file)
         return {name: list(table[name][:]) for name in table.column_names}
     with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(file, delimiter=separator(path)))
     if not rows:
         raise UserError(f"{source}: no rows below the line of column names")
     if any(None in row or None in row.values() for row in rows):
@@ -41,7 +49,7 @@ def read_columns(source: str, split: str, by_file: bool = False) -> dict[str, li
 
 
 def _cell(text: str) -> float | str | None:
-    if not text.strip():
+    if text.strip() in MISSING:
         return None
     try:
         return float(text)
@@ -121,7 +129,7 @@ def no_target(what: str, kind: str) -> str:
     """Return the message for a column to predict that holds no numbers but ``kind``."""
     return (
         f"{what}: holds {kind}, and regression predicts numbers: name another column, or choose "
-        "task = 'classification' (of a table with two classes: 'tabular')"
+        "task = 'classification'"
     )
 
 

@@ -34,6 +34,7 @@ CA_DAYS, SERVER_DAYS = 3653, 365
 WARN_DAYS = 30
 RENEWAL = "renew it with `fedapps deploy certificates`, and restart the SuperLink"
 CONNECT_SECONDS = 5.0
+EXPIRED = 10  # of OpenSSL: X509_V_ERR_CERT_HAS_EXPIRED
 
 
 def now() -> datetime:
@@ -73,6 +74,13 @@ def ends(folder: Path) -> dict[Path, datetime]:
     Missing certificates are left out.
     """
     return {path: end_of(path) for name in (CA, SERVER) if (path := folder / name).exists()}
+
+
+def ended(folder: Path) -> list[Path]:
+    """Return the certificates in a folder of :func:`make_certificates` that have
+    ended.
+    """
+    return [path for path, end in ends(folder).items() if end <= now()]
 
 
 def end_of(path: Path) -> datetime:
@@ -175,9 +183,10 @@ def check_connection(
                 end = str((safe.getpeercert() or {})["notAfter"])
                 return datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
     except ssl.SSLCertVerificationError as error:
+        remedy = f"check that {authority} is the {CA} of that server"
         raise UserError(
-            f"{where}: the server's certificate was not accepted ({error.verify_message}): check "
-            f"that {authority} is the {CA} of that server"
+            f"{where}: the server's certificate was not accepted ({error.verify_message}): "
+            f"{RENEWAL if error.verify_code == EXPIRED else remedy}"
         ) from None
     except (ssl.SSLError, TimeoutError, ConnectionResetError):
         if authority is None:

@@ -34,6 +34,7 @@ from fedapps.deployment.certificates import (
     SERVER,
     SERVER_KEY,
     check_connection,
+    ended,
     ends,
     make_certificates,
     make_site_key,
@@ -198,9 +199,10 @@ class Site(Program):
         """Wait until the SuperNode is connected.
 
         After a SIGKILL, the SuperLink considers the old SuperNode connected for another
-        minute, and refuses the new one until then.
+        minute, and refuses the new one until then. It refuses a removed key for good.
         """
         deadline = time.monotonic() + START_SECONDS
+        asked = False
         while not (node_ids := ONLINE.findall(words := self.words(self.begin))):
             if not self.alive():
                 refused = f"the SuperLink refused site {self.name!r}: {reason_of(words)}"
@@ -211,6 +213,13 @@ class Site(Program):
                     )
                 if NOT_ACTIVATED not in words or time.monotonic() > deadline:
                     raise RunFailed(refused)
+                if not asked and self.removed():
+                    raise RunFailed(
+                        f"{refused}; its key was removed there and cannot return: delete key, "
+                        f"key.pub and registered in {self.folder}, make another key with `fedapps "
+                        f"deploy key {self.folder / 'key'}`, and start again"
+                    )
+                asked = True
                 time.sleep(RETRY_SECONDS)
                 self.kill()  # its child processes may still be running
                 self.launch()
@@ -222,6 +231,13 @@ class Site(Program):
             time.sleep(0.1)
         self.node_id = node_ids[-1]
         (self.folder / "node-id").write_text(self.node_id)
+
+    def removed(self) -> bool:
+        """Return whether the site's key was removed from the SuperLink (`flwr supernode
+        unregister`).
+        """
+        mine = [row for row in self.deployment.status() if row["site"] == self.name]
+        return any(row["superlink"] == "unregistered" for row in mine)
 
 
 class Deployment:
@@ -405,12 +421,19 @@ class Deployment:
         self._wall_of(self.holder.alive)
 
     def start_superlink(self) -> None:
-        """Start the SuperLink if it is not running, and wait until it answers."""
+        """Start the SuperLink if it is not running, and wait until it answers. Raises
+        UserError if its certificate has ended and cannot be renewed.
+        """
         if self.superlink.alive():
             return
         if self.warnings() and (self.certificates / CA_KEY).exists():
             # renew the certificate, signed by the authority that the sites know
             make_certificates(self.certificates, HOSTS)
+        if old := ended(self.certificates):
+            raise UserError(
+                f"{old[0]} has ended: copy {CA_KEY} back to {self.certificates} and repeat the "
+                "command, which renews it"
+            )
         self.superlink.wall = self.wall
         self.superlink.launch()
         deadline = time.monotonic() + START_SECONDS

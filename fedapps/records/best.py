@@ -19,8 +19,8 @@ MEASURES = tuple(f"validation-{name}-mean" for name in LEADING)
 @dataclass
 class Best:
     """The best evaluation so far: the mean over clients of their leading validation
-    score. Of equal ones the first counts. A round in which a client diverged is worse
-    than any other.
+    score. Of equal ones the first counts. A round in which a client diverged, or whose
+    model most clients could not score, is worse than any other.
 
     ``keep``: the run is scored with it, instead of with its last evaluation.
     ``patience``: evaluations in a row that are not better, after which the run ends; 0:
@@ -58,7 +58,8 @@ class Best:
             )
         score = row["evaluate"][name] if name else 0.0
         # the mean of a round in which clients diverged lacks the worst of them
-        rank = (not row.get("diverged"), -score if name and lower_is_better(name) else score)
+        sound = not row.get("diverged") and not row.get("unusable")
+        rank = (sound, -score if name and lower_is_better(name) else score)
         better = name is not None and (not self.round or rank > self.rank)
         if better:
             self.round, self.rank, self.waited = row["round"], rank, 0

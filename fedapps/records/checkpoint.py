@@ -2,12 +2,16 @@
 resumed run equals an uninterrupted one.
 
 A checkpoint is a folder of safetensors files, named by its round. The old one is
-deleted only after the new one has been written, so a complete one always exists.
+deleted only after the new one has been written, and after at least half of the clients
+could score the new model or train from it (``strategies.base.rounds.usable``). So there
+is always a complete checkpoint, and one poisoned reply cannot end a run for good: a
+model that most clients could not use is deleted, and a resumed run continues from the
+one before.
 """
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -27,6 +31,9 @@ from fedapps.records.lock import RUN_ID
 from strategies.base.capabilities import Stateful
 from strategies.base.rounds import Round
 
+#: An empty file in a checkpoint whose model was of use to the clients.
+SOUND = "sound"
+
 
 @dataclass
 class Checkpoints:
@@ -45,6 +52,13 @@ class Checkpoints:
     latest: Round | None = None
     record: Files | None = None
     best: Best = field(default_factory=Best)
+    #: The model of the last checkpoint while it is not known to be of use, and that of
+    #: the last round, with what is known of it.
+    pending: ArrayRecord | None = None
+    model: ArrayRecord | None = None
+    verdict: bool | None = None
+    #: The model that the run was resumed with.
+    resumed: ArrayRecord | None = None
 
     def __call__(self, now: Round) -> None:
         """Write a checkpoint if one is due. An error while writing is logged and does
@@ -52,18 +66,71 @@ class Checkpoints:
 
         A round with a fault gets no checkpoint: a resumed run must repeat it.
         """
+        if self.pending is not None:  # the training tells of the model before
+            self._judge(now.trainable if self.pending is self.model else None)
+        known = now.trainable if now.arrays is self.model else None
+        kept = self.verdict if now.arrays is self.model else None
+        self.model = now.arrays
+        self.verdict = next((v for v in (now.scorable, known, kept) if v is not None), None)
+        if self.pending is not None:
+            self._judge(self.verdict if self.pending is self.model else None)
         self.latest = None if now.fault else now
         if not now.fault and self.every and now.number % self.every == 0:
             self._try(now)
 
+    @property
+    def others(self) -> list[int]:
+        """The rounds of checkpoints before the last one."""
+        return [number for number in _rounds(self.folder) if number != self.last]
+
     def keep_last(self) -> None:
         """Write a checkpoint of the latest round even if none is due, for a run that
-        ends early.
+        ends early; not of a model that most clients could not use.
+
+        A resumed run that fails before any client could use its model deletes that
+        checkpoint, if there is a sound one before it.
         """
+        if self.model is not None and self.model is self.resumed:
+            if self.pending is not None and self.others:
+                self._judge(False)
+            return
         if self.every and self.latest and self.latest.number != self.last:
             self._try(self.latest)
 
+    def _judge(self, verdict: bool | None) -> None:
+        """Take what is known of the last checkpoint's model: delete the checkpoints
+        before it, or itself.
+        """
+        try:
+            if verdict:
+                (self.folder / str(self.last) / SOUND).touch()
+                self._delete(self.others)
+            elif verdict is False:
+                log(
+                    WARNING,
+                    "the checkpoint of round %d is deleted: most clients could not use its model",
+                    self.last,
+                )
+                self._delete([self.last])
+                self.last = max(_rounds(self.folder), default=0)
+        except OSError as error:
+            log(WARNING, "the checkpoint of round %d: %s. The run continues.", self.last, error)
+            return
+        if verdict is not None:
+            self.pending = None
+
+    def _delete(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            shutil.rmtree(self.folder / str(number), ignore_errors=True)
+
     def _try(self, now: Round) -> None:
+        if self.verdict is False:
+            log(
+                WARNING,
+                "no checkpoint after round %d: most clients could not use its model.",
+                now.number,
+            )
+            return
         if self.record is not None and self.record.behind:
             log(
                 WARNING,
@@ -79,7 +146,9 @@ class Checkpoints:
             log(WARNING, "no checkpoint after round %d: %s. The run continues.", now.number, error)
 
     def save(self, number: int, arrays: ArrayRecord) -> None:
-        """Write the checkpoint of a round, then delete older ones."""
+        """Write the checkpoint of a round, then delete older ones, except the last
+        sound one if this model is not known to be of use.
+        """
         partial, final = self.folder / f"{number}.partial", self.folder / str(number)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -99,11 +168,13 @@ class Checkpoints:
         if isinstance(self.strategy, Stateful):
             state = {name: _whole(value) for name, value in self.strategy.state_dict().items()}
             save_file(state, partial / "strategy.safetensors")
+        if self.verdict:
+            (partial / SOUND).touch()
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
-        for old in _rounds(self.folder):
-            if old != number:
-                shutil.rmtree(self.folder / str(old), ignore_errors=True)
+        sound = [n for n in _rounds(self.folder) if (self.folder / str(n) / SOUND).exists()]
+        self._delete([n for n in _rounds(self.folder) if n not in (number, max(sound, default=0))])
+        self.pending = None if self.verdict else arrays
         self.last, self.best.at_checkpoint = number, self.best.round
 
     def load(self) -> tuple[int, ArrayRecord]:
@@ -136,7 +207,9 @@ class Checkpoints:
             ) from error
         if isinstance(self.strategy, Stateful):
             self.strategy.load_state_dict(state)
-        return self.last, ArrayRecord({name: Array(arrays[name]) for name in names})
+        self.resumed = self.model = ArrayRecord({name: Array(arrays[name]) for name in names})
+        self.pending = None if (path / SOUND).exists() else self.model
+        return self.last, self.model
 
     def check_origin(self, rounds: Iterable[Mapping[str, Any]]) -> None:
         """Raise ``UserError`` if the loaded checkpoint is of another run than the

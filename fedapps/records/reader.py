@@ -11,6 +11,7 @@ import csv
 import json
 import math
 import tomllib
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -126,6 +127,20 @@ class RunFolder:
                         Failure(record["round"], one_line(client, 60), one_line(reason, 1000))
                     )
         return failures
+
+    @cached_property
+    def bounded(self) -> list[tuple[str, dict[str, int]]]:
+        """The clients on which a bound acted, most often first, each with the number of
+        rounds in which its weight was capped and its update shortened.
+        """
+        counts: dict[str, Counter[str]] = {}
+        for record in self.rounds:
+            for kind in (acts := {"capped": "weight capped", "shortened": "update shortened"}):
+                clients = record.get(kind)
+                for client in clients if isinstance(clients, list) else []:
+                    counts.setdefault(one_line(str(client), 60), Counter())[acts[kind]] += 1
+        ordered = sorted(counts.items(), key=lambda pair: -pair[1].total())
+        return [(name, {act: count[act] for act in acts.values()}) for name, count in ordered]
 
     @cached_property
     def scored(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class Recorder:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         rows = [row for row in read_rounds(folder) if row["round"] <= done]
         self.last_evaluation: dict[str, float] = {}
-        self.completed = self.failures = self.capped = 0
+        self.completed = self.failures = self.capped = self.shortened = 0
         self.models: dict[str, int] = {}
         self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
         for row in rows:
@@ -161,16 +161,21 @@ class Recorder:
             "seconds": round(now.seconds, 4),
             **self.origin,
             **self._models(now),
-            **(
-                {"capped": list(map(self._called, now.trained.capped))}
-                if now.trained.capped
-                else {}
-            ),
+            **{
+                name: list(map(self._called, clients))
+                for name, clients in (
+                    ("capped", now.trained.capped),
+                    ("shortened", now.trained.shortened),
+                )
+                if clients
+            },
             # ids, which a resumed run needs
             **({NEW_CLIENTS: list(now.new_clients)} if now.number == 1 and now.new_clients else {}),
         }
         if now.evaluated is not None:
             weighted: dict[str, Any] = dict(now.evaluate_metrics or {})
+            if now.scorable is False:
+                row["unusable"] = True
             scored, diverged = sound(now.evaluated.metrics)
             if diverged:
                 row["diverged"] = [{**d, "client": self._called(d["client"])} for d in diverged]
@@ -256,6 +261,7 @@ class Recorder:
         self.completed = row["round"]
         self.failures += len(row["failures"])
         self.capped += len(row.get("capped", ()))
+        self.shortened += len(row.get("shortened", ()))
         if scored := self.best.note(row):
             self.last_evaluation = row["evaluate"]
         for key in self.totals:
@@ -279,6 +285,7 @@ class Recorder:
             "rounds-completed": self.completed,
             "failures": self.failures,
             **({"capped-weights": self.capped} if self.capped else {}),
+            **({"shortened-updates": self.shortened} if self.shortened else {}),
             "seconds": round(self.totals["seconds"], 3),
             **{key: self.totals[key] for key in BYTES},
             **self.models,

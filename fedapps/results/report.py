@@ -284,6 +284,17 @@ def _details(run: RunFolder, share: float) -> list[Html]:
                 is_open=len(rows) <= 10,
             )
         )
+    if acted := run.bounded:
+        parts.append(
+            html.collapsible(
+                "Bounds",
+                "replies whose weight was capped or whose update was shortened",
+                html.table(
+                    ["client", *acted[0][1]],
+                    [(name, *n.values()) for name, n in acted[:_MAX_FAILURE_ROWS]],
+                ),
+            )
+        )
     if run.clients:
         parts.append(_client_table(run, round(share * _MAX_CLIENT_ROWS)))
     parts.append(html.collapsible("All numbers", "of the whole run", html.pairs(_all_numbers(run))))

@@ -18,7 +18,7 @@ from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import DeclaresOrigin, SplitsSamples, Task
 from fedapps.tasks.registry import find_task, make_task
 from strategies import Private, Robust, WarmStart
-from strategies.base.capabilities import sends_updates
+from strategies.base.capabilities import Hardening, sends_updates
 from strategies.base.reply_validation import Rules
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
                 "nothing that has a norm: set it to 0"
             )
     check_optimizer(settings, halves)
+    if settings.hardened:
+        for half in halves:
+            harden(half)
     strategy = private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
     if settings.num_new_clients and (
         settings.halves or not getattr(client_factory(settings), "can_be_new", False)
@@ -76,6 +79,17 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
         except ValueError as error:
             raise UserError(str(error)) from None
     return strategy
+
+
+def harden(strategy: Strategy) -> None:
+    """Set the bounds of a strategy, and of those that it wraps, for clients that are
+    not trusted.
+    """
+    if isinstance(strategy, Hardening):
+        strategy.harden()
+    inner = getattr(strategy, "strategy", None)
+    if isinstance(inner, Strategy):
+        harden(inner)
 
 
 def validation_setting(settings: Settings, task: Any) -> str:

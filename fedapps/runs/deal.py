@@ -80,8 +80,10 @@ def copies_in(task: Any, num_clients: int) -> list[str]:
     parts = [task.split(client, num_clients) for client in range(num_clients)]
     trained = [np.concatenate([train, held_back]) for train, held_back, _ in parts]
     scored, twice = copies(task.samples.x, trained, [test for *_, test in parts])
-    out = [f"{scored} test samples are copies of training samples of some client"] if scored else []
-    return [*out, f"{twice} training samples are copies of another client's"] if twice else out
+    out = [f"test samples that are copies of training samples: {scored}"] if scored else []
+    return (
+        [*out, f"training samples that are copies of another client's: {twice}"] if twice else out
+    )
 
 
 def means_predicted(task: Any, num_clients: int) -> list[str]:

@@ -6,6 +6,9 @@ folder. The client answers it with its stored state. Its model is returned if it
 the scores that the run recorded.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,7 @@ from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from algorithms.common.checks import nearest
 from algorithms.common.measures import leading_of, lower_is_better
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -109,9 +113,10 @@ def exported(
         known = ", ".join(
             [str(row["client"]) for row in run.clients[:5]] + ["..."] * (len(run.clients) > 5)
         )
+        near = nearest(called, (str(row["client"]) for row in run.clients))
         raise UserError(
-            f"--client {one_line(called, LONGEST)}: {folder} has no scores of this client: choose "
-            f"one of {known}"
+            f"--client {one_line(called, LONGEST)}: {folder} has no scores of this client: {near}"
+            f"choose one of {known}"
         )
     if row.get(MARK):
         raise UserError(
@@ -209,12 +214,25 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
         }
     )
     strategy = build_strategy(settings, task)
-    (sent,) = strategy.configure_evaluate(number, arrays, config, InlineGrid(ClientApp(), 1))
+    with quiet_flower():
+        (sent,) = strategy.configure_evaluate(number, arrays, config, InlineGrid(ClientApp(), 1))
     (record,), (configured,) = (
         sent.content.array_records.values(),
         sent.content.config_records.values(),
     )
     return [array.numpy().copy() for array in record.values()], dict(configured)
+
+
+@contextmanager
+def quiet_flower() -> Iterator[None]:
+    """Leave out Flower's log of a round: none is run."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:

@@ -35,8 +35,11 @@ from fedapps.toml_text import Value
 from fedapps.tracking.names import names_of
 from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
 
-# Largest weight, as a multiple of the round's median, of clients that are not trusted.
+# Largest weight, as a multiple of the round's median, with a bound on the update only.
 MAX_WEIGHT = 10.0
+# Multiples of the round's medians for clients that are not trusted: of ten equal ones,
+# a liar keeps a quarter of the weight and the other nine can outweigh its update.
+HARDENED = 3.0
 #: The most rounds between evaluations unless the user chooses.
 LONGEST_INTERVAL = 10
 #: Names that other libraries use for our settings, by the last part of the key.
@@ -157,10 +160,21 @@ class Settings(Options):
         "reject: ignore an update with a larger norm; clip: scale it down to the limit",
         choices=["reject", "clip"],
     )
+    hardened: bool = option(
+        False,
+        "bounds for clients that are not trusted: max-relative-update and max-weight are 3 unless "
+        "they are set, and the method's own; always on SuperNodes",
+    )
     max_weight: float = option(
         -1.0,
-        "largest weight of a client, as a multiple of the round's median; 0: no limit; -1: 10 on "
-        "SuperNodes or with max-update-norm, else no limit",
+        "largest weight of a client, as a multiple of the round's median; 0: no limit; -1: 3 if "
+        "hardened, 10 with max-update-norm, else no limit",
+        low=-1,
+    )
+    max_relative_update: float = option(
+        -1.0,
+        "clients' updates are shortened to this multiple of the round's median norm; 0: no limit; "
+        "-1: 3 if hardened, else no limit; never with dp.noise-multiplier or node-sums",
         low=-1,
     )
     max_array_value: float = option(
@@ -295,14 +309,17 @@ class Settings(Options):
     @property
     def bound(self) -> UpdateBound:
         """The bounds on a client's update and weight."""
-        weight = (
-            self.max_weight if self.max_weight >= 0 else MAX_WEIGHT if self.max_update_norm else 0.0
-        )
+        weight, relative = self.max_weight, self.max_relative_update
+        if weight < 0:
+            weight = HARDENED if self.hardened else MAX_WEIGHT if self.max_update_norm else 0.0
+        if relative < 0:
+            relative = HARDENED if self.hardened else 0.0
         return UpdateBound(
             self.max_update_norm,
             self.on_large_update,
             weight,
             self.max_array_value,
+            relative,
             self.max_metric_bytes,
         )
 
@@ -310,10 +327,8 @@ class Settings(Options):
         """Return the settings with the defaults of a run on SuperNodes."""
         # Compiling would delay a site's first reply by a minute.
         compiled = "off" if self.train.compile == "auto" else self.train.compile
-        settings = replace(self, train=replace(self.train, compile=compiled))
-        if self.audit_log == "auto":
-            settings = replace(settings, audit_log="on")
-        return replace(settings, max_weight=MAX_WEIGHT) if self.max_weight < 0 else settings
+        settings = replace(self, train=replace(self.train, compile=compiled), hardened=True)
+        return replace(settings, audit_log="on") if self.audit_log == "auto" else settings
 
     @property
     def keeps_clients_on_disk(self) -> bool:

@@ -17,6 +17,7 @@ from algorithms.fairness.groups import Groups
 from clients.base.data import ArrayData, ClientData, Split
 from fedapps.data import partition as partitions
 from fedapps.data.held_out import dealt_part, remark, test_part, validation_part
+from fedapps.data.remarks import remarks_on
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, TableScale, inputs
 from fedapps.data.set_files import read_set
@@ -135,7 +136,7 @@ class Classification(DealtSamples, NetByShape):
         left out, what is scored.
         """
         d, parts = self.context.data, self.partition(num_clients)
-        lines = partitions.remarks(self.samples, d)
+        lines = remarks_on(self.samples, d)
         for part, own in (
             (test_part(self.samples, d), self.test_parts(num_clients)),
             (validation_part(self.samples, d), self.validation_parts(num_clients)),

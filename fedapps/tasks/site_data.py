@@ -20,11 +20,11 @@ from algorithms.common.options import names_in
 from clients.base.data import ClientData
 from clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
-from fedapps.data.client_files import FILE
 from fedapps.data.images import read_named
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, inputs
 from fedapps.data.site_clients import Names, digests, rows_of
+from fedapps.data.source import FILE
 from fedapps.data.table_columns import (
     Floats,
     dummies,

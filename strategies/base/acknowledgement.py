@@ -16,7 +16,7 @@ from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
 from algorithms.common.sent import METHOD, Reads, Sent
-from strategies.base.capabilities import declared
+from strategies.base.capabilities import declared, is_flowers_privacy
 
 #: Strategies with a class in ``clients`` for a training loop of the user's own.
 LOOPS = frozenset({"APFL", "Ditto", "FedDyn", "FedProx", "FedRep", "Scaffold", "SuPerFed"})
@@ -95,12 +95,6 @@ def notice_noise(strategy: Strategy) -> None:
             "strategies.Private around a method that averages (docs/privacy.md)",
             *[_inside(strategy)] * 2,
         )
-
-
-def is_flowers_privacy(strategy: Strategy) -> bool:
-    """Return whether this is one of Flower's wrappers for differential privacy."""
-    kind = type(strategy)
-    return kind.__module__.startswith("flwr.") and kind.__name__.startswith("DifferentialPrivacy")
 
 
 def _inside(strategy: Strategy) -> str:

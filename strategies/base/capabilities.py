@@ -158,6 +158,22 @@ def sends_updates(strategy: Strategy) -> bool:
     return (found.later if found and found.later else replies_of(strategy)) in ("model", "update")
 
 
+def is_flowers_privacy(strategy: Strategy) -> bool:
+    """Return whether this is one of Flower's wrappers for differential privacy."""
+    kind = type(strategy)
+    return kind.__module__.startswith("flwr.") and kind.__name__.startswith("DifferentialPrivacy")
+
+
+def is_private(strategy: Strategy) -> bool:
+    """Return whether a strategy, or one that it wraps, makes its model private."""
+    inner = getattr(strategy, "strategy", None)
+    return (
+        isinstance(strategy, SpendingPrivacy)
+        or is_flowers_privacy(strategy)
+        or (isinstance(inner, Strategy) and is_private(inner))
+    )
+
+
 def needs_alike(strategy: Strategy) -> bool:
     """Return whether ``strategy`` ends the run when its replies differ in the names of
     their metrics, as Flower's own do.

@@ -31,8 +31,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from algorithms.common.seeds import generator
-from strategies.base.flower_private import NO_QUERY, WORKER_DIED, ErrorCode
-from strategies.base.messages import content_bytes, metrics_of
+from strategies.base.flower_private import NO_QUERY, WORKER_DIED, ErrorCode, is_simulation
+from strategies.base.messages import content_bytes, metrics_of, trains
+from strategies.base.relative_bounds import RelativeBounds
 from strategies.base.reply_validation import Rules, UpdateBound
 from strategies.base.roster import ClientId, KnowingClients, Packing, Travel
 from strategies.base.weights import capped
@@ -47,12 +48,15 @@ LONGEST_NAME, LONGEST_FAULT = 100, 500
 @dataclass(frozen=True)
 class Failure:
     """A client whose reply was not used, the reason (one line), and what people call
-    the client.
+    the client. ``answered``: whether it sent anything; ``broken``: whether that was not
+    an error, but numbers that are no good.
     """
 
     client: ClientId
     reason: str
     name: str = ""
+    answered: bool = True
+    broken: bool = True
 
     @property
     def called(self) -> ClientId:
@@ -65,7 +69,8 @@ class Exchange:
     """Record of one phase: bytes of message contents, ids and metrics of the clients
     with a valid reply, and the failures.
 
-    ``capped``: clients whose weight was lowered. ``travel``: what went to nodes and
+    ``capped``: clients whose weight was lowered; ``shortened``: whose update was.
+    ``travel``: what went to nodes and
     back, where many clients share one.
     """
 
@@ -74,6 +79,7 @@ class Exchange:
     metrics: dict[ClientId, dict[str, Any]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     capped: list[ClientId] = field(default_factory=list)
+    shortened: list[ClientId] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
     travel: Travel | None = None
@@ -118,9 +124,15 @@ class ClientGrid(WrappedGrid):
         self.start_timeout = start_timeout
         self.rules = Rules(like_model=same_arrays, bound=bound or UpdateBound())
         self.last = Exchange()
+        self._simulation = is_simulation(grid)
+        self._relative = RelativeBounds()
         self._ids: dict[int, ClientId] = {}
         self._claims: dict[int, ClientId] = {}  # names of nodes whose name is taken by another node
         self._unfit: set[int] = set()  # nodes that report that they cannot take part
+        self._keys: dict[ClientId, bytes] = {}  # of clients whose node has a registered key
+        # nodes that are left out, with the reason, and those that no phase has recorded
+        self._refused: dict[int, str] = {}
+        self._unrecorded: list[Failure] = []
         self._active: Sequence[int] | None = None
         # of a grid that need not ask
         self._known = grid.known_clients() if isinstance(grid, KnowingClients) else None
@@ -135,11 +147,13 @@ class ClientGrid(WrappedGrid):
         """Wait until all nodes, or ``minimum`` of them if it is given, are connected
         and identified; return all that are.
 
-        Raises ``TimeoutError`` after ``start_timeout`` seconds.
+        Nodes that cannot take part, or that have another's name, are not waited for.
+        Raises ``ValueError`` if these are half of the nodes or more, and
+        ``TimeoutError`` after ``start_timeout`` seconds.
         """
         deadline, logged = time.monotonic() + self.start_timeout, 0
         while len(nodes := self._connected()) < (
-            wanted := minimum or self._expected() - len(self.new_clients)
+            wanted := minimum or self._expected() - len(self.new_clients) - self._absent()
         ):
             if time.monotonic() > deadline:
                 lower = (
@@ -160,11 +174,18 @@ class ClientGrid(WrappedGrid):
                     wanted,
                 )
             time.sleep(0.05 if self.start_timeout < 1 else 0.2)
+        # a single site cannot end the run by its words, but a wrong setting must
+        if not self._met and self._absent() >= max(1, len(nodes)):
+            raise ValueError("; ".join(self._refused.values()))
         self._met = True
         if self.num_new and not self.new_clients:
             self._keep_out(nodes)
             return self._connected()
         return nodes
+
+    def _absent(self) -> int:
+        """Return how many connected nodes are left out."""
+        return len(self._refused.keys() & set(self.grid.get_node_ids())) if self._refused else 0
 
     def _keep_out(self, nodes: Sequence[int]) -> None:
         """Draw the new clients. Raises ``ValueError`` if nobody would be left, or nodes
@@ -226,8 +247,9 @@ class ClientGrid(WrappedGrid):
         )
 
     def _identify(self, nodes: Sequence[int], connected: set[int]) -> None:
-        """Name new nodes. Before the first round a duplicate name is an error; later
-        the second node waits until the first is gone.
+        """Name new nodes. The first one that answers with a name has it, and so has its
+        key, if it is registered; another one waits until the first is gone. A
+        registered name is only for the node that is registered with it.
         """
         asked = [node for node in nodes if node not in self._claims]
         answers = self._ask(asked)
@@ -235,12 +257,12 @@ class ClientGrid(WrappedGrid):
             self._claims |= {node: node for node in asked}
             asked = []
         silent, reasons = set(asked), []
-        faults: list[str] = []
+        faults: dict[int, tuple[ClientId, str]] = {}
         for node, answer in answers:
             silent.discard(node)
             name, size = (None, 1) if (why := _error(answer)) else _introduction(answer.content)
             if name is not None and (fault := _fault(answer.content)):
-                faults.append(f"client {name!r} cannot take part: {fault}")
+                faults[node] = name, f"client {name!r} cannot take part: {fault}"
                 self._unfit.add(node)
             elif name is not None:
                 self._claims[node] = name
@@ -248,10 +270,6 @@ class ClientGrid(WrappedGrid):
             elif not (self._met and _gone(answer)):
                 reasons.append(why or "no usable client-id in the answer")
                 self._claims[node] = node
-        for said in faults:
-            log(ERROR, said)
-        if faults and not self._met:  # do not start a run without an expected site
-            raise ValueError("; ".join(faults))
         # at the start a node without an answer is identified by its node id; a
         # latecomer is asked again
         if not self._met:
@@ -265,23 +283,44 @@ class ClientGrid(WrappedGrid):
                 reasons[0],
             )
         live = {self._ids[node]: node for node in connected if node in self._ids}
-        for node in nodes:
-            if (client := self._claims.get(node)) is None:
-                continue
-            if client not in live:
+        # what the SuperLink knows of nodes whose keys are registered
+        known = {one.node_id: one for one in getattr(self.grid, "get_nodes", tuple)()}
+        owners = {getattr(one, "name", ""): node for node, one in known.items()}
+        for node in [node for node in self._claims if node in set(nodes)]:  # in order of answers
+            client = self._claims[node]
+            key = getattr(known.get(node), "public_key", b"")
+            if owners.get(client, node) != node or self._keys.get(client, key) != key:
+                self._refuse(
+                    node,
+                    node,
+                    f"node {node} says that it is client {client!r}, which is the name of a node "
+                    "with another key: give every node its own client-id",
+                )
+            elif client not in live:
                 live[client] = node
+                if key:
+                    self._keys[client] = key
                 self._ids[node] = self._claims.pop(node)
-            elif not self._met:
-                raise ValueError(
-                    f"two nodes say that they are client {client!r}: give every node its own "
-                    "partition-id or client-id"
-                )
+                self._refused.pop(node, None)
             else:
-                log(
-                    WARNING,
-                    "another node says that it is client %s: it waits until the first one is gone",
-                    client,
+                self._refuse(
+                    node,
+                    node,
+                    f"two nodes say that they are client {client!r}: give every node its own "
+                    "partition-id or client-id. The one that answered later waits until the first "
+                    "one is gone",
                 )
+        for node, (client, why) in faults.items():
+            # it may have used another's name
+            self._refuse(node, node if client in live else client, why)
+
+    def _refuse(self, node: int, client: ClientId, reason: str) -> None:
+        """Leave a node out, and name it once in the log and in the next round."""
+        if node not in self._refused:
+            self._refused[node] = reason
+            log(ERROR, reason)
+            name = str(called(client, self.names)) if self.names else ""
+            self._unrecorded.append(Failure(client, reason, name, answered=False, broken=False))
 
     def _ask(self, nodes: Sequence[int]) -> list[tuple[int, Message]]:
         """Ask nodes for their names, one of them first if none has a name yet; return
@@ -417,8 +456,9 @@ class ClientGrid(WrappedGrid):
                 exchange.bytes_up += content_bytes(reply.content)
                 reason = self.rules.fault(message, reply)
             if reply is None or reason:
-                self._leave_out(exchange, client, reason or "no answer")
-                dead += exchange.failures[-1:] if reply is not None and _worker_died(reply) else []
+                self._leave_out(exchange, client, reason or "no answer", reply)
+                if reply is not None and self._simulation and _worker_died(reply):
+                    dead += exchange.failures[-1:]
             else:
                 valid.append((client, reply))
         valid.sort(key=lambda pair: order(pair[0]))
@@ -430,10 +470,15 @@ class ClientGrid(WrappedGrid):
                 "is in a sum: run without node-sums"
             )
         for place, reason in odd.items():
-            self._leave_out(exchange, valid[place][0], reason)
+            self._leave_out(exchange, valid[place][0], reason, valid[place][1])
         valid = [pair for place, pair in enumerate(valid) if place not in odd]
+        if sent and trains(sent[0]) and not (exchange.travel and exchange.travel.summed):
+            valid = self._bounded(exchange, valid, sent)
         if self.rules.weight and self.rules.bound.max_weight:
             exchange.capped = capped(valid, self.rules.weight, self.rules.bound.max_weight)
+        if self._unrecorded and sent and trains(sent[0]):
+            exchange.failures += self._unrecorded
+            self._unrecorded = []
         exchange.failures.sort(key=lambda failure: order(failure.client))
         exchange.clients = [client for client, _ in valid]
         exchange.metrics = {client: metrics_of(reply.content) for client, reply in valid}
@@ -445,11 +490,32 @@ class ClientGrid(WrappedGrid):
             )
         return [reply for _, reply in valid]
 
-    def _leave_out(self, exchange: Exchange, client: ClientId, reason: str) -> None:
+    def _bounded(
+        self, exchange: Exchange, valid: list[tuple[ClientId, Message]], sent: Sequence[Message]
+    ) -> list[tuple[ClientId, Message]]:
+        """Apply the bounds that compare the replies of a round; return those to use."""
+        rules = self.rules
+        if not (rules.relative and (rules.like_model or rules.updates)):
+            return valid
+        questions = {message.metadata.message_id: message for message in sent}
+        wild, exchange.shortened = self._relative.apply(
+            [(who, questions[m.metadata.reply_to_message_id], m) for who, m in valid],
+            rules.bound.max_relative_update,
+            models=rules.like_model,
+            beside=rules.beside,
+        )
+        for place, reason in wild.items():
+            self._leave_out(exchange, valid[place][0], reason, valid[place][1])
+        return [pair for place, pair in enumerate(valid) if place not in wild]
+
+    def _leave_out(
+        self, exchange: Exchange, client: ClientId, reason: str, reply: Message | None
+    ) -> None:
         # a client may have written it, at any length
         reason = " ".join(reason.split())[:LONGEST_FAULT]
         name = str(called(client, self.names)) if self.names else ""
-        exchange.failures.append(Failure(client, reason, name))
+        broken = reply is not None and not reply.has_error()
+        exchange.failures.append(Failure(client, reason, name, reply is not None, broken))
         log(WARNING, "client %s left out: %s", name or client, reason)
 
 
@@ -538,8 +604,9 @@ def _gone(answer: Message) -> bool:
 
 def _worker_died(reply: Message) -> bool:
     # Flower puts a dead Ray actor back into its pool, where it swallows most later
-    # messages: the run cannot recover. The error code is that of Flower's simulation: a
-    # client whose own error contains these words has another code.
+    # messages: the run cannot recover. Asked in a simulation only; the error code is
+    # that of Flower's simulation: a client whose own error contains these words has
+    # another code.
     words = (
         reply.error.reason or ""
         if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN

@@ -115,6 +115,15 @@ def forwarded(
     return made
 
 
+def is_simulation(grid: Grid) -> bool:
+    """Return whether a grid, or the one that it wraps, is that of Flower's simulation.
+
+    Replaced by: a public name of the engine.
+    """
+    inner = getattr(grid, "grid", None)
+    return hasattr(grid, "pull_interval") or (isinstance(inner, Grid) and is_simulation(inner))
+
+
 def poll_every(grid: Grid, seconds: float) -> bool:
     """Let a simulation's grid look for replies every ``seconds``; return whether it is
     one.

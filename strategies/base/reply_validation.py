@@ -3,10 +3,11 @@ affect the other clients.
 
 A reply is invalid if it cannot be read, holds a number that is not finite or is
 absurdly large, lacks its weight, or, for methods whose replies are models, differs in
-names, shapes or kinds from the model that was sent. A valid reply may still be
-poisoned. A bound on the norm of the update and a cap on the weight together limit how
-much one client changes the model in a round. Neither is enough alone: a short update
-with a giant weight outweighs all others.
+names, shapes or kinds from the model that was sent, or holds a negative variance. A
+valid reply may still be poisoned. A bound on the norm of the update and a cap on the
+weight together limit how much one client changes the model in a round. Neither is
+enough alone: a short update with a giant weight outweighs all others. The bounds that
+compare the replies of a round are in ``relative_bounds`` and ``weights``.
 """
 
 import math
@@ -18,10 +19,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from algorithms.common.averaging import VARIANCES
 from algorithms.common.options import Options, option
 from algorithms.common.wire import fields, read
 from strategies.base.agreement import Agreement
-from strategies.base.capabilities import Capabilities, declared, needs_alike, replies_of
+from strategies.base.capabilities import (
+    Capabilities,
+    declared,
+    is_private,
+    needs_alike,
+    replies_of,
+)
 from strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
 
 #: Larger numbers are invalid for every method. No weight, gradient, loss or sample
@@ -54,6 +62,12 @@ class UpdateBound(Options):
         low=0,
         open_low=True,
     )
+    max_relative_update: float = option(
+        0.0,
+        "norm of a client's update, times the median of the round, to which longer ones are "
+        "shortened; 0: any",
+        low=0,
+    )
     max_metric_bytes: int = option(
         200_000, "most bytes of the metrics of a reply, which the record repeats", low=1000
     )
@@ -68,7 +82,10 @@ class Rules:
     is one array of whole numbers, as many as were asked for. Without one of the first
     two, ``bound`` does not apply. ``weight``: a metric that every reply must hold as a
     number above 0 (``None``: none). ``alike``: the replies of a phase must hold the
-    same metrics. ``beside``, ``any_scale``: as in ``Capabilities``.
+    same metrics. ``beside``, ``any_scale``: as in ``Capabilities``. ``relative``:
+    the replies of a round are compared with each other (``relative_bounds``). Not under
+    differential privacy: one client's data would change what others contribute, and the
+    noise is not made for that.
     """
 
     like_model: bool = True
@@ -79,6 +96,7 @@ class Rules:
     alike: bool = False
     beside: str = ""
     any_scale: bool = False
+    relative: bool = False
     agreement: Agreement = field(default_factory=Agreement)
 
     def follow(self, strategy: Strategy) -> None:
@@ -90,6 +108,7 @@ class Rules:
         self.sums = replies == "sums"
         self.weight = getattr(innermost(strategy), "weighted_by_key", None)
         self.alike = needs_alike(strategy)
+        self.relative = not is_private(strategy)
         found = declared(strategy) or Capabilities()
         self.beside, self.any_scale = found.beside, found.any_scale
 
@@ -125,6 +144,8 @@ class Rules:
                 most = LIMIT if of_model or self.any_scale else self.bound.max_array_value
                 if fault := _array_fault(name, values, most):
                     return fault
+                if of_model and name.endswith(VARIANCES) and values.size and values.min() < 0:
+                    return f"array {name!r} holds {values.min():.3g}: a variance is at least 0"
         if like:
             return self._model_fault(model, *records[0])
         if self.updates and training:

@@ -21,13 +21,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from algorithms.common.sent import Reads
-from strategies.base.acknowledgement import (
-    Acknowledgements,
-    asked_of,
-    is_flowers_privacy,
-    notice_noise,
-)
-from strategies.base.capabilities import counts_replies, is_finished
+from strategies.base.acknowledgement import Acknowledgements, asked_of, notice_noise
+from strategies.base.capabilities import counts_replies, is_finished, is_flowers_privacy
 from strategies.base.client_grid import ClientGrid, Exchange, Failure, order
 from strategies.base.flower_private import log_strategy_start_info
 from strategies.base.messages import innermost
@@ -41,7 +36,7 @@ AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
 
 class TooFewReplies(RuntimeError):
     """Too few clients sent valid replies, round after round or in the end; ``result``:
-    of the rounds until then.
+    of the rounds until then, with the last model that was of use to the clients.
     """
 
     result: Result | None = None
@@ -77,6 +72,34 @@ class Round:
             if phase
             for failure in phase.failures
         ]
+
+    @property
+    def trainable(self) -> bool | None:
+        """Whether the model that the round began with could be used for training; see
+        :func:`usable`.
+        """
+        return usable(self.trained)
+
+    @property
+    def scorable(self) -> bool | None:
+        """Whether the model of the round could be scored; see :func:`usable`."""
+        return usable(self.evaluated)
+
+
+def usable(phase: Exchange | None) -> bool | None:
+    """Return whether the clients of a phase could use the model that they were sent.
+
+    ``True``: at least half of those that answered sent valid numbers. ``False``: more
+    sent broken numbers than valid ones. ``None``: nothing is known, since clients did
+    not answer, or failed for a reason that may be theirs.
+    """
+    if phase is None:
+        return None
+    valid = len(phase.clients)
+    answered = valid + sum(failure.answered for failure in phase.failures)
+    if answered and 2 * valid >= answered:
+        return True
+    return False if sum(failure.broken for failure in phase.failures) > valid else None
 
 
 Callback = Callable[[Round], bool | None]
@@ -170,7 +193,7 @@ def run_rounds(
     log_strategy_start_info(num_rounds, initial_arrays, train_config, evaluate_config)
     strategy.summary()
     began, tally, result, arrays = time.monotonic(), _Tally(), Result(), initial_arrays
-    result.arrays = initial_arrays
+    result.arrays = sound = initial_arrays
     now: Round | None = None
     if evaluate_fn and first_round == 1:
         score = evaluate_fn(0, initial_arrays)
@@ -204,6 +227,7 @@ def run_rounds(
             new_clients=sorted(client_grid.new_clients, key=order),
         )
         asked = bool(messages)
+        sound = arrays if now.trainable else sound
         _log_replies("aggregate_train", strategy, now.trained)
         heard.hear(asked_of(strategy), zip(now.trained.clients, replies, strict=True))
         if replies:
@@ -240,6 +264,7 @@ def run_rounds(
                 now.newcomers = meet(
                     strategy, client_grid, number, arrays, configs, new_epochs, timeout
                 )
+        sound = arrays if now.scorable else sound
         now.seconds = time.monotonic() - round_began
         now.fault = _fault(now, patience) if stopping or is_finished(strategy) else ""
         tally.note(now.trained, asked, patience)
@@ -260,6 +285,8 @@ def run_rounds(
         fault = f"no round had {patience.min_replies} valid replies; {tally.why()}"
     if fault:
         error = TooFewReplies(fault)
+        if now and now.scorable is False:
+            result.arrays = sound
         error.result = result
         raise error
     log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
@@ -281,6 +308,11 @@ def _fault(now: Round, patience: Patience) -> str:
                 f"the last {phase} {now.number} had {len(exchange.clients)} valid replies, at "
                 f"least {least} needed; {why}"
             )
+    if now.scorable is False:
+        return (
+            f"most clients could not score the model of the last round {now.number}; "
+            f"{_first_of(now.evaluated.failures if now.evaluated else (), '')}"
+        )
     return ""
 
 

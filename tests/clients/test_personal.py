@@ -104,6 +104,16 @@ def test_scaffold_reaches_the_optimum_with_one_client_a_round():
     assert strategy.c["w"] == pytest.approx(0.0, abs=1e-3)  # the mean gradient at the optimum
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+def test_c_is_the_mean_of_all_clients_variates_though_one_takes_part(rounds):
+    """Whatever the server's step."""
+    strategy = Scaffold(ScaffoldOptions(0.5))
+    _, stores = run_quadratics(strategy, ScaffoldClient, rounds, 5, grid=True)
+    own = [store.load("control", {}, before=False) or [np.zeros(1)] for store in stores.values()]
+    assert strategy.c["w"] == pytest.approx(sum(c[0] for c in own) / 2, rel=1e-5)
+    assert abs(strategy.c["w"]) > 0.1
+
+
 def test_the_first_step_of_scaffold_is_fedavgs_and_the_server_rate_scales_it():
     one, _ = run_quadratics(FedAvg(), FedAvgClient, 1, 3)
     same, _ = run_quadratics(Scaffold(), ScaffoldClient, 1, 3)

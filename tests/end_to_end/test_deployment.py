@@ -10,6 +10,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import time
 import tomllib
 
 import numpy as np
@@ -196,11 +197,32 @@ def test_refused_sites_and_their_messages(deployment, tmp_path):
     assert marked(stranger.mark) == []
 
 
+def test_a_site_whose_key_is_removed_ends_and_needs_another_key(deployment):
+    site = deployment.sites["site-2"]
+    done = fedapps(
+        *("deploy", "flwr", "--dir", deployment.folder, "supernode", "unregister"),
+        *((site.folder / "node-id").read_text(), "own"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    deadline = time.monotonic() + 120
+    while site.alive():
+        assert time.monotonic() < deadline, site.words()[-3000:]
+        time.sleep(0.5)
+    with pytest.raises(RunFailed, match=r"its key was removed .* make another key with"):
+        site.start()
+    for name in ("key", "key.pub", "registered"):
+        (site.folder / name).unlink()
+    make_site_key(site.folder / "key")
+    deployment.start()
+    assert [row["superlink"] for row in deployment.status()] == ["online"] * 3
+
+
 def test_sites_with_their_own_data(tmp_path):
-    """Three tables; one names a category that the settings do not know: said by name,
-    here and there. Mended, it takes part, and another refuses the method by its policy,
-    which its own copy of the app enforces. Then each of the two wards of a site is a
-    client of its own, whose state stays in the SuperNode: a message a site.
+    """Three tables; one names a category that the settings do not know: the site is
+    named, here and there, and the others go on. Mended, it takes part, and another
+    refuses the method by its policy, which its own copy of the app enforces. Then each
+    of the two wards of a site is a client of its own, whose state stays in the
+    SuperNode: a message a site.
     """
     (tmp_path / "policy.toml").write_text('methods = ["scaffold"]\n')
     for number, name in enumerate(["rome", "oslo", "bern"]):
@@ -225,8 +247,9 @@ def test_sites_with_their_own_data(tmp_path):
             f"client 'oslo' cannot take part: {tmp_path}/oslo.csv: column 'kind' holds 'x', "
             "but sites.columns names a, b, c for it"
         )
-        assert done.returncode == 1
-        assert said in " ".join(done.stderr.split())
+        assert done.returncode == 0, done.stderr
+        assert [row["client"] for row in clients_of(tmp_path / "bad")] == ["rome"]
+        assert {"client": "oslo", "reason": said} in rounds_of(tmp_path / "bad")[0]["failures"]
         assert said in (tmp_path / "bad" / "run.log").read_text()
         assert said.replace("'oslo'", "oslo") in deployment.sites["oslo"].words()
         write_table(tmp_path / "oslo.csv", 1)
@@ -261,9 +284,9 @@ def assert_audited(folder, site):
     assert {line["node"]: line["key"] for line in server if line["event"] == "connected"}[
         int(site.node_id)
     ] == print_
-    refused = [line for line in own if line["event"] == "refused"]
+    refused = [line for line in own if line["event"] == "refused" and line["run"] == run["run"]]
     assert [line["type"] for line in refused] == ["train", "evaluate"]
-    assert {(line["run"], line["settings"]) for line in refused} == {(run["run"], run["settings"])}
+    assert {line["settings"] for line in refused} == {run["settings"]}
     assert (server[-1]["event"], server[-1]["status"]) == ("ended", "completed")
 
 

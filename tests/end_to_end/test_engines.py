@@ -2,6 +2,7 @@
 client that hangs.
 """
 
+import ast
 import json
 import os
 import shutil
@@ -91,7 +92,7 @@ def test_the_command_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(
 
 # An app that executes several of our runs one after another with the same nodes and
 # workers, because starting these takes longer than all of the runs. A node's state of
-# one run is hidden from the next. At the end one of two clients hangs.
+# one run is hidden from the next. At the end one of two clients hangs, and then lies.
 APPS = """
 import json
 import time
@@ -115,6 +116,9 @@ class Hanging(NumPyClient):
     def fit(self, parameters, config):
         if self.i == 1 and config["server-round"] == 2:
             time.sleep(3600)
+        if self.i == 1 and config["server-round"] > 2:
+            lie = np.full(2, np.nan) if config["server-round"] == 3 else np.ones((2, 2))
+            return [lie], 10**14, {}
         return [p + 1 for p in parameters], 1, {}
 
 
@@ -150,7 +154,7 @@ def main(grid, context):
     (folder / "now.json").write_text(json.dumps(["hangs", {}]))
     failed = []
     result = FedAvg(fraction_evaluate=0).start(
-        ClientGrid(grid), ArrayRecord({"w": Array(np.zeros(2))}), 3, timeout=8,
+        ClientGrid(grid), ArrayRecord({"w": Array(np.zeros(2))}), 4, timeout=8,
         callbacks=[lambda now: failed.extend((now.number, f.client, f.reason) for f in now.failures)],
     )
     print("RESULT", result.arrays["w"].numpy().tolist())
@@ -221,11 +225,16 @@ def test_the_workers_give_the_numbers_of_the_inline_engine(name, simulated):
     assert shared == (name != "a node per client")
 
 
-def test_a_hanging_client_loses_its_reply_but_the_run_continues(simulated):
-    """It blocks its worker; the other worker continues, also for that client."""
+def test_a_client_that_hangs_and_lies_loses_its_replies_but_the_run_continues(simulated):
+    """It blocks its worker; the other worker continues, also for that client, whose
+    later replies hold no numbers, or another shape.
+    """
     text = "\n".join(simulated[1])
-    assert "RESULT [3.0, 3.0]" in text
-    assert "FAILED [(2, 1, 'no answer within 8 s')]" in text
+    assert "RESULT [4.0, 4.0]" in text
+    failed = ast.literal_eval(text.partition("FAILED ")[2].partition("]")[0] + "]")
+    assert [(number, client) for number, client, _ in failed] == [(2, 1), (3, 1), (4, 1)]
+    reasons = ("no answer within 8 s", "not finite", "shape")
+    assert all(said in why for said, (*_, why) in zip(reasons, failed, strict=True)), failed
 
 
 def test_plain_flwr_run(tmp_path, short_folder):

@@ -9,13 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedapps.deployment.local import Deployment
+from fedapps.deployment import certificates
+from fedapps.deployment.certificates import CA_KEY
+from fedapps.deployment.local import HOSTS, Deployment
 from fedapps.engines.processes import marked
+from fedapps.errors import UserError
 from tests.helpers import ROOT, clients_of, fedapps, rounds_of, run_inline, summary_of
 
 # their ids as clients: the three share the settings' data
@@ -80,19 +84,42 @@ def wait_for(condition, process, folder, seconds):
         time.sleep(0.2)
 
 
-def versions(site):
-    """Return round -> personal model of a site, as its store has it."""
+def stores(site):
+    """Return the folders of a site's store, one for each run."""
+    return set((site.folder / "store").glob("run-*"))
+
+
+def versions(site, but=()):
+    """Return round -> personal model of a site, as its store has it, but for some
+    runs.
+    """
     return {
         int(path.name.split(".")[1]): load_file(path)
-        for path in sorted((site.folder / "store").glob("run-*/*/*.safetensors"))
+        for folder in sorted(stores(site) - set(but))
+        for path in sorted(folder.glob("*/*.safetensors"))
     }
+
+
+#: Client 1 claims many samples, and then sends no numbers.
+LYING = """class Lying(FedExPClient):
+    def fit(self, parameters, config):
+        arrays, count, metrics = super().fit(parameters, config)
+        if self.client_id == 1:
+            count = 10**14
+            if config["server-round"] == 2:
+                arrays = [np.full_like(array, np.nan) for array in arrays]
+        return arrays, count, metrics
+
+
+METHOD = Method("""
 
 
 def test_an_own_method_is_sent_to_the_sites_which_report_missing_packages(
     deployment, lent, tmp_path
 ):
     """The file of `examples/own-method` is sent with the app, but a package that it
-    imports is not: the server and two sites have it, the third reports its name.
+    imports is not: the server and two sites have it, the third reports its name. One of
+    the two lies: its weight is capped, its reply without numbers is left out.
     """
     example = shutil.copytree(ROOT / "examples" / "own-method", tmp_path / "example")
     job = ["run", "run.toml", "num-clients=3", "num-rounds=2", "checkpoint-every=0"]
@@ -108,16 +135,22 @@ def test_an_own_method_is_sent_to_the_sites_which_report_missing_packages(
     assert "epsilon = 0.001" in settings
 
     code = (example / "own_method.py").read_text()
+    code = code.replace("METHOD = Method(", LYING).replace("client=FedExPClient", "client=Lying")
     (example / "own_method.py").write_text("import scales\n" + code)
     done = fedapps(*job, *engine, "--out", tmp_path / "lacking", cwd=example, path=[lent])
     reason = "no module 'scales': own_method imports it: install it"
+    rows = rounds_of(tmp_path / "lacking")
     failures = [
-        f"{failure['client']}: {failure['reason']}"
-        for row in rounds_of(tmp_path / "lacking")
+        (row["round"], failure["client"], failure["reason"])
+        for row in rows
         for failure in row["failures"]
     ]
-    assert failures, done.stdout + done.stderr
-    assert all(text.startswith("2: ") and reason in text for text in failures), failures
+    lacking, lies = ([f for f in failures if f[1] == client] for client in (2, 1))
+    assert lacking, done.stdout + done.stderr
+    assert all(reason in why for _, _, why in lacking), failures
+    assert [(number, "not finite" in why) for number, _, why in lies] == [(2, True)], failures
+    assert len(lacking) + len(lies) == len(failures)
+    assert [row.get("capped", []) for row in rows] == [[1], []]
     assert reason in deployment.sites["rome"].words()
 
 
@@ -192,15 +225,27 @@ def test_a_site_is_killed_and_another_hangs_and_both_come_back(deployment, tmp_p
     assert set(versions(paris)) == {again}
 
 
+def refusal(deployment):
+    """Return why a site cannot connect, or ""."""
+    try:
+        deployment.check_connection(deployment.authority)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monkeypatch):
-    """It is killed after the first checkpoint; the numbers equal those of a run without
-    faults.
+    """It is killed in the middle of round 2, when a site has trained; meanwhile its
+    certificate ends. Sites do not accept that, and come back after the renewal. The
+    numbers equal those of a run without faults.
     """
     job = ["method=superfed-mm", "superfed.start=0.0", "num-rounds=2", "checkpoint-every=1", *SMALL]
     engine = ["--engine", "deployment", "--deployment", deployment.folder]
     out = tmp_path / "sites"
+    sites = list(deployment.sites.values())
+    old = set().union(*map(stores, sites))
     process = command(*job, *engine, "--out", out)
-    wait_for(lambda rows: len(rows) >= 1 and (out / "checkpoint" / "1").exists(), process, out, 120)
+    wait_for(lambda rows: any(2 in versions(site, old) for site in sites), process, out, 120)
     deployment.superlink.kill()  # and the ServerApp, which it had started
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 1, said
@@ -208,7 +253,23 @@ def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monke
         "SuperLink has ended unexpectedly: its log gives no reason; it was probably killed"
         in " ".join(said.split())
     )
-    assert len(rounds_of(out)) < 2
+    assert [row["round"] for row in rounds_of(out)] == [1]
+    key = deployment.certificates / CA_KEY
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "now", lambda: datetime.now(UTC) - timedelta(days=400))
+        certificates.make_certificates(deployment.certificates, HOSTS)
+    deployment.superlink.launch()
+    expired = "certificate has expired"
+    deadline = time.monotonic() + 60
+    while expired not in (said := refusal(deployment)):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)
+    deployment.superlink.kill()
+    secret = key.read_bytes()
+    key.unlink()
+    with pytest.raises(UserError, match=r"server\.pem has ended: copy ca\.key back"):
+        deployment.start()
+    certificates.write_private(key, secret)
     deployment.start()
     process = command("--resume", *engine, "--out", out)
     said, _ = process.communicate(timeout=200)

@@ -3,10 +3,12 @@ wrong record is detected.
 """
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from benchmarks.soak import LEFT_OUT, Soak
+from benchmarks.soak import LEFT_OUT, Soak, faulty_copy
 from benchmarks.soak_faults import KINDS
 
 pytestmark = pytest.mark.slow
@@ -46,6 +48,18 @@ def where(kinds):
     """Return the first round with a fault of one of these kinds, and its client."""
     soak = Soak("inline", ROUNDS, 0, None)
     return next((n, soak.fault(n)[1]) for n in range(1, ROUNDS + 1) if soak.fault(n)[0] in kinds)
+
+
+def test_the_app_that_the_sites_get_has_the_faults(tmp_path):
+    app = faulty_copy(tmp_path / "app", {}, {"num-clients": 3})  # as a deployment asks for it
+    done = subprocess.run(
+        [sys.executable, "-c", "from fedapps.runs.client_app import app; print(type(app))"],
+        cwd=app,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "fedapps.soak_faults.Faulty" in done.stdout
 
 
 def test_nothing_is_lost_and_the_model_uses_only_valid_replies(work):

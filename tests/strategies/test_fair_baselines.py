@@ -33,6 +33,11 @@ START = {"w": np.zeros(2)}
 CONFIG = {"learning-rate": 0.5, "lr-decay": 0.5, "lr-decay-every": 2}
 
 
+class Failing(EchoClient):
+    def fit(self, parameters, config):
+        raise RuntimeError("gone")
+
+
 def final(strategy, clients, rounds=1, config=None):
     return arrays_of(
         simulate(strategy, lambda i, _: clients[i], len(clients), START, rounds, config)
@@ -70,10 +75,22 @@ def test_afl_without_a_step_and_term_without_a_tilt_are_uniform_fedavg():
         np.testing.assert_allclose(final(strategy, clients, 3), 4.5)
 
 
-def test_term_by_hand():
-    """exp(2 * (0.5 log 2)) = 2: the second client counts twice."""
-    clients = [LossyClient(0.0, 1.0, 3), LossyClient(3.0, 1.0 + 0.5 * np.log(2), 1)]
-    np.testing.assert_allclose(final(TERM(FedAvg(), TERMOptions(2.0)), clients), 2.0)
+@pytest.mark.parametrize(
+    ("prior", "cap", "share"),
+    [
+        ("uniform", 0.0, 2 / 3),
+        ("samples", 0.0, 2 / 5),
+        ("uniform", 1.2, 0.6),
+        ("samples", 1.2, 0.3),
+    ],
+)
+def test_term_by_hand(prior, cap, share):
+    """exp(2 * (0.5 log 2)) = 2: the second client counts twice, relative to 1/2 or to
+    its 1/4 of the samples; at most 1.2 times that. A third fails.
+    """
+    clients = [LossyClient(0.0, 1.0, 3), LossyClient(3.0, 1.0 + 0.5 * np.log(2), 1), Failing(9.0)]
+    strategy = TERM(FedAvg(), TERMOptions(2.0, prior=prior, cap=cap))
+    np.testing.assert_allclose(final(strategy, clients), 3 * share)
 
 
 # --- q-FedAvg -------------------------------------------------------------------------
@@ -97,6 +114,17 @@ def test_q_fedavg_by_hand():
     np.testing.assert_allclose(
         final(QFedAvg(FedAvg(), QFedAvgOptions(q=1, lipschitz=2.0)), clients), 14 / 86, rtol=1e-8
     )
+
+
+@pytest.mark.parametrize(("prior", "share"), [("uniform", 0.6), ("samples", 0.15)])
+def test_q_fedavgs_cap_and_prior_by_hand(prior, share):
+    """The same clients: the weights (1/3, 2/3) or (7/9, 2/9) are cut at 1.2 times the
+    prior; the mean update is divided by 1 + q L sum p_k |u_k|^2 / F_k.
+    """
+    clients = [LossyClient(1.0, 1.0, 7), LossyClient(3.0, 2.0, 1)]
+    options = QFedAvgOptions(q=1, lipschitz=2.0, prior=prior, cap=1.2)
+    wanted = (1 + 2 * share) / (1 + 2 * ((1 - share) * 2 / 1 + share * 18 / 2))
+    np.testing.assert_allclose(final(QFedAvg(FedAvg(), options), clients), wanted, rtol=1e-8)
 
 
 @pytest.mark.parametrize("q", [0.3, 5.0])
@@ -177,6 +205,13 @@ def test_fedmgda_between_the_uniform_average_and_the_shortest_mixture():
     np.testing.assert_allclose(at[0.0], [1 / 3, 2 / 3], atol=1e-9)
     np.testing.assert_allclose(at[0.05], [1 / 3 + 0.05, 2 / 3 - 0.05], atol=1e-6)
     np.testing.assert_allclose(at[1.0], [0.5, 0.5], atol=1e-5)
+
+
+def test_fedmgda_stays_near_its_prior():
+    moves = [Mover([2.0, 0.0], 3), Mover([0.0, 5.0], 1)]
+    for eps, wanted in ((0.0, [0.75, 0.25]), (0.1, [0.65, 0.35])):
+        strategy = FedMGDA(FedAvg(), FedMGDAOptions(eps, prior="samples"))
+        np.testing.assert_allclose(final(strategy, moves), wanted, atol=1e-6)
 
 
 def test_fedmgda_does_not_move_between_opposite_clients_or_without_updates():

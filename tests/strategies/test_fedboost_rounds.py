@@ -155,11 +155,15 @@ def test_centring_is_refused_with_one_predictor_per_message():
 
 
 def by_hand(sent, rounds, worst_case, loss, step, lambda_step):
-    """Return alpha and lambda after rounds in which ``sent`` were answered; entropy, C
-    = 3 of 6, weighted draws, gradient unbiased.
+    """Return alpha and lambda after rounds in which ``sent`` were answered, and the
+    means of what they were in these rounds; entropy, C = 3 of 6, weighted draws,
+    gradient unbiased.
     """
     alpha, lambda_ = np.full(6, 1 / 6), np.full(3, 1 / 3)
+    alphas, lambdas = [], []
     for now in range(1, rounds + 1):
+        alphas.append(alpha)
+        lambdas.append(lambda_)
         answered = [k for of_round, k, _ in sent if of_round == now]
         ids = next(ids for of_round, _, ids in sent if of_round == now)
         gamma, tables = np.clip(3 * alpha, 1e-3, 1), LIBRARY.tables
@@ -190,7 +194,7 @@ def by_hand(sent, rounds, worst_case, loss, step, lambda_step):
         if worst_case:
             lambda_ = lambda_ * np.exp(lambda_step * rise)
             lambda_ /= lambda_.sum()
-    return alpha, lambda_
+    return alpha, lambda_, np.mean(alphas, axis=0), np.mean(lambdas, axis=0)
 
 
 ASKED = [{"clients_per_round": 2}, {"failing": (1,)}, {"clients_per_round": 2, "failing": (0,)}]
@@ -211,12 +215,20 @@ def test_three_rounds_by_hand(kind, loss, asked):
     sent = play(strategy, clients, 3, **asked)
     # never all three
     assert {len([1 for r, *_ in sent if r == now]) for now in (1, 2, 3)} <= {1, 2}
-    alpha, lambda_ = by_hand(sent, 3, kind is AFLBoost, loss, 0.3, 0.4)
-    np.testing.assert_allclose(strategy.alpha, alpha, rtol=1e-9)
+    wanted = by_hand(sent, 3, kind is AFLBoost, loss, 0.3, 0.4)
+    found = [strategy.alpha, strategy.average]
     if kind is AFLBoost:
-        np.testing.assert_allclose(
-            [strategy.lambda_[strategy.domains.index(k)] for k in range(3)], lambda_, rtol=1e-9
-        )
+        order = [strategy.domains.index(k) for k in range(3)]
+        found = [
+            strategy.alpha,
+            strategy.lambda_[order],
+            strategy.average,
+            strategy.lambda_average[order],
+        ]
+    else:
+        wanted = wanted[::2]
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
 # --- liars ----------------------------------------------------------------------------

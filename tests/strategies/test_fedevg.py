@@ -11,6 +11,8 @@ import torch
 from flwr.app import MessageType
 from flwr.client import NumPyClient
 
+from algorithms.common.seeds import generator
+from algorithms.synthetic.energies import energies_and_gradients, joint_loss
 from algorithms.synthetic.mixture import beside_class
 from clients import (
     ClientData,
@@ -159,19 +161,49 @@ def test_the_start_is_noise_with_balanced_labels():
     assert first["x"].std() == pytest.approx(1, abs=0.03)
 
 
-def test_a_round_by_hand():
+def test_two_rounds_by_hand():
     """Three clients of 1, 1 and 2 samples; the second has no sample of any class and
     weighs e^-2 of the first.
     """
-    options = FedEvgOptions(beta_first=0.5, beta_last=0.5, delta=0.0)
+    options = FedEvgOptions(beta_first=0.5, beta_last=0.1, delta=0.2)
     clients = [Signals(1, -1.0), Signals(-1, 4.0), Signals(0, 0.2, 2)]
     strategy = evg(options)
-    x = arrays_of(run(strategy, lambda i, _: clients[i], rounds=1))["x"]
+    got = arrays_of(run(strategy, lambda i, _: clients[i], rounds=2))["x"]
     weights = np.array([np.e, 1 / np.e, 2.0])
     gradient = (weights * [-1.0, 4.0, 0.2]).sum() / weights.sum()
-    np.testing.assert_allclose(
-        x, np.clip(strategy.first_arrays()["x"] - 0.5 * gradient, 0, 1), atol=1e-6
-    )
+    x = strategy.first_arrays()["x"]
+    for number, beta in ((1, 0.5), (2, 0.1)):
+        rng = generator(3, "server noise", server_round=number)
+        noise = rng.standard_normal(x.shape, np.float32)
+        x = np.clip(x - beta * gradient + 0.2 * noise, 0, 1)
+    np.testing.assert_allclose(got, x, atol=1e-6)
+
+
+def test_a_clients_samples_make_the_langevin_steps_that_are_asked_for(monkeypatch):
+    """With step 0, R = 3 noises add up, from where the last batch left the samples;
+    without noise, R = 1 step goes down the energy of the net as it is.
+    """
+    steps = []
+
+    def loss(net, real, start, moved, y, lambda_):
+        steps.append((start, moved, energies_and_gradients(net, start, y)[1]))
+        return joint_loss(net, real, start, moved, y, lambda_)
+
+    monkeypatch.setattr("clients.fedevg.joint_loss", loss)
+
+    def play(options, samples=M):
+        config = {**TRAIN, "server-round": 1, **evg(options).train_options(1, 1)}
+        x = np.full((samples, *SHAPE), 0.5, np.float32)
+        evg_client(0).fit([x, np.arange(samples) % CLASSES], config)
+        return steps[-2:]  # 24 images, batches of 16
+
+    first, second = play(FedEvgOptions(langevin_steps=3, langevin_step=0.0, langevin_noise=0.05))
+    for k, (start, moved, _) in enumerate((first, second)):
+        assert float((moved - start).std()) == pytest.approx(0.05 * 3**0.5, rel=0.1)
+        assert float(start.std()) == pytest.approx(k * 0.05 * 3**0.5, rel=0.1)
+    (start, moved, slopes), _ = play(FedEvgOptions(langevin_step=0.05, langevin_noise=0.0))
+    torch.testing.assert_close(moved, start - 0.05 * slopes)
+    assert slopes.abs().max() > 0.1
 
 
 def test_no_client_weighs_more_than_the_others_or_pulls_far_harder():

@@ -201,13 +201,25 @@ def test_the_solution_is_reached_with_any_participation(variant, local_steps, se
             np.testing.assert_allclose(strategy.duals[client], world.duals[client], atol=1e-9)
 
 
-def test_while_all_answer_no_dual_variable_travels():
-    worlds = {}
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_the_mean_of_the_dual_variables_travels_unless_all_answer(rounds):
+    """It is their mean after the dual steps of the round in which it is sent."""
+    worlds, received = {}, []
+
+    class Listening(FedFWClient):
+        def fit(self, parameters, config):
+            if config.get("phase") != "evaluate":
+                received.append(parameters[1:])
+            return super().fit(parameters, config)
+
     for sampled in (0, 2):
         worlds[sampled] = World(
-            BOX, [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS]
+            BOX, [ObjectiveProblem(LeastSquares(np.eye(3), t)) for t in TARGETS], Listening
         )
-        worlds[sampled].run(FedFW(BOX, variant="fedfw-plus"), 4, clients_per_round=sampled)
+        worlds[sampled].run(FedFW(BOX, variant="fedfw-plus"), rounds, clients_per_round=sampled)
+    assert received[0] == []
+    np.testing.assert_allclose(received[-1][0], np.mean(worlds[2].duals, axis=0), atol=1e-12)
+    assert np.abs(received[-1][0]).max() > 0.01
     plain, with_duals = (
         world.rounds[-1].trained.bytes_down / count
         for world, count in zip(worlds.values(), (6, 2), strict=True)

@@ -92,6 +92,23 @@ def test_a_client_that_lost_its_values_gets_the_whole_function_once():
     assert of_client[1] == [0, 6, 6, 6, 6 + 6 + 6 + 4, 6, 6]
 
 
+def test_a_client_that_lost_its_values_and_is_not_sampled_is_scored_again():
+    """Client 3 trains in rounds 2 and 3 and forgets; the next evaluation fails, the one
+    after brings the whole function.
+    """
+    federation, scored = Federation([points([0, 1, 2], [0, 1, 0])] * 4, Table(3), 2), []
+
+    def note(now):
+        scored.append((now.trained.clients, now.evaluated.clients))
+        if now.number == 3:
+            federation.states[3].clear()
+
+    federation.run(FFGB(), 5, clients_per_round=1, evaluate_every=1, callbacks=[note])
+    everyone = [0, 1, 2, 3]
+    assert [trained for trained, _ in scored] == [[0], [3], [3], [2], [0]]
+    assert [who for _, who in scored] == [everyone, everyone, everyone, [0, 1, 2], everyone]
+
+
 def test_a_rounds_work_does_not_grow_with_the_rounds():
     evaluated = []
 

@@ -13,13 +13,18 @@ from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.settings import read_settings
 from strategies import (
+    AFL,
+    TERM,
     AAggFFD,
+    AAggFFS,
     FedAdam,
     FedAvg,
     FedBoost,
     FedDyn,
+    FedMGDA,
     PrivacyOptions,
     Private,
+    QFedAvg,
     Robust,
     RobustOptions,
     Scaffold,
@@ -113,12 +118,22 @@ def test_metrics_are_unweighted_means():
     assert result.train_metrics_clientapp[1]["loss"] == 1.5  # without the last
 
 
-def test_a_weight_rule_inside_the_robust_rule():
-    """AAggFF decides among the clients that Krum's rule has chosen."""
-    strategy = Robust(AAggFFD(FedAvg()), RobustOptions("multi-krum"))
-    got = arrays_of(simulate(strategy, lambda i, _: LossyClient(SHIFTS[i], 1.0 + i), 5, START, 2))
+@pytest.mark.parametrize("kind", [AAggFFS, AAggFFD, AFL, TERM, QFedAvg, FedMGDA])
+def test_a_weight_rule_inside_the_robust_rule(kind):
+    """It decides among the clients that Krum's rule has chosen: the last, far away and
+    with a giant loss, is none of them, and the others are as without it.
+    """
+
+    def play(strategy, count):
+        client = lambda i, _: LossyClient(SHIFTS[i], 1.0 + i if i < 4 else 1e12)
+        return arrays_of(simulate(strategy, client, count, START, 2, {"learning-rate": 0.1}))["w"]
+
+    strategy, without = Robust(kind(FedAvg()), RobustOptions("multi-krum")), kind(FedAvg())
+    got = play(strategy, 5)
     assert set(strategy.last_weights) == {0, 1, 2, 3}
-    assert got["w"].max() < 20
+    assert 0 < got.max() < 20
+    if kind in (TERM, QFedAvg, FedMGDA):  # the others keep weights of all five
+        np.testing.assert_allclose(got, play(without, 4), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

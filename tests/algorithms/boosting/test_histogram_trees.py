@@ -172,6 +172,15 @@ def test_missing_values_can_be_told_from_all_others_and_later_ones_follow_most_r
     assert (splits.threshold[0], splits.left[0]) == (0.5, 1)
 
 
+@pytest.mark.parametrize("l2", [0.0, 1.0])
+def test_rows_that_are_alike_are_not_split(l2):
+    x, y = np.float32([[0]] * 30 + [[1]] * 30), np.ones(60, np.int64)
+    edges = [np.float32([0.5])]
+    g, h = derivatives("cross-entropy", np.full(60, 0.3), y)
+    sums = leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h)
+    assert best_splits(sums, edges, Growth(l2=l2)).feature[0] == -1
+
+
 def test_no_leaf_is_smaller_than_allowed_and_steps_are_bounded():
     x, y = np.float32([[0]] * 19 + [[1]] * 41), np.repeat([0, 1], [19, 41])
     edges = [np.float32([0.5])]
@@ -193,11 +202,20 @@ def test_derivatives_are_those_of_the_losses_and_the_start_is_the_best_constant(
         result = derivatives(loss, values, y)
         np.testing.assert_allclose(result[0] / UNIT, g, atol=1 / UNIT)
         np.testing.assert_allclose(result[1] / UNIT, h, atol=1 / UNIT)
-        start = np.full(1000, start_value(loss, 1000, 300))
-        assert (
-            abs(derivatives(loss, start, np.repeat([1, 0], [300, 700]))[0].sum()) / UNIT / 1000
-            < 1e-3
-        )
+        # the best constant with half a row of each label added
+        for rows, ones in ((1000, 300), (10, 10), (3, 0)):
+            start = np.full(2, start_value(loss, rows, ones))
+            slopes = derivatives(loss, start, np.array([1, 0]))[0] / UNIT
+            assert slopes @ [ones + 0.5, rows - ones + 0.5] == pytest.approx(0, abs=rows / UNIT)
+
+
+def test_classes_start_at_their_shares_with_half_a_row_of_each_added():
+    x, y = np.zeros((8, 1), np.float32), np.repeat([0, 2], [3, 5])
+    forest = Forest.new(1, 1, outputs=3)
+    for _ in range(2):
+        sums = forest.sums(x, y, np.zeros((8, 3)), "cross-entropy")
+        forest.step(sums, Growth(), "cross-entropy", 4, 4)
+    np.testing.assert_allclose(np.exp(forest.base), np.array([3.5, 0.5, 5.5]) / 9.5)
 
 
 def forest_at(stage, x, y):

@@ -40,6 +40,16 @@ def test_k_is_the_ratio_of_the_variances():
     assert shrinkage(curves, samples.astype(float), noise) == pytest.approx(16.0, rel=0.1)
 
 
+def test_the_variance_between_three_unequal_clients_is_unbiased():
+    """Three clients make a difference between m - 1 and m, N - sum n^2 / N and N."""
+    rng, samples = np.random.default_rng(5), np.array([7, 20, 55])
+    found = []
+    for _ in range(2000):
+        curves, noise, _ = clients(rng, 1.0, 2.0, samples)
+        found.append(noise.mean() / shrinkage(curves, samples.astype(float), noise))
+    assert np.mean(found) == pytest.approx(1.0, abs=0.04)
+
+
 def test_the_shrunk_curve_is_nearer_to_the_truth_than_either():
     rng, samples = np.random.default_rng(1), np.array([7, 20, 55] * 100)
     curves, noise, truth = clients(rng, 0.5, 2.0, samples)

@@ -52,6 +52,25 @@ def test_a_langevin_step_goes_down_the_energy_within_its_bounds():
     ).unique().tolist() == [1.0]
 
 
+class Bowl(nn.Module):
+    """Energy |x|^2 / 2 of its one class: exp(-E) is the unit Gaussian."""
+
+    def forward(self, x):
+        return -(x**2).sum(1, keepdim=True) / 2
+
+
+def test_a_clients_langevin_steps_sample_the_density_of_its_energy():
+    """Noise sqrt(2 beta) for steps beta gives the variance 1 / (1 - beta / 2)."""
+    beta, draw = 0.1, torch.Generator().manual_seed(0)
+    x, y = torch.zeros(4000, 2), torch.zeros(4000, dtype=torch.long)
+    for _ in range(60):
+        normal = torch.randn(x.shape, generator=draw)
+        x = langevin_step(Bowl(), x, y, normal, beta, math.sqrt(2 * beta), 50.0, -50.0, 50.0)
+    # 8,000 draws: the standard error is 1.6 % of the variance
+    assert float(x.var()) == pytest.approx(1 / (1 - beta / 2), rel=0.06)
+    assert float(x.mean()) == pytest.approx(0.0, abs=0.05)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_contrast_lowers_the_energy_of_data_and_raises_that_of_samples(sign):
     """With the sign that the paper prints (-1 here) it is the other way round."""

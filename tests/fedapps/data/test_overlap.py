@@ -66,5 +66,5 @@ def test_the_command_tells_both(tmp_path, monkeypatch, capsys):
     assert main(["data", "task=classification", *given]) == 0
     out = capsys.readouterr().out
     assert "classes: two clients share 0 % of their mixtures on average (from 0 % to 0 %)" in out
-    assert "note: 8 test samples are copies of training samples of some client" in out
-    assert "note: 2 training samples are copies of another client's" in out
+    assert "note: test samples that are copies of training samples: 8" in out
+    assert "note: training samples that are copies of another client's: 2" in out

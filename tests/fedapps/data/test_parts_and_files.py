@@ -2,6 +2,9 @@
 file of each client.
 """
 
+import itertools
+import re
+
 import datasets
 import numpy as np
 import pandas as pd
@@ -11,6 +14,7 @@ import pytest
 from PIL import Image
 
 from fedapps.commands.parser import main
+from fedapps.data.images import read_named
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_samples, natural_clients, partition
 from fedapps.errors import UserError
@@ -277,6 +281,79 @@ def test_folders_of_images_whose_clients_lack_classes(tmp_path):
     ]
 
 
+@pytest.fixture
+def clinics(tmp_path):
+    """Four pictures of two classes, x and y, of each of three clinics."""
+    for clinic, name, number in itertools.product("abc", "xy", range(4)):
+        folder = tmp_path / "clinics" / clinic / name
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), number).save(folder / f"{number}.png")
+    return tmp_path / "clinics"
+
+
+def noted(capsys, *given):
+    assert main(["data", *given]) == 0
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
+
+
+def test_a_folder_per_clinic_is_suggested_and_an_empty_one_is_named(clinics, capsys):
+    given = f"data.source={clinics}", "data.min-samples=4"
+    assert (
+        "note: data.natural-id: clinics looks like one folder per client: choose @file to have "
+        "these in place of random ones"
+    ) in noted(capsys, *given, "num-clients=2")
+    by_file = (*given, "data.natural-id=@file")
+    assert not any("without a file" in line for line in noted(capsys, *by_file))
+    (clinics / "d" / "x").mkdir(parents=True)
+    assert "note: data.natural-id = '@file': left out, without a file: d" in noted(capsys, *by_file)
+    (clinics / "c" / "y").rename(clinics / "c" / "Y")
+    assert (
+        "note: data.label: 'Y' and 'y' are different classes: write them alike if they are one"
+    ) in noted(capsys, *by_file)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(60, "image file is truncated"), (0, "it holds no image")]
+)
+def test_a_picture_that_cannot_be_read_is_named_by_its_file(clinics, content, said, capsys):
+    picture = clinics / "b" / "x" / "2.png"
+    Image.effect_noise((4, 4), 50).save(picture)
+    picture.write_bytes(picture.read_bytes()[:content])
+    assert main(["data", f"data.source={clinics}", "data.natural-id=@file"]) == 2
+    error = capsys.readouterr().err
+    assert f"image 10 (b/x/2.png) cannot be decoded: {said}" in error
+    assert error.count("\n") == 1
+    options = DataOptions(source=str(clinics))
+    with pytest.raises(UserError, match="image 10 cannot be decoded"):  # of a site
+        read_named(options, "@file")
+
+
+def test_arrays_of_a_site_that_do_not_fit_name_its_file(tmp_path, capsys, monkeypatch):
+    def error_of(place, *given):
+        assert main(["data", f"data.source={place}", *given]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    x, y = np.arange(40.0).reshape(8, 5), np.arange(8) % 2
+    for site in "ab":
+        np.savez(sites / f"{site}.npz", x=x, y=y)
+    by_file = "data.natural-id=@file"
+    assert "(a file per client: data.natural-id=@file)" in error_of(sites)
+    monkeypatch.chdir(tmp_path)
+    assert "is no folder with a file a client: did you mean 'sites'?" in error_of("site", by_file)
+    missing = "data.natural-id = 'clinic': .*; @file stands for a sample's file or folder"
+    assert re.search(missing, error_of(sites / "a.npz", "data.natural-id=clinic"))
+    np.savez(sites / "b.npz", x=x[:, :3], y=y)
+    assert "'x' has 5 values a sample in a.npz, 3 in b.npz: cut or fill" in error_of(sites, by_file)
+    np.savez(sites / "b.npz", x=np.where(x == 7, np.nan, x), y=y)
+    assert "(first: column 'x', row 9, of b)" in error_of(sites, by_file)
+    (sites / "b.npz").write_bytes((sites / "a.npz").read_bytes()[:300])
+    assert "b.npz': cannot be read, it must hold plain arrays" in error_of(sites, by_file)
+
+
 def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
     frame = rows(40)
     source = files(tmp_path, "csv", frame)
@@ -290,7 +367,7 @@ def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
     )
     with pytest.raises(
         UserError,
-        match=r"^data.source: a column holds values of different kinds in different files: ",
+        match=r"^data.source: column 'x' holds values of different kinds: numbers in a, text in f: ",
     ):
         load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
     pd.DataFrame({"x": [1], "label": [0]}).to_csv(tmp_path / "sites" / "f.csv", index=False)

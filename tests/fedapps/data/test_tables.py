@@ -105,6 +105,8 @@ def test_categories_and_missing_values_and_three_classes(task, tmp_path):
     assert task.num_outputs == 3
     assert any("note" in line and "left out" in line for line in task.remarks(4))
     assert any("shift" in line and "categor" in line for line in task.remarks(4))
+    filled = "data.features: missing values are filled with means and shares: heat (3 %)"
+    assert filled in task.remarks(4)
     data = task.client_data(0, 4)
     x = np.concatenate([part.x.reshape(len(part), -1) for part in (data.train, data.test)])
     assert np.isfinite(x).all()

@@ -97,6 +97,14 @@ def test_errors_of_a_connection_are_explained(tmp_path, served):
         check_connection("127.0.0.1", free_port(), None)
 
 
+def test_an_ended_certificate_has_another_remedy(tmp_path, served, monkeypatch):
+    then = datetime.now(UTC) - timedelta(days=400)
+    monkeypatch.setattr(certificates, "now", lambda: then)
+    make_certificates(tmp_path, ["127.0.0.1"])
+    with pytest.raises(UserError, match=r"has expired.*renew it with .*restart the SuperLink"):
+        check_connection("127.0.0.1", served(speaks_tls(tmp_path)), tmp_path / "ca.pem")
+
+
 def test_renewing_keeps_the_authority(tmp_path, served):
     make_certificates(tmp_path, ["127.0.0.1"])
     authority, server = (tmp_path / "ca.pem").read_bytes(), (tmp_path / "server.pem").read_bytes()
@@ -258,6 +266,10 @@ def test_status_and_runs_warn_and_up_renews(tmp_path, clock, capsys, monkeypatch
     site = (deployment.sites["a"].folder / "ca.pem").read_bytes()
     assert end_of(deployment.certificates / "server.pem") - clock(0) == timedelta(days=365)
     signed_by(deployment.certificates, site)
+    (deployment.certificates / "ca.key").unlink()
+    clock(365)
+    with pytest.raises(UserError, match=r"server\.pem has ended: copy ca\.key back to "):
+        deployment.start_superlink()
 
 
 def test_check_tells_the_end_of_a_server_elsewhere(tmp_path, clock, served, capsys, monkeypatch):

@@ -168,9 +168,9 @@ def test_equal_scores_are_not_better_and_of_errors_less_is():
     assert (best.round, best.exhausted) == (2, True)
 
 
-def test_a_round_in_which_a_client_diverged_is_not_better():
+@pytest.mark.parametrize("gone", [{"diverged": [{"client": 3, "loss": 1e9}]}, {"unusable": True}])
+def test_a_round_in_which_a_client_diverged_or_most_failed_is_not_better(gone):
     best = Best(keep=True)
-    gone = {"diverged": [{"client": 3, "loss": 1e9}]}
     rounds = [(0.5, gone), (0.4, {}), (0.9, gone), (0.6, {})]
     found = [
         best.note({"round": i, "evaluate": {"validation-accuracy-mean": score}, **more})
@@ -185,7 +185,7 @@ def test_a_store_keeps_what_the_best_round_needs(tmp_path):
         config = {"server-round": number, "checkpoint-round": 4, "kept-rounds": [0, 2]}
         store.save("x", [np.array([number])], config)
     found = {int(path.name.split(".")[1]) for path in tmp_path.iterdir()}
-    assert found == {2, 4, 7}
+    assert found == {2, 3, 4, 7}  # 3: as if it were of the checkpoint before
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -62,19 +63,24 @@ def test_files_reports_and_models_go_by_the_names(data, capsys):
     assert "plant-02" in (data / "c" / "gains.csv").read_text()
 
 
-def test_a_name_or_a_number_chooses_the_model(data, capsys):
+def test_a_name_or_a_number_chooses_the_model(data, capsys, caplog, monkeypatch):
     assert run("r", "method=ditto") == 0
     assert main(["export", "r", "--client", "plant-01", "--out", "a.safetensors"]) == 0
     assert main(["export", "r", "--client", "1", "--out", "b.safetensors"]) == 0
     assert str(load_file("a.safetensors")) == str(load_file("b.safetensors"))
     assert "client plant-01" in capsys.readouterr().out
-    one, other = (load("r").personal_model(who) for who in ("plant-01", 1))
+    caplog.clear()
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    one, other = load("r", client="plant-01"), load("r").personal_model(1)
     assert str(one.state_dict()) == str(other.state_dict())
+    for name, tensor in load_file("a.safetensors").items():
+        assert str(one.state_dict()[name]) == str(tensor)
+    assert not caplog.records, "no round is run, so Flower logs none"
     assert main(["export", "r", "--client", "plant-9"]) == 2
     assert "plant-9" in (said := capsys.readouterr().err)
     assert "plant-01" in said
     with pytest.raises(UserError, match="choose one of"):
-        load("r").personal_model(99)
+        load("r", client=99)
 
 
 def test_a_resumed_run_keeps_the_names(data):

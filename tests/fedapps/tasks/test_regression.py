@@ -374,6 +374,8 @@ def test_a_table_that_cannot_be_learned_is_refused_in_one_line(changed, message,
 
 def test_a_class_task_pointed_at_numbers_names_this_one(tmp_path):
     path = houses(tmp_path)
+    with pytest.raises(UserError, match=r"data.label = 'prise': .* did you mean 'price'"):
+        assemble(with_defaults(table(path) | {"data.label": "prise", "device": "cpu"}))
     with pytest.raises(UserError, match="or predict numbers: task = 'regression'"):
         assemble(with_defaults(table(path) | {"task": "tabular", "device": "cpu"}))
     with pytest.raises(UserError, match="or predict numbers: task = 'regression'"):

@@ -16,6 +16,7 @@ from fedapps.commands.parser import main
 from fedapps.data.generated_tables import classes
 from fedapps.data.samples import Columns
 from fedapps.data.scaling import TableScale
+from fedapps.data.table_columns import read_columns
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.records.writer import summarise
@@ -227,6 +228,17 @@ def test_auroc_is_left_out_where_it_is_undefined():
 
 
 # --- the task -------------------------------------------------------------------------
+
+
+def test_a_label_that_the_generated_table_lacks_is_one_line():
+    with pytest.raises(UserError, match=r"data.label = 'result': .*data.source, or .*sites"):
+        _ = build_task(read_settings({"task": "tabular", "data.label": "result"})).samples
+
+
+def test_a_sites_csv_has_the_gaps_and_separators_of_any_other(tmp_path):
+    path = tmp_path / "site.csv"
+    path.write_text("a;b;c\n1;NA;x\n;2;NULL\n")
+    assert read_columns(str(path), "train") == {"a": [1, None], "b": [None, 2], "c": ["x", None]}
 
 
 def test_the_generated_table_has_clients_that_differ():

@@ -1,6 +1,7 @@
 """Faults of clients, one by one: each costs that client's reply and nothing else."""
 
 import logging
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -129,9 +130,17 @@ def test_a_client_that_never_answers():
     assert [(f.client, f.reason) for f in rounds[0].failures] == [(1, "no answer within 7 s")]
 
 
-def test_a_dead_worker_ends_the_run():
+@pytest.mark.parametrize("simulation", [True, False])
+def test_a_dead_worker_ends_the_run_of_a_simulation_only(simulation):
+    """A SuperNode may send this code and these words as well: they cost its reply."""
+
     class Dying(InlineGrid):
-        """What Flower's simulation answers for a client whose worker is gone."""
+        """What Flower's simulation answers for a client whose worker is gone: client
+        0, in round 1.
+        """
+
+        if simulation:
+            pull_interval = 0.1  # by which its grid is known
 
         def send_and_receive(self, messages, *, timeout=None):
             replies = super().send_and_receive(messages, timeout=timeout)
@@ -139,13 +148,20 @@ def test_a_dead_worker_ends_the_run():
                 code=ErrorCode.UNKNOWN, reason="ActorDiedError: the actor died unexpectedly"
             )
             return [
-                Message(gone, reply_to=m) if m.metadata.message_type == "train" else r
+                Message(gone, reply_to=m)
+                if m.metadata.message_type == "train" and m.metadata.dst_node_id == 1000
+                else r
                 for m, r in zip(messages, replies, strict=True)
             ]
 
     app = to_client_app(lambda context: EchoClient(1.0))
-    with pytest.raises(RuntimeError, match=r"worker process of client 0 died"):
-        simulate(FedAvg(), None, 2, START, 2, grid=ClientGrid(Dying(app, 2)))
+    grid = ClientGrid(Dying(app, 2))
+    if simulation:
+        with pytest.raises(RuntimeError, match=r"worker process of client 0 died"):
+            simulate(FedAvg(), None, 2, START, 2, grid=grid)
+    else:
+        result = simulate(FedAvg(), None, 2, START, 2, grid=grid)
+        np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
 
 
 def test_a_client_that_says_so_is_not_a_dead_worker():
@@ -456,6 +472,62 @@ def test_two_nodes_with_one_name_are_refused():
 
     with pytest.raises(ValueError, match="two nodes say that they are client 'site-a'"):
         ClientGrid(InlineGrid(app, 2)).wait()
+
+
+@pytest.mark.parametrize("lie", ["another's name", "a fault", "a fault of another"])
+def test_a_node_does_not_end_the_run_by_its_words(lie):
+    """The one that has the name keeps it; the liar is named in round 1 and left out."""
+
+    class Lying(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages, timeout=timeout)
+            for reply in replies:
+                said = next(iter(reply.content.config_records.values()), {})
+                if said.get("client-id") == 2:
+                    said["client-id"] = 2 if lie == "a fault" else 0
+                    said.update({"fault": "no data"} if "fault" in lie else {})
+            return replies
+
+    app = to_client_app(lambda context: EchoClient(1.0))
+    rounds = []
+    grid = ClientGrid(Lying(app, 3), num_clients=3)
+    simulate(FedAvg(), None, 3, START, 2, grid=grid, callbacks=[rounds.append])
+    assert [now.trained.clients for now in rounds] == [[0, 1]] * 2
+    (failure,) = [failure for now in rounds for failure in now.failures]
+    assert failure in rounds[0].trained.failures
+    assert failure.client == (2 if lie == "a fault" else 1002)
+    assert ("two nodes say" if lie == "another's name" else "no data") in failure.reason
+
+
+@pytest.mark.parametrize("registered", [{1002: ("a", b"2")}, {1000: ("", b"0"), 1002: ("", b"2")}])
+def test_a_name_belongs_to_the_key_that_is_registered(registered):
+    """Node 1002 has the registered name, or comes when the node with this name is gone,
+    and has another key.
+    """
+    grid = Changing(to_client_app(lambda context: EchoClient(0)), 3)
+    grid.names = {1000: "a", 1001: "b", 1002: "a"}
+    grid.get_nodes = lambda: [Known(node, *registered.get(node, ("", b""))) for node in grid.on]
+    client_grid = ClientGrid(grid)
+    if len(registered) == 1:
+        client_grid.num_clients = 3
+        client_grid.wait()
+        assert client_grid.clients == {1002: "a", 1001: "b"}
+    else:
+        grid.on = [1000, 1001]
+        client_grid.num_clients = 2
+        client_grid.wait()
+        grid.on = [1001, 1002]
+        assert client_grid.clients == {1001: "b"}
+        grid.on = [1000, 1001, 1002]
+        assert client_grid.clients == {1000: "a", 1001: "b"}
+
+
+class Known(NamedTuple):
+    """What the SuperLink knows of a node."""
+
+    node_id: int
+    name: str
+    public_key: bytes
 
 
 class Changing(InlineGrid):

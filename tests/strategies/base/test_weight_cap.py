@@ -11,7 +11,10 @@ from flwr.app import Array, ArrayRecord
 
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
+from fedapps.records.reader import read_run
 from fedapps.records.writer import Recorder
+from fedapps.results.report import write_report
+from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.settings import Settings, read_settings
 from strategies import ClientGrid, FedAvg, Scaffold, UpdateBound, run_rounds
 from tests.helpers import EchoClient
@@ -82,25 +85,36 @@ def test_a_short_update_with_a_giant_weight_mutes_nobody():
 def test_the_run_says_how_often(tmp_path):
     recorder = Recorder(tmp_path, Settings(num_rounds=3).flat(), "digits", strategy=FedAvg())
     app = to_client_app(
-        lambda c: EchoClient(1.0, 10 ** (1 + 8 * (c.node_config["partition-id"] == 1)))
+        lambda c: EchoClient(
+            [1.0, 1.0, 9.0][c.node_config["partition-id"]],
+            10 ** (1 + 8 * (c.node_config["partition-id"] == 1)),
+        )
     )
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
     run_rounds(
         FedAvg(),
-        ClientGrid(InlineGrid(app, 3), bound=UpdateBound(max_weight=10.0)),
+        ClientGrid(InlineGrid(app, 3), bound=UpdateBound(max_weight=10.0, max_relative_update=5)),
         arrays,
         3,
         callbacks=[recorder],
     )
-    assert recorder.finish("completed")["capped-weights"] == 3
-    assert [
-        json.loads(line)["capped"] for line in (tmp_path / "rounds.jsonl").read_text().splitlines()
-    ] == [[1]] * 3
+    summary = recorder.finish("completed")
+    assert (summary["capped-weights"], summary["shortened-updates"]) == (3, 3)
+    rows = list(map(json.loads, (tmp_path / "rounds.jsonl").read_text().splitlines()))
+    assert [(row["capped"], row["shortened"]) for row in rows] == [([1], [2])] * 3
+    assert read_run(tmp_path).bounded == [
+        ("1", {"weight capped": 3, "update shortened": 0}),
+        ("2", {"weight capped": 0, "update shortened": 3}),
+    ]
+    assert "update shortened" in write_report(tmp_path).read_text()
 
 
-def test_the_default_is_off_in_simulations_and_ten_on_supernodes_or_with_a_bound():
+def test_the_default_is_off_in_simulations_three_on_supernodes_and_ten_with_a_bound():
     assert read_settings({}).bound.max_weight == 0
-    assert read_settings({}).deployed().bound.max_weight == 10
+    assert read_settings({}).bound.max_relative_update == 0
+    for hardened in (read_settings({}).deployed(), read_settings({"hardened": True})):
+        assert (hardened.bound.max_weight, hardened.bound.max_relative_update) == (3, 3)
+    assert read_settings({"max-relative-update": 0.0}).deployed().bound.max_relative_update == 0
     assert read_settings({"max-update-norm": 2.0}).bound.max_weight == 10
     for chosen in (0.0, 3.0):
         assert (
@@ -110,6 +124,16 @@ def test_the_default_is_off_in_simulations_and_ten_on_supernodes_or_with_a_bound
             == chosen
         )
     assert read_settings({}).bound.max_array_value == 1e6
+
+
+@pytest.mark.parametrize("method", ["term", "afl"])
+def test_hardened_is_for_the_methods_own_bounds_too(method):
+    def cap(**given):
+        settings = read_settings({"method": method, "num-clients": 4, **given})
+        return build_strategy(settings, build_task(settings)).cap
+
+    assert not cap()
+    assert cap(hardened=True) > 0
 
 
 # --- arrays that are not the model ----------------------------------------------------

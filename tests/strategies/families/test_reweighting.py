@@ -437,6 +437,18 @@ def test_how_long_a_client_has_been_away_is_saved():
     assert second.clients == [0, 1, 2]
 
 
+def test_the_prior_counts_a_silent_client_as_the_mean_and_is_restored():
+    def silent(i, _):
+        return client(i) if i != 1 else LossyClient(1.0, -1.0, 100)
+
+    first, second = (AFL(FedAvg(), AFLOptions(0.05, prior="samples")) for _ in range(2))
+    simulate(first, silent, 3, START, 2)
+    np.testing.assert_allclose(first.rule.prior, np.array([5, 3.5, 2]) / 10.5)
+    second.load_state_dict(first.state_dict())
+    np.testing.assert_array_equal(second.rule.prior, first.rule.prior)
+    np.testing.assert_array_equal(second.rule.p, first.rule.p)
+
+
 def test_the_state_of_the_wrapped_strategy_is_saved_too():
     first, second = AAggFFD(FedAdam()), AAggFFD(FedAdam())
     simulate(first, lambda i, _: LossyClient(0.1 * (i + 1), 1.0), 3, START, 2)

@@ -1,0 +1,107 @@
+"""What a user should know of samples and clients before a run: what is read in which
+way, filled, left out, or looks like a mistake.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from algorithms.common.options import names_in
+from fedapps.data.client_files import looks_by_client, without_samples
+from fedapps.data.options import DataOptions
+from fedapps.data.samples import Columns, Samples
+from fedapps.data.source import FILE
+
+#: More whole numbers than this are rarely meant as classes.
+FEW = 20
+
+
+def _gaps(x: npt.NDArray[Any], columns: Columns) -> list[str]:
+    """Return a line for the columns with missing values."""
+    missing = np.isnan(x).mean((0, 1, 2)) if columns.used else []
+    shares = {
+        name if scaled else name.rpartition("=")[0]: share
+        for name, scaled, share in zip(columns.used, columns.scaled, missing, strict=True)
+        if share
+    }
+    if not shares:
+        return []
+    shown = ", ".join(f"{name} ({max(100 * share, 1):.0f} %)" for name, share in shares.items())
+    return [f"data.features: missing values are filled with means and shares: {shown}"]
+
+
+def _alike(classes: Sequence[str]) -> list[str]:
+    """Return a line for classes whose names differ in case or blanks only."""
+    names: dict[str, list[str]] = {}
+    for name in classes:
+        names.setdefault(name.strip().casefold(), []).append(name)
+    return [
+        f"data.label: {' and '.join(map(repr, same))} are different classes: write them alike if "
+        "they are one"
+        for same in names.values()
+        if len(same) > 1
+    ]
+
+
+def remarks_on(samples: Samples, options: DataOptions) -> list[str]:
+    """Return a line for each thing that a user should know of the samples and the
+    clients: what and who is left out.
+    """
+    lines = []
+    if columns := samples.numbers:
+        for names, text in (
+            (columns.left_out, "left out (neither numbers nor categories)"),
+            (columns.categories, "read as categories"),
+            (columns.commas, "read as numbers with a decimal comma"),
+        ):
+            if names:
+                lines.append(f"data.features: {', '.join(names)}: {text}")
+        lines += _gaps(samples.x, columns)
+        if len(samples.classes) > FEW and all(map(str.isdecimal, samples.classes)):
+            lines.append(
+                f"data.label: its {len(samples.classes)} whole numbers are classes here: to "
+                "predict the number choose task=regression"
+            )
+    lines += _alike(samples.classes)
+    path = Path(options.source).expanduser()
+    folder = path if options.source != "digits" and path.is_dir() else None
+    if folder and options.natural_id == FILE:
+        if empty := without_samples(folder, options.split):
+            shown = ", ".join(empty)
+            lines.append(f"data.natural-id = {FILE!r}: left out, without a file: {shown}")
+    elif folder and samples.clients is None and looks_by_client(folder):
+        lines.append(
+            f"data.natural-id: {folder.name} looks like one folder per client: choose "
+            f"{FILE} to have these in place of random ones"
+        )
+    if samples.clients is None:
+        if columns and columns.suggested and options.partition == "pathological":
+            lines.append(
+                f"data.natural-id: {columns.suggested} looks like one of clients: name it to have "
+                "these in place of random ones"
+            )
+        return lines
+    counts = np.bincount(samples.clients.codes[samples.dealt], minlength=len(samples.clients.names))
+    gone = names_in(options.drop_clients)
+    small = [
+        samples.clients.names[place]
+        for place in np.flatnonzero((counts > 0) & (counts < options.min_samples))
+        if samples.clients.names[place] not in gone
+    ]
+    if not small:
+        return lines
+    shown = ", ".join(small[:5]) + (", ..." if len(small) > 5 else "")
+    verb = (
+        "have fewer than {} samples (data.min-samples) and are"
+        if len(small) > 1
+        else "has fewer than {} samples (data.min-samples) and is"
+    )
+    of = int((counts > 0).sum())
+    return [
+        *lines,
+        f"data.natural-id = {options.natural_id!r}: {len(small)} of {of} clients "
+        f"{verb.format(options.min_samples)} left out: {shown}",
+    ]

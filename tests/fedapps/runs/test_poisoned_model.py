@@ -1,0 +1,112 @@
+"""A model that most clients cannot use never replaces the last sound one, and a run
+that it ended can be continued from before it.
+"""
+
+import logging
+
+import numpy as np
+import pytest
+
+from clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+from fedapps.runs.execution import execute
+from fedapps.settings.settings import read_settings
+from strategies import TooFewReplies
+from tests.helpers import EchoClient, rounds_of
+
+GIVEN = {
+    "num-clients": 3,
+    "clients-per-round": 0,
+    "num-rounds": 8,
+    "evaluate-every": 0,
+    "checkpoint-every": 2,
+}
+
+
+class Poisoned(EchoClient):
+    """In round 4 a client moves the model far away; from there nobody can train."""
+
+    def __init__(self, poison, fails):
+        super().__init__(1.0)
+        self.poison, self.fails = poison, fails
+
+    def fit(self, parameters, config):
+        if np.abs(parameters[0]).max() > 1e6:
+            return self.fails(parameters, config)
+        arrays, n, metrics = super().fit(parameters, config)
+        return (
+            [a + np.float32(1e12 * (self.poison and config["server-round"] == 4)) for a in arrays],
+            n,
+            metrics,
+        )
+
+    def evaluate(self, parameters, config):
+        if np.abs(parameters[0]).max() > 1e6:
+            return float("nan"), 1, {}
+        return super().evaluate(parameters, config)
+
+
+def broken(parameters, config):
+    return [array * np.nan for array in parameters], 1, {}
+
+
+def raises(parameters, config):
+    raise RuntimeError("local training diverged")
+
+
+def go(folder, poison=True, fails=broken, resume=False, **given):
+    settings = read_settings(GIVEN | given | {"out": str(folder), "resume": resume})
+    app = to_client_app(lambda context: Poisoned(poison, fails))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "fedapps.tasks.classification.Classification.initial_arrays",
+            lambda self: {"w": np.zeros(2, np.float32)},
+        )
+        return execute(settings, InlineGrid(app, 3))
+
+
+def kept(folder):
+    return sorted(int(path.name) for path in (folder / "checkpoint").iterdir())
+
+
+def model(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_broken_numbers_from_most_clients_delete_the_checkpoint(tmp_path, caplog):
+    go(tmp_path / "clean", poison=False)
+    with caplog.at_level(logging.WARNING, "flwr"), pytest.raises(TooFewReplies):
+        go(tmp_path / "run")
+    assert kept(tmp_path / "run") == [2]
+    assert "the checkpoint of round 4 is deleted: most clients could not use its model" in (
+        caplog.text
+    )
+    assert go(tmp_path / "run", poison=False, resume=True)["status"] == "completed"
+    assert model(tmp_path / "run") == model(tmp_path / "clean")
+
+
+def test_errors_may_not_be_the_models_fault_until_a_resumed_run_fails_again(tmp_path):
+    """The checkpoint of the end is kept beside the sound one, for one attempt."""
+    with pytest.raises(TooFewReplies):
+        go(tmp_path, fails=raises)
+    assert kept(tmp_path) == [2, 7]
+    with pytest.raises(TooFewReplies):
+        go(tmp_path, fails=raises, resume=True)
+    assert kept(tmp_path) == [2]
+    assert go(tmp_path, poison=False, resume=True)["status"] == "completed"
+
+
+def test_a_checkpoint_is_kept_until_the_next_one_was_of_use(tmp_path):
+    """Round 4 is the last: whether its model is of use is known from the evaluation."""
+    with pytest.raises(TooFewReplies):
+        go(tmp_path, **{"num-rounds": 4})
+    assert kept(tmp_path) == [2]
+    # and the model of the run is the last one that clients could train from
+    np.testing.assert_allclose(load(tmp_path), 3.0)
+    assert rounds_of(tmp_path)[-1]["unusable"]
+
+
+def load(folder):
+    from safetensors.numpy import load_file
+
+    return load_file(folder / "model.safetensors")["w"]
