@@ -76,6 +76,8 @@ ATTACKS = {
     "label flip": Lie("", "fedavg", honest, flips=True),
     "inflated weight": Lie("", "fedavg", both(filled(5.0), claimed)),
 }
+#: The column of runs without a liar.
+HONEST = "no liar"
 COLUMNS: dict[str, dict[str, Any]] = {"defaults": {}, "hardened": {"hardened": True}}
 
 
@@ -112,39 +114,47 @@ def tell_lies(seeds: int, results: Path, before: Path | None) -> None:
     results.parent.mkdir(parents=True, exist_ok=True)
     rows = read_rows(results)
     jobs = [
-        (lie, column, lying, seed)
+        (lie, column, seed)
         for lie in LIES
-        for column in COLUMNS
-        for lying in (False, True)
+        for column in (HONEST, *COLUMNS)
         for seed in range(seeds)
     ]
-    for lie, column, lying, seed in track(jobs, console=Console(stderr=True)):
-        key = [lie.method, lie.name, column, lying, seed]
+    for lie, column, seed in track(jobs, console=Console(stderr=True)):
+        key = key_of(lie, column, seed)
         if json.dumps(key) in rows:
             continue
-        given = {**settings_of(lie), **COLUMNS[column], "seed": seed}
+        given = {**settings_of(lie), **COLUMNS.get(column, {}), "seed": seed}
         try:
-            score = float(summary(given, lie if lying else None)[lie.score]) * abs(lie.factor)
+            run = summary(given, None if column == HONEST else lie)
+            score: float | None = float(run[lie.score]) * lie.factor
         except (TooFewReplies, UserError):
             score = None
         rows[json.dumps(key)] = score
         with results.open("a") as file:
             file.write(json.dumps([*key, score]) + "\n")
     old = read_rows(before) if before else {}
-    print("| method | lie | no liar | " + "before | " * bool(old) + " | ".join(COLUMNS) + " |")
-    print("| --- | --- | --- |" + " --- |" * (len(COLUMNS) + bool(old)))
+    columns = ["method: lie", HONEST, *(["before"] if before else []), *COLUMNS]
+    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     for lie in LIES:
+        cells = [
+            score_of(rows, lie, HONEST, seeds),
+            *([score_of(old, lie, "defaults", seeds)] if before else []),
+            *(score_of(rows, lie, column, seeds) for column in COLUMNS),
+        ]
+        print(f"| {lie.method}: {lie.name} | {' | '.join(cells)} |")
 
-        def cell(source: Rows, column: str, lying: bool, lie: Lie = lie) -> str:
-            keys = [json.dumps([lie.method, lie.name, column, lying, k]) for k in range(seeds)]
-            values = [source.get(key) for key in keys]
-            known = [value for value in values if value is not None]
-            return _cell(known) if len(known) == len(values) else "run fails"
 
-        cells = [cell(rows, "defaults", False)]
-        cells += [cell(old, "defaults", True)] * bool(old)
-        cells += [cell(rows, column, True) for column in COLUMNS]
-        print(f"| {lie.method} | {lie.name} | {' | '.join(cells)} |")
+def key_of(lie: Lie, column: str, seed: int) -> list[Any]:
+    """Return what identifies a run; one without a liar is shared by several lies."""
+    what = json.dumps(lie.settings) if column == HONEST else lie.name
+    return [lie.method, what, column, seed]
+
+
+def score_of(rows: Rows, lie: Lie, column: str, seeds: int) -> str:
+    """Return the mean score over seeds, with its sample deviation."""
+    values = [rows.get(json.dumps(key_of(lie, column, seed))) for seed in range(seeds)]
+    known = [value for value in values if value is not None]
+    return _cell(known) if len(known) == len(values) else "fails"
 
 
 def read_rows(file: Path) -> Rows:

@@ -43,6 +43,7 @@ JOB: dict[str, Any] = {
     "clients-per-round": 0,
     "data.partition": "dirichlet",
     "data.alpha": 0.3,
+    "data.split-seed": "seed",
     "train.local-epochs": 1,
     "train.batch-size": 32,
     "train.learning-rate": 0.1,

@@ -77,7 +77,7 @@ def generated(seed: int) -> list[ArrayData]:
 def tabular(name: str, data: Path, seed: int) -> list[ArrayData]:
     """Return the rows of the sites of a table."""
     config = {"task": "tabular", "data.source": str(data / name), "num-clients": TABLES[name]}
-    task: Any = build_task(read_settings({**config, "seed": seed}))
+    task: Any = build_task(read_settings({**config, "seed": seed, "data.split-seed": "seed"}))
     return [task.arrays(site, TABLES[name], False) for site in range(TABLES[name])]
 
 

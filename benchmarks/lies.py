@@ -25,6 +25,7 @@ DIGITS: dict[str, Any] = {
     "train.local-epochs": 1,
     "train.learning-rate": 0.05,
     "data.partition": "iid",
+    "data.split-seed": "seed",
 }
 
 
@@ -47,7 +48,7 @@ class Lie:
 
     ``flips``: the liar trains on labels 9 - y (1 - y of two classes). ``scored``: it
     lies about evaluations, not training. ``score``: the number of
-    the summary that the lie is to spoil, times ``factor`` (-1: the less the better).
+    the summary that the lie is to spoil, times ``factor``.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Liar(NumPyClient):  # type: ignore[misc]
         arrays, count, metrics = self.client.fit(parameters, config)
         reply = Reply(sent, [np.array(array) for array in arrays], count, dict(metrics))
         once = self.lie.once in (0, config["server-round"])
-        if once and not self.lie.scored and "phase" not in config:
+        if once and not self.lie.scored and config.get("phase") not in ("evaluate", "prepare"):
             self.lie.tell(reply)
         return reply.arrays, reply.count, reply.metrics
 
@@ -179,14 +180,15 @@ def _praise(reply: Reply) -> None:
     reply.arrays[0][0] = -1 / max(reply.sent[1][0], 1e-4)
 
 
-TABLE = {"task": "tabular", "data.partition": "iid"}
+TABLE = {"task": "tabular", "data.partition": "iid", "data.split-seed": "seed"}
 TREES = {**TABLE, "num-rounds": 20, "histogram-boosting.depth": 3}
 NETS = {**DIGITS, "num-rounds": 8, "ffgb.fit-steps": 40}
 WORDS = {"num-rounds": 60, "task": "unigram"}
-EVG = {"num-rounds": 10, "data.partition": "iid"}
+CLIENTS = {**WORDS, "fedboost.library": "clients"}
+EVG = {"num-rounds": 10, "data.partition": "iid", "data.split-seed": "seed"}
 MATRIX = {"task": "matrix-completion", "num-rounds": 60}
-LOW = {"score": "loss-mean", "factor": -1.0}
-OBJECTIVE = {"score": "objective", "factor": -1.0}
+LOW = {"score": "loss-mean", "factor": 1.0}
+OBJECTIVE = {"score": "objective", "factor": 1.0}
 POOLED = {**DIGITS, "superfed.lambda-choice": "shared", "evaluate-every": 5}
 FAST = {**DIGITS, "fedopt.server-learning-rate": 0.03}
 WORST = says(loss_before=1e15)
@@ -206,18 +208,22 @@ LIES = (
     Lie("a model of fives", "ditto", filled(5.0)),
     Lie("a model of fives", "fedavg-distill", filled(5.0), {**DIGITS, "num-rounds": 5}),
     Lie("loss-before 1e15, labels 9 - y", "afl", WORST, flips=True),
-    Lie("the same, afl.cap = 3", "afl", WORST, {**DIGITS, "afl.cap": 3}, flips=True),
     Lie("loss-before 1e15, labels 9 - y", "term", WORST, flips=True),
     Lie("loss-before 1e15, labels 9 - y", "q-fedavg", WORST, flips=True),
     Lie("loss-before 1e15, labels 9 - y", "aaggff-s", WORST, flips=True),
     Lie("curve reversed, validation-samples 9e14", "superfed-mm", _curve, POOLED, scored=True),
     Lie("sums of labels 1 - y", "histogram-boosting", honest, TREES, flips=True),
     Lie(
-        "the same x 1e6", "histogram-boosting", scaled(1e6, slice(None), "int64"), TREES, flips=True
+        "sums of labels 1 - y, x 1e6",
+        "histogram-boosting",
+        scaled(1e6, slice(None), "int64"),
+        TREES,
+        flips=True,
     ),
     Lie("a gradient of 1e6 once", "fedboost", _one_sided(1e6), WORDS, once=8, **LOW),
     Lie("a gradient of 30", "fedboost", _one_sided(30.0), WORDS, **LOW),
     Lie("all praise for one predictor", "fedboost", _praise, WORDS, **LOW),
+    Lie("a predictor of 1e6s", "fedboost", filled(1e6), CLIENTS, once=1, **LOW),
     Lie("the same, loss 1e15", "aflboost", both(says(loss=1e15), _praise), WORDS, **LOW),
     Lie("output layers x 1000", "ffgb", scaled(1000.0, slice(-2, None)), NETS),
     Lie("output layers negated", "ffgb", scaled(-1.0, slice(-2, None)), NETS),
@@ -225,12 +231,5 @@ LIES = (
     Lie("gradients of 1e6", "fedevg", _flat(1e6, 0), EVG),
     Lie("gradients negated, log e = 50", "fedevg", both(_flat(50, 1), scaled(-1.0, slice(1))), EVG),
     Lie("a product x -1e6", "dfw-trace", scaled(-1e6), MATRIX, **OBJECTIVE),
-    Lie(
-        "the same, dfw-trace.longest-product = 1",
-        "dfw-trace",
-        scaled(-1e6),
-        {**MATRIX, "dfw-trace.longest-product": 1.0},
-        **OBJECTIVE,
-    ),
     Lie("opposite atoms", "fedfw-plus", scaled(-1.0, slice(1)), MATRIX, **OBJECTIVE),
 )

@@ -13,8 +13,9 @@ client, the place and the order of the faults:
 - node: the SuperNode is killed and started again; inline, the node is gone for the
   round and comes back under another number.
 - late: the reply comes after the timeout; inline, with the replies of the next round.
-- nan, shape, weight: one NaN among a model's values; another shape; ``num-examples`` =
-  1e15, which ``max-weight`` caps.
+- nan, shape, huge, weight: one NaN among a model's values; another shape; a value of
+  9e14; ``num-examples`` = 1e15, which ``max-weight`` caps.
+- words: an error in the words of a dead worker of Ray.
 - metrics: a reply with 8 MB of metrics. policy: the site refuses the method.
 - duplicate: another node claims to be this client.
 - disk: until the next round (SuperNodes: for some seconds) no file may grow beyond a
@@ -76,7 +77,7 @@ JOB = [
     "clients-per-round=0",
 ]
 JOB += ["max-weight=10", "max-relative-update=0", "timeout=45"]
-LEFT_OUT = ("client", "node", "late", "nan", "shape", "metrics", "policy")
+LEFT_OUT = ("client", "node", "late", "nan", "shape", "huge", "words", "metrics", "policy")
 # a site may have answered before it is killed
 CERTAIN = {
     "inline": LEFT_OUT,

@@ -18,8 +18,8 @@ from flwr.clientapp import ClientApp
 from fedapps.engines.inline import InlineGrid
 from strategies.base.flower_private import ErrorCode
 
-KINDS = ("client", "node", "late", "nan", "shape", "weight", "metrics", "policy", "duplicate")
-KINDS += ("disk", "restart", "command")
+KINDS = ("client", "node", "late", "nan", "shape", "huge", "words", "weight", "metrics")
+KINDS += ("policy", "duplicate", "disk", "restart", "command")
 NO_LIMIT = resource.RLIM_INFINITY
 FLOOD = 10**6  # numbers among the metrics of a reply
 
@@ -55,10 +55,12 @@ class Faulty(ClientApp):
             if site:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("the process of the client was killed")
+        if mine == "words":
+            return Message(Error(ErrorCode.UNKNOWN, "ActorDiedError: gone"), reply_to=message)
         if mine == "policy":
             return self.app(message, with_policy(context))
         reply = walk(message, context) if site and number else self.app(message, context)
-        if mine in ("nan", "shape", "weight", "metrics"):
+        if mine in ("nan", "shape", "huge", "weight", "metrics"):
             spoil(reply.content, mine, np.random.default_rng([seed, number]))
         return reply
 
@@ -100,6 +102,8 @@ def spoil(content: RecordDict, kind: str, rng: np.random.Generator) -> None:
         values.flat[rng.integers(values.size)] = np.nan
     elif kind == "shape":
         values = values[..., :-1]
+    elif kind == "huge":
+        values.flat[rng.integers(values.size)] = 9e14  # below the largest number allowed
     elif kind == "metrics":
         next(iter(content.metric_records.values()))["history"] = [0.5] * FLOOD
     else:

@@ -126,7 +126,5 @@ class Attacker:
 def said_twice(folder: Path) -> int:
     """Return how often the log reports a duplicate."""
     return (
-        (folder / "run.log")
-        .read_text(errors="replace")
-        .count("another node says that it is client")
+        (folder / "run.log").read_text(errors="replace").count("two nodes say that they are client")
     )

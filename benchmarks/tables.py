@@ -93,7 +93,7 @@ def parts_of(data: Path, name: str, seed: int) -> list[ArrayData]:
     }
     if name == "fifty-sites":
         config["data.categorical"] = "kind,stage"
-    task: Any = build_task(read_settings({**config, "seed": seed}))
+    task: Any = build_task(read_settings({**config, "seed": seed, "data.split-seed": "seed"}))
     return [task.arrays(client, SITES[name], False) for client in range(SITES[name])]
 
 

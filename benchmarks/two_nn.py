@@ -114,6 +114,7 @@ def accuracies(source: str, shards: bool, rate: float, seed: int, rounds: int) -
         {
             "method": "fedavg",
             "seed": seed,
+            "data.split-seed": "seed",
             "num-rounds": rounds,
             "num-clients": CLIENTS,
             "clients-per-round": PER_ROUND,

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from algorithms.common.checks import check_choice
 from algorithms.common.robust import shortening
 
-#: A client's gradient is at most this many times longer than the median one.
-MOST = 5.0
+#: A client's gradient is at most this many times longer than the median one; those of
+#: honest clients with unlike data differed by a quarter.
+MOST = 2.0
 SCHEDULES = ("cosine", "ddpm")
 WEIGHTS = ("sign", "exponential")
 Numbers = NDArray[np.float32]

@@ -117,6 +117,19 @@ class DataOptions(Options):
     clip: float = option(
         5.0, "tables: standardised numbers are cut at this many deviations; 0: not", low=0
     )
+    split_seed: str = option(
+        "0",
+        "seed that deals and splits the samples; seed: that of the run",
+    )
+    group_split: str = option(
+        "",
+        'natural: column (a person, a visit) whose rows stay in one part; "": none',
+    )
+    score_on: str = option(
+        "test",
+        "part that clients are scored on",
+        choices=["test", "validation"],
+    )
     min_samples: int = option(5, "least number of samples of a client", low=3)
     validation: float = option(
         0.2,
@@ -169,6 +182,27 @@ class DataOptions(Options):
                 "commas between them, "
                 f"text in quotation marks ({error})"
             ) from None
+        if self.split_seed != "seed" and not self.split_seed.isdecimal():
+            raise ValueError(
+                f"split-seed = {self.split_seed!r}: must be a whole number from 0, or seed for "
+                "that of the run"
+            )
+        if self.score_on == "validation" and not (
+            self.validation or self.validation_split or self.part
+        ):
+            raise ValueError(
+                "score-on = 'validation': clients have no validation samples: set validation, to "
+                "0.2 say"
+            )
+        if self.group_split and self.partition != "natural":
+            raise ValueError(
+                f"group-split = {self.group_split!r}: partition = {self.partition!r} may deal the "
+                "rows of a person to several clients: choose natural"
+            )
+        if self.group_split and (self.part or self.test or self.validation_split):
+            raise ValueError(
+                f"group-split = {self.group_split!r}: the data name their own parts: leave it ''"
+            )
         if self.noise == "none" and self.noise_ratio:
             raise ValueError(
                 f"noise-ratio = {self.noise_ratio}, but noise = 'none': choose noise = pair or "
@@ -238,6 +272,7 @@ class DataOptions(Options):
             for name in (
                 *names_in(self.drop),
                 self.natural_id,
+                self.group_split,
                 self.part,
                 self.arguments.get("partition_by") if by_client else "",
             )

@@ -1,8 +1,8 @@
 """The data of a run: the image set, its partition among the clients, and each client's
 samples.
 
-Everything follows from the options and the run's seed: the server and every worker
-process compute the same partition without communicating it.
+Everything follows from the options and the seed of the split: the server and every
+worker process compute the same partition without communicating it.
 """
 
 from dataclasses import replace
@@ -25,8 +25,8 @@ from clients.base.data import ArrayData, ArraySplit, ClientData, Split
 from fedapps.data import flower_partitioners
 from fedapps.data.images import read_samples
 from fedapps.data.options import FLOWER, DataOptions
-from fedapps.data.sample_groups import with_groups
-from fedapps.data.samples import Samples
+from fedapps.data.sample_groups import with_groups, with_persons
+from fedapps.data.samples import Categorical, Samples
 from fedapps.data.scaling import Scale, inputs
 from fedapps.data.source import FILE, Source
 from fedapps.data.tables import some
@@ -54,7 +54,9 @@ def load_samples(
         options = replace(options, natural_id="", drop=drop)
     samples = read_samples(options, targets, source)
     samples = flower_partitioners.with_column(samples, options)
-    return thinned(with_groups(samples, options) if options.group else samples, options)
+    samples = with_groups(samples, options) if options.group else samples
+    samples = with_persons(samples, options) if options.group_split else samples
+    return thinned(samples, options)
 
 
 def thinned(samples: Samples, options: DataOptions) -> Samples:
@@ -133,13 +135,16 @@ def split_rows(
     seed: int,
     validation: float = 0.2,
     test: Indices | None = None,
+    persons: Categorical | None = None,
 ) -> tuple[Indices, Indices, Indices]:
-    """Return the rows of a client's training, validation and test sets, drawn with the
-    run's seed; 20 % are the test set.
+    """Return the rows of a client's training, validation and test sets; 20 % are the
+    test set.
 
     ``validation``: fraction of the validation set; with 0 there is none. ``test``: rows
-    of the test set, which then are not drawn.
+    of the test set, which then are not drawn. ``persons``: whose rows stay together.
     """
+    if persons is not None:
+        return rows_by_person(persons, indices, client_id, seed, validation)
     rng = generator(seed, "split", client=client_id)
     if test is None:
         fractions = (round(0.8 - (validation or 0.2), 9), validation or 0.2, 0.2)
@@ -160,10 +165,13 @@ def stratified_rows(
     samples: Samples, mine: Indices, client_id: int | str, seed: int, validation: float
 ) -> tuple[Indices, Indices, Indices]:
     """Return the rows of a client's training, validation and test sets, each with its
-    share of every class: 20 % are the test set, drawn with the run's seed.
+    share of every class: 20 % are the test set.
 
-    A class with fewer samples than sets is for training.
+    A class with fewer samples than sets is for training. Rows of one person stay
+    together, and then classes are not looked at.
     """
+    if samples.persons is not None:
+        return rows_by_person(samples.persons, mine, client_id, seed, validation)
     labels, needed = samples.labels[mine], 3 if validation else 2
     values, counts = np.unique(labels, return_counts=True)
     rare = np.isin(labels, values[counts < needed])
@@ -174,6 +182,54 @@ def stratified_rows(
         mine[kept[part]] for part in stratified(labels[kept], rng, 0.2, validation)
     )
     return np.sort(np.concatenate([train, mine[rare]])), held_back, test
+
+
+def rows_by_person(
+    persons: Categorical, mine: Indices, client_id: int | str, seed: int, validation: float
+) -> tuple[Indices, Indices, Indices]:
+    """Return the rows of a client's training, validation and test sets, none of which
+    has rows of a person of another.
+
+    Persons are drawn until the test set has 20 % of the rows, then for the validation
+    set. Raises ``UserError`` if there are too few.
+    """
+    codes = persons.codes[mine]
+    found, sizes = np.unique(codes, return_counts=True)
+    needed = 3 if validation else 2
+    if len(found) < needed:
+        raise UserError(
+            f"data.group-split: client {client_id} has rows of {len(found)} persons, {needed} are "
+            "needed for training, validation and test: leave the client out (data.drop-clients), "
+            "or name another column"
+        )
+    order = generator(seed, "split", client=client_id).permutation(len(found))
+    ends = np.cumsum(sizes[order])
+    last = len(found)
+    tests = min(int(np.searchsorted(ends, 0.2 * len(mine))) + 1, last - needed + 1)
+    spared = tests
+    if validation:
+        spared = int(np.searchsorted(ends, (0.2 + validation) * len(mine))) + 1
+        spared = min(max(spared, tests + 1), last - 1)
+    place = np.empty(last, np.int64)
+    place[order] = np.arange(last)
+    rank = place[np.searchsorted(found, codes)]
+    return mine[rank >= spared], mine[(rank >= tests) & (rank < spared)], mine[rank < tests]
+
+
+def scored(
+    rows: tuple[Indices, Indices, Indices], options: DataOptions
+) -> tuple[Indices, Indices, Indices]:
+    """Return the rows of a client's training, validation and test sets, with the
+    validation set in place of the test set if clients are scored on it.
+    """
+    if options.score_on == "test":
+        return rows
+    if not len(rows[1]):
+        raise UserError(
+            "data.score-on = 'validation': a client has no validation samples: set "
+            "data.validation, to 0.2 say"
+        )
+    return rows[0], rows[1], rows[1]
 
 
 def client_data(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.data.cache import Entry
-from fedapps.data.columns import check_columns, check_plain, with_names
+from fedapps.data.columns import check_columns, check_plain, groups_of, with_names
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Categorical, Samples
 from fedapps.data.source import Source
@@ -100,3 +100,28 @@ def with_groups(samples: Samples, options: DataOptions) -> Samples:
     arrays, facts = cached(source, wanted | {"natural-id": options.natural_id}, decode)
     groups = Categorical(np.array(arrays["group"]), tuple(facts["names"]))
     return replace(samples, groups=groups)
+
+
+def with_persons(samples: Samples, options: DataOptions) -> Samples:
+    """Return the samples with the person of each, read from the column
+    ``data.group-split``. Raises ``UserError``, also for a person at several clients.
+    """
+    source, column = Source.of(options), options.group_split
+
+    def decode(data: Any, *_: Any) -> Entry:
+        check_columns(data, source, {"data.group-split": column})
+        codes, names = groups_of(data, source, column)
+        return {"person": codes}, {"names": names}
+
+    wanted = {"group-split": column, "natural-id": options.natural_id}
+    arrays, facts = cached(source, wanted, decode)
+    persons = Categorical(np.array(arrays["person"]), tuple(facts["names"]))
+    if samples.clients is not None:
+        pairs = np.unique(np.stack([persons.codes, samples.clients.codes]), axis=1)[0]
+        if len(shared := pairs[:-1][pairs[1:] == pairs[:-1]]):
+            raise UserError(
+                f"data.group-split = {column!r}: {len(set(shared))} persons have rows at several "
+                f"clients, {persons.names[shared[0]]!r} for one: a test sample of one client could "
+                "be of a person whom another trains on. Name a column within clients"
+            )
+    return replace(samples, persons=persons)

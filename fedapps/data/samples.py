@@ -60,10 +60,10 @@ class Samples:
     own; sounds (N, 1, 1, L), int16; or tokens (N, L), int64.
 
     ``clients``: the natural client of each sample, if requested; ``groups``: its group,
-    for measures by group. ``parts`` (N,): TRAIN, VALIDATION or TEST; None: the data do
-    not say. ``by`` (N,): the values that a partitioner goes by, if these are not the
-    labels. ``targets`` (N, targets): the numbers to predict, where there are no
-    classes; all labels are then 0.
+    for measures by group; ``persons``: whose rows stay together. ``parts`` (N,): TRAIN,
+    VALIDATION or TEST; None: the data do not say. ``by`` (N,): the values that a
+    partitioner goes by, if these are not the labels. ``targets`` (N, targets): the
+    numbers to predict, where there are no classes; all labels are then 0.
     """
 
     x: npt.NDArray[Any]
@@ -72,6 +72,7 @@ class Samples:
     classes: tuple[str, ...] = ()
     clients: Categorical | None = None
     groups: Categorical | None = None
+    persons: Categorical | None = None
     parts: Indices | None = None
     numbers: Columns | None = None
     by: npt.NDArray[Any] | None = None
@@ -82,6 +83,7 @@ class Samples:
         columns: dict[str, Any] = {
             "clients": self.clients,
             "groups": self.groups,
+            "persons": self.persons,
             "parts": self.parts,
             "by": self.by,
             "targets": self.targets,

@@ -19,13 +19,16 @@ _TABLES = ("tabular", "regression")
 
 
 def same_clients(run: RunFolder) -> bool:
-    """Return whether other seeds have the same clients: those of the data or of the
-    sites, not clients that each seed deals anew.
+    """Return whether other seeds have the same clients: those of the data, of the sites
+    or of a split that stays, not clients that each seed deals anew.
     """
     settings = run.settings
-    partition = str(settings.get("data.partition", ""))
     if run.task in _DRAWN:
         return False
+    # Runs of earlier versions have no such key: their seed dealt the samples.
+    if settings.get("data.split-seed", "seed") != "seed":
+        return True
+    partition = str(settings.get("data.partition", ""))
     if partition == "auto":
         natural = bool(settings.get("data.natural-id")) or run.task in _TABLES
     else:

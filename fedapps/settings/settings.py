@@ -507,6 +507,16 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             f"data.group = {settings.data.group!r}: {what} not scored by group: set it to '' "
             f"(tasks with groups: {', '.join(GROUPED)})"
         )
+    column = settings.data.group_split
+    if column and (
+        task not in (*GROUPED, "regression")
+        or settings.sites.own
+        or settings.data.source in find_task(task).sources
+    ):
+        raise UserError(
+            f"data.group-split = {column!r}: is for files with such a column (tasks "
+            f"{', '.join((*GROUPED, 'regression'))}): set it to ''"
+        )
     if settings.data.synthetic and task not in ("classification", "digits"):
         raise UserError(
             f"data.synthetic = {settings.data.synthetic!r}: task {task!r} does not start from a "

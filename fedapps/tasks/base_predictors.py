@@ -103,11 +103,12 @@ def pretrained(
     labels_each: int,
     options: TrainOptions,
     seed: int,
+    split_seed: int,
 ) -> Library:
     """Return the library of ``predictors`` networks trained on ``share`` of the
     samples; cached in the process.
     """
-    samples, _ = divide(partitions.load_samples(source), share, seed)
+    samples, _ = divide(partitions.load_samples(source), share, split_seed)
     x = inputs(samples, np.arange(len(samples.labels)))
     if source.standardise != "none" and samples.numbers:
         x = Scale.of_sums([Moments.of(x)]).of(x)

@@ -111,7 +111,7 @@ class Classification(DealtSamples, NetByShape):
         (``data.test``, ``data.part``); else None.
         """
         part = test_part(self.samples, self.context.data)
-        return dealt_part(self.samples, self.partition(num_clients), part, self.context.seed)
+        return dealt_part(self.samples, self.partition(num_clients), part, self.context.split_seed)
 
     @lru_cache(maxsize=2)  # noqa: B019
     def validation_parts(self, num_clients: int) -> list[NDArray[np.int64]] | None:
@@ -119,7 +119,7 @@ class Classification(DealtSamples, NetByShape):
         (``data.validation-split``); else None.
         """
         part = validation_part(self.samples, self.context.data)
-        return dealt_part(self.samples, self.partition(num_clients), part, self.context.seed)
+        return dealt_part(self.samples, self.partition(num_clients), part, self.context.split_seed)
 
     def split(self, client: int, num_clients: int) -> ThreeParts:
         """Return the rows of a client's training, validation (empty if it is
@@ -128,8 +128,9 @@ class Classification(DealtSamples, NetByShape):
         tests, validations = self.test_parts(num_clients), self.validation_parts(num_clients)
         share = self.context.data.validation if validations is None else 0.0
         mine, test = self.partition(num_clients)[client], None if tests is None else tests[client]
-        rows = partitions.split_rows(mine, client, self.context.seed, share, test)
-        return rows if validations is None else (rows[0], validations[client], rows[2])
+        rows = self.split_of(mine, client, share, test)
+        own = rows if validations is None else (rows[0], validations[client], rows[2])
+        return partitions.scored(own, self.context.data)
 
     def remarks(self, num_clients: int) -> list[str]:
         """Return a line for each thing that a user should know of the partition: who is

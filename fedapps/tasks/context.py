@@ -25,3 +25,11 @@ class RunContext:
     public: PublicOptions = field(default_factory=PublicOptions)
     synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
     sites: SiteOptions = field(default_factory=SiteOptions)
+
+    @property
+    def split_seed(self) -> int:
+        """The seed that deals samples, and chooses which are for testing and
+        validation.
+        """
+        chosen = self.data.split_seed
+        return self.seed if chosen == "seed" else int(chosen)

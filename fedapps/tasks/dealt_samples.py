@@ -12,6 +12,8 @@ from fedapps.data import partition as partitions
 from fedapps.data.samples import Samples
 from fedapps.tasks.base import TorchTask
 
+Rows = NDArray[np.int64]
+
 
 class DealtSamples(TorchTask):
     """A task with ``samples``. Subclasses add ``read``, ``objective`` and
@@ -30,7 +32,9 @@ class DealtSamples(TorchTask):
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its process
     def partition(self, num_clients: int) -> list[NDArray[np.int64]]:
         """Return the sample indices of each client."""
-        return partitions.partition(self.samples, self.context.data, num_clients, self.context.seed)
+        return partitions.partition(
+            self.samples, self.context.data, num_clients, self.context.split_seed
+        )
 
     def natural_clients(self) -> int:
         """Return the number of clients in the column ``data.natural-id``; 0 for
@@ -58,5 +62,14 @@ class DealtSamples(TorchTask):
     def prepare(self, client: int, num_clients: int) -> ClientData:
         """Return a client's training, validation and test samples."""
         mine = self.partition(num_clients)[client]
-        rows = partitions.split_rows(mine, client, self.context.seed, self.context.data.validation)
-        return partitions.client_data(self.samples, rows)
+        rows = self.split_of(mine, client, self.context.data.validation)
+        return partitions.client_data(self.samples, partitions.scored(rows, self.context.data))
+
+    def split_of(
+        self, mine: Rows, client: int, validation: float, test: Rows | None = None
+    ) -> tuple[Rows, Rows, Rows]:
+        """Return the rows of a client's training, validation and test sets
+        (:func:`partitions.split_rows`).
+        """
+        seed, persons = self.context.split_seed, self.samples.persons
+        return partitions.split_rows(mine, client, seed, validation, test, persons)

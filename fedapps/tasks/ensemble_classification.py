@@ -60,7 +60,15 @@ class EnsembleClassification:
             )
         training = TrainOptions(o.learning_rate, 1.0, 0.9, 1e-4, o.epochs, o.batch_size)
         return pretrained(
-            s.data, s.model.name, o.share, o.kind, o.predictors, o.labels_each, training, s.seed
+            s.data,
+            s.model.name,
+            o.share,
+            o.kind,
+            o.predictors,
+            o.labels_each,
+            training,
+            s.seed,
+            s.split_seed,
         )
 
     def check_library(self, library: Library) -> None:
@@ -122,7 +130,7 @@ class _Rest(Classification):
 
     def read(self) -> Samples:
         whole = partitions.load_samples(self.context.data)
-        return divide(whole, self.options.share, self.context.seed)[1]
+        return divide(whole, self.options.share, self.context.split_seed)[1]
 
 
 def _joined(parts: list[Split]) -> Split:

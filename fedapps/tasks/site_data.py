@@ -183,7 +183,12 @@ class SiteImages(OnSite, Classification):
             raise UserError(
                 f"{self.source}: {total} samples, a client needs {d.min_samples} (data.min-samples)"
             )
-        rows = partitions.split_rows(np.arange(total), client_id, self.context.seed, d.validation)
+        rows = partitions.scored(
+            partitions.split_rows(
+                np.arange(total), client_id, self.context.split_seed, d.validation
+            ),
+            d,
+        )
         scale = (
             Scale.of_sums([Moments.of(inputs(samples, rows[0]))])
             if self.standardise == "client"

@@ -68,7 +68,10 @@ class Rows(Classification):
     def parts_of(self, mine: NDArray[np.int64], client_id: int | str) -> ThreeParts:
         """Split the rows of a client."""
         c = self.context
-        return partitions.stratified_rows(self.samples, mine, client_id, c.seed, c.data.validation)
+        rows = partitions.stratified_rows(
+            self.samples, mine, client_id, c.split_seed, c.data.validation
+        )
+        return partitions.scored(rows, c.data)
 
     @property
     def num_features(self) -> int:

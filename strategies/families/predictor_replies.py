@@ -18,6 +18,8 @@ from strategies.base.messages import arrays_of
 from strategies.base.records import most_common
 
 Floats = NDArray[np.float64]
+#: How far the sum of a density of float32 numbers may be from 1.
+ROUNDING = 1e-3
 
 
 class PredictorLibrary(Protocol):
@@ -60,9 +62,10 @@ class Reply:
 
 def alike_predictors(contents: Sequence[RecordDict]) -> list[dict[str, NDArray[Any]]]:
     """Return the clients' predictors, arrays by name; skip those whose names, shapes
-    or types differ from most.
+    or types differ from most, and tables that are no densities: one of large numbers
+    would fit all samples best.
     """
-    offered = [row for content in contents if (row := _predictor(content))]
+    offered = [row for content in contents if (row := _predictor(content)) and _is_density(row)]
     kinds = Counter(_spec(row) for row in offered)
     usual = kinds.most_common(1)[0][0] if kinds else ()
     rows = [row for row in offered if _spec(row) == usual]
@@ -70,7 +73,7 @@ def alike_predictors(contents: Sequence[RecordDict]) -> list[dict[str, NDArray[A
         log(
             WARNING,
             "skipped %d predictors: their arrays differ from those of most clients in name, shape "
-            "or type",
+            "or type, or are no densities",
             len(contents) - len(rows),
         )
     return rows
@@ -116,6 +119,12 @@ def _predictor(content: RecordDict) -> dict[str, NDArray[Any]]:
     names = [str(name) for name in listed[0]] if listed and isinstance(listed[0], list) else []
     values = [read(array) for record in arrays_of(content) for array in record.values()]
     return dict(zip(names, values, strict=False))
+
+
+def _is_density(row: Mapping[str, NDArray[Any]]) -> bool:
+    """Return whether a table, if the predictor is one, is a distribution."""
+    table = row.get("table", np.ones(1))
+    return bool(table.size and table.min() >= 0 and table.sum(dtype=np.float64) <= 1 + ROUNDING)
 
 
 def _spec(row: Mapping[str, NDArray[Any]]) -> tuple[tuple[str, tuple[int, ...], str], ...]:

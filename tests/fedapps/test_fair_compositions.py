@@ -14,6 +14,7 @@ from fedapps.errors import UserError
 from fedapps.methods import METHODS, TorchClient
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.prepare import checked_strategy, with_defaults
+from fedapps.settings.settings import read_settings
 from strategies import ClientGrid, run_rounds
 from strategies.base.capabilities import declared
 
@@ -296,3 +297,8 @@ def test_a_run_resumes_with_the_prior_and_the_wrapped_methods_settings():
     assert again.flat() == flat
     assert again.options == settings.options
     assert again.base.base.options == settings.base.base.options
+
+
+def test_hardened_lets_no_product_be_longer_than_the_median():
+    settings = read_settings({"method": "dfw-trace", "task": "matrix-completion", "hardened": True})
+    assert build_strategy(settings, build_task(settings)).options.longest_product == 1

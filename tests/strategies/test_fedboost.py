@@ -235,10 +235,11 @@ def test_fewer_predictors_than_the_budget_are_all_sent():
     assert strategy.steps == 2
 
 
-def test_a_predictor_of_another_shape_is_skipped():
+@pytest.mark.parametrize("other", [np.full(4, 0.25), np.full(3, 0.4), np.array([1.1, -0.1, 0.0])])
+def test_a_predictor_of_another_shape_or_no_density_is_skipped(other):
     class Trains(Frequencies):
         def train_predictor(self, config):
-            return {"table": np.full(3 if self.num_examples == 10 else 4, 0.25)}
+            return {"table": np.full(3, 0.25) if self.num_examples == 10 else other}
 
     strategy = FedBoost(lambda arrays: Tables(arrays["table"]), FedBoostOptions(budget=2))
     run(strategy, [Trains([1, 0, 0]), Trains([1, 0, 0], 11), Trains([0, 1, 0])], 1)

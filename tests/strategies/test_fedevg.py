@@ -207,16 +207,18 @@ def test_a_clients_samples_make_the_langevin_steps_that_are_asked_for(monkeypatc
 
 
 def test_no_client_weighs_more_than_the_others_or_pulls_far_harder():
-    """log e is at most 1, and a gradient at most five times as long as the median."""
+    """log e is at most 1, and a gradient at most twice as long as the median."""
     x = {}
-    for lie in ((50, -1e5), (1, -5.0)):
-        clients = [Signals(1, 1.0), Signals(1, 1.0), Signals(*lie)]
+    for lie in ((50, -1e5), (1, -3.0)):
+        clients = [Signals(1, 1.0), Signals(1, 1.5), Signals(*lie)]
         strategy = evg(FedEvgOptions(beta_first=0.1, beta_last=0.1, delta=0.0))
         result = run(strategy, lambda i, _, clients=clients: clients[i], rounds=1)
         x[lie] = arrays_of(result)["x"]
     start = strategy.first_arrays()["x"]
-    np.testing.assert_allclose(x[50, -1e5], np.clip(start - 0.1 * (1 + 1 - 5) / 3, 0, 1), atol=1e-6)
-    np.testing.assert_allclose(x[1, -5.0], x[50, -1e5], atol=1e-6)
+    np.testing.assert_allclose(
+        x[50, -1e5], np.clip(start - 0.1 * (1 + 1.5 - 3) / 3, 0, 1), atol=1e-6
+    )
+    np.testing.assert_allclose(x[1, -3.0], x[50, -1e5], atol=1e-6)
 
 
 class Slopes(Signals):

@@ -71,8 +71,11 @@ def test_seeds_are_paired_with_their_own_reference(write_run):
     assert section.rows == (("fedavg", "+0.0\n±35.4", "50", "25", "-50.0", "2"),)
 
 
-@pytest.mark.parametrize("partition", ["natural", "dirichlet"])
-def test_with_three_seeds_the_mean_gain_has_intervals(write_run, partition):
+@pytest.mark.parametrize(
+    ("partition", "more"),
+    [("natural", {}), ("dirichlet", {"split-seed": "0"}), ("dirichlet", {"split-seed": "seed"})],
+)
+def test_with_three_seeds_the_mean_gain_has_intervals(write_run, partition, more):
     """Clients gain 0.2 + k / 100 + s / 50 at seed s: means of 0.295, 0.315 and 0.335
     without a rest.
 
@@ -81,7 +84,7 @@ def test_with_three_seeds_the_mean_gain_has_intervals(write_run, partition):
     are in the first interval already.
     """
     runs = []
-    settings = {"data": {"source": "table.csv", "partition": partition}}
+    settings = {"data": {"source": "table.csv", "partition": partition, **more}}
     for seed in range(3):
         alone = [(k, 0.25) for k in range(20)]
         taught = [(k, 0.45 + k / 100 + seed / 50) for k in range(20)]
@@ -95,7 +98,7 @@ def test_with_three_seeds_the_mean_gain_has_intervals(write_run, partition):
     reach = 4.302653 * 0.02 / 3**0.5
     section = gains(comparison)
     shown = section.rows[0][1].split("\n")
-    if partition == "dirichlet":
+    if more == {"split-seed": "seed"}:
         assert set(ends) == {"gain-mean-sites-like-these-low", "gain-mean-sites-like-these-high"}
         assert shown == ["+31.5", "±2.0", "sites like these", "+26.5 to +36.5"]
         assert "Each seed deals other clients" in section.note

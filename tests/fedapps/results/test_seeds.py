@@ -71,25 +71,25 @@ def test_a_setting_stands_out_only_against_all_others_and_beyond_the_noise():
 
 
 def test_the_crossed_interval_of_a_table_by_hand():
-    """Seeds' means 1, 2, 6 and clients' means 1, 3, 5 (mean 3), without and with a
-    rest.
+    """Seeds' means 1, 2, 6 and clients' means -7, 3, 13, without and with a rest.
 
-    Without a rest MS_a = 3 * 14 / 2 = 21, MS_b = 3 * 8 / 2 = 12 and V = 33 / 9, with
-    33^2 / (21^2 / 2 + 12^2 / 2) degrees of freedom. A rest of ±e in two rows and two
-    columns has MS_e = 4 e^2 / 4 and leaves the means as they are.
+    Without a rest MS_a = 3 * 14 / 2 = 21, MS_b = 3 * 200 / 2 = 300 and V = 321 / 9,
+    with 321^2 / (21^2 / 2 + 300^2 / 2) degrees of freedom. A rest of ±e in two rows and
+    two columns has MS_e = 4 e^2 / 4 and leaves the means as they are.
     """
-    table = np.array([1.0, 2.0, 6.0])[:, None] + np.array([1.0, 3.0, 5.0]) - 3
+    table = np.array([1.0, 2.0, 6.0])[:, None] + np.array([-10.0, 0.0, 10.0])
     plain = crossed_interval(table)
     assert plain.mean == pytest.approx(3.0)
-    df = 33**2 / (21**2 / 2 + 12**2 / 2)
-    reach = student.ppf(0.975, df) * math.sqrt(33 / 9)
-    floor = 4.302653 * math.sqrt(7 / 3)  # of the seeds alone
-    assert plain.high - 3 == pytest.approx(max(reach, floor), rel=1e-6)
+    reach = student.ppf(0.975, 321**2 / (21**2 / 2 + 300**2 / 2)) * math.sqrt(321 / 9)
+    assert plain.high - 3 == pytest.approx(reach, rel=1e-6)
     rest = np.outer([1.0, -1.0, 0.0], [1.0, -1.0, 0.0])
-    crossed = crossed_interval(table + 2 * rest)  # MS_e = 4: V = (21 + 12 - 4) / 9
-    df = 29**2 / (21**2 / 2 + 12**2 / 2 + 4**2 / 4)
-    reach = student.ppf(0.975, df) * math.sqrt(29 / 9)
-    assert crossed.high - 3 == pytest.approx(max(reach, floor), rel=1e-6)
+    crossed = crossed_interval(table + 2 * rest)  # MS_e = 4: V = (21 + 300 - 4) / 9
+    df = 317**2 / (21**2 / 2 + 300**2 / 2 + 4**2 / 4)
+    reach = student.ppf(0.975, df) * math.sqrt(317 / 9)
+    assert crossed.high - 3 == pytest.approx(reach, rel=1e-6)
+    # Seeds alone: no narrower than t over seeds
+    seeds = crossed_interval(np.repeat([[1.0], [2.0], [6.0]], 3, axis=1) + rest / 10)
+    assert seeds.high - 3 == pytest.approx(4.302653 * math.sqrt(7 / 3), rel=1e-6)
     # MS_a = 0.0075 and MS_b = 4 are below MS_e = 36: neither seeds nor clients differ
     # beyond the rest, and all squares estimate one variance with eight degrees.
     level = np.array([0.0, 0.05, 0.1])[:, None] + np.array([1.0, 3.0, 5.0]) / 3**0.5

@@ -1,0 +1,131 @@
+"""The split that stays: which samples are for testing does not depend on the run's
+seed, and a run that chooses settings never reads them.
+"""
+
+from dataclasses import replace
+
+import datasets
+import numpy as np
+import pytest
+
+from fedapps.errors import UserError
+from fedapps.runs.assembly import Parts, build_task
+from fedapps.runs.execution import execute_inline
+from fedapps.runs.prepare import assemble, with_defaults
+from fedapps.settings.settings import read_settings
+from fedapps.tasks import Classification, Regression, Tabular
+
+TASKS = {"classification": Classification, "tabular": Tabular, "regression": Regression}
+JOB = {"num-clients": 4, "data.validation": 0.2}
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+
+
+def split(task, **given):
+    keys = {key.replace("_", "-"): value for key, value in given.items()}
+    keys = {key.replace("split-seed", "data.split-seed"): value for key, value in keys.items()}
+    made = build_task(read_settings({**JOB, "task": task, **keys}))
+    return [[part.tolist() for part in made.split(client, 4)] for client in range(4)]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_all_seeds_have_the_same_test_samples_unless_the_split_follows_the_seed(task):
+    still = split(task)
+    assert split(task, seed=5) == still
+    moved = split(task, seed=5, split_seed="seed")
+    assert moved != still
+    assert split(task, seed=5, split_seed=5) == moved == split(task, split_seed=5)
+    scored = split(task, seed=5, **{"data.score-on": "validation"})
+    assert scored == [[train, held, held] for train, held, _ in still]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_that_chooses_never_reads_a_test_sample(task, tmp_path, monkeypatch):
+    """Test samples of the split are poisoned: model and scores stay the same to the
+    bit; those of a run that is scored on them do not.
+    """
+    kind = TASKS[task]
+    source = {"classification": {"data.partition": "dirichlet"}}.get(task, {})
+    job = {**JOB, **source, "task": task, "seed": 3, "num-rounds": 2, "evaluate-every": 1}
+    job |= {"train.local-epochs": 1, "keep-best": True, "data.standardise": "sums"}
+    made = build_task(read_settings(job))
+    tests = np.concatenate([made.split(client, 4)[2] for client in range(4)])
+    read = kind.read
+
+    def poisoned(self):
+        samples = read(self)
+        x = samples.x.astype(np.float32) / (255 if samples.x.dtype == np.uint8 else 1)
+        x[tests] = poison
+        targets = None if samples.targets is None else samples.targets.copy()
+        if targets is not None:
+            targets[tests] = poison
+        return replace(samples, x=x, targets=targets)
+
+    def play(name, score_on):
+        given = {**job, "data.score-on": score_on, "out": str(tmp_path / name)}
+        parts = assemble(with_defaults(given))
+        execute_inline(parts.settings, (), Parts(*parts))
+        return [
+            (tmp_path / name / file).read_bytes() for file in ("clients.csv", "model.safetensors")
+        ]
+
+    clean = {score_on: play(f"clean-{score_on}", score_on) for score_on in ("validation", "test")}
+    monkeypatch.setattr(kind, "read", poisoned)
+    poison = np.nan
+    assert play("poisoned-validation", "validation") == clean["validation"]
+    poison = 7.0  # not NaN, which ends a run
+    assert play("poisoned-test", "test")[0] != clean["test"][0]
+
+
+def table(folder, people):
+    """Three clients, whose people have four rows each."""
+    folder.mkdir()
+    person = [f"{client}{p}" for client in "abc" for p in range(people) for _ in range(4)]
+    rng = np.random.default_rng(0)
+    datasets.Dataset.from_dict(
+        {
+            "client": [name[0] for name in person],
+            "person": person,
+            "x": rng.normal(size=len(person)).tolist(),
+            "label": [i % 2 for i in range(len(person))],
+        }
+    ).to_parquet(folder / "train-00000-of-00001.parquet")
+    return {
+        "task": "tabular",
+        "data.source": str(folder),
+        "data.natural-id": "client",
+        "data.group-split": "person",
+        "data.validation": 0.2,
+    }
+
+
+def test_no_person_is_in_two_parts(tmp_path):
+    given = table(tmp_path / "table", people=10)
+    task = build_task(read_settings(given))
+    assert task.image_shape == (1, 1, 1), "the person is no feature"
+    for client in range(3):
+        rows = task.split(client, 3)
+        people = [{int(row) // 4 for row in part} for part in rows]
+        assert [len(part) for part in people] == [6, 2, 2]
+        assert len(set.union(*people)) == 10
+        assert sum(map(len, rows)) == 40
+    few = build_task(read_settings(table(tmp_path / "few", people=2)))
+    with pytest.raises(UserError, match=r"data.group-split: client 0 has rows of 2 persons, 3 are"):
+        few.split(0, 3)
+
+
+def test_persons_of_several_clients_and_dealt_rows_are_refused(tmp_path):
+    given = table(tmp_path / "table", people=10)
+    swapped = {**given, "data.natural-id": "label", "data.label": "client"}
+    with pytest.raises(UserError, match="30 persons have rows at several clients, 'a0' for one"):
+        build_task(read_settings(swapped)).split(0, 2)
+    with pytest.raises(UserError, match="partition = 'iid' may deal the rows of a person"):
+        read_settings({**given, "data.partition": "iid"})
+    with pytest.raises(UserError, match=r"data.split-seed = '-1': must be a whole number from 0"):
+        read_settings({"data.split-seed": -1})
+    with pytest.raises(UserError, match=r"score-on = 'validation': clients have no validation"):
+        read_settings({"data.score-on": "validation", "data.validation": 0.0})
