@@ -1,12 +1,18 @@
 """References without federation: trees on all rows in one place or on each client's
-rows, and a classifier on real images.
+rows, linear models on all rows, and a classifier on real images.
 
     python benchmarks/references.py trees RESULTS
+    python benchmarks/references.py linear RESULTS
     python benchmarks/references.py images [--data FOLDER]
 
 trees: for every run of FFGB in the results folder of experiments/ffgb/trees.toml the
 same boosting with all training rows as one client, and for each client by itself; AUROC
 in per cent after ten steps and at the end, mean and worst client, mean over seeds.
+
+linear: for every run of FedAvg in the results folder of experiments/natural-tables.toml
+ridge or logistic regression on the training rows of all clients, scaled together, its
+penalty chosen by five-fold cross-validation on these rows; R² of all test rows, or
+accuracy in per cent, mean over seeds.
 
 images: the accuracy of the classifier of experiments/fedevg/*.toml trained on a hundred
 real training images, ten of each class, mean of three draws; FOLDER: MNIST as
@@ -27,6 +33,8 @@ from flwr.app import ArrayRecord, ConfigRecord
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from sklearn.linear_model import LogisticRegressionCV, RidgeCV
+from sklearn.model_selection import KFold
 from torch import nn
 
 from algorithms.boosting.additive_values import advance
@@ -138,6 +146,37 @@ def trees(folder: Path) -> None:
     Console(width=120).print(table)
 
 
+def linear(folder: Path) -> None:
+    """Print the scores of linear models on all rows for every run of FedAvg."""
+    results: dict[str, list[float]] = {}
+    folds = KFold(5, shuffle=True, random_state=0)  # rows are in the order of the clients
+    for path in sorted(folder.glob("cells/*/settings.toml")):
+        config = {
+            key: value for key, value in read_toml(path).items() if not key.startswith("versions")
+        }
+        if config["method"] == "fedavg":
+            settings = read_settings({**config, "data.standardise": "sums", "resume": False})
+            task: Any = build_task(settings)
+            parts = [task.client_data(k, settings.num_clients) for k in range(settings.num_clients)]
+            x, y, test_x, test_y = (
+                torch.cat([getattr(getattr(part, which), name) for part in parts]).numpy()
+                for which in ("train", "test")
+                for name in "xy"
+            )
+            fit: Any = (
+                RidgeCV(np.logspace(-2, 5, 29), cv=folds)
+                if settings.task == "regression"
+                else LogisticRegressionCV(Cs=10, cv=folds, max_iter=2000)
+            )
+            fit.fit(x.reshape(len(x), -1), y.ravel())
+            score = float(fit.score(test_x.reshape(len(test_x), -1), test_y.ravel()))
+            results.setdefault(Path(config["data.source"]).stem, []).append(score)
+    table = Table("", "seeds", "R² or accuracy", box=box.MARKDOWN)
+    for name, scores in results.items():
+        table.add_row(name, str(len(scores)), f"{np.mean(scores):.3f}")
+    Console(width=120).print(table)
+
+
 def real_images(config: Config) -> float:
     """Return the accuracy of the same classifier on as many real training images, mean
     of three draws: what there is to reach.
@@ -164,15 +203,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("study", choices=["trees", "images"])
+    parser.add_argument("study", choices=["trees", "linear", "images"])
     parser.add_argument(
-        "sweep", nargs="?", type=Path, metavar="RESULTS", help="trees: results folder of the sweep"
+        "sweep",
+        nargs="?",
+        type=Path,
+        metavar="RESULTS",
+        help="trees, linear: results folder of the sweep",
     )
     parser.add_argument("--data", default="", metavar="FOLDER", help="images: MNIST")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.study == "trees":
         trees(arguments.sweep)
+        return
+    if arguments.study == "linear":
+        linear(arguments.sweep)
         return
     shared: Config = {
         "method": "fedevg",

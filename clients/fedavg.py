@@ -12,7 +12,6 @@ Algorithm 1, ClientUpdate.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
-from algorithms.common.measures import leading_of
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed, generator
 from algorithms.common.sent import Asked, Reads, RoundFacts
@@ -39,6 +37,7 @@ from algorithms.common.steps import (
 )
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
+from clients.base.scores import ScoresValidation
 from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 ModelFn = Callable[[int], nn.Module]
 
 
-class FedAvgClient(NumPyClient):
+class FedAvgClient(ScoresValidation, NumPyClient):
     """Trains and evaluates a torch model on one client's data.
 
     ``model_fn``: seed -> module (methods with a personal model call it for a second
@@ -119,21 +118,6 @@ class FedAvgClient(NumPyClient):
             else {}
         )
         return scores["loss"], len(self.data.test), {**scores, **as_global(scores), **more}
-
-    def evaluate_validation(self, parameters: Arrays, config: Config) -> dict[str, float]:
-        """Return what :meth:`evaluate` reports as leading score and loss, on the
-        validation samples and named ``validation-...``; {} if the client has none.
-        """
-        data = self.data
-        if data.validation is data.train or not len(data.validation):
-            return {}
-        self.data = replace(data, test=data.validation)
-        try:
-            loss, _, metrics = self.evaluate(parameters, {**config, "train-loss": False})
-        finally:
-            self.data = data
-        name = leading_of(metrics)
-        return {f"validation-{name}": metrics[name], "validation-loss": loss}
 
     def evaluate_new(
         self,

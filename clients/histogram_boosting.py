@@ -23,7 +23,13 @@ from algorithms.boosting.sent import HistogramSent
 from algorithms.common.averaging import Arrays
 from clients.base.data import ArrayData, ArraySplit
 from clients.base.options import Config
-from clients.base.scores import as_global, binary_scores, regression_scores, scores_of_values
+from clients.base.scores import (
+    ScoresValidation,
+    as_global,
+    binary_scores,
+    regression_scores,
+    scores_of_values,
+)
 from clients.base.store import MessageStore, Store
 
 NAME = "values"
@@ -31,7 +37,7 @@ NAME = "values"
 SMALL = 2**31
 
 
-class HistogramBoostingClient(NumPyClient):
+class HistogramBoostingClient(ScoresValidation, NumPyClient):
     """Client of histogram boosting; ``data``: rows (n, F), NaN where a value is
     missing, with labels 0 or 1, or of several ``outputs`` 0 to outputs - 1.
 

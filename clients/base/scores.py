@@ -2,11 +2,13 @@
 two models.
 """
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.common.averaging import Arrays
 from algorithms.common.confusion import (
     MOST_CLASSES,
     confusion_counts,
@@ -16,6 +18,7 @@ from algorithms.common.confusion import (
 from algorithms.common.measures import auroc, leading_of, lower_is_better
 from algorithms.common.target_errors import error_sums, errors_of
 from algorithms.fairness.groups import group_sums
+from clients.base.options import Config
 
 Scores = dict[str, Any]
 #: The list of ``algorithms.common.target_errors.error_sums``, flattened.
@@ -30,6 +33,37 @@ def as_global(scores: Scores) -> dict[str, float]:
     """
     name = leading_of(scores)
     return {f"global-{name}": scores[name], "global-loss": scores["loss"]}
+
+
+class Evaluates(Protocol):
+    """A client that is scored on ``data.test``."""
+
+    data: Any
+
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
+        """Return loss, number of test samples and metrics."""
+        ...
+
+
+class ScoresValidation:
+    """Mixed into clients whose ``evaluate`` can score validation samples instead."""
+
+    def evaluate_validation(
+        self: Evaluates, parameters: Arrays, config: Config
+    ) -> dict[str, float]:
+        """Return what :meth:`evaluate` reports as leading score and loss, on the
+        validation samples and named ``validation-...``; {} if the client has none.
+        """
+        data = self.data
+        if data.validation is data.train or not len(data.validation):
+            return {}
+        self.data = replace(data, test=data.validation)
+        try:
+            loss, _, metrics = self.evaluate(parameters, {**config, "train-loss": False})
+        finally:
+            self.data = data
+        name = leading_of(metrics)
+        return {f"validation-{name}": metrics[name], "validation-loss": loss}
 
 
 def higher_is_better(scores: Scores) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors.numpy import save_file
 
+from algorithms.common.measures import LEADING
 from fedapps.errors import UserError
 from fedapps.formats import metric_text
 from fedapps.records.files import replace
@@ -26,7 +27,7 @@ from fedapps.runs.models import (
     write_program,
 )
 from fedapps.runs.onnx_file import check_packages, write_onnx
-from fedapps.tasks.capabilities import HasTable, PredictsNumbers, ScalesColumns, SplitsSamples
+from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns, SplitsSamples
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -104,11 +105,22 @@ def execute(arguments: argparse.Namespace) -> int:
         }
     if onnx:
         check_scale(task, number)
-        write_onnx(client, tensors, scale, target_scale, out)
+        numbers = task.samples.numbers if isinstance(task, SplitsSamples) else None
+        write_onnx(client, tensors, scale, target_scale, out, numbers.used if numbers else ())
     else:
         replace(out, lambda path: save_file(arrays, path, metadata=metadata))
-    shown = ", ".join(f"{name} {metric_text(name, value)}" for name, value in scores.items())
+    named = {name.removesuffix("-mean"): value for name, value in scores.items()}
+    own = {} if number is not None else {k: named.pop(k) for k in LEADING if k in named}
+    shown = ", ".join(
+        f"{name.replace('global-', 'global ')} {metric_text(name, value)}"
+        for name, value in named.items()
+    )
     print(f"written: {out} ({shown})")
+    for name, value in own.items():
+        print(
+            f"The clients were scored with models of their own, mean {name} "
+            f"{metric_text(name, value)}: --client NAME exports one of them."
+        )
     if arguments.program:
         write_program(client, tensors, arguments.program)
         print(f"written: {arguments.program}")
@@ -117,11 +129,6 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def check_scale(task: Any, number: int | None) -> None:
     """Raise ``UserError`` if an ONNX file cannot hold the scale of the inputs."""
-    if isinstance(task, HasTable):
-        raise UserError(
-            "--format onnx: this task fills and scales the columns of its table before the net: "
-            "export safetensors"
-        )
     if number is None and isinstance(task, SplitsSamples) and task.standardise == "client":
         raise UserError(
             "--format onnx: clients scale their inputs differently: name one with --client, or run "

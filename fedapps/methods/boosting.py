@@ -137,6 +137,7 @@ METHODS: dict[str, Method] = {
         strategy=histogram_strategy,
         client=histogram_client,
         tasks=("tabular", "regression"),
+        validates=True,
         defaults={"num-rounds": 152, "evaluate-every": 10},
     ),
 }

@@ -45,10 +45,11 @@ class Method:
     after the class's module in ``strategies``. ``tasks``: tasks that it can run on; the
     first is the default. ``defaults``: settings of the method's default job that differ
     from the general defaults. ``model``: the meaning of ``model.name = "auto"``, if it
-    differs from the task's. ``synthetic``: produces a set of images (table
-    ``synthetic``); the model is the classifier trained on it. ``page``: the method's
-    page in ``docs``; by default named after the table, or after the method if it has no
-    table.
+    differs from the task's. ``start``: likewise of ``model.start = "auto"``.
+    ``synthetic``: produces a set of images (table ``synthetic``); the model is the
+    classifier trained on it. ``validates``: its clients, which train no net, score
+    validation samples, too. ``page``: the method's page in ``docs``; by default named
+    after the table, or after the method if it has no table.
     """
 
     summary: str
@@ -65,7 +66,9 @@ class Method:
     tasks: tuple[str, ...] = NET_TASKS
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     model: str = ""
+    start: str = ""
     synthetic: bool = False
+    validates: bool = False
     page: str = ""
     builds: type[Strategy] | None = None
 

@@ -119,6 +119,7 @@ METHODS: dict[str, Method] = {
         builds=SuPerFed,
         strategy=lambda options, task, context: SuPerFed(options, mixing="model"),
         client="SuPerFedClient",
+        start="random",  # the angle between two models that are 0 is not defined
     ),
     "superfed-lm": Method(
         summary="federated and personal model mixed at random, one weight per layer",
@@ -127,6 +128,7 @@ METHODS: dict[str, Method] = {
         builds=SuPerFed,
         strategy=lambda options, task, context: SuPerFed(options, mixing="layer"),
         client="SuPerFedClient",
+        start="random",  # the angle between two models that are 0 is not defined
     ),
     "fedper": Method(
         summary="averages the body of the model; every client keeps its own head",

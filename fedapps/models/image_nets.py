@@ -185,6 +185,8 @@ NAMES = tuple(MODELS)
 BY_SHAPE = "auto"
 # Nets without convolutions, which take samples of any shape.
 DENSE: tuple[str, ...] = ("logistic", "mlp", "mcmahan-2nn", "two-nn", "mlp-32-32", "linear")
+#: Nets of one layer.
+ONE_LAYER = ("linear", "logistic")
 # Nets for samples with one row, and those that only take images of one or three
 # channels.
 ONE_ROW = ("cnn-1d", "m5")

@@ -22,6 +22,12 @@ class ModelOptions(Options):
     weights: str = option(
         "", "safetensors file with the weights to start from, under the net's parameter names"
     )
+    start: str = option(
+        "auto",
+        "zero: the nets linear and logistic start at 0, the trivial prediction, others at random; "
+        "auto: zero in tasks tabular and regression, but random with superfed",
+        choices=["auto", "random", "zero"],
+    )
     pretrained: bool = option(
         False,
         "start from published weights (efficientnet-b0, transformers:FOLDER, the DistilBERT of "

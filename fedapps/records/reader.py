@@ -156,6 +156,11 @@ class RunFolder:
         """The round of that evaluation; without one the last round."""
         return int(self.scored.get("round", self.rounds_completed))
 
+    @property
+    def chose_round(self) -> bool:
+        """Whether that evaluation was chosen by validation samples (``keep-best``)."""
+        return is_number(self.summary.get("scored-round"))
+
     def left_out(self, part: str) -> list[str]:
         """Return the clients of whose evaluation this part could not be used."""
         entries = self.scored.get("left-out")

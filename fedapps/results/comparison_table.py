@@ -102,8 +102,8 @@ class Row:
 
     @property
     def remark(self) -> str:
-        """A remark on the numbers: how many seeds, where an incomplete run stopped, and
-        which clients diverged.
+        """A remark on the numbers: how many seeds, where an incomplete run stopped, the
+        rounds that were chosen by validation samples, and which clients diverged.
         """
         diverged = list(dict.fromkeys(name for run in self.runs for name in run.diverged))
         shown = ", ".join(diverged[:5]) + (", ..." if len(diverged) > 5 else "")
@@ -113,7 +113,9 @@ class Row:
             state = f"{run.state} at {run.rounds_completed}/{run.num_rounds or '?'}"
         else:
             state = f"{len(self.runs)} seeds" if len(self.runs) > 1 else ""
-        return "; ".join(filter(None, (state, named)))
+        rounds = ", ".join(str(run.scored_round) for run in self.runs if run.chose_round)
+        chosen = f"of round {rounds}, best by validation" if rounds else ""
+        return "; ".join(filter(None, (state, chosen, named)))
 
 
 def has_result(run: RunFolder) -> bool:

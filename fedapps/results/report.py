@@ -193,7 +193,7 @@ def state_sentence(run: RunFolder) -> str:
 
 def scored_sentence(run: RunFolder) -> str:
     """Which round the numbers are from; "" if it is the last one in any case."""
-    if not is_number(run.summary.get("scored-round")):
+    if not run.chose_round:
         return ""
     return (
         f" Numbers and models are those of round {run.scored_round}, the best by the clients' "

@@ -64,14 +64,10 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
             f"num-new-clients = {settings.num_new_clients}: method {settings.method!r} does not "
             "support new clients: set it to 0, or choose a method that trains one net"
         )
-    if settings.validates and (
-        settings.halves
-        or not hasattr(client_factory(settings), "kind")
-        or not hasattr(client_factory(settings).kind(), "evaluate_validation")  # type: ignore[attr-defined]
-    ):
+    if settings.validates and not scores_validation(settings):
         raise UserError(
             f"{settings.validates}: clients of method {settings.method!r} do not score validation "
-            "samples: leave it out, or choose a method that trains one net"
+            "samples: leave it out, or choose histogram-boosting or a method that trains one net"
         )
     if settings.node_sums:
         try:
@@ -79,6 +75,14 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
         except ValueError as error:
             raise UserError(str(error)) from None
     return strategy
+
+
+def scores_validation(settings: Settings) -> bool:
+    """Return whether the method's clients can score validation samples."""
+    if settings.halves or settings.entry.validates:
+        return not settings.halves
+    kind = getattr(client_factory(settings), "kind", None)
+    return kind is not None and hasattr(kind(), "evaluate_validation")
 
 
 def harden(strategy: Strategy) -> None:

@@ -22,7 +22,7 @@ from algorithms.common.measures import leading_of, lower_is_better
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_trusted
-from fedapps.formats import one_line
+from fedapps.formats import LEADING_MEANS, one_line
 from fedapps.records.newcomers import MARK
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.runs.assembly import build_client, build_strategy, build_task
@@ -73,7 +73,8 @@ def check_usable(settings: Settings, task: Any, remedy: str) -> None:
 def of_nobody(
     folder: Path, program: bool, trust: bool = False
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the same as :func:`exported`, for the global model. With ``program`` the
+    """Return the same as :func:`exported`, for the global model; scores are means over
+    the clients, also of their own models (:func:`mean_scores`). With ``program`` the
     client is an arbitrary one, else ``None``. Raises ``UserError`` if the model is not
     a net.
     """
@@ -89,12 +90,23 @@ def of_nobody(
         if program
         else None
     )
-    facts = {"method": settings.method, "round": run.scored_round}
+    facts = {"method": settings.method, "round": run.scored_round, **mean_scores(run)}
     return (
         client,
         facts,
         {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()},
     )
+
+
+def mean_scores(run: RunFolder) -> dict[str, float]:
+    """Return the mean over clients of the leading score: ``global-...`` of the global
+    model and, unless they were scored with that, of the clients' own models.
+    """
+    for name in LEADING_MEANS:
+        ours, own = run.numbers.get(f"global-{name}"), run.numbers.get(name)
+        if ours is not None and own is not None:
+            return {f"global-{name}": ours} | ({} if ours == own else {name: own})
+    return {}
 
 
 def exported(

@@ -2,22 +2,25 @@
 for devices without Python.
 
 The file takes samples as the data have them: images in [0, 1], numbers in their own
-units. It is kept only if onnxruntime computes what the net computes.
+units, rows of a table as the features of its metadata, NaN where a value is missing,
+each category 0 or 1. It is kept only if onnxruntime computes what the net computes.
 """
 
+import json
 import logging
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedapps.data.scaling import Scale, TableScale
 from fedapps.errors import UserError
 from fedapps.records.files import replace
 
 if TYPE_CHECKING:
     from clients import FedAvgClient
-    from fedapps.data.scaling import Scale
     from fedapps.tasks.targets import TargetScale
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -37,23 +40,28 @@ def check_packages() -> None:
 def write_onnx(
     client: "FedAvgClient",
     tensors: dict[str, Any],
-    scale: "Scale | None",
+    scale: Scale | None,
     targets: "TargetScale | None",
     path: Path,
+    features: Sequence[str] = (),
 ) -> None:
     """Write the net with these arrays, for batches of any size. Raises ``UserError``.
 
     ``client``: its net and, to check the file, its test samples. ``targets``: scale of
-    the outputs, if they are numbers.
+    the outputs, if they are numbers. ``features``: names of a table's features.
     """
     import torch
     from torch import nn
+
+    table = scale if isinstance(scale, TableScale) else None
 
     class Whole(nn.Module):
         """The net between the scales."""
 
         mean: torch.Tensor
         deviation: torch.Tensor
+        numeric: torch.Tensor
+        constant: torch.Tensor
         center: torch.Tensor
         size: torch.Tensor
 
@@ -67,17 +75,29 @@ def write_onnx(
                 ("size", 1.0 if targets is None else targets.scale),
             ):
                 self.register_buffer(name, torch.tensor(np.asarray(value, np.float32)))
+            for name in ("mean", "deviation", "numeric", "constant") if table else ():
+                values = torch.from_numpy(getattr(table, name))
+                self.register_buffer(name, values.reshape(x.shape[1:]))
 
         def forward(self, x: torch.Tensor) -> Any:
-            if scale is not None:
+            if table:  # TableScale.of
+                whole = torch.where(torch.isnan(x), self.mean, x)
+                x = (whole - self.mean) / self.deviation
+                x = x.clamp(-table.clip, table.clip) if table.clip else x
+                x = torch.where(self.numeric, x, whole)
+                x = torch.where(self.constant, torch.zeros_like(x), x)
+            elif scale is not None:
                 x = (x - self.mean) / self.deviation
             out = self.net(x)
             return out if targets is None else self.center + self.size * out
 
     client.model.load_state_dict(tensors)
-    whole = Whole().eval()
     x = client.data.test.x.cpu()
+    whole = Whole().eval()
     raw = x if scale is None else x * whole.deviation + whole.mean
+    if table:
+        raw = torch.where(whole.numeric, raw, x)
+        raw = torch.cat([raw, torch.full_like(raw[:1], torch.nan)])  # a row of missing values
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     levels = [logger.level for logger in loggers]
 
@@ -92,6 +112,7 @@ def write_onnx(
             dynamic_shapes=({0: torch.export.Dim("batch")},),
         )
         assert program is not None
+        program.model.metadata_props["features"] = json.dumps(features)
         program.save(str(file))
         check(file, whole, raw)
 

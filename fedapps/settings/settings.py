@@ -474,6 +474,8 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     config |= {key: value for key, value in usual.items() if config.get(key, "auto") == "auto"}
     if config.get("model.name", "auto") == "auto":
         config["model.name"] = method.model or find_task(task).model
+    if config.get("model.start", "auto") == "auto":
+        config["model.start"] = start_of(method, config) or kind.start
     values: dict[str, Any] = {}
     for part in fields(Settings):
         if part.name in ("options", "problem"):
@@ -493,6 +495,11 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             values[part.name] = typed(key, config[key], known[key])
     settings: Settings = built(Settings, values, "")
     check_data_used(settings, method)
+    if settings.model.start == "zero" and any(one.start for one in settings.methods):
+        raise UserError(
+            f"model.start = 'zero': {settings.method} mixes two models that must differ: choose "
+            "'random'"
+        )
     if settings.evaluate_every < 0:
         tenth = max(1, settings.num_rounds // 10)
         settings = replace(settings, evaluate_every=min(LONGEST_INTERVAL, tenth))
@@ -525,20 +532,42 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def start_of(method: Method, config: Mapping[str, Any]) -> str:
+    """Return the start that the method, or one that it wraps or composes, needs; "" if
+    any will do.
+    """
+    keys = (f"{method.table}.{key}" for key in ("base", "first", "then"))
+    inner = (METHODS[name] for key in keys if (name := config.get(key)) in METHODS)
+    return next((one.start for one in (method, *inner) if one.start), "")
+
+
 def check_data_used(settings: Settings, method: Method) -> None:
-    """Raise ``UserError`` for a setting of the table ``data`` that the task does not
-    read.
+    """Raise ``UserError`` for settings of the table ``data`` that the task does not
+    read; it names them all.
     """
     kind, given = find_task(settings.task), flattened(settings.data, "data")
     if kind.data is None:
         return
     usual = flattened(DataOptions(), "data") | {"data.source": kind.sources[0]}
     used = {f"data.{name}" for name in kind.data}
-    for key, value in given.items():
-        if key not in used and value not in (usual[key], method.defaults.get(key)):
-            raise UserError(
-                f"{key} = {value!r}: task {settings.task!r} does not use it: leave it out"
-            )
+    others = {
+        key: value
+        for key, value in given.items()
+        if key not in used and value not in (usual[key], method.defaults.get(key))
+    }
+    if others:
+        named = ", ".join(f"{key} = {value!r}" for key, value in others.items())
+        it = "it" if len(others) == 1 else "them"
+        fits = [
+            name
+            for name in method.tasks
+            if (read := find_task(name).data) is None
+            or others.keys() <= {f"data.{part}" for part in read}
+        ]
+        choice = f", or choose task = {' or '.join(map(repr, fits[:3]))}" if fits else ""
+        raise UserError(
+            f"{named}: task {settings.task!r} does not use {it}: leave {it} out{choice}"
+        )
 
 
 def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:

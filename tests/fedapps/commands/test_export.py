@@ -152,9 +152,14 @@ def test_a_global_model_that_is_no_model_is_not_written(method, tmp_path, capsys
     assert run(tmp_path / "r", f"method={method}", "num-rounds=2", *more) == 0
     capsys.readouterr()
     status = main(["export", str(tmp_path / "r")])
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
     if method not in NO_GLOBAL:
         assert status == 0
+        numbers = json.loads((tmp_path / "r" / "summary.json").read_text())
+        ours, own = (numbers.get(f"{kind}accuracy-mean") for kind in ("global-", ""))
+        if ours is not None:  # fedbn has none
+            assert f"global accuracy {100 * ours:.1f} %" in out
+            assert (f"accuracy {100 * own:.1f} %: --client NAME exports" in out) == (ours != own)
         return
     assert status == 2
     assert "has no global model" in error

@@ -270,6 +270,10 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
             "data.noise = 'pair': task 'text' does not use it: leave it out",
         ),
         (
+            ["task=tabular", "model.start=zero", "method=propfair", "propfair.base=superfed-mm"],
+            "model.start = 'zero': superfed-mm mixes two models that must differ: choose 'random'",
+        ),
+        (
             ["method=fedper", "model.name=logistic"],
             "model.name = 'logistic': the body, which is shared, has 0 of the model's 2 arrays",
         ),

@@ -2,6 +2,8 @@
 task.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.settings import MOVED, read_settings
+from fedapps.toml_text import read_toml
 
 PLANTS = ("Ulm", "Jena", "Bonn", "Kiel")
 
@@ -76,6 +79,17 @@ def test_fedapps_data_counts_the_rows_of_the_named_file(tmp_path, capsys):
 def test_an_old_key_is_refused_with_the_new_one(old):
     with pytest.raises(UserError, match=rf"{old}: is no setting any more: write {MOVED[old]}"):
         read_settings({"task": "tabular", old: "x"})
+
+
+def test_a_file_for_another_task_names_all_that_is_in_the_way():
+    """The main job's file with a method whose default task reads no such data."""
+    given = read_toml(Path(__file__).parents[3] / "experiments" / "default.toml")
+    with pytest.raises(UserError) as error:
+        read_settings({**given, "method": "fedfw"})
+    assert str(error.value) == (
+        "data.source = 'digits', data.partition = 'dirichlet': task 'lasso' does not use them: "
+        "leave them out, or choose task = 'sparse-logistic' or 'constrained-classification'"
+    )
 
 
 @pytest.mark.parametrize(

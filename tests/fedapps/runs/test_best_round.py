@@ -16,6 +16,7 @@ from clients.base.training import get_arrays
 from fedapps.errors import UserError
 from fedapps.records.best import Best
 from fedapps.records.reader import read_run
+from fedapps.results.comparison_table import rows_of
 from fedapps.results.report import state_sentence
 from fedapps.runs.assembly import Parts
 from fedapps.runs.execution import execute_inline
@@ -89,6 +90,8 @@ def test_the_run_is_as_if_it_had_ended_with_its_best_round(method, second_is_bes
     run = read_run(tmp_path / "kept")
     assert run.evaluation["accuracy-mean"] == short["accuracy-mean"]
     assert "those of round 2, the best by" in state_sentence(run)
+    assert rows_of([run])[0].remark == "of round 2, best by validation"
+    assert rows_of([read_run(tmp_path / "short")])[0].remark == ""
     if method != "local":  # which has no global model
         assert of_nobody(tmp_path / "kept", False)[1]["round"] == 2
 
@@ -113,8 +116,15 @@ def test_a_resumed_run_keeps_the_same_round(stops_after, second_is_best, tmp_pat
     assert_same(tmp_path / "resumed", tmp_path / "whole", personal=True)
 
 
-def test_validation_samples_choose_and_test_samples_do_not(tmp_path):
-    play(tmp_path / "run", keep_best=True, train__learning_rate=0.2, num_rounds=8)
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"train__learning_rate": 0.2},
+        {"method": "histogram-boosting", "task": "tabular", "data__validation": 0.3},
+    ],
+)
+def test_validation_samples_choose_and_test_samples_do_not(job, tmp_path):
+    play(tmp_path / "run", keep_best=True, num_rounds=8, **{"clients_per_round": 0, **job})
     run = read_run(tmp_path / "run")
     scores = {r["round"]: r["evaluate"]["validation-accuracy-mean"] for r in run.rounds}
     assert run.scored_round == max(scores, key=lambda number: (scores[number], -number))

@@ -212,6 +212,26 @@ def test_one_scale_serves_all_clients_and_is_that_of_all_training_targets():
     assert "from sums over the clients" in task.from_clients
 
 
+def test_a_net_of_one_layer_starts_at_the_trivial_prediction():
+    """Its loss is then the variance of the standardised targets, which is 1; a random
+    start, which the settings may ask for, is worse.
+    """
+
+    def loss_at_start(**settings):
+        task = task_of(data__validation=0.0, **settings)
+        parts = [task.client_data(client, 3).train for client in range(3)]
+        x, y = (torch.cat([getattr(part, name) for part in parts]) for name in "xy")
+        return float(task.objective.loss(task.initial_model()(x), y))
+
+    assert loss_at_start() == pytest.approx(1.0, abs=1e-5)
+    assert loss_at_start(model__start="random") > 1.2
+    assert loss_at_start(method="superfed-mm") > 1.2  # whose two models must differ
+    logits = task_of(task="tabular").initial_arrays()
+    assert all((array == 0).all() for array in logits.values())
+    # units of a hidden layer that start alike stay alike
+    assert any(array.any() for array in task_of(model__name="mlp").initial_arrays().values())
+
+
 def test_inputs_are_scaled_alike_at_all_clients_unless_each_is_to_use_its_own():
     tasks = {
         chosen: task_of(6, data__standardise=chosen, data__clip=0.0)
