@@ -253,7 +253,7 @@ def test_a_net_of_a_cell_is_written_with_what_it_uses(cell):
     cell("WIDTH = 16")
     other = fedapps.run(model=main.Net, num_clients=3, out="c", **JOB)
     assert other.settings["model.name"] != name, "another value is another net"
-    assert fedapps.load("a").model().last.in_features == 8
+    assert fedapps.load("a", trust=True).model().last.in_features == 8
     sweep = fedapps.sweep(model=[main.Net], num_clients=3, jobs=1, out="s", **JOB)
     assert clients(next(iter(sweep.runs.values()))) == clients(other)
 

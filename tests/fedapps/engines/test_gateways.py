@@ -84,7 +84,9 @@ def result(settings, grid, out):
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     for row in rows:
         for key in [
-            key for key in row if key == "seconds" or "travelled" in key or "node-messages" in key
+            key
+            for key in row
+            if key in ("seconds", "run") or "travelled" in key or "node-messages" in key
         ]:
             del row[key]
     return rows, (out / "model.safetensors").read_bytes(), (out / "clients.csv").read_bytes()

@@ -47,7 +47,9 @@ def files_of(folder):
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     for row in rows:
         for key in [
-            key for key in row if key == "seconds" or "travelled" in key or "node-messages" in key
+            key
+            for key in row
+            if key in ("seconds", "run") or "travelled" in key or "node-messages" in key
         ]:
             del row[key]
     names = ("clients.csv", "model.safetensors", "weights.csv")

@@ -42,7 +42,7 @@ def test_the_default_optimizer_suits_every_method():
 def test_the_rate_that_a_task_has_for_sgd_is_not_adams():
     settings = with_defaults({"task": "tabular", "train.optimizer": "adamw"})
     assert (settings.train.learning_rate, settings.train.momentum) == (0.01, 0.9)
-    assert with_defaults({"task": "tabular"}).train.learning_rate == 0.1
+    assert with_defaults({"task": "tabular"}).train.learning_rate == 0.3
 
 
 def test_q_fedavg_takes_adam_where_it_says_how_far_to_go():
