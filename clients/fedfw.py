@@ -66,7 +66,7 @@ class FedFWClient(ConstrainedClient):
         packed: Arrays = []
         dual = None
         if state.y is not None:
-            dual_step(state.y, state.x, x_bar, sent.lambda_0)
+            dual_step(state.y, state.x, x_bar, sent.dual_step)
             mean = self._dual_mean
             dual = (
                 state.y

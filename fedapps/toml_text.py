@@ -2,6 +2,10 @@
 configuration for `flwr run`.
 """
 
+import errno
+import os
+import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +16,11 @@ import tomli_w
 from fedapps.errors import UserError
 
 Value = bool | int | float | str
+#: Parts of a dotted key; the time to read one grows with their square.
+DEEPEST = 32
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_BEFORE = r"(?:^[ \t\[]*+|[{,][ \t]*+)"
+DEEP_KEY = re.compile(rf"(?m){_BEFORE}{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{DEEPEST}}}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -31,11 +40,33 @@ def load_toml(path: Path) -> dict[str, Any]:
     invalid.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(file_text(path))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text. Raises ``TOMLDecodeError``, also for keys and
+    values nested so deeply that reading them would take minutes or not end well.
+    """
+    if found := DEEP_KEY.search(text):
+        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts: {found[0][:40]!r}")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("values are nested too deeply") from None
+
+
+def file_text(path: Path, errors: str = "strict") -> str:
+    """Return the text of a regular file. Raises ``OSError`` for anything else: reading
+    a pipe, for example, would wait for a writer.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8", errors=errors) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        return file.read()
 
 
 def flatten_toml(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,7 +6,7 @@ Algorithm 1 (``fedfw``), Algorithm 2 (``fedfw-plus``) and equation (3), a baseli
 fails (``naive-fw``); corrections in ``docs/fedfw.md``.
 
 Contract. Down: x_bar and, in the configuration, ``etas``, ``lambdas``, ``rhos`` (one of
-each per local step), ``lambda-0``, ``num-clients`` n, ``variant``, ``batch-size`` and
+each per local step), ``dual-step``, ``num-clients`` n, ``variant``, ``batch-size`` and
 ``stochastic``. Up: the packed atoms of the local steps, one after the other, and the
 metrics ``num-examples`` and ``fresh`` = 1 if the client had no point yet and
 started at this x_bar. If the configuration holds ``resync``, the reply holds x_i after
@@ -69,6 +69,9 @@ class FedFWOptions(Options):
     """Options of FedFW, FedFW+ and naive federated Frank-Wolfe."""
 
     lambda_0: float = option(0.0, "penalty on the distance from consensus; 0: the task's", low=0)
+    dual_step: float = option(
+        0.3, "dual step of FedFW+ / (step size * penalty); 0: lambda-0, as printed", low=0
+    )
     offset: int = option(
         0,
         "the schedule starts as if this many steps had been taken: it keeps more of a good start",
@@ -102,6 +105,7 @@ class _Round:
 
     x_bar: Array = field(default_factory=lambda: np.zeros(0))
     etas: Sequence[float] = ()
+    dual_step: float = 0.0
     ids: Mapping[int, ClientId] = field(default_factory=dict)  # all connected clients, by node
     asked: list[ClientId] = field(default_factory=list)
     resync: list[ClientId] = field(default_factory=list)
@@ -162,7 +166,7 @@ class FedFW(Constrained):
         ids = clients_of(grid)
         if not (nodes := self._sample(grid, round_of(config), MessageType.TRAIN)):
             return []
-        now = _Round(self.open_model(arrays), (), ids, [ids[node] for node in nodes])
+        now = _Round(self.open_model(arrays), ids=ids, asked=[ids[node] for node in nodes])
         local = self.options.local_steps
         share = len(nodes) / len(ids)
         self.lambda_0 = self.given_lambda_0 or automatic_lambda_0(
@@ -174,15 +178,20 @@ class FedFW(Constrained):
             self.options.offset,
         )
         schedule = Schedule(
-            self.lambda_0, self.options.schedule, num_steps * local, share, self.options.offset
+            self.lambda_0,
+            self.options.schedule,
+            num_steps * local,
+            share,
+            self.options.offset,
+            self.options.dual_step,
         )
         steps = [schedule.at((step - 1) * local + k + 1) for k in range(local)]
-        now.etas = [step.eta for step in steps]
+        now.etas, now.dual_step = [step.eta for step in steps], steps[0].dual
         sent = FedFWSent(
             etas=now.etas,
             lambdas=[step.lambda_ for step in steps],
             rhos=[step.rho for step in steps],
-            lambda_0=self.lambda_0,
+            dual_step=now.dual_step,
             num_clients=len(ids),
             variant=self.variant,
             batch_size=self.options.batch_size,
@@ -346,7 +355,7 @@ class FedFW(Constrained):
         moving = [self.points[client] for client in now.asked if client in self.points]
         steps = sum((point - now.x_bar for point in moving), np.zeros_like(now.x_bar))
         return np.asarray(
-            self._mean(self.duals) + (self.lambda_0 / max(1, len(self.duals))) * steps,
+            self._mean(self.duals) + (now.dual_step / max(1, len(self.duals))) * steps,
             now.x_bar.dtype,
         )
 
@@ -373,7 +382,7 @@ class FedFW(Constrained):
         moving = [reply for reply in used if reply.point is None]
         for reply in moving:
             if reply.client in self.duals:
-                dual_step(self.duals[reply.client], self.points[reply.client], sent, self.lambda_0)
+                dual_step(self.duals[reply.client], self.points[reply.client], sent, now.dual_step)
         for k, eta in enumerate(now.etas):
             points = [self.points[reply.client] for reply in moving]
             server_step_partial(

@@ -22,7 +22,7 @@ class FedFWSent(Sent):
     etas: list[float]
     lambdas: list[float]
     rhos: list[float]
-    lambda_0: float
+    dual_step: float
     num_clients: int
     variant: str
     batch_size: int

@@ -29,13 +29,14 @@ PULL = 1.0
 
 
 class Step(NamedTuple):
-    """The parameters of one round: step size, penalty, and the weight of a new gradient
-    in the averaged one.
+    """The parameters of one round: step size, penalty, the weight of a new gradient in
+    the averaged one, and FedFW+'s dual step.
     """
 
     eta: float
     lambda_: float
     rho: float = 1.0
+    dual: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,16 @@ class Schedule:
     2/(p(t-1)+2)``, ``lambda = lambda_0 sqrt(p(t-1)+2)``. ``offset`` is added to that
     number: the first step of the convex schedule is then 2/(offset + 2) instead of 1,
     which forgets the start.
+
+    The dual step of FedFW+ is ``dual * eta * lambda``, or lambda_0 in every round if
+    ``dual`` is 0, as in Algorithm 2. Both have the same fixed points, since y_i rests
+    where ``x_i = x_bar``. Frank-Wolfe with an augmented Lagrangian converges while the
+    dual step times the squared distance from consensus is of the order of ``eta^2
+    lambda`` (bounded growth: Yurtsever, Fercoq, Cevher, ICML 2019, arXiv 1901.04013,
+    section 3). The penalty holds that distance at the order of 1/lambda, so that
+    ``eta^2 lambda^3`` is the limit: of the order ``eta lambda`` where ``eta lambda^2``
+    is constant, as in the convex and the stochastic schedule. A constant step exceeds
+    it, and the more the fewer clients take part.
     """
 
     lambda_0: float
@@ -60,9 +71,11 @@ class Schedule:
     rounds: int = 0
     participation: float = 1.0
     offset: int = 0
+    dual: float = 0.0
 
     def __post_init__(self) -> None:
         check_range("lambda_0", self.lambda_0, 0)
+        check_range("dual", self.dual, 0)
         check_choice("schedule", self.kind, SCHEDULES)
         check_range("participation", self.participation, 0, 1, open_low=True)
         if self.kind == "non-convex":
@@ -70,14 +83,16 @@ class Schedule:
 
     def at(self, t: int) -> Step:
         """Return the parameters of round t = 1, 2, ..."""
-        if self.kind == "non-convex":
-            return Step(self.rounds ** (-2 / 3), self.lambda_0 * self.rounds ** (1 / 3))
+        rho = 1.0
         steps = self.offset + self.participation * (t - 1)
-        if self.kind == "stochastic":
-            return Step(
-                9 / (steps + 9), self.lambda_0 * math.sqrt(steps + 9), 4 / (steps + 8) ** (2 / 3)
-            )
-        return Step(2 / (steps + 2), self.lambda_0 * math.sqrt(steps + 2))
+        if self.kind == "non-convex":
+            eta, root = self.rounds ** (-2 / 3), self.rounds ** (1 / 3)
+        elif self.kind == "stochastic":
+            eta, root, rho = 9 / (steps + 9), math.sqrt(steps + 9), 4 / (steps + 8) ** (2 / 3)
+        else:
+            eta, root = 2 / (steps + 2), math.sqrt(steps + 2)
+        penalty = self.lambda_0 * root
+        return Step(eta, penalty, rho, self.dual * eta * penalty if self.dual else self.lambda_0)
 
 
 def automatic_lambda_0(
@@ -135,16 +150,16 @@ def client_step(
     return atom
 
 
-def dual_step(y: Array, x: Array, x_bar: Array, lambda_0: float) -> None:
-    """Set y_i to ``y_i + lambda_0 (x_i - x_bar)``, in place: Algorithm 2's dual step,
-    before the gradient.
+def dual_step(y: Array, x: Array, x_bar: Array, size: float) -> None:
+    """Set y_i to ``y_i + size (x_i - x_bar)``, in place: Algorithm 2's dual step,
+    before the gradient (``Step.dual``).
 
     It is taken once per round, at the first local step, where x_bar is the mean of the
     clients' points. Later in the round it is not, and dual variables keep the
     difference forever (``docs/fedfw.md``).
     """
     change = np.subtract(x, x_bar, out=scratch(x, x_bar))
-    change *= lambda_0
+    change *= size
     y += change
 
 

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from algorithms.common.measures import LEADING
 from fedapps.errors import UserError
 from fedapps.formats import metric_text
+from fedapps.records.files import replace
 from fedapps.runs.assembly import build_task
 from fedapps.runs.model_files import described
 from fedapps.runs.models import (
@@ -107,7 +108,7 @@ def execute(arguments: argparse.Namespace) -> int:
         numbers = task.samples.numbers if isinstance(task, SplitsSamples) else None
         write_onnx(client, tensors, scale, target_scale, out, numbers.used if numbers else ())
     else:
-        save_file(arrays, out, metadata=metadata)
+        replace(out, lambda path: save_file(arrays, path, metadata=metadata))
     named = {name.removesuffix("-mean"): value for name, value in scores.items()}
     own = {} if number is not None else {k: named.pop(k) for k in LEADING if k in named}
     shown = ", ".join(

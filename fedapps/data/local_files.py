@@ -96,6 +96,8 @@ def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArr
     out: dict[str, tuple[str, npt.NDArray[Any]]] = {}
     for file in files:
         try:
+            if not file.is_file():  # reading a pipe would wait for a writer
+                raise ValueError("it is not a regular file")
             opened: Any = np.load(
                 file, allow_pickle=False, mmap_mode="r" if file.suffix == ".npy" else None
             )
@@ -104,7 +106,14 @@ def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArr
                 if file.suffix == ".npy"
                 else {name: opened[name] for name in opened.files}
             )
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (
+            OSError,
+            ValueError,
+            EOFError,
+            MemoryError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise UserError(
                 f"{source.setting} = '{file}': cannot be read, it must hold plain arrays ({error})"
             ) from error

@@ -11,6 +11,7 @@ from typing import Any
 from algorithms.common.checks import check_choice
 from algorithms.common.label_noise import KINDS
 from algorithms.common.options import Options, names_in, option
+from fedapps.toml_text import parse_toml
 
 #: Known tables; defined in ``fedapps.data.tables``.
 PRESETS = ("heart", "berka")
@@ -257,7 +258,7 @@ class DataOptions(Options):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of a partitioner of flwr-datasets, by name."""
-        given = tomllib.loads(f"given = {{{self.partition_arguments}}}")["given"]
+        given = parse_toml(f"given = {{{self.partition_arguments}}}")["given"]
         return {name.replace("-", "_"): value for name, value in given.items()}
 
     @property

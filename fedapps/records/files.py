@@ -70,6 +70,8 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
     no temporary file.
     """
     partial = path.with_name(path.name + ".partial")
+    if partial.is_symlink():  # it would lead the text elsewhere
+        partial.unlink()
     try:
         write(partial)
     except BaseException:

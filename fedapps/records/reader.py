@@ -19,6 +19,7 @@ from typing import Any
 
 from fedapps.errors import UserError
 from fedapps.formats import one_line
+from fedapps.toml_text import file_text, parse_toml
 
 #: How the reasons end for which the reply of a client that diverged is not used.
 BROKEN = ("not finite", "lower its learning rate")
@@ -339,7 +340,7 @@ def read_run(run_dir: Path | str) -> RunFolder:
         )
     settings, versions = _read_settings(path / "settings.toml")
     rounds, unreadable = _read_rounds(path / "rounds.jsonl")
-    curves = _read_json(path / "curves.json")
+    curves = read_json(path / "curves.json")
     return RunFolder(
         path=path,
         settings=settings,
@@ -352,18 +353,21 @@ def read_run(run_dir: Path | str) -> RunFolder:
         curves={
             k: v for k, v in curves.items() if isinstance(v, list) and v and all(map(is_number, v))
         },
-        summary=_read_json(path / "summary.json"),
+        summary=read_json(path / "summary.json"),
     )
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        if path.is_symlink() and not path.resolve().is_relative_to(path.parent.resolve()):
+            return ""  # a folder from elsewhere must not put other files into a report
+        return file_text(path, errors="replace")
+    except (OSError, RuntimeError):  # a loop of links
         return ""
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; {} if it cannot be read."""
     try:
         value = json.loads(_text(path) or "{}")
     except (ValueError, RecursionError):
@@ -373,7 +377,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
-        table = tomllib.loads(_text(path))
+        table = parse_toml(_text(path))
     except tomllib.TOMLDecodeError:
         return {}, {}
     versions = table.pop("versions", {})

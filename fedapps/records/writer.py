@@ -30,6 +30,7 @@ from algorithms.fairness.groups import Groups
 from clients.base.scores import CONFUSION
 from fedapps import __version__
 from fedapps.errors import UserError
+from fedapps.formats import one_line
 from fedapps.records.best import Best
 from fedapps.records.confusion_writer import confusion_table
 from fedapps.records.digest import FREE
@@ -38,10 +39,10 @@ from fedapps.records.group_writer import SUMS, group_table
 from fedapps.records.lock import RUN_ID, FolderLock
 from fedapps.records.newcomers import newcomer_measures, newcomer_rows
 from fedapps.records.pooled_errors import pooled_errors
-from fedapps.records.reader import read_table
+from fedapps.records.reader import parse_round, read_json, read_table
 from fedapps.records.releases import RELEASES
 from fedapps.records.uncertainty import as_numbers, of_clients
-from fedapps.toml_text import Value, read_toml, to_toml
+from fedapps.toml_text import Value, file_text, read_toml, to_toml
 from strategies.base.capabilities import (
     DecidingWeights,
     SpendingPrivacy,
@@ -496,8 +497,14 @@ def versions() -> dict[str, str]:
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
     """Return the records of the complete lines of rounds.jsonl."""
     path = folder / "rounds.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = file_text(path).splitlines(keepends=True) if path.exists() else []
+    rows = [(line, parse_round(line)) for line in lines if line.endswith("\n")]
+    if unreadable := next((line for line, row in rows if row is None), ""):
+        raise UserError(
+            f"{path}: a line is not the record of a round ({one_line(unreadable, 60)}): start "
+            "again with --overwrite"
+        )
+    return [row for _, row in rows if row is not None]
 
 
 def new_clients_of(folder: Path) -> list[int | str]:
@@ -512,9 +519,7 @@ def status_of(folder: Path) -> str | None:
     running.
     """
     path = folder / "summary.json"
-    status = (
-        str(json.loads(path.read_text(encoding="utf-8"))["status"]) if path.exists() else "running"
-    )
+    status = str(read_json(path).get("status", "running"))
     return None if status == "running" else status
 
 
@@ -536,7 +541,7 @@ def set_status(folder: Path, status: str, error: str = "") -> None:
     """
     path = folder / "summary.json"
     if path.exists():
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = read_json(path)
         write_text(
             path,
             json.dumps(

@@ -9,6 +9,7 @@ returns nothing. The plots of a sweep (``fedapps.sweeps.page``) have the same fo
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from fedapps.charts.files import file
 from fedapps.charts.html import Html
 from fedapps.charts.layout import Figure
 from fedapps.charts.theme import THEME, Theme
+from fedapps.errors import UserError
 from fedapps.formats import metric_name, sentence
+from fedapps.records.files import replace
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.records.uncertainty import SHARE
 from fedapps.results.class_tables import classes_section, confusion_figure
@@ -182,11 +185,13 @@ def write_figures(folder: Path, figures: Mapping[str, Figure], form: str) -> lis
     Since clients name the curves, characters of a name that are neither letters nor
     digits become an underscore.
     """
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, to {folder.resolve()}: choose that as --out")
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}.{form}")
-        paths[-1].write_bytes(file(figure, form))
+        replace(paths[-1], partial(Path.write_bytes, data=file(figure, form)))
     return paths
 
 

@@ -20,6 +20,7 @@ from fedapps.formats import (
     one_line,
     seconds_text,
 )
+from fedapps.records.files import write_text
 from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.gains import gain_over_local
@@ -80,7 +81,7 @@ def write_report(run_dir: Path | str) -> Path:
     """
     run = read_run(run_dir)
     path = run.path / "report.html"
-    path.write_text(report_html(run), encoding="utf-8")
+    write_text(path, report_html(run))
     return path
 
 

@@ -186,7 +186,7 @@ def settings_in(folder: Path, own: bool = False, trust: bool = False) -> Setting
     the data are at the sites, unless ``own``; and if the settings name code, unless
     ``trust``.
     """
-    if not (folder / "settings.toml").exists() or not (folder / "model.safetensors").exists():
+    if not (folder / "settings.toml").is_file() or not (folder / "model.safetensors").is_file():
         raise UserError(
             f"{folder} holds no finished run: it has no settings.toml and model.safetensors"
         )

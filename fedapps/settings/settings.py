@@ -184,6 +184,9 @@ class Settings(Options):
         low=0,
         open_low=True,
     )
+    max_metric_bytes: int = option(
+        UpdateBound.max_metric_bytes, "most bytes of the metrics in a reply of a client", low=1000
+    )
     client_store: str = option(
         "auto",
         "where clients keep their state: disk (needed to resume) or message (Flower's context); "
@@ -317,6 +320,7 @@ class Settings(Options):
             weight,
             self.max_array_value,
             relative,
+            self.max_metric_bytes,
         )
 
     def deployed(self) -> "Settings":

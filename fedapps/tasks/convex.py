@@ -175,7 +175,7 @@ class SparseLogistic(ConstrainedTask):
     """
 
     name = "sparse-logistic"
-    lambda_0 = (4e-4, 4e-4)
+    lambda_0 = (4e-4, 1e-4)
     learning_rate = 0.5
 
     def __init__(self, options: Any, context: RunContext) -> None:

@@ -68,6 +68,9 @@ class UpdateBound(Options):
         "shortened; 0: any",
         low=0,
     )
+    max_metric_bytes: int = option(
+        200_000, "most bytes of the metrics of a reply, which the record repeats", low=1000
+    )
 
 
 @dataclass
@@ -122,7 +125,7 @@ class Rules:
             )
 
     def _fault(self, sent: RecordDict, got: RecordDict, training: bool) -> str | None:
-        if fault := _metric_fault(metrics_of(got), self.weight):
+        if fault := _metric_fault(metrics_of(got), self.weight, self.bound.max_metric_bytes):
             return fault
         like = self.like_model and training
         received = arrays_of(got)
@@ -244,7 +247,7 @@ def update_of(
     }
 
 
-def _metric_fault(metrics: dict[str, Any], weight: str | None) -> str | None:
+def _metric_fault(metrics: dict[str, Any], weight: str | None, most: int) -> str | None:
     if len(metrics) > MOST_METRICS:
         return f"{len(metrics)} metrics in the reply: at most {MOST_METRICS}"
     for name, value in metrics.items():
@@ -259,6 +262,12 @@ def _metric_fault(metrics: dict[str, Any], weight: str | None) -> str | None:
             return fault
         if name in ("num-examples", weight) and (isinstance(value, list) or value <= 0):
             return f"{name} = {str(value)[:60]}: must be a number above 0"
+    size = sum(
+        len(name) + 8 * (len(value) if isinstance(value, list) else 1)
+        for name, value in metrics.items()
+    )
+    if size > most:
+        return f"the metrics of the reply have {size} bytes: at most max-metric-bytes = {most}"
     if weight is not None and weight not in metrics:
         return f"the reply has no {weight!r} metric"
     return None

@@ -26,7 +26,7 @@ def numbers(variant="fedfw", t=1, **more):
         "etas": [2 / (t + 1)],
         "lambdas": [3.0],
         "rhos": [1.0],
-        "lambda-0": 0.5,
+        "dual-step": 0.5,
         "num-clients": 4,
         "variant": variant,
     }

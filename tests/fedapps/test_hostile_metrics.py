@@ -101,6 +101,10 @@ ODD = {
         {f"m{i}": 1.0 for i in range(1000)},
         "metrics in the reply: at most 100",
     ),
+    "a million numbers in lists, each of which is allowed": (
+        {f"m{i}": [0.5] * 10_000 for i in range(50)},
+        "bytes: at most max-metric-bytes = 200000",
+    ),
     "a list of a million numbers": (
         {"curve": [0.5] * 10**6},
         "metric 'curve' holds 1000000 numbers: at most 10000",

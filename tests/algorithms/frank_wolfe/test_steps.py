@@ -26,10 +26,12 @@ def test_the_schedules_of_the_theorems():
     assert [convex.at(t).eta for t in (1, 2, 9)] == pytest.approx([1, 2 / 3, 0.2])
     assert convex.at(8).lambda_ == pytest.approx(15)
     fixed = Schedule(2.0, "non-convex", rounds=1000)
-    assert fixed.at(1) == fixed.at(1000) == pytest.approx((0.01, 20.0, 1.0))
+    assert fixed.at(1) == fixed.at(1000) == pytest.approx((0.01, 20.0, 1.0, 2.0))
     stochastic = Schedule(2.0, "stochastic")
-    assert stochastic.at(1) == pytest.approx((1.0, 6.0, 1.0))
-    assert stochastic.at(20) == pytest.approx((9 / 28, 2 * math.sqrt(28), 4 / 27 ** (2 / 3)))
+    assert stochastic.at(1) == pytest.approx((1.0, 6.0, 1.0, 2.0))
+    assert stochastic.at(20) == pytest.approx((9 / 28, 2 * math.sqrt(28), 4 / 27 ** (2 / 3), 2.0))
+    # FedFW+ with a falling dual step: c eta lambda
+    assert Schedule(2.0, dual=0.3).at(9).dual == pytest.approx(0.3 * 0.2 * 2 * math.sqrt(10))
 
 
 @pytest.mark.parametrize("t", [1, 2, 50])
