@@ -422,9 +422,7 @@ def test_validation_labels_are_noisy_where_a_site_has_no_clean_ones():
 
 def test_tasks_whose_labels_cannot_be_flipped_say_so():
     for task in ("text", "words"):
-        with pytest.raises(
-            UserError, match=r"data.noise = 'pair'.* (leave it|does not use)"
-        ):
+        with pytest.raises(UserError, match=r"data.noise = 'pair'.* (leave it|does not use)"):
             build_task(read_settings({"task": task, "data.noise": "pair", "data.noise-ratio": 0.1}))
 
 
