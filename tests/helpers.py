@@ -93,7 +93,7 @@ def scraped(port, connect=lambda port: socket.create_connection(("127.0.0.1", po
         thread.join()
 
 
-def assert_same(a, b, where="", skip=lambda key: key == "seconds"):
+def assert_same(a, b, where="", skip=lambda key: key in ("seconds", "run")):
     """Compare nested values, numbers to 1e-6, except the keys in ``skip``."""
     if isinstance(a, dict):
         assert a.keys() == b.keys(), where

@@ -53,6 +53,7 @@ def arguments(folder, engine="ray", **more):
     given |= {
         "nodes": None,
         "resume": False,
+        "trust": False,
         "overwrite": False,
         "no_wall": False,
         "node_per_client": False,
