@@ -276,6 +276,22 @@ def test_an_invalid_state_skips_only_its_client():
     assert BOX.contains(x_bar)
 
 
+def test_a_restored_server_has_the_state_of_every_client():
+    """With sampled clients and a lost reply: points and dual variables as the clients
+    keep them.
+    """
+    world = World(BOX, quadratics(3, 6), fail=lambda client, t: client == 5 and t == 3)
+    strategy = FedFW(BOX, variant="fedfw-plus")
+    world.run(strategy, 12, clients_per_round=3)
+    restored = FedFW(BOX, variant="fedfw-plus")
+    restored.load_state_dict(strategy.state_dict())
+    assert restored.points.keys() == restored.duals.keys() == set(range(6)) - restored.suspects
+    for client, dual in restored.duals.items():
+        np.testing.assert_allclose(dual, world.duals[client], atol=1e-12)
+        np.testing.assert_allclose(restored.points[client], world.points[client], atol=1e-12)
+    assert max(np.abs(dual).max() for dual in restored.duals.values()) > 0
+
+
 def test_steps_count_what_a_client_does_with_partial_participation():
     """eta = 2 / (p (t - 1) + 2), lambda = lambda_0 sqrt(p (t - 1) + 2)."""
     seen = []
