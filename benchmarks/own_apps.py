@@ -32,12 +32,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # from a checkout that is not installed
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from flwr.app import (  # noqa: E402  # noqa: E402
+import numpy as np
+import torch
+from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
@@ -47,17 +47,18 @@ from flwr.app import (  # noqa: E402  # noqa: E402
     MetricRecord,
     RecordDict,
 )
-from flwr.client import NumPyClient  # noqa: E402
-from flwr.clientapp import ClientApp  # noqa: E402
-from scipy import stats  # noqa: E402
-from sklearn.datasets import load_digits  # noqa: E402
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from scipy import stats
+from sklearn.datasets import load_digits
 
-import strategies  # noqa: E402
-from algorithms.common.partitioners import dirichlet_clients  # noqa: E402
-from benchmarks import array_clients  # noqa: E402
-from clients import MessageStore, to_client_app  # noqa: E402
-from fedapps.engines.inline import InlineGrid  # noqa: E402
+import strategies
+from algorithms.common.partitioners import dirichlet_clients
+from benchmarks import array_clients
+from clients import MessageStore, to_client_app
+from fedapps.engines.inline import InlineGrid
 
+ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 CLIENTS, ALPHA = 6, 0.3
 VALIDATION = (100, 101)

@@ -81,8 +81,8 @@ def open_split(source: Source, by_file: bool = False) -> Any:
             near = nearest(source.name, [one.name for one in Path().iterdir()]).strip()
             hint = f": {near}" * (bool(near) and path is None)
             raise UserError(
-                f"{source.client} = {FILE!r}: {source.given} is no folder with a file a client"
-                f"{hint}"
+                f"{source.client} = {FILE!r}: {source.given} is not a folder with one file per "
+                f"client{hint}"
             )
         return one_by_one(path, source, _from_path)
     return _from_hub(source) if path is None else _from_path(path, source)

@@ -66,7 +66,7 @@ class Checkpoints:
 
         A round with a fault gets no checkpoint: a resumed run must repeat it.
         """
-        if self.pending is not None:  # the training tells of the model before
+        if self.pending is not None:  # training began with that model
             self._judge(now.trainable if self.pending is self.model else None)
         known = now.trainable if now.arrays is self.model else None
         kept = self.verdict if now.arrays is self.model else None

@@ -38,7 +38,7 @@ LOCKS = (WRITER, LAUNCHER)
 RUN_ID = "run"
 #: What a file system without locks answers.
 UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-#: How long a process that only asks who holds a lock may stand in the way of another.
+#: Seconds to wait for a lock: reading the holder's name takes it for a moment.
 LOOK_SECONDS, POLL_SECONDS = 0.3, 0.1
 
 

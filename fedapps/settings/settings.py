@@ -34,12 +34,10 @@ from fedapps.tasks.registry import TASKS, find_task, task_name
 from fedapps.toml_text import Value
 from fedapps.tracking.names import names_of
 from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
+from strategies.base.relative_bounds import HARDENED
 
 # Largest weight, as a multiple of the round's median, with a bound on the update only.
 MAX_WEIGHT = 10.0
-# Multiples of the round's medians for clients that are not trusted: of ten equal ones,
-# a liar keeps a quarter of the weight and the other nine can outweigh its update.
-HARDENED = 3.0
 #: The most rounds between evaluations unless the user chooses.
 LONGEST_INTERVAL = 10
 #: Names that other libraries use for our settings, by the last part of the key.

@@ -44,9 +44,12 @@ from strategies.base.roster import ClientId
 #: diverged. In honest runs on sizes that differ by a factor of 70, updates were at most
 #: twice as long as the model and 30 times as long as the median.
 WILD = 1000.0
+#: Multiple of the round's medians that bounds updates and weights of clients that are
+#: not trusted: of ten equal ones, a liar keeps a quarter of the weight and the other
+#: nine can outweigh its update.
+HARDENED = 3.0
 #: The two groups of arrays, by whether they are running statistics.
 GROUPS = {False: "update", True: "update of the running statistics"}
-
 
 Arrays = dict[str, NDArray[Any]]
 _ZERO = np.zeros(())

@@ -61,6 +61,7 @@ from strategies.base.capabilities import (
 )
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, innermost, metrics_of, valid_losses
+from strategies.base.relative_bounds import HARDENED
 from strategies.base.roster import ClientId
 from strategies.base.slots import Slots, pack_ids
 from strategies.base.updates import moved, updates
@@ -71,8 +72,6 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 #: Rounds in a row that a client may be away before its weight is forgotten.
 FORGET_AFTER = 100
-#: The cap on weights if clients are not trusted.
-HARDENED = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -343,7 +343,9 @@ def test_arrays_of_a_site_that_do_not_fit_name_its_file(tmp_path, capsys, monkey
     by_file = "data.natural-id=@file"
     assert "(a file per client: data.natural-id=@file)" in error_of(sites)
     monkeypatch.chdir(tmp_path)
-    assert "is no folder with a file a client: did you mean 'sites'?" in error_of("site", by_file)
+    assert "is not a folder with one file per client: did you mean 'sites'?" in error_of(
+        "site", by_file
+    )
     missing = "data.natural-id = 'clinic': .*; @file stands for a sample's file or folder"
     assert re.search(missing, error_of(sites / "a.npz", "data.natural-id=clinic"))
     np.savez(sites / "b.npz", x=x[:, :3], y=y)
@@ -390,4 +392,4 @@ def test_what_is_no_folder_of_files_is_one_line(tmp_path, capsys):
     assert main(["data", f"data.source={source}", "data.validation-split=half", *given]) == 2
     assert "data.validation-split = 'half': no folder half lies beside" in capsys.readouterr().err
     assert main(["data", f"data.source={source}/train.csv", *given]) == 2
-    assert "is no folder with a file a client" in capsys.readouterr().err
+    assert "is not a folder with one file per client" in capsys.readouterr().err

@@ -253,7 +253,7 @@ def test_what_is_wrong_with_the_clients_of_a_sites_samples_is_said(tmp_path):
     ):
         image_site(tmp_path, {"sites.client": "bed"}).names()
     with pytest.raises(
-        UserError, match=r"sites\.client = '@file': .* is no folder with a file a client"
+        UserError, match=r"sites\.client = '@file': .* is not a folder with one file per client"
     ):
         image_site(tmp_path, {"sites.client": "@file"}).names()
     with pytest.raises(
