@@ -147,9 +147,11 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
     (MS_a + MS_b - MS_e) / (S K). With missing values the components follow from the
     expected sums of squares (Henderson 1953, method I), with effective numbers of
     clients and seeds. Degrees of freedom are Satterthwaite's (1946). If MS_a or MS_b is
-    below MS_e, its component counts as 0 and its squares are pooled with the rest. The
-    interval is never narrower than the t interval over seeds, which covers less: two
-    degrees of freedom may underestimate MS_a. Coverage: ``benchmarks/coverage.py``.
+    below MS_e, its component counts as 0 and its squares are pooled with the rest. If
+    MS_a is above it, the interval is not narrower than the t interval over seeds: MS_b
+    adds degrees of freedom that the variance of the seeds does not have. Otherwise it
+    may be narrower, since the rest is better known than S seeds show. Coverage:
+    ``benchmarks/coverage.py``.
 
     ``None`` with fewer than three seeds, fewer than two clients, or too few clients in
     several seeds.
@@ -208,7 +210,8 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
     df = parts.sum() ** 2 / (parts**2 / freedoms).sum()
     reach = float(stdtrit(df, (1 + level) / 2) * math.sqrt(unit * parts.sum()))
     mean = over_seeds.mean
-    reach = max(reach, over_seeds.high - mean)
+    if apart[0]:
+        reach = max(reach, over_seeds.high - mean)
     return Interval(mean, over_seeds.std, mean - reach, mean + reach, s)
 
 

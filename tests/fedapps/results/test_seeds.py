@@ -97,6 +97,13 @@ def test_the_crossed_interval_of_a_table_by_hand():
     pooled = crossed_interval(level + 6 * rest)
     reach = student.ppf(0.975, 8) * math.sqrt(np.dot((2, 2, 4), ms) / 8 / 9)
     assert pooled.high - pooled.mean == pytest.approx(reach, rel=1e-6)
+    # MS_a = 30.72 is below it, too: two seeds' squares alone would give a wider interval
+    level = np.array([-3.2, 0.0, 3.2])[:, None] + np.array([1.0, 3.0, 5.0]) / 3**0.5
+    ms = 3 * 3.2**2, 3 * 4 / 3, 36.0
+    pooled = crossed_interval(level + 6 * rest)
+    reach = student.ppf(0.975, 8) * math.sqrt(np.dot((2, 2, 4), ms) / 8 / 9)
+    assert pooled.high - pooled.mean == pytest.approx(reach, rel=1e-6)
+    assert t_interval([-3.2, 0.0, 3.2]).high > 1.5 * reach
 
 
 def test_the_crossed_interval_needs_three_seeds_and_two_clients():
@@ -111,7 +118,7 @@ def test_the_crossed_interval_needs_three_seeds_and_two_clients():
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.15])
-@pytest.mark.parametrize(("clients", "seeds"), [(3.0, 0.5), (0.0, 0.5), (0.5, 1.0)])
+@pytest.mark.parametrize(("clients", "seeds"), [(3.0, 0.5), (0.0, 0.5), (0.5, 1.0), (0.0, 0.0)])
 def test_the_crossed_interval_covers_the_mean_over_all_sites(clients, seeds, missing):
     """With 20 clients in 3 seeds; a t interval over the seeds covers 83 % of the means
     over all sites where clients deviate by 3.
