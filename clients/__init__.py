@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clients.base.store import DiskStore as DiskStore
     from clients.base.store import MessageStore as MessageStore
     from clients.base.store import Store as Store
+    from clients.class_means import ClassMeansClient as ClassMeansClient
     from clients.dfw_trace import DFWTraceClient as DFWTraceClient
     from clients.ditto import DittoClient as DittoClient
     from clients.fedala import FedALAClient as FedALAClient

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.base.rounds import Round as Round
     from strategies.base.rounds import TooFewReplies as TooFewReplies
     from strategies.base.rounds import run_rounds as run_rounds
+    from strategies.class_means import ClassMeans as ClassMeans
     from strategies.dfw_trace import DFWTrace as DFWTrace
     from strategies.dfw_trace import DFWTraceOptions as DFWTraceOptions
     from strategies.ditto import Ditto as Ditto

@@ -1,5 +1,5 @@
-"""Methods that produce a set of synthetic images: FedEvg, FedDM, and averaged
-generators (FedCGAN, FedCVAE).
+"""Methods that produce a set of synthetic images: FedEvg, FedDM, class means, and
+averaged generators (FedCGAN, FedCVAE).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,15 @@ from algorithms.common.checks import check_choice
 from algorithms.common.seeds import derived_seed
 from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory
 from fedapps.tasks.context import RunContext
-from strategies import FedDM, FedDMOptions, FedEvg, FedEvgOptions, FedGenerator, GeneratorOptions
+from strategies import (
+    ClassMeans,
+    FedDM,
+    FedDMOptions,
+    FedEvg,
+    FedEvgOptions,
+    FedGenerator,
+    GeneratorOptions,
+)
 
 if TYPE_CHECKING:
     from clients.base.store import Store
@@ -111,6 +119,17 @@ def dm_client(
     )
 
 
+def means_strategy(options: None, task: Any, context: RunContext) -> Strategy:
+    """Return the strategy of class means. Raises ``UserError`` if the samples are not
+    images.
+    """
+    from fedapps.tasks.set_evaluator import SetEvaluator
+
+    evaluator = SetEvaluator(task)
+    evaluator.check()
+    return ClassMeans(task.image_shape, task.num_outputs, evaluator, context.seed)
+
+
 def generator_of(name: str, options: GeneratorOptions, task: Any, seed: int) -> Any:
     """Return the generative network ``name`` ("acgan" or "cvae") for the task's images,
     initialised from ``seed``.
@@ -175,6 +194,20 @@ METHODS: dict[str, Method] = {
         builds=FedDM,
         strategy=dm_strategy,
         client=dm_client,
+        tasks=IMAGE_TASKS,
+        model="small-cnn",
+        synthetic=True,
+        defaults={**SYNTHETIC_JOB, "num-rounds": 1},
+    ),
+    "class-means": Method(
+        summary="one image per class, the mean of all clients' images of it, from sums; one round "
+        "is enough",
+        paper="baseline",
+        trait="makes data",
+        page="fedevg",
+        builds=ClassMeans,
+        strategy=means_strategy,
+        client="ClassMeansClient",
         tasks=IMAGE_TASKS,
         model="small-cnn",
         synthetic=True,

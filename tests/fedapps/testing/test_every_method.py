@@ -32,6 +32,7 @@ SMALL = {
     "fedavg-distill": {"fedavg-distill.distill-epochs": 1, "public.samples": 50},
     "fedevg": {**IMAGES, "fedevg.net": "energy-mlp"},
     "feddm": {**IMAGES, "feddm.steps": 1},
+    "class-means": IMAGES,
     "fedcgan": {**IMAGES, "fedcgan.hidden": 4},
     "fedcvae": {**IMAGES, "fedcvae.hidden": 4},
 }

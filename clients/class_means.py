@@ -1,0 +1,29 @@
+"""Client of class means: replies with sums over its training samples, of the images by
+class and of their numbers, divided by the number of samples. It trains nothing.
+
+Source: ``strategies/class_means.py``.
+"""
+
+from typing import Any
+
+import torch
+
+from clients.base.training import Arrays, Config
+from clients.families.generative import check_images
+from clients.fedavg import FedAvgClient
+
+
+class ClassMeansClient(FedAvgClient):
+    """Sums its images by class; evaluates the server's classifier."""
+
+    differentiates_surrogate = False
+
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
+        """Return the sums (K, C, H, W) and the shares (K,) of its samples, and their
+        number.
+        """
+        data = self.data.train
+        check_images(data.x, -1.0)
+        one_hot = torch.nn.functional.one_hot(data.y, len(parameters[1])).double() / len(data)
+        sums = torch.einsum("nk,n...->k...", one_hot, data.x.double())
+        return [part.float().cpu().numpy() for part in (sums, one_hot.sum(0))], len(data), {}
