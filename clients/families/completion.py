@@ -76,17 +76,22 @@ class CompletionProblem:
         raise ValueError("matrix completion has no samples to draw: set batch-size = 0")
 
     def score(self, x: Array) -> Mapping[str, float]:
-        """Return the mean squared errors on training and test observations, in the
-        units of the data.
+        """Return the sums of squared errors on training and test observations, in the
+        units of the data, and the numbers of these, which differ between clients.
         """
-        return {"mse": self._error(x, self.train), "test-mse": self._error(x, self.test)}
+        return {
+            "squared-error": self._error(x, self.train),
+            "observations": float(len(self.train.values)),
+            "test-squared-error": self._error(x, self.test),
+            "test-observations": float(len(self.test.values)),
+        }
 
     def _error(self, x: Array, table: Table) -> float:
         guess = x[table.rows, table.columns].astype(np.float64)
         if self._constants:
             guess = self._offsets(table.rows, table.columns) + float(self._constants[2][0]) * guess
         error = np.clip(guess, *self.limits) - table.values
-        return float(error @ error) / len(error)
+        return float(error @ error)
 
     def _offsets(self, rows: Array, columns: Array) -> Float64:
         return np.asarray(self._constants[0][rows] + self._constants[1][columns], np.float64)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.common.seeds import generator
 from algorithms.frank_wolfe.atoms import Array
 from algorithms.frank_wolfe.centering import Centering, Table
 from algorithms.frank_wolfe.domain import Domain
@@ -38,8 +39,8 @@ RADIUS = 0.7
 
 
 class Completion(ConstrainedTask):
-    """Matrix completion; the observations are shuffled, split into training and test,
-    and dealt evenly to the clients.
+    """Matrix completion; the observations are shuffled and split into training and
+    test, and dealt to the clients: evenly, or by users, a user's all to one client.
     """
 
     name = "matrix-completion"
@@ -92,16 +93,41 @@ class Completion(ConstrainedTask):
         share: float = self.options.test
         return round(share * len(self.observed.values))
 
+    def check(self, num_clients: int) -> None:
+        """Also deal all users, each of which may have few observations."""
+        super().check(num_clients)
+        if self.options.partition == "users":
+            for client in range(num_clients):
+                self._dealt(client, num_clients)
+
     def make(self, client: int, num_clients: int) -> Problem:
         """Return the f_i of a part of the training observations; its metrics are the
-        mean squared errors on training and test parts.
+        squared errors on training and test parts.
         """
-        tests = self.deal(self._cut, "test observations", client, num_clients)
-        total = len(self.observed.values) - self._cut
-        rows = self._cut + self.deal(total, "training observations", client, num_clients)
+        rows, tests = self._dealt(client, num_clients)
         return CompletionProblem(
             self._part(rows), self._part(tests), self.observed.shape, self.options.clip
         )
+
+    def _dealt(self, client: int, num_clients: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return a client's training and test observations. The test observations of
+        all clients together are the same for every way to deal.
+        """
+        total = len(self.observed.values) - self._cut
+        if self.options.partition == "iid":
+            tests = self.deal(self._cut, "test observations", client, num_clients)
+            return self._cut + self.deal(total, "training observations", client, num_clients), tests
+        users = np.flatnonzero(np.bincount(self.observed.rows))
+        users = users[generator(self.seed, "users").permutation(len(users))]
+        mine = users[self.deal(len(users), "users", client, num_clients)]
+        own = np.flatnonzero(np.isin(self.observed.rows, mine))
+        rows, tests = own[own >= self._cut], own[own < self._cut]
+        if not len(rows):
+            raise UserError(
+                f"matrix-completion.partition = 'users': client {client} of {num_clients} has no "
+                "training observations: choose fewer clients"
+            )
+        return rows, tests
 
     def _part(self, at: NDArray[np.int64]) -> Table:
         o = self.observed
@@ -112,7 +138,7 @@ class Completion(ConstrainedTask):
         sizes = np.linalg.svd(x, compute_uv=False)
         rank = float((sizes > NON_ZERO * sizes[0]).sum())
         return {
-            "rmse": math.sqrt(means["mse"]),
-            "test-rmse": math.sqrt(means["test-mse"]),
+            "rmse": math.sqrt(means["squared-error"] / means["observations"]),
+            "test-rmse": math.sqrt(means["test-squared-error"] / means["test-observations"]),
             "rank": rank,
         }

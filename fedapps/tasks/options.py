@@ -238,6 +238,12 @@ class MatrixCompletionOptions(Options):
         choices=["auto", "none", "mean", "bias"],
     )
     clip: bool = option(True, "clip predictions to the range of a client's training observations")
+    partition: str = option(
+        "iid",
+        "how observations are dealt; iid: shuffled and evenly; users: all of a user's (a row's) to "
+        "one client, as many users each",
+        choices=["iid", "users"],
+    )
     user: str = option("user_id", "column of the users, whole numbers from 0 or 1 on")
     item: str = option("movie_id", "column of the items, likewise")
     rating: str = option("rating", "column of the ratings")

@@ -42,7 +42,7 @@ def parts(n, whole=RATINGS):
 
 
 def root(x, means, n):
-    return {"test-rmse": float(np.sqrt(means["test-mse"]))}
+    return {"test-rmse": float(np.sqrt(means["test-squared-error"] / means["test-observations"]))}
 
 
 def run(strategy, kind, rounds, n=5, problems=None, **options):

@@ -106,6 +106,58 @@ def test_observations_are_dealt_once_and_test_ones_never_trained_on():
         assert task.domain.radius == pytest.approx(radius)
 
 
+def test_a_client_may_be_a_user_or_several():
+    """Every observation has one client, all of a user's the same; the test observations
+    are those of even dealing; errors are pooled, not averaged over unequal clients.
+    """
+    given = {
+        "data__source": "ratings",
+        "matrix_completion__rows": 60,
+        "matrix_completion__columns": 50,
+        "matrix_completion__observations": 900,
+    }
+    even, task = (
+        task_of("matrix-completion", **given, matrix_completion__partition=how)
+        for how in ("iid", "users")
+    )
+    task.check(7)
+    clients, scored = [task.problem(k, 7) for k in range(7)], {}
+    users = [{*client.train.rows, *client.test.rows} for client in clients]
+    assert sum(map(len, users)) == len(set.union(*users))
+    assert max(map(len, users)) - min(map(len, users)) <= 1
+    for part in ("train", "test"):
+        dealt = [
+            sorted(
+                (row, column, value)
+                for k in range(7)
+                for row, column, value in zip(*getattr(way.problem(k, 7), part), strict=True)
+            )
+            for way in (even, task)
+        ]
+        assert dealt[0] == dealt[1]
+    x = np.zeros(task.domain.shape)
+    for way in (even, task):
+        scores = [way.problem(k, 7).score(x) for k in range(7)]
+        means = {name: np.mean([score[name] for score in scores]) for name in scores[0]}
+        scored[way] = way.measure(x + np.eye(*x.shape), means, 7)["rmse"]
+    assert scored[even] == pytest.approx(scored[task], rel=1e-2)  # clients clip to their range
+    seen = task_of("matrix-completion", **given, matrix_completion__partition="users", seed=1)
+    assert {*seen.problem(0, 7).train.rows} != {*clients[0].train.rows}
+    with pytest.raises(UserError, match=r"num-clients = 61, but .* has (60|5\d) users to deal"):
+        task.check(61)
+
+
+def test_a_user_without_training_observations_is_reported():
+    task = task_of(
+        "matrix-completion", data__source="ratings", matrix_completion__partition="users",
+        matrix_completion__rows=60, matrix_completion__columns=50,
+        matrix_completion__observations=100,
+    )  # fmt: skip
+    users = len(np.unique(task.observed.rows))
+    with pytest.raises(UserError, match=rf"client \d+ of {users} has no training observations"):
+        task.check(users)
+
+
 def test_generated_ratings_look_like_those_of_films():
     """Few users and items have most of the ratings; a mean leaves 1.07, biases 0.92 of
     them, as in the largest public tables.
