@@ -116,7 +116,7 @@ class Lasso(ConstrainedTask):
     """
 
     name = "lasso"
-    lambda_0 = (5.0, 0.5)
+    lambda_0 = (5.0, 1.0)  # FedFW+: for its falling dual step; the paper's is 0.5
 
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)

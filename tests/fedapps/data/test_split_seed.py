@@ -13,9 +13,29 @@ from fedapps.runs.assembly import Parts, build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.settings import read_settings
-from fedapps.tasks import Classification, Regression, Tabular
+from fedapps.tasks import (
+    Classification,
+    ConstrainedClassification,
+    Digits,
+    EnsembleClassification,
+    Regression,
+    Tabular,
+    next_character,
+)
+from fedapps.tasks.ensemble_classification import _Rest
 
 TASKS = {"classification": Classification, "tabular": Tabular, "regression": Regression}
+#: Tasks whose clients are scored on validation samples if ``data.score-on`` says so: the
+#: class that reads the samples, and settings of a short run.
+SCORED = {
+    **{name: (kind, {}) for name, kind in TASKS.items()},
+    "digits": (Digits, {}),
+    "ensemble-classification": (
+        _Rest,
+        {"method": "fedboost", "ensemble.predictors": 2, "ensemble.epochs": 1},
+    ),
+    "constrained-classification": (ConstrainedClassification, {"method": "fedfw"}),
+}
 JOB = {"num-clients": 4, "data.validation": 0.2}
 
 
@@ -43,16 +63,27 @@ def test_all_seeds_have_the_same_test_samples_unless_the_split_follows_the_seed(
     assert scored == [[train, held, held] for train, held, _ in still]
 
 
-@pytest.mark.parametrize("task", TASKS)
+def play(folder, name, job):
+    """Run the job and return its clients' scores and its model."""
+    given = {**job, "out": str(folder / name)}
+    parts = assemble(with_defaults(given))
+    execute_inline(parts.settings, (), Parts(*parts))
+    return [(folder / name / file).read_bytes() for file in ("clients.csv", "model.safetensors")]
+
+
+@pytest.mark.parametrize("task", SCORED)
 def test_a_run_that_chooses_never_reads_a_test_sample(task, tmp_path, monkeypatch):
     """Test samples of the split are poisoned: model and scores stay the same to the
     bit; those of a run that is scored on them do not.
     """
-    kind = TASKS[task]
-    source = {"classification": {"data.partition": "dirichlet"}}.get(task, {})
+    kind, given = SCORED[task]
+    source = {} if task in ("tabular", "regression") else {"data.partition": "dirichlet"}
     job = {**JOB, **source, "task": task, "seed": 3, "num-rounds": 2, "evaluate-every": 1}
-    job |= {"train.local-epochs": 1, "keep-best": True, "data.standardise": "sums"}
+    job |= {"data.standardise": "sums", **given}
+    if "method" not in given:
+        job |= {"train.local-epochs": 1, "keep-best": True}
     made = build_task(read_settings(job))
+    made = made.rest if isinstance(made, EnsembleClassification) else made
     tests = np.concatenate([made.split(client, 4)[2] for client in range(4)])
     read = kind.read
 
@@ -65,20 +96,33 @@ def test_a_run_that_chooses_never_reads_a_test_sample(task, tmp_path, monkeypatc
             targets[tests] = poison
         return replace(samples, x=x, targets=targets)
 
-    def play(name, score_on):
-        given = {**job, "data.score-on": score_on, "out": str(tmp_path / name)}
-        parts = assemble(with_defaults(given))
-        execute_inline(parts.settings, (), Parts(*parts))
-        return [
-            (tmp_path / name / file).read_bytes() for file in ("clients.csv", "model.safetensors")
-        ]
+    def scored(name, score_on):
+        return play(tmp_path, name, {**job, "data.score-on": score_on})
 
-    clean = {score_on: play(f"clean-{score_on}", score_on) for score_on in ("validation", "test")}
+    clean = {how: scored(f"clean-{how}", how) for how in ("validation", "test")}
     monkeypatch.setattr(kind, "read", poisoned)
     poison = np.nan
-    assert play("poisoned-validation", "validation") == clean["validation"]
+    assert scored("poisoned-validation", "validation") == clean["validation"]
     poison = 7.0  # not NaN, which ends a run
-    assert play("poisoned-test", "test")[0] != clean["test"][0]
+    assert scored("poisoned-test", "test")[0] != clean["test"][0]
+
+
+def test_a_run_that_chooses_never_reads_a_test_text(tmp_path, monkeypatch):
+    job = {"task": "text", "num-clients": 2, "clients-per-round": 0, "seed": 3, "num-rounds": 2}
+    job |= {"keep-best": True, "evaluate-every": 1}
+    write = next_character.generated_play
+
+    def poisoned(roles):
+        text = write(roles)
+        return replace(text, test=tuple(np.full_like(part, 7) for part in text.test))
+
+    def scored(name, **more):
+        return play(tmp_path, name, {**job, "text.validation": 0.2, **more})
+
+    clean = scored("clean", **{"text.score-on": "validation"}), scored("clean-test")
+    monkeypatch.setattr(next_character, "generated_play", poisoned)
+    assert scored("poisoned", **{"text.score-on": "validation"}) == clean[0]
+    assert scored("poisoned-test")[0] != clean[1][0]
 
 
 def table(folder, people):

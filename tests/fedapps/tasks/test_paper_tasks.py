@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import wave
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -398,6 +399,44 @@ def pairs(write):
         "dr_id": [1] * 10 + [5] * 10,
     }
     return write(columns, datasets.Features(features))
+
+
+@pytest.mark.parametrize("kind", [Speech, Words, TextPairs])
+def test_what_is_scored_on_validation_samples_holds_no_test_sample(kind, write, request):
+    """The test samples are replaced: the clients of a run that chooses have the same
+    samples to the bit, and are scored on those for validation.
+    """
+    if kind is Speech:
+        source, options = write(speech_columns(), speech_features(), audio="audio"), SpeechOptions()
+        user = "speaker_id"
+    elif kind is Words:
+        texts = ["the cat sat on the mat", "the dog sat", "a cat and a dog", "on and on"] * 6
+        source = write({"text": texts, "user": [i % 2 for i in range(24)]})
+        options, user = WordsOptions(vocabulary=8, length=4, embedding=5, hidden=6), "user"
+    else:
+        pytest.importorskip("transformers", reason="needs the extra 'text'")
+        source, user = request.getfixturevalue("pairs"), "dr_id"
+        options = TextPairsOptions(length=16, checkpoint=str(request.getfixturevalue("checkpoint")))
+
+    def clients(score_on):
+        task = made(kind, settings(source, options, user, validation=0.2, score_on=score_on))
+        if tests is not None:
+            x = np.array(task.samples.x)
+            x[tests] = 1
+            task.samples = replace(task.samples, x=x)
+        return [task.client_data(client, 2) for client in range(2)]
+
+    tests = None
+    task = made(kind, settings(source, options, user, validation=0.2))
+    parts = [task.split_of(task.partition(2)[client], client, 0.2) for client in range(2)]
+    clean = clients("validation")
+    tests = np.concatenate([part[2] for part in parts])
+    for one, other in zip(clean, clients("validation"), strict=True):
+        for name in ("train", "validation", "test"):
+            assert torch.equal(getattr(one, name).x, getattr(other, name).x)
+        assert torch.equal(one.test.x, one.validation.x)
+    assert not torch.equal(clean[0].test.x, clients("test")[0].test.x)
+    assert (clients("test")[0].test.x == clients("test")[0].test.x.flatten()[0]).all()
 
 
 def test_pairs_are_joined_with_marks_and_filled(checkpoint):
