@@ -1,4 +1,4 @@
-"""FedFW and FedFW+ on quadratics whose minimum a solver of quadratic programs (daqp) has.
+"""FedFW and FedFW+ on quadratics, whose minimum a solver (daqp) finds.
 
     python benchmarks/quadratics.py [--rounds 1000] [--choose]
 
@@ -49,8 +49,8 @@ def instance(domain: str, seed: int) -> tuple[Domain, list[LeastSquares], float]
 
 
 def minimum(corners: Array, sides: Array) -> float:
-    """Return the least ||corners p - b||^2, p on the simplex: a point of a polytope is a
-    mean of its corners, of which ``corners`` (m, k) has the images A c.
+    """Return the least ||corners p - b||^2, p on the simplex: a point of a polytope is
+    a mean of its corners, of which ``corners`` (m, k) has the images A c.
     """
     # strictly convex for the solver; the same point has several p
     hessian = corners.T @ corners

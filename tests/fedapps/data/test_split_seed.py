@@ -25,8 +25,8 @@ from fedapps.tasks import (
 from fedapps.tasks.ensemble_classification import _Rest
 
 TASKS = {"classification": Classification, "tabular": Tabular, "regression": Regression}
-#: Tasks whose clients are scored on validation samples if ``data.score-on`` says so: the
-#: class that reads the samples, and settings of a short run.
+#: Tasks that ``data.score-on`` applies to: the class that reads the samples, and
+#: settings of a short run.
 SCORED = {
     **{name: (kind, {}) for name, kind in TASKS.items()},
     "digits": (Digits, {}),

@@ -97,7 +97,7 @@ def test_the_crossed_interval_of_a_table_by_hand():
     pooled = crossed_interval(level + 6 * rest)
     reach = student.ppf(0.975, 8) * math.sqrt(np.dot((2, 2, 4), ms) / 8 / 9)
     assert pooled.high - pooled.mean == pytest.approx(reach, rel=1e-6)
-    # MS_a = 30.72 is below it, too: two seeds' squares alone would give a wider interval
+    # MS_a = 30.72 is below it, too: seeds alone would give a wider interval
     level = np.array([-3.2, 0.0, 3.2])[:, None] + np.array([1.0, 3.0, 5.0]) / 3**0.5
     ms = 3 * 3.2**2, 3 * 4 / 3, 36.0
     pooled = crossed_interval(level + 6 * rest)
