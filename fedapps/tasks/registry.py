@@ -147,7 +147,10 @@ TASKS: dict[str, TaskKind] = {
         lambda o, c: tasks.Lasso(o, c), LassoOptions, "lasso", sources=(GENERATED,), data=()
     ),
     "sparse-logistic": TaskKind(
-        lambda o, c: tasks.SparseLogistic(o, c), SparseLogisticOptions, "sparse-logistic"
+        lambda o, c: tasks.SparseLogistic(o, c),
+        SparseLogisticOptions,
+        "sparse-logistic",
+        data=(),
     ),
     "matrix-completion": TaskKind(
         lambda o, c: tasks.Completion(o, c),
