@@ -1,6 +1,7 @@
 """The environment of every test: no network, one thread, its own caches and logs."""
 
 import os
+import signal
 
 # No test may use the network. With one thread per process, two busy cores do not wait
 # for each other.
@@ -14,6 +15,11 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# A shell that starts a program in the background ignores Ctrl-C for it. Its child
+# processes inherit this, and the tests that interrupt a command would fail.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config, items):
