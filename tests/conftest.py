@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 import logging
+from collections import Counter
 
 import pytest
 import torch
@@ -21,15 +22,25 @@ torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+#: Seconds that a test takes, by its mark: roughly, for the order of the files.
+SECONDS = {"ray": 15.0, "slow": 2.0}
+
 
 def pytest_collection_modifyitems(config, items):
     """Deselect the tests with real SuperNodes, which take minutes, except with `pytest
-    -m deployment` (make test-deployment).
+    -m deployment` (make test-deployment). Put the longest files first: those of two
+    processes then end at about the same time.
     """
     if "deployment" not in config.option.markexpr:
         deployment = [item for item in items if item.get_closest_marker("deployment")]
         config.hook.pytest_deselected(items=deployment)
         items[:] = [item for item in items if item not in deployment]
+    seconds = Counter()
+    for item in items:
+        seconds[item.path] += next(
+            (s for mark, s in SECONDS.items() if item.get_closest_marker(mark)), 0.05
+        )
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.fixture(autouse=True)
