@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from algorithms.common.options import Options, kebab
@@ -76,10 +78,18 @@ def read_table(kind: type[Options], table: str, config: Mapping[str, Any]) -> An
     """Return the options of a table, checked; missing keys have their defaults. Raises
     ``UserError``.
     """
-    defaults = flattened(kind(), table)
+    defaults = defaults_of(kind, table)
     names = {f"{table}.{kebab(f.name)}": f.name for f in fields(kind)}
     given = {names[key]: typed(key, config[key], defaults[key]) for key in names if key in config}
     return built(kind, given, f"{table}.")
+
+
+@lru_cache(maxsize=1000)
+def defaults_of(kind: type[Any], table: str) -> Mapping[str, Value]:
+    """Return the defaults of a table as flat settings: a sweep asks for them for each
+    of its runs.
+    """
+    return MappingProxyType(flattened(kind(), table))
 
 
 def flattened(instance: Any, table: str) -> dict[str, Value]:
