@@ -202,6 +202,13 @@ def models(path: Path, prefix: str) -> list[np.ndarray]:
         return [file[f"{prefix}-{i}"] for i in range(count)]
 
 
+def kept_model(out: Path) -> list[np.ndarray]:
+    """Return the arrays of a run's model: of each layer the weights, then the biases."""
+    found = load_file(out / "model.safetensors")
+    names = sorted(found, key=lambda name: (name.rpartition(".")[0], name.endswith("bias")))
+    return [found[name] for name in names]
+
+
 def ours(settings: dict[str, Any], folder: Path, *words: str) -> tuple[Cost, Path]:
     """Run the command of fedapps; return its cost and the results folder."""
     (folder / "job.toml").write_text(to_toml(settings), encoding="utf-8")
@@ -233,13 +240,7 @@ def speed(arguments: argparse.Namespace, folder: Path) -> Table:
             if not arguments.only or name.split(",")[0] in arguments.only:
                 cost, out = ours(settings, folder, *words, f"--workers={count}")
                 spent = [one["seconds"] for one in read_run(out).rounds]
-                row(
-                    name,
-                    count,
-                    cost,
-                    spent,
-                    scores(list(load_file(out / "model.safetensors").values()), x, y),
-                )
+                row(name, count, cost, spent, scores(kept_model(out), x, y))
         for name in ("pfl", "fluke", "flower"):
             if arguments.only and name not in arguments.only:
                 continue

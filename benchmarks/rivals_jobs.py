@@ -1,6 +1,7 @@
 """The job of ``rivals.py`` in other frameworks; each runs in its own process.
 
-    python benchmarks/rivals_jobs.py pfl|fluke|flower|fluke-superfed JOB.npz OUT.npz [PROCESSES]
+    python benchmarks/rivals_jobs.py pfl|fluke|flower|fluke-superfed JOB.npz OUT.npz
+    [PROCESSES]
 
 JOB.npz holds the clients' samples, the start model and the settings as arrays. OUT.npz
 gets the trained model and the seconds of each round. Only NumPy is imported before the

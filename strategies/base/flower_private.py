@@ -128,7 +128,7 @@ def is_simulation(grid: Grid) -> bool:
 
 
 class StoredMessages:
-    """Lets the threads of a simulation wait for messages and replies instead of a clock.
+    """Lets the threads of a simulation wait for messages and replies, not for a clock.
 
     The simulation keeps both in this process. Its thread that hands messages out asks
     for each node in turn, and then sleeps 0.1 s. Here, the question for the first node

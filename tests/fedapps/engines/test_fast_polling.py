@@ -7,21 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.task_pb2 import Task
-from flwr.server.superlink.fleet.vce import vce_api
-from flwr.server.superlink.fleet.vce.metrics import VceMetrics
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.run import Run
-from flwr.superlink.federation import NoOpFederationManager
-from flwr.superlink.grid import InMemoryGrid
 
+from benchmarks import ray_floor
+from benchmarks.ray_floor import question
 from fedapps.engines import fast_polling
 from fedapps.engines.fast_polling import PollingGrid
-from strategies.base.flower_private import StoredMessages, identify_process
+from strategies.base.flower_private import StoredMessages
 
 
 class Clock:
@@ -85,7 +76,7 @@ def test_a_message_that_was_not_sent_is_not_waited_for(clock):
     assert clock.now == 0.0
 
 
-# --- in Flower's simulation, with a backend that answers in its threads instead of Ray --
+# --- in Flower's simulation, whose threads answer instead of Ray ----------------------
 
 
 class Stop(threading.Event):
@@ -118,24 +109,17 @@ class Notes(list):
         return [phase.split() for phase in " ".join(self).split("pushes")[1:]]
 
 
-class Backend:
+class Backend(ray_floor.Backend):
     """Every message takes longer than Flower's sleep after handing it out."""
 
-    num_workers = 2
-
     def __init__(self, notes):
+        super().__init__(0.0)
         self.notes = notes
-
-    def build(self, app):
-        pass
-
-    def terminate(self):
-        pass
 
     def process_message(self, message, context):
         with self.notes.changed:
             assert self.notes.changed.wait_for(lambda: "awake" in self.notes.phases()[-1], 60)
-        return Message(message.content, reply_to=message), context
+        return super().process_message(message, context)
 
 
 @pytest.fixture
@@ -144,37 +128,13 @@ def simulation(monkeypatch):
     monkeypatch.setattr(StoredMessages, "IDLE", 60.0)
     monkeypatch.setattr(fast_polling, "LEAST", 1000.0)  # a clock would exceed the timeout
     monkeypatch.setattr(fast_polling, "MOST", 1000.0)
-    notes, run = Notes(), Run.create_empty(run_id=1)
-    factory = LinkStateFactory(
-        FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()
-    )
-    run.primary_task_id, run.federation_id = 1, NOOP_FEDERATION_ID
-    factory.state().run_ids[1] = RunRecord(run=run)
-    factory.state().task_store[1] = Task(task_id=1, run_id=1)
-    identify_process(1, SUPERLINK_NODE_ID)
-    nodes = vce_api._register_nodes(2, factory)
-    infos = {node: SimpleNamespace(retrieve_context=lambda run_id: None) for node in nodes}
-    for info in infos.values():
-        info.update_context = lambda run_id, context: None
-    grid = InMemoryGrid(factory)
-    grid.set_run(run)
+    notes = Notes()
     stop = Stop(notes)
-    runtime = threading.Thread(
-        target=vce_api.run_api,
-        args=(None, lambda: Backend(notes), nodes, factory, infos, stop, VceMetrics()),
-    )
-    polling = PollingGrid(grid)
-    runtime.start()
-    yield polling, notes
-    stop.set()
-    notes.add("pushes")
-    grid.push_messages([question(node, 99) for node in list(nodes)[:1]])
-    runtime.join(60)
-    assert not runtime.is_alive()
-
-
-def question(node, number):
-    return Message(RecordDict({"config": ConfigRecord({"number": number})}), node, "train")
+    with ray_floor.simulation(Backend(notes), stop) as plain:
+        yield PollingGrid(plain), notes
+        stop.set()
+        notes.add("pushes")
+        plain.push_messages([question(next(iter(plain.get_node_ids())), 99)])  # wakes it up
 
 
 @pytest.mark.timeout(120)
