@@ -2,7 +2,7 @@
 memory and accuracy; and SuPerFed of fluke beside ours.
 
     python benchmarks/rivals.py --data FOLDER [--rounds N] [--processes 1 2]
-    [--only NAME ...] [--superfed] [--seeds 0 1 2]
+    [--only NAME ...] [--superfed] [--start 0.4 0] [--seeds 0 1 2]
 
 The job: FOLDER is MNIST (see experiments/superfed/mnist-100.toml), 100 clients with 360
 training samples each, 784-200-200-10, ten clients a round, one epoch, batch 10, plain
@@ -61,6 +61,11 @@ SHARED = (
     *("datasets", "typer", "requests", "pyyaml", "pytest", "coverage", "tensorboard"),
 )
 PACKAGES = {"pfl": "pfl>=0.6,<0.7", "fluke": "fluke-fl>=0.8.1,<0.9"}
+OURS = {
+    "fedapps, inline": ("--engine=inline",),
+    "fedapps, inline, compiled": ("--engine=inline", "train.compile=on"),
+    "fedapps, ray": ("--engine=ray",),
+}
 MNIST = {
     "method": "fedavg",
     "num-clients": 100,
@@ -103,7 +108,7 @@ class Cost:
 
 
 def measured(command: Sequence[str | Path], folder: Path) -> Cost:
-    """Run a command and return its cost. Raises ``SystemExit`` with the end of its
+    """Run a command and return its cost. Raises ``RuntimeError`` with the end of its
     output if it fails.
     """
     mark, log = f"RIVALS_MARK={uuid.uuid4().hex}", folder / "log.txt"
@@ -129,7 +134,7 @@ def measured(command: Sequence[str | Path], folder: Path) -> Cost:
             time.sleep(0.2)
     cost.seconds, cost.cpu = time.monotonic() - began, sum(spent.values())
     if process.returncode:
-        raise SystemExit(f"{' '.join(map(str, command))}: {log.read_text()[-2000:]}")
+        raise RuntimeError(" ".join(log.read_text(errors="replace").split())[-500:])
     return cost
 
 
@@ -203,7 +208,7 @@ def models(path: Path, prefix: str) -> list[np.ndarray]:
 
 
 def kept_model(out: Path) -> list[np.ndarray]:
-    """Return the arrays of a run's model: of each layer the weights, then the biases."""
+    """Return the arrays of a run's model: each layer's weights, then its biases."""
     found = load_file(out / "model.safetensors")
     names = sorted(found, key=lambda name: (name.rpartition(".")[0], name.endswith("bias")))
     return [found[name] for name in names]
@@ -231,33 +236,30 @@ def speed(arguments: argparse.Namespace, folder: Path) -> Table:
         table.add_row(name, str(count), *words, f"{cost.peak / 1e6:.0f}", f"{100 * accuracy:.1f}")
         print(name, count, *words, file=sys.stderr, flush=True)
 
-    for count in arguments.processes:
-        for name, *words in (
-            ("fedapps, inline", "--engine=inline"),
-            ("fedapps, inline, compiled", "--engine=inline", "train.compile=on"),
-            ("fedapps, ray", "--engine=ray"),
-        ):
-            if not arguments.only or name.split(",")[0] in arguments.only:
-                cost, out = ours(settings, folder, *words, f"--workers={count}")
-                spent = [one["seconds"] for one in read_run(out).rounds]
-                row(name, count, cost, spent, scores(kept_model(out), x, y))
-        for name in ("pfl", "fluke", "flower"):
-            if arguments.only and name not in arguments.only:
-                continue
-            if name == "fluke" and count > 1:  # its clients follow each other
-                continue
-            try:
-                python = Path(sys.executable) if name == "flower" else python_of(name)
-            except RuntimeError as error:
-                print(f"{name} cannot be installed: {error}", file=sys.stderr)
-                continue
-            start = [python]
-            if name == "pfl" and count > 1:
-                start += ["-m", "torch.distributed.run", "--nproc_per_node", str(count)]
-            cost = measured([*start, JOBS, name, job, folder / "out.npz", str(count)], folder)
-            with np.load(folder / "out.npz", allow_pickle=False) as file:
-                spent = list(file["seconds"])
-            row(name, count, cost, spent, scores(models(folder / "out.npz", "model"), x, y))
+    def by_us(name: str, count: int) -> tuple[Cost, list[float], list[np.ndarray]]:
+        cost, out = ours(settings, folder, *OURS[name], f"--workers={count}")
+        return cost, [one["seconds"] for one in read_run(out).rounds], kept_model(out)
+
+    def by_them(name: str, count: int) -> tuple[Cost, list[float], list[np.ndarray]]:
+        start: list[str | Path] = [sys.executable if name == "flower" else python_of(name)]
+        if name == "pfl" and count > 1:
+            start += ["-m", "torch.distributed.run", "--nproc_per_node", str(count)]
+        cost = measured([*start, JOBS, name, job, folder / "out.npz", str(count)], folder)
+        with np.load(folder / "out.npz", allow_pickle=False) as file:
+            spent = list(file["seconds"])
+        return cost, spent, models(folder / "out.npz", "model")
+
+    for count, name in itertools.product(arguments.processes, [*OURS, "pfl", "fluke", "flower"]):
+        if arguments.only and name.split(",")[0] not in arguments.only:
+            continue
+        if name == "fluke" and count > 1:  # its clients follow each other
+            continue
+        try:
+            cost, spent, arrays = (by_us if name in OURS else by_them)(name, count)
+        except RuntimeError as error:  # it cannot be installed, or fails: the others go on
+            print(f"{name}, {count} processes: failed: {error}", file=sys.stderr, flush=True)
+            continue
+        row(name, count, cost, spent, scores(arrays, x, y))
     return table
 
 
@@ -267,7 +269,7 @@ def superfed(arguments: argparse.Namespace, folder: Path) -> Table:
     for column in ("", "L / T", "seed", "lambda 0", "0.5", "1"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     python = python_of("fluke")
-    for share, seed in itertools.product((0.4, 0.0), arguments.seeds):
+    for share, seed in itertools.product(arguments.start, arguments.seeds):
         settings = SUPERFED | {
             "data.source": arguments.data,
             "seed": seed,
@@ -305,6 +307,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N")
     parser.add_argument("--only", nargs="+", choices=["fedapps", "pfl", "fluke", "flower"])
     parser.add_argument("--superfed", action="store_true", help="SuPerFed instead of FedAvg")
+    parser.add_argument("--start", type=float, nargs="+", default=[0.4, 0.0], metavar="L/T")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
