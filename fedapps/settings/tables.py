@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +32,7 @@ PARTS: dict[str, type[Options]] = {
     "sites": SiteOptions,
     "synthetic": SyntheticOptions,
 }
+_defaults: dict[tuple[Any, str], Mapping[str, Value]] = {}
 
 
 def option_tables(config: Mapping[str, Any] | None = None) -> dict[str, type[Options]]:
@@ -84,12 +84,13 @@ def read_table(kind: type[Options], table: str, config: Mapping[str, Any]) -> An
     return built(kind, given, f"{table}.")
 
 
-@lru_cache(maxsize=1000)
-def defaults_of(kind: type[Any], table: str) -> Mapping[str, Value]:
-    """Return the defaults of a table as flat settings: a sweep asks for them for each
-    of its runs.
+def defaults_of(kind: type[Options], table: str) -> Mapping[str, Value]:
+    """Return the defaults of a table as flat settings. They are made once: a sweep asks
+    for them for each of its runs.
     """
-    return MappingProxyType(flattened(kind(), table))
+    if (kind, table) not in _defaults:
+        _defaults[kind, table] = MappingProxyType(flattened(kind(), table))
+    return _defaults[kind, table]
 
 
 def flattened(instance: Any, table: str) -> dict[str, Value]:

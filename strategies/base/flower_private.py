@@ -194,7 +194,7 @@ def stored_messages(grid: Grid) -> StoredMessages | None:
     """Return what waits for the messages of a simulation's grid; None for other grids,
     and for a Flower that stores messages in another way.
     """
-    state = getattr(grid, "state", None)
+    state: Any = getattr(grid, "state", None)
     names = ("store_message_ins", "store_message_res", "get_message_ins")
     if not is_simulation(grid) or not all(hasattr(state, name) for name in names):
         return None
