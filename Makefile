@@ -1,4 +1,4 @@
-# make run    the main job, 50 small sites: FedAvg, fine-tuning, training alone and SuPerFed-MM, through Flower's Ray simulation
+# make run    the main job, 50 small sites: training alone, FedAvg, fine-tuning and SuPerFed-MM; the last also through Flower and Ray
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
 # make quick  the tests to run while you work: the exams of every method, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
@@ -34,22 +34,29 @@ ARGS ?=
 PAPER ?=
 SCALE ?= small
 DATA ?=
-# Two processes; the tests of a file share one. Files run in the order of their names, so the long ones come early.
+# Two processes; the tests of a file share one. tests/conftest.py puts the longest files first.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
+# The last method runs once more through Flower's Ray simulation. Its model and the scores of every client must be equal to the byte.
+SAME := model.safetensors clients.csv curves.json
 run: $(VENV)/.installed
-	@echo "== 1/5  No federation: 50 small sites, every one trains alone (about 30 seconds)"
-	@$(RUN) method=local --out results/main/local --overwrite
-	@echo "== 2/5  FedAvg: ten of the sites in each round (about 30 seconds)"
-	@$(RUN) method=fedavg --out results/main/fedavg --overwrite
-	@echo "== 3/5  Fine-tuning: FedAvg's model, trained for one epoch by every client before it is used (about 30 seconds)"
-	@$(RUN) method=finetune --out results/main/finetune --overwrite
-	@echo "== 4/5  SuPerFed-MM: every client also has its own model (about 30 seconds)"
-	@$(RUN) method=superfed-mm --out results/main/superfed-mm --overwrite
-	@echo "== 5/5  Comparison"
+	@echo "== 1/6  No federation: 50 small sites, every one trains alone (about 10 seconds)"
+	@$(RUN) method=local --engine inline --out results/main/local --overwrite
+	@echo "== 2/6  FedAvg: ten of the sites in each round (about 10 seconds)"
+	@$(RUN) method=fedavg --engine inline --out results/main/fedavg --overwrite
+	@echo "== 3/6  Fine-tuning: FedAvg's model, trained for one epoch by every client before it is used (about 10 seconds)"
+	@$(RUN) method=finetune --engine inline --out results/main/finetune --overwrite
+	@echo "== 4/6  SuPerFed-MM: every client also has its own model (about 10 seconds)"
+	@$(RUN) method=superfed-mm --engine inline --out results/main/superfed-mm --overwrite
+	@echo "== 5/6  SuPerFed-MM once more, through Flower and Ray (about 30 seconds)"
+	@$(RUN) method=superfed-mm --engine ray --out results/main/superfed-mm-ray --overwrite
+	@for file in $(SAME); do cmp results/main/superfed-mm{,-ray}/$$file || { \
+		echo "Flower and Ray gave other numbers than the inline engine." >&2; exit 1; }; done
+	@echo "The same numbers through Flower and Ray: $(SAME) are equal."
+	@echo "== 6/6  Comparison"
 	@$(BIN)/fedapps compare results/main/{local,fedavg,finetune,superfed-mm} --out results/main/comparison
 
 # After an interruption, the same command continues; finished runs are not repeated.

@@ -46,11 +46,12 @@ from rich.table import Table
 
 from algorithms.common.seeds import generator
 from clients.base.adapter import to_client_app
+from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE, answer_for_many
 from fedapps.engines.node_grid import shared
 from strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
-from strategies.base.flower_private import number_message, poll_every
+from strategies.base.flower_private import number_message
 from strategies.base.rounds import Round
 
 SAMPLES, FEATURES = 20, 10
@@ -150,7 +151,7 @@ def main_of_server(grid: Grid, context: Context) -> None:
     """Run as Flower's ServerApp."""
     config = context.run_config
     clients, sampled = int(str(config["clients"])), int(str(config["sampled"]))
-    poll_every(grid, 0.01)
+    grid = PollingGrid(grid)
     if config["shared"]:
         grid = shared(grid, clients)
     costs = run_and_measure(

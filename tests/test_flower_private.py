@@ -27,7 +27,11 @@ WORDS = re.compile(
     r"_message_id\"|pull_interval|flwr\.(?:supercore|supernode|superlink|cli|proto|compat)\b"
 )
 # These measure Flower's own programs, piece by piece.
-MEASURED = {"benchmarks/deployment.py", "benchmarks/small_devices.py"}
+MEASURED = {
+    "benchmarks/deployment.py",
+    "benchmarks/ray_floor.py",
+    "benchmarks/small_devices.py",
+}
 
 
 def private_names(text):

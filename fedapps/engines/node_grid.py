@@ -218,7 +218,7 @@ def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
     ``grid`` itself if it has one node per client.
 
     A simulation never gets more nodes than it reports. Raises ``TimeoutError`` if these
-    are not connected after ``patience`` seconds.
+    are not connected, or none answers, after ``patience`` seconds.
     """
     deadline = time.monotonic() + patience
     while not (nodes := list(grid.get_node_ids())) and time.monotonic() < deadline:
@@ -226,11 +226,13 @@ def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
     if len(nodes) >= num_clients or not nodes:
         return grid
     question = Message(RecordDict({"config": ConfigRecord()}), nodes[0], IDENTITY)
-    answers = [
-        answer.content
-        for answer in grid.send_and_receive([question], timeout=patience)
-        if answer.has_content()
-    ]
+    replies = list(grid.send_and_receive([question], timeout=patience))
+    if not replies:
+        raise TimeoutError(
+            f"no node of the simulation answered within {patience:g} s: Ray's workers have not "
+            "started; free some CPUs or memory, or choose --engine inline"
+        )
+    answers = [answer.content for answer in replies if answer.has_content()]
     count = answers[0].config_records["config"].get("num-clients") if answers else None
     if not isinstance(count, int) or count >= num_clients:
         return grid

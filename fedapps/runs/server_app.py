@@ -21,7 +21,7 @@ from fedapps.errors import UserError
 from fedapps.results.report import write_report
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.settings.settings import read_settings
-from strategies.base.flower_private import poll_every
+from strategies.base.flower_private import is_simulation
 
 app = ServerApp()
 
@@ -37,11 +37,11 @@ def main(grid: Grid, context: Context) -> None:
             replace(settings, checkpoint_every=0),
             Path.home() / "fedapps-results" / str(context.run_id),
         )
-    # By default, the grid of a simulation polls every 0.1 s, most of a short round.
-    if poll_every(grid, 0.01):
+    grid = PollingGrid(grid)
+    if is_simulation(grid):
         grid = shared(grid, settings.num_clients)
     else:
-        grid, settings = PollingGrid(grid), settings.deployed()
+        settings = settings.deployed()
         grid = GatewayGrid(grid) if settings.sites.client else grid
     try:
         with page_of(settings, settings.task) if settings.metrics_port else nullcontext():

@@ -10,6 +10,8 @@ started. Tasks and methods do not import this module: they get their own options
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from algorithms.common.checks import nearest
@@ -24,6 +26,7 @@ from fedapps.settings.tables import (
     CONFIGURED,
     PARTS,
     built,
+    defaults_of,
     flattened,
     option_tables,
     read_table,
@@ -389,10 +392,16 @@ def default_config(config: Mapping[str, Any] | None = None) -> dict[str, Value]:
     Values of ``config`` may be the lists of a sweep. Raises ``UserError`` for an
     unknown method or task.
     """
-    known: dict[str, Value] = Settings().flat()
+    known = dict(_general())
     for table, kind in option_tables(config).items():
-        known |= flattened(kind(), table)
+        known |= defaults_of(kind, table)
     return known | CONFIGURED
+
+
+@cache
+def _general() -> Mapping[str, Value]:
+    """Return the defaults of the default method."""
+    return MappingProxyType(Settings().flat())
 
 
 def unknown(key: str, known: Iterable[str]) -> str:

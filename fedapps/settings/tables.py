@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 from algorithms.common.options import Options, kebab
@@ -31,6 +32,7 @@ PARTS: dict[str, type[Options]] = {
     "sites": SiteOptions,
     "synthetic": SyntheticOptions,
 }
+_defaults: dict[tuple[Any, str], Mapping[str, Value]] = {}
 
 
 def option_tables(config: Mapping[str, Any] | None = None) -> dict[str, type[Options]]:
@@ -76,10 +78,19 @@ def read_table(kind: type[Options], table: str, config: Mapping[str, Any]) -> An
     """Return the options of a table, checked; missing keys have their defaults. Raises
     ``UserError``.
     """
-    defaults = flattened(kind(), table)
+    defaults = defaults_of(kind, table)
     names = {f"{table}.{kebab(f.name)}": f.name for f in fields(kind)}
     given = {names[key]: typed(key, config[key], defaults[key]) for key in names if key in config}
     return built(kind, given, f"{table}.")
+
+
+def defaults_of(kind: type[Options], table: str) -> Mapping[str, Value]:
+    """Return the defaults of a table as flat settings. They are made once: a sweep asks
+    for them for each of its runs.
+    """
+    if (kind, table) not in _defaults:
+        _defaults[kind, table] = MappingProxyType(flattened(kind(), table))
+    return _defaults[kind, table]
 
 
 def flattened(instance: Any, table: str) -> dict[str, Value]:

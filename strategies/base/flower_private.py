@@ -8,8 +8,11 @@ The module is here because ``strategies`` and ``fedapps`` both use it; ``clients
 no private name.
 """
 
+import contextlib
 import re
+import threading
 import uuid
+from collections.abc import Iterator, Set
 from importlib import import_module
 from typing import Any
 
@@ -124,13 +127,76 @@ def is_simulation(grid: Grid) -> bool:
     return hasattr(grid, "pull_interval") or (isinstance(inner, Grid) and is_simulation(inner))
 
 
-def poll_every(grid: Grid, seconds: float) -> bool:
-    """Let a simulation's grid look for replies every ``seconds``; return whether it is
-    one.
+class StoredMessages:
+    """Lets the threads of a simulation wait for messages and replies, not for a clock.
 
-    Replaced by: an option of the simulation.
+    The simulation keeps both in this process. Its thread that hands messages out asks
+    for each node in turn, and then sleeps 0.1 s. Here, the question for the first node
+    waits for the next message, at most IDLE seconds: the thread must see the end of the
+    simulation. Only the sleep after each handing out is left.
+
+    Replaced by: a simulation that hands messages out as soon as they are stored.
     """
-    if not hasattr(grid, "pull_interval"):
-        return False
-    grid.pull_interval = seconds
-    return True
+
+    IDLE = 1.0
+
+    def __init__(self, state: Any) -> None:
+        self._changed, self._batch = threading.Condition(), threading.Lock()
+        self._undelivered, self._answered = 0, set[str]()
+        self._first: int | None = None  # the node that is asked for first
+        self._store, self._answer = state.store_message_ins, state.store_message_res
+        self._get = state.get_message_ins
+        state.store_message_ins, state.store_message_res = self._stored, self._replied
+        state.get_message_ins = self._handed_out
+
+    def _stored(self, message: Message) -> Any:
+        number = self._store(message)
+        with self._changed:
+            self._undelivered += bool(number)
+            self._changed.notify_all()
+        return number
+
+    def _replied(self, message: Message) -> Any:
+        number = self._answer(message)
+        with self._changed:
+            self._answered.add(message.metadata.reply_to_message_id)
+            self._changed.notify_all()
+        return number
+
+    def _handed_out(self, node_id: int, *args: Any, **more: Any) -> list[Message]:
+        if self._first is None:
+            self._first = node_id
+        if node_id == self._first:
+            with self._changed:
+                self._changed.wait_for(lambda: self._undelivered, self.IDLE)
+            with self._batch:  # until all messages of a phase are stored
+                pass
+        messages: list[Message] = self._get(node_id, *args, **more)
+        with self._changed:
+            self._undelivered = max(self._undelivered - len(messages), 0)
+        return messages
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Hand out no message before all that are stored within this context."""
+        with self._batch:
+            with self._changed:
+                self._answered.clear()
+            yield
+
+    def wait_for_replies(self, numbers: Set[str], seconds: float) -> None:
+        """Wait until the messages of these ids have their replies, or ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: numbers <= self._answered, seconds)
+
+
+def stored_messages(grid: Grid) -> StoredMessages | None:
+    """Return what waits for the messages of a simulation's grid; None for other grids,
+    and for a Flower that stores messages in another way.
+    """
+    state: Any = getattr(grid, "state", None)
+    names = ("store_message_ins", "store_message_res", "get_message_ins")
+    if not is_simulation(grid) or not all(hasattr(state, name) for name in names):
+        return None
+    made = getattr(state.get_message_ins, "__self__", None)
+    return made if isinstance(made, StoredMessages) else StoredMessages(state)

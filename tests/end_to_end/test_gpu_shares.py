@@ -1,13 +1,16 @@
-"""Shares of a GPU under Ray, on a machine without one: Ray is configured
-with one, and the clients report what they see of it.
+"""Shares of a GPU under Ray, on a machine without one: Ray is configured with one, and
+the clients report what they see of it. Then the app raises an error.
 """
 
 import os
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from fedapps.engines import flower
+from fedapps.engines.processes import marked
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
@@ -43,6 +46,7 @@ def main(grid, context):
         seen = [reply.content["seen"] for reply in grid.send_and_receive(asked)]
     for one in seen:
         print("SEEN", *one.values(), flush=True)
+    raise ValueError(f"the kettle in {os.environ['FLWR_HOME']} is empty")
 
 @client.train()
 def train(message, context):
@@ -64,6 +68,9 @@ def app(tmp_path):
 
 
 def test_as_many_clients_at_a_time_as_there_are_shares_and_each_sees_the_gpu(app, tmp_path):
+    """At the end the app raises: the run fails with that reason, and leaves nothing.
+    Starting Ray a second time for this would take longer than the test.
+    """
     lines = []
     outcome = flower.run_simulation(
         app,
@@ -72,7 +79,11 @@ def test_as_many_clients_at_a_time_as_there_are_shares_and_each_sees_the_gpu(app
         flower.Following(tmp_path / "log", on_line=lines.append),
         env={"CUDA_VISIBLE_DEVICES": "0"},
     )
-    assert outcome.status == "completed", (outcome, lines[-20:])
+    assert outcome.status == "failed", (outcome, lines[-20:])
+    home = re.fullmatch(r"ValueError: the kettle in (\S+) is empty", outcome.details)[1]
+    assert "Traceback" in (tmp_path / "log").read_text()
+    assert marked(f"FLWR_HOME={home}") == []
+    assert not Path(home).exists()
     seen = [line.split()[1:] for line in lines if line.startswith("SEEN ")]
     assert len(seen) == 6
     assert {gpus for gpus, *_ in seen} == {"0"}

@@ -1,5 +1,5 @@
-"""The launcher: a small Flower app runs, fails, is refused or interrupted; no process
-or file is left behind.
+"""The launcher: a small Flower app runs, is refused or interrupted; no process or file
+is left behind. An app that raises: test_gpu_shares.py.
 """
 
 import contextlib
@@ -44,7 +44,6 @@ clientapp = "tinyapp.client:app"
 out = ""
 text = ""
 rounds = 2
-fail = false
 [tool.flwr.app.config.nested]
 rate = 0.5
 """
@@ -62,8 +61,6 @@ def main(grid, context):
         nodes = sorted(grid.get_node_ids())
         time.sleep(0.01)
     grid.pull_interval = 0.02
-    if config["fail"]:
-        raise ValueError(f"the kettle in {os.environ['FLWR_HOME']} is empty")
     for number in range(config["rounds"]):
         content = RecordDict({"config": ConfigRecord({"round": number})})
         replies = list(grid.send_and_receive([Message(content, node, "train") for node in nodes]))
@@ -202,7 +199,6 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
         "text": text,
         "nested.rate": 1e-05,
         "rounds": 2,
-        "fail": False,
     }
     home = Path(server["env"]["FLWR_HOME"])
     assert len(str(home)) < 30
@@ -215,22 +211,6 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
         assert client["OMP_NUM_THREADS"] == "1"
         assert client["EXTRA"] == "given"
     assert list(decoy.iterdir()) == [decoy / "tinyapp"]
-
-
-@pytest.mark.ray
-def test_an_app_that_raises_fails_with_its_reason(app, tmp_path):
-    with flower.launched(None, walled=False) as link:
-        home = link.base / "home"
-        outcome = flower.run_simulation(
-            app,
-            {"fail": True},
-            flower.Resources(3, ray_cpus=1),
-            flower.Following(tmp_path / "log"),
-            superlink=link,
-        )
-    assert outcome.status == "failed"
-    assert outcome.details == f"ValueError: the kettle in {home} is empty"
-    assert "Traceback" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.ray

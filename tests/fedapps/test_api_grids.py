@@ -206,7 +206,7 @@ def test_a_script_without_a_main_guard_may_sweep(tmp_path):
     lines = [
         "import fedapps",
         "print('begun')",
-        f"done = fedapps.sweep(method='fedfw', seed=[0, 1], jobs=2, **{LASSO!r})",
+        f"done = fedapps.sweep(method='fedfw', seed=[0, 1], jobs=1, **{LASSO!r})",
         "print(len(done.table))",
     ]
     (tmp_path / "study.py").write_text("\n".join(lines))

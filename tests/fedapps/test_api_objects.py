@@ -198,16 +198,20 @@ import sys, fedapps
 job = {job!r}
 if __name__ == "__main__":
     runs = [fedapps.run(model=one, out=name, engine=sys.argv[1], num_clients=3, **job)
-            for name, one in (("a", Net), ("b", build))]
+            for name, one in {nets}]
     assert isinstance(runs[0].model(), __import__("torch").nn.Module)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.ray)])
-def test_a_net_of_the_script_gives_the_numbers_of_its_module(engine):
+@pytest.mark.parametrize(
+    ("engine", "names"), [("inline", "ab"), pytest.param("ray", "b", marks=pytest.mark.ray)]
+)
+def test_a_net_of_the_script_gives_the_numbers_of_its_module(engine, names):
+    nets = {"a": "Net", "b": "build"}  # a class, and a function that uses it
     Path("nets.py").write_text(CELLS)
-    Path("cells.py").write_text(CELLS + SCRIPT.format(job=JOB))
+    given = ", ".join(f'("{name}", {nets[name]})' for name in names)
+    Path("cells.py").write_text(CELLS + SCRIPT.format(job=JOB, nets=f"[{given}]"))
     done = subprocess.run(
         [sys.executable, "cells.py", engine],
         capture_output=True,
@@ -216,8 +220,8 @@ def test_a_net_of_the_script_gives_the_numbers_of_its_module(engine):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for name, net in (("a", "nets:Net"), ("b", "nets:build")):
-        file = fedapps.run(model=net, num_clients=3, out=f"{name}-file", **JOB)
+    for name in names:
+        file = fedapps.run(model=f"nets:{nets[name]}", num_clients=3, out=f"{name}-file", **JOB)
         assert clients(fedapps.load(name)) == clients(file)
 
 

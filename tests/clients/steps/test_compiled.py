@@ -350,10 +350,11 @@ def test_an_old_pytorch_is_named_and_steps_run_uncompiled(tmp_path, caplog):
 
 @pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="compiled steps take a newer PyTorch")
-def test_compiled_for_real(tmp_path):
+def test_compiled_for_real(tmp_path, monkeypatch):
     """Two libraries for three clients with three numbers of samples; another process
     only loads them and has the same bits.
     """
+    monkeypatch.setattr(compiled, "UNROLLED", 2)  # compiling takes half as long
     compiler = Compiler(tmp_path)
     ours = rounds("superfed-mm", compiler, clients=3)
     assert_close(ours, rounds("superfed-mm", None, clients=3))

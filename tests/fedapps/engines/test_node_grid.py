@@ -314,6 +314,13 @@ def test_a_simulation_with_fewer_nodes_than_clients_is_shared_and_another_is_not
         assert isinstance(shared(InlineGrid(echo, 3), clients), InlineGrid)
 
 
+def test_a_simulation_whose_workers_never_start_is_an_error_and_no_wait_for_more_nodes():
+    grid = InlineGrid(answer_for_many(to_client_app(lambda c: EchoClient(1.0))), 3)
+    grid.send_and_receive = lambda messages, timeout: []
+    with pytest.raises(TimeoutError, match="no node of the simulation answered within 7 s"):
+        shared(grid, 12, patience=7)
+
+
 def test_a_part_without_a_client_is_not_run():
     reply = answer_for_many(to_client_app(lambda c: EchoClient(1.0)))
     inner = InlineGrid(reply, 1)
