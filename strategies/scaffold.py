@@ -25,6 +25,7 @@ its c_i.
 """
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
@@ -43,6 +44,7 @@ from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
+from strategies.base.relative_bounds import HARDENED
 from strategies.base.updates import learned, moved, updates
 from strategies.fedavg import FedAvg, FlowerArguments
 
@@ -85,6 +87,11 @@ class Scaffold(FedAvg):
         self._rate = 0.0  # eta of the round, if the server sends it
         self._first_size, self._grew = 0.0, False  # of the control variates
         self.models_sent: dict[str, int] = {}
+        self.longest = 0.0  # of control variates, in medians of the round; 0: any
+
+    def harden(self) -> None:
+        """Bound the control variates by those of the round, as the models are."""
+        self.longest = HARDENED
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -115,6 +122,8 @@ class Scaffold(FedAvg):
         self._watch(server_round, [arrays_of(reply.content)[0] for reply in valid])
         for reply in valid if self._rate else ():
             self._shorten(arrays_of(reply.content)[0], reply.metadata.src_node_id)
+        if self.longest and valid:
+            self._shorten_to_median(valid)
         average, metrics = super().aggregate_train(server_round, valid)
         if average is None:
             return None, metrics
@@ -132,11 +141,7 @@ class Scaffold(FedAvg):
         """Warn once if a client's control variate grows: then the model diverges, long
         before the other clients' variates grow, too.
         """
-        sizes = [
-            math.hypot(*(float(np.linalg.norm(read(reply[CONTROL + name]))) for name in self.c))
-            for reply in replies
-        ]
-        size = max(sizes, default=0.0)
+        size = max(map(self._size, replies), default=0.0)
         self._first_size = self._first_size or size
         if size > GROWTH * self._first_size and not self._grew:
             self._grew = True
@@ -172,6 +177,33 @@ class Scaffold(FedAvg):
                 reply[CONTROL + name] = Array(
                     *fields(np.asarray(control * (most / size), dtype=control.dtype))
                 )
+
+    def _shorten_to_median(self, replies: list[Message]) -> None:
+        """Shorten the control arrays of each reply, together, to ``longest`` times the
+        median norm of the round.
+        """
+        records = [arrays_of(reply.content)[0] for reply in replies]
+        sizes = [self._size(record) for record in records]
+        most = self.longest * statistics.median_low(sizes)
+        for reply, record, size in zip(replies, records, sizes, strict=True):
+            if size > most:
+                log(
+                    WARNING,
+                    "node %d: its control variates are shortened from %.3g to %.3g",
+                    reply.metadata.src_node_id,
+                    size,
+                    most,
+                )
+                for name in self.c:
+                    control = read(record[CONTROL + name])
+                    record[CONTROL + name] = Array(
+                        *fields(np.asarray(control * (most / size), dtype=control.dtype))
+                    )
+
+    def _size(self, record: ArrayRecord) -> float:
+        """Return the norm of all control arrays of a reply."""
+        norms = (np.linalg.norm(read(record[CONTROL + name])) for name in self.c)
+        return math.hypot(*map(float, norms))
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return c."""
