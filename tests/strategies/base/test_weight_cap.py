@@ -144,6 +144,7 @@ def test_hardened_is_for_the_methods_own_bounds_too(method):
 
     assert not cap()
     assert cap(hardened=True) > 0
+    assert cap(**{"hardened": True, f"{method}.cap": 5.0}) == 5
 
 
 @pytest.mark.parametrize(
