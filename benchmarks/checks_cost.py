@@ -2,14 +2,15 @@
 this version, divided by that of an earlier one.
 
     python benchmarks/checks_cost.py [--before COMMIT] [--runs N] [--jobs NAME ...]
+    [--data FOLDER]
 
 The files of ``--before`` (default: the last commit without these checks) are exported
 to a temporary folder. Two processes, one per version, run the same job in step: a block
 of rounds of one, then the same block of the other, so that both meet the same other
 load of the machine. Inline, one torch thread:
 
-- standard: the job of ``round_time.py`` (199,210 parameters, ten clients per round, 600
-  steps), blocks of one round.
+- standard: the job of ``round_time.py`` (199,210 parameters, ten of a hundred clients
+  per round) on the images of ``--data``, MNIST say; blocks of one round.
 - tiny: logistic regression on digits, ten clients, one epoch, blocks of ten rounds.
 - private: tiny, with differential privacy.
 
@@ -68,7 +69,7 @@ def exported(commit: str, folder: Path) -> Path:
     return folder
 
 
-def work(name: str, block: int) -> None:
+def work(name: str, data: str) -> None:
     """Run a job; wait for a line of the input before each block of rounds, and print
     its CPU and wall seconds after it.
     """
@@ -83,6 +84,7 @@ def work(name: str, block: int) -> None:
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     began: list[float] = []
+    block = JOBS[name][1]
 
     def clocks() -> list[float]:
         return [time.process_time(), time.perf_counter()]
@@ -100,20 +102,18 @@ def work(name: str, block: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = JOBS[name][0]
         if not given:
-            os.environ["FEDAPPS_CACHE"] = str(Path(folder, "cache"))
-            images = round_time.prepare_data(None, Path(folder))
-            given = round_time.settings_of(images, BLOCKS).flat()
+            given = round_time.settings_of(Path(data), BLOCKS).flat()
         given = {**given, "num-rounds": block * (BLOCKS + 1) + 1, "out": str(Path(folder, "run"))}
         execute_inline(read_settings(given), [step])
 
 
-def started(tree: Path, job: str, stack: ExitStack) -> Any:
+def started(tree: Path, job: str, data: str, stack: ExitStack) -> Any:
     """Start :func:`work` on the modules of a tree."""
     # this file's own, since the earlier version need not have it
-    script = "import runpy, sys; runpy.run_path(sys.argv[1])['work'](sys.argv[2], int(sys.argv[3]))"
+    script = "import runpy, sys; runpy.run_path(sys.argv[1])['work'](*sys.argv[2:])"
     return stack.enter_context(
         subprocess.Popen(
-            [sys.executable, "-P", "-c", script, __file__, job, str(JOBS[job][1])],
+            [sys.executable, "-P", "-c", script, __file__, job, data],
             env={**os.environ, "PYTHONPATH": str(tree)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -132,13 +132,13 @@ def asked(worker: Any) -> list[float]:
     return [float(number) for number in json.loads(answer)]
 
 
-def measured(job: str, earlier: Path) -> list[tuple[list[float], list[float]]]:
+def measured(job: str, data: str, earlier: Path) -> list[tuple[list[float], list[float]]]:
     """Return CPU and wall seconds of the blocks of one run, of this version and of the
     earlier one.
     """
     pairs = []
     with ExitStack() as stack:
-        workers = {tree: started(tree, job, stack) for tree in (ROOT, earlier)}
+        workers = {tree: started(tree, job, data, stack) for tree in (ROOT, earlier)}
         for number in range(BLOCKS):
             order = (ROOT, earlier) if number % 2 else (earlier, ROOT)
             spent = {tree: asked(workers[tree]) for tree in order}
@@ -170,7 +170,10 @@ def main() -> None:
     parser.add_argument("--before", default=BEFORE, metavar="COMMIT", help="an earlier version")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--data", default="", metavar="FOLDER", help="images of the standard job")
     chosen = parser.parse_args()
+    if not chosen.data:
+        chosen.jobs = [job for job in chosen.jobs if job != "standard"]
     print("| job | ms per round before | CPU / before | wall / before |")
     print("| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +182,7 @@ def main() -> None:
             rows = [
                 row
                 for _ in track(range(chosen.runs), console=Console(stderr=True))
-                for row in measured(job, earlier)
+                for row in measured(job, chosen.data, earlier)
             ]
             cpu, wall = ([now[k] / old[k] for now, old in rows] for k in (0, 1))
             took = 1000 * statistics.median(old[0] for _, old in rows) / JOBS[job][1]
