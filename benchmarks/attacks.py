@@ -3,10 +3,12 @@ and attacks with the accuracy of the model.
 
     python benchmarks/attacks.py [--partition iid] [--seeds 3] [--rounds 15]
     [--attackers 2] [--attacks none ...]
-    python benchmarks/attacks.py --lies [--results build/lies.jsonl] [--before FILE]
+    python benchmarks/attacks.py --lies [--results build/lies.jsonl] [--before [COMMIT]]
 
 The second prints what each lie of ``lies.py`` costs: one liar among ten clients, scores
-in per cent (for FedBoost, AFLBoost and Frank-Wolfe the loss or objective).
+in per cent (for FedBoost, AFLBoost and Frank-Wolfe the loss or objective). ``--before``
+adds a column of the same lies in an earlier version, by default the last one without
+the bounds.
 
 Digits, ten clients that all take part, an MLP, one local epoch per round. Attackers
 answer evaluations truthfully, and training messages with
@@ -24,9 +26,13 @@ deviation. If a run has no model for its last round, its last evaluation counts.
 import argparse
 import json
 import logging
+import os
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +44,11 @@ from rich.progress import track
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.checks_cost import BEFORE, exported
 from benchmarks.lies import DIGITS, JOB, LIES, Liar, Lie, both, claimed, filled, honest, moved
 from clients.base.adapter import to_client_app
 from clients.base.store import MessageStore
+from fedapps.data.options import DataOptions
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
@@ -102,6 +110,8 @@ def settings_of(lie: Lie) -> dict[str, Any]:
     own.
     """
     own = {"method": lie.method, **JOB, **lie.settings}
+    if not hasattr(DataOptions, "split_seed"):  # an earlier version: the split follows the seed
+        own.pop("data.split-seed", None)
     kind = TASKS[chosen({**METHODS[lie.method].defaults, **own})[1]]
     given = {**METHODS[lie.method].defaults, **kind.defaults, **own}
     if kind.data is not None and "partition" not in kind.data:
@@ -109,16 +119,29 @@ def settings_of(lie: Lie) -> dict[str, Any]:
     return given
 
 
-def tell_lies(seeds: int, results: Path, before: Path | None) -> None:
+def told_before(commit: str, seeds: int, results: Path) -> Path:
+    """Tell the lies in the version ``commit``; return the file of the results."""
+    file = results.with_name(f"{results.stem}-{commit}.jsonl").absolute()
+    with tempfile.TemporaryDirectory() as folder:
+        tree = exported(commit, Path(folder))
+        for name in ("attacks.py", "lies.py", "checks_cost.py"):
+            shutil.copy(Path(__file__).with_name(name), tree / "benchmarks")
+        script = [str(tree / "benchmarks" / "attacks.py"), "--lies", "--columns", "defaults"]
+        subprocess.run(
+            [sys.executable, *script, "--seeds", str(seeds), "--results", str(file)],
+            env={**os.environ, "PYTHONPATH": str(tree)},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+    return file
+
+
+def tell_lies(seeds: int, results: Path, before: str, told: Sequence[str]) -> None:
     """Print a row per lie; runs whose results are in the file are not repeated."""
     results.parent.mkdir(parents=True, exist_ok=True)
+    old = read_rows(told_before(before, seeds, results)) if before else {}
     rows = read_rows(results)
-    jobs = [
-        (lie, column, seed)
-        for lie in LIES
-        for column in (HONEST, *COLUMNS)
-        for seed in range(seeds)
-    ]
+    jobs = [(lie, column, seed) for lie in LIES for column in told for seed in range(seeds)]
     for lie, column, seed in track(jobs, console=Console(stderr=True)):
         key = key_of(lie, column, seed)
         if json.dumps(key) in rows:
@@ -132,7 +155,6 @@ def tell_lies(seeds: int, results: Path, before: Path | None) -> None:
         rows[json.dumps(key)] = score
         with results.open("a") as file:
             file.write(json.dumps([*key, score]) + "\n")
-    old = read_rows(before) if before else {}
     columns = ["method: lie", HONEST, *(["before"] if before else []), *COLUMNS]
     print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     for lie in LIES:
@@ -179,11 +201,14 @@ def main() -> None:
     )
     parser.add_argument("--lies", action="store_true", help="the table of one liar among ten")
     parser.add_argument("--results", type=Path, default=Path("build/lies.jsonl"))
-    parser.add_argument("--before", type=Path, help="results of an earlier version, a column more")
+    parser.add_argument(
+        "--before", nargs="?", const=BEFORE, default="", metavar="COMMIT", help="a column more"
+    )
+    parser.add_argument("--columns", nargs="+", default=[HONEST, *COLUMNS], help="runs to make")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     if options.lies:
-        tell_lies(options.seeds, options.results, options.before)
+        tell_lies(options.seeds, options.results, options.before, options.columns)
         return
     jobs = [
         (method, attack, seed)

@@ -15,7 +15,8 @@ Counters and running statistics of normalisation layers are averaged.
 A client could send any c_i+. Since ``c + c_i+ - c_i = (x - y_i) / (K eta)`` with K >=
 1, and c itself for arrays that are not trained, the server shortens each of these
 arrays to at most ``|x - y_i| / eta + |c|``: what a client adds to c is bounded by how
-far it moves the model. X
+far it moves the model. Then the control arrays of a reply are shortened to three times
+the largest norm of the other nine tenths (hardened: to three times the median).
 
 Contract: the training message holds, after the model's arrays, c: one array
 ``control.NAME`` for each learned array NAME of the model. The reply has the same names
@@ -43,7 +44,9 @@ from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
+from strategies.base.relative_bounds import FEW, HARDENED
 from strategies.base.updates import learned, moved, updates
+from strategies.base.weights import HALF, reference
 from strategies.fedavg import FedAvg, FlowerArguments
 
 CONTROL = "control."
@@ -85,6 +88,11 @@ class Scaffold(FedAvg):
         self._rate = 0.0  # eta of the round, if the server sends it
         self._first_size, self._grew = 0.0, False  # of the control variates
         self.models_sent: dict[str, int] = {}
+        self.liars = FEW  # the share of longest variates that their bound does not go by
+
+    def harden(self) -> None:
+        """Bound the control variates by their median, as the models are."""
+        self.liars = HALF
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -115,6 +123,8 @@ class Scaffold(FedAvg):
         self._watch(server_round, [arrays_of(reply.content)[0] for reply in valid])
         for reply in valid if self._rate else ():
             self._shorten(arrays_of(reply.content)[0], reply.metadata.src_node_id)
+        if valid:
+            self._shorten_to_others(valid)
         average, metrics = super().aggregate_train(server_round, valid)
         if average is None:
             return None, metrics
@@ -132,11 +142,7 @@ class Scaffold(FedAvg):
         """Warn once if a client's control variate grows: then the model diverges, long
         before the other clients' variates grow, too.
         """
-        sizes = [
-            math.hypot(*(float(np.linalg.norm(read(reply[CONTROL + name]))) for name in self.c))
-            for reply in replies
-        ]
-        size = max(sizes, default=0.0)
+        size = max(map(self._size, replies), default=0.0)
         self._first_size = self._first_size or size
         if size > GROWTH * self._first_size and not self._grew:
             self._grew = True
@@ -172,6 +178,33 @@ class Scaffold(FedAvg):
                 reply[CONTROL + name] = Array(
                     *fields(np.asarray(control * (most / size), dtype=control.dtype))
                 )
+
+    def _shorten_to_others(self, replies: list[Message]) -> None:
+        """Shorten the control arrays of each reply, together, to ``HARDENED`` times the
+        norm of the others' (``reference``).
+        """
+        records = [arrays_of(reply.content)[0] for reply in replies]
+        sizes = [self._size(record) for record in records]
+        most = HARDENED * reference(sizes, self.liars)
+        for reply, record, size in zip(replies, records, sizes, strict=True):
+            if size > most:
+                log(
+                    WARNING,
+                    "node %d: its control variates are shortened from %.3g to %.3g",
+                    reply.metadata.src_node_id,
+                    size,
+                    most,
+                )
+                for name in self.c:
+                    control = read(record[CONTROL + name])
+                    record[CONTROL + name] = Array(
+                        *fields(np.asarray(control * (most / size), dtype=control.dtype))
+                    )
+
+    def _size(self, record: ArrayRecord) -> float:
+        """Return the norm of all control arrays of a reply."""
+        norms = (np.linalg.norm(read(record[CONTROL + name])) for name in self.c)
+        return math.hypot(*map(float, norms))
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return c."""

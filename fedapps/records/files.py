@@ -81,9 +81,15 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
     partial.replace(path)
 
 
-def append_text(path: Path, text: str) -> None:
-    """Append to a file; an error restores its former length."""
-    with path.open("ab", buffering=0) as file:
+def append_text(path: Path, text: str, flags: int = 0) -> None:
+    """Append to a file; an error restores its former length. ``flags``: more of
+    ``os.open``, such as ``os.O_DSYNC``.
+    """
+
+    def opened(name: str, usual: int) -> int:
+        return os.open(name, usual | flags, 0o666)
+
+    with open(path, "ab", buffering=0, opener=opened) as file:
         size = file.seek(0, os.SEEK_END)
         data = memoryview(text.encode())
         try:

@@ -37,7 +37,8 @@ from fedapps.tasks.registry import TASKS, find_task, task_name
 from fedapps.toml_text import Value
 from fedapps.tracking.names import names_of
 from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
-from strategies.base.relative_bounds import HARDENED
+from strategies.base.relative_bounds import FEW, HARDENED
+from strategies.base.weights import HALF
 
 # Largest weight, as a multiple of the round's median, with a bound on the update only.
 MAX_WEIGHT = 10.0
@@ -163,19 +164,20 @@ class Settings(Options):
     )
     hardened: bool = option(
         False,
-        "bounds for clients that are not trusted: max-relative-update and max-weight are 3 unless "
-        "they are set, and the method's own; always on SuperNodes",
+        "bounds for clients that are not trusted: max-relative-update and max-weight are 3 medians "
+        "unless they are set, and the method's own; always on SuperNodes",
     )
     max_weight: float = option(
         -1.0,
         "largest weight of a client, as a multiple of the round's median; 0: no limit; -1: 3 if "
-        "hardened, 10 with max-update-norm, else no limit",
+        "hardened, 10 with max-update-norm, else 3 times the round's 90 % quantile",
         low=-1,
     )
     max_relative_update: float = option(
         -1.0,
         "clients' updates are shortened to this multiple of the round's median norm; 0: no limit; "
-        "-1: 3 if hardened, else no limit; never with dp.noise-multiplier or node-sums",
+        "-1: 3 if hardened, else 3 times the 90 % quantile, unless max-weight is set; never with "
+        "dp.noise-multiplier or node-sums",
         low=-1,
     )
     max_array_value: float = option(
@@ -310,7 +312,10 @@ class Settings(Options):
     @property
     def bound(self) -> UpdateBound:
         """The bounds on a client's update and weight."""
-        weight, relative = self.max_weight, self.max_relative_update
+        weight, relative, liars = self.max_weight, self.max_relative_update, HALF
+        others = self.hardened or self.max_update_norm or self.node_sums or self.dp.noise_multiplier
+        if weight < 0 and relative < 0 and not others:
+            weight, relative, liars = HARDENED, HARDENED, FEW
         if weight < 0:
             weight = HARDENED if self.hardened else MAX_WEIGHT if self.max_update_norm else 0.0
         if relative < 0:
@@ -321,6 +326,7 @@ class Settings(Options):
             weight,
             self.max_array_value,
             relative,
+            liars,
             self.max_metric_bytes,
         )
 

@@ -475,7 +475,8 @@ class ClientGrid(WrappedGrid):
         if sent and trains(sent[0]) and not (exchange.travel and exchange.travel.summed):
             valid = self._bounded(exchange, valid, sent)
         if self.rules.weight and self.rules.bound.max_weight:
-            exchange.capped = capped(valid, self.rules.weight, self.rules.bound.max_weight)
+            bound = self.rules.bound
+            exchange.capped = capped(valid, self.rules.weight, bound.max_weight, bound.liars)
         if self._unrecorded and sent and trains(sent[0]):
             exchange.failures += self._unrecorded
             self._unrecorded = []
@@ -503,6 +504,7 @@ class ClientGrid(WrappedGrid):
             rules.bound.max_relative_update,
             models=rules.like_model,
             beside=rules.beside,
+            liars=rules.bound.liars,
         )
         for place, reason in wild.items():
             self._leave_out(exchange, valid[place][0], reason, valid[place][1])

@@ -39,6 +39,7 @@ from algorithms.common.averaging import STATISTICS
 from algorithms.common.wire import fields, read
 from strategies.base.messages import arrays_of
 from strategies.base.roster import ClientId
+from strategies.base.weights import HALF, named, reference
 
 #: Multiple of the model's norm and of the median update, beyond which a client has
 #: diverged. In honest runs on sizes that differ by a factor of 70, updates were at most
@@ -48,6 +49,9 @@ WILD = 1000.0
 #: not trusted: of ten equal ones, a liar keeps a quarter of the weight and the other
 #: nine can outweigh its update.
 HARDENED = 3.0
+#: Share of a round's replies that the bounds of every run take for liars: the others'
+#: largest norm and weight, times ``HARDENED``, are the bounds. They act from ten on.
+FEW = 0.1
 #: The two groups of arrays, by whether they are running statistics.
 GROUPS = {False: "update", True: "update of the running statistics"}
 
@@ -70,13 +74,14 @@ class RelativeBounds:
         *,
         models: bool,
         beside: str = "",
+        liars: float = HALF,
     ) -> tuple[dict[int, str], list[ClientId]]:
-        """Shorten the updates of (client, message sent, reply) to ``most`` medians (0:
-        none); return place -> reason of the replies to leave out, and the clients whose
-        updates were shortened.
+        """Shorten the updates of (client, message sent, reply) to ``most`` times the
+        :func:`reference` of their norms (0: none); return place -> reason of the
+        replies to leave out, and the clients whose updates were shortened.
 
         ``models``: replies are models, else the updates themselves. ``beside``: prefix
-        of the arrays that are not the model's.
+        of the arrays that are not the model's. ``liars``: as in :func:`reference`.
         """
         wild: dict[int, str] = {}
         shortened: list[ClientId] = []
@@ -90,8 +95,11 @@ class RelativeBounds:
             if len(rows) > 1 and usual:
                 self.usual[statistic] = usual
             usual = self.usual.get(statistic, 0.0) if len(rows) == 1 else usual
+            norms = [row.norm for row in rows]
+            largest = usual if liars == HALF else reference(norms, liars)
+            bound = most * largest or math.inf
             for place, row in enumerate(rows):
-                if not usual or row.norm <= (most or WILD) * usual or place in wild:
+                if not usual or row.norm <= min(bound, WILD * usual) or place in wild:
                     continue
                 # the norm of the model is needed for outliers only
                 if row.norm > WILD * max(usual, size := row.size()):
@@ -101,18 +109,19 @@ class RelativeBounds:
                         f"client ({usual:.4g}): the client has probably diverged, lower its "
                         "learning rate"
                     )
-                elif most and row.norm > most * usual:
-                    row.shorten(most * usual)
+                elif row.norm > bound:
+                    row.shorten(bound)
                     shortened += [row.client] if row.client not in shortened else []
                     log(
                         WARNING,
-                        "client %s: its %s is shortened from %.4g to %.4g, %g times the median of "
-                        "the round (max-relative-update)",
+                        "client %s: its %s is shortened from %.4g to %.4g, %g times %s of the "
+                        "round (max-relative-update)",
                         row.client,
                         GROUPS[statistic],
                         row.norm,
-                        most * usual,
+                        bound,
                         most,
+                        named(liars),
                     )
         return wild, shortened
 

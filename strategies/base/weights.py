@@ -1,7 +1,6 @@
 """Reading and replacing the aggregation weights of replies."""
 
 import copy
-import statistics
 from collections.abc import Sequence
 from logging import WARNING
 
@@ -22,9 +21,27 @@ def weight_key(strategy: Strategy) -> str:
     return str(getattr(innermost(strategy), "weighted_by_key", "num-examples"))
 
 
-def capped(replies: Sequence[tuple[int | str, Message]], key: str, most: float) -> list[int | str]:
-    """Lower weights above ``most`` times the median of the replies (the lower one of
-    two); return the clients.
+#: The share of liars for which :func:`reference` is the median.
+HALF = 0.5
+
+
+def reference(values: Sequence[float], liars: float) -> float:
+    """Return the largest of some values without the share ``liars`` of the largest
+    ones; with ``HALF`` the median, the lower one of two.
+    """
+    return sorted(values, reverse=True)[int(liars * len(values))]
+
+
+def named(liars: float) -> str:
+    """Return the name of :func:`reference` in messages."""
+    return "the median" if liars == HALF else f"the {100 * (1 - liars):g} % quantile"
+
+
+def capped(
+    replies: Sequence[tuple[int | str, Message]], key: str, most: float, liars: float = HALF
+) -> list[int | str]:
+    """Lower weights above ``most`` times the :func:`reference` of the replies; return
+    the clients.
     """
     holders = [
         (client, record)
@@ -34,20 +51,20 @@ def capped(replies: Sequence[tuple[int | str, Message]], key: str, most: float) 
     ]
     if not holders:
         return []
-    limit = most * statistics.median_low([float(str(record[key])) for _, record in holders])
+    limit = most * reference([float(str(record[key])) for _, record in holders], liars)
     found = []
     for client, record in holders:
         value = float(str(record[key]))
         if value > limit:
             log(
                 WARNING,
-                "client %s: %s = %.6g is capped to %.6g, %g times the median of the round "
-                "(max-weight)",
+                "client %s: %s = %.6g is capped to %.6g, %g times %s of the round (max-weight)",
                 client,
                 key,
                 value,
                 limit,
                 most,
+                named(liars),
             )
             record[key] = max(1, int(limit)) if isinstance(record[key], int) else limit
             found.append(client)

@@ -417,6 +417,25 @@ def test_a_release_that_cannot_be_counted_does_not_happen():
     assert strategy.releases == 2
 
 
+def test_a_release_is_on_disk_when_it_is_counted(tmp_path, monkeypatch):
+    opened, synced = {}, []
+    plain = os.open
+
+    def noted(path, flags, *rest, **more):
+        opened[os.path.basename(path)] = file = plain(path, flags, *rest, **more)
+        assert flags & os.O_DSYNC or os.path.basename(path) != RELEASES
+        return file
+
+    monkeypatch.setattr(os, "open", noted)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    releases = Releases(tmp_path, "x")
+    releases.add(1)
+    assert RELEASES in opened
+    assert synced == [opened[tmp_path.name]]  # so that the file has its name
+    releases.add(2)
+    assert len(synced) == 1
+
+
 def test_a_torn_line_counts_as_a_release(tmp_path):
     (tmp_path / RELEASES).write_text('{"release": 1}\n{"rele')
     Releases(tmp_path, "x").add(2)

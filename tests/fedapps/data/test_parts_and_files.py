@@ -14,9 +14,11 @@ import pytest
 from PIL import Image
 
 from fedapps.commands.parser import main
+from fedapps.data.held_out import Part, dealt_part
 from fedapps.data.images import read_named
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_samples, natural_clients, partition
+from fedapps.data.samples import Samples
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble
@@ -393,3 +395,12 @@ def test_what_is_no_folder_of_files_is_one_line(tmp_path, capsys):
     assert "data.validation-split = 'half': no folder half lies beside" in capsys.readouterr().err
     assert main(["data", f"data.source={source}/train.csv", *given]) == 2
     assert "is not a folder with one file per client" in capsys.readouterr().err
+
+
+def test_classes_that_nobody_trains_on_are_scored_by_nobody():
+    """Two clients, three classes; the third is in the test part only."""
+    labels = np.array([0, 0, 1, 1, 0, 1, 2, 2, 2])
+    samples = Samples(np.zeros((9, 1, 1, 1), np.float32), labels, 3)
+    part = Part("is scored on", "data.test = 'test'", np.arange(9) >= 4)
+    own = dealt_part(samples, [np.array([0, 1]), np.array([2, 3])], part, seed=0)
+    assert [rows.tolist() for rows in own] == [[4], [5]]

@@ -220,3 +220,10 @@ def test_what_cannot_be_chosen_is_refused_at_once(given, why, tmp_path):
 def test_a_run_without_a_validation_score_says_which_setting_gives_some():
     with pytest.raises(UserError, match=r"no client reported .*: set tabular\.validation"):
         Best(keep=True, setting="tabular.validation").note({"round": 1, "evaluate": {}})
+
+
+def test_clients_keep_the_best_round_and_that_of_the_checkpoint():
+    """A run resumed from the checkpoint of round 4 may still end with round 2."""
+    best = Best(keep=True, round=5, at_checkpoint=2)
+    assert best.kept_rounds == [2, 5]
+    assert Best(round=5, at_checkpoint=2).kept_rounds == []

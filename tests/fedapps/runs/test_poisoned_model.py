@@ -85,15 +85,28 @@ def test_broken_numbers_from_most_clients_delete_the_checkpoint(tmp_path, caplog
     assert model(tmp_path / "run") == model(tmp_path / "clean")
 
 
-def test_errors_may_not_be_the_models_fault_until_a_resumed_run_fails_again(tmp_path):
-    """The checkpoint of the end is kept beside the sound one, for one attempt."""
+@pytest.mark.parametrize("rounds", [8, 12])
+def test_errors_may_not_be_the_models_fault_until_a_resumed_run_fails_again(rounds, tmp_path):
+    """The checkpoint of the end is kept beside the sound one, for one attempt, whether
+    its last round scores the model (8) or not.
+    """
     with pytest.raises(TooFewReplies):
-        go(tmp_path, fails=raises)
+        go(tmp_path, fails=raises, **{"num-rounds": rounds})
     assert kept(tmp_path) == [2, 7]
     with pytest.raises(TooFewReplies):
-        go(tmp_path, fails=raises, resume=True)
+        go(tmp_path, fails=raises, resume=True, **{"num-rounds": rounds})
     assert kept(tmp_path) == [2]
-    assert go(tmp_path, poison=False, resume=True)["status"] == "completed"
+    again = go(tmp_path, poison=False, resume=True, **{"num-rounds": rounds})
+    assert again["status"] == "completed"
+
+
+def test_a_model_that_could_not_be_scored_gets_no_checkpoint(tmp_path):
+    """Not after its round, and not at the end of the run; training alone would not show
+    whose fault it is.
+    """
+    with pytest.raises(TooFewReplies):
+        go(tmp_path, fails=raises, **{"evaluate-every": 4})
+    assert kept(tmp_path) == [2]
 
 
 def test_a_checkpoint_is_kept_until_the_next_one_was_of_use(tmp_path):

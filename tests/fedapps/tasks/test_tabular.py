@@ -15,7 +15,7 @@ from clients.base.evaluation import BINARY
 from fedapps.commands.parser import main
 from fedapps.data.generated_tables import classes
 from fedapps.data.samples import Columns
-from fedapps.data.scaling import TableScale
+from fedapps.data.scaling import Moments, Scale, TableScale
 from fedapps.data.table_columns import read_columns
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -430,3 +430,12 @@ def test_a_run_has_as_many_clients_as_the_table(tmp_path):
     ]
     assert main(["run", "--engine", "inline", *settings, "--out", str(tmp_path / "run")]) == 0
     assert tomllib.loads((tmp_path / "run" / "settings.toml").read_text())["num-clients"] == 3
+
+
+def test_a_constant_has_deviation_one_whatever_rounding_leaves():
+    """0.1 + 0.1 + ... is not exactly a multiple of 0.1."""
+    for value in (0.1, 1e6 + 0.3, -7e-5):
+        x = np.full((1000, 1, 1, 1), value, np.float32)
+        scale = Scale.of_sums([Moments.of(x[:333]), Moments.of(x[333:])])
+        assert scale.deviation.ravel().tolist() == [1]
+        assert abs(scale.of(x)).max() < 1e-6 * abs(value)

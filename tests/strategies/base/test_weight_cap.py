@@ -7,7 +7,7 @@ import logging
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
@@ -109,9 +109,19 @@ def test_the_run_says_how_often(tmp_path):
     assert "update shortened" in write_report(tmp_path).read_text()
 
 
-def test_the_default_is_off_in_simulations_three_on_supernodes_and_ten_with_a_bound():
-    assert read_settings({}).bound.max_weight == 0
-    assert read_settings({}).bound.max_relative_update == 0
+def bounds(**given):
+    bound = read_settings({key.replace("_", "-"): value for key, value in given.items()}).bound
+    return bound.max_weight, bound.max_relative_update, bound.liars
+
+
+def test_the_default_is_three_times_the_quantile_and_on_supernodes_three_medians():
+    assert bounds() == bounds(num_clients=100) == (3, 3, 0.1)
+    assert bounds(hardened=True) == (3, 3, 0.5)
+    # one of the two that is set is in medians, and the other one is off
+    assert bounds(max_weight=4.0) == (4, 0, 0.5)
+    assert bounds(max_relative_update=4.0) == (0, 4, 0.5)
+    for exact in ({"dp.noise-multiplier": 1.0}, {"node-sums": True}):
+        assert bounds(**exact) == (0, 0, 0.5)
     for hardened in (read_settings({}).deployed(), read_settings({"hardened": True})):
         assert (hardened.bound.max_weight, hardened.bound.max_relative_update) == (3, 3)
     assert read_settings({"max-relative-update": 0.0}).deployed().bound.max_relative_update == 0
@@ -134,6 +144,27 @@ def test_hardened_is_for_the_methods_own_bounds_too(method):
 
     assert not cap()
     assert cap(hardened=True) > 0
+    assert cap(**{"hardened": True, f"{method}.cap": 5.0}) == 5
+
+
+@pytest.mark.parametrize(
+    ("clients", "liars", "bounded"), [(9, 1, False), (10, 1, True), (10, 2, False), (20, 2, True)]
+)
+def test_one_liar_in_ten_counts_three_times_as_much_as_the_others(clients, liars, bounded):
+    """The others' largest update is 2 long, their largest weight is 20; the median is
+    smaller.
+    """
+    honest = clients - liars
+    shifts = [1.0] * (honest - 1) + [2.0] + [-50.0] * liars
+    weights = [10] * (honest - 1) + [20] + [10**15] * liars
+    got, (now,), _ = run(shifts, weights, read_settings({}).bound)
+    liar_names = list(range(honest, clients)) if bounded else []
+    assert now.trained.capped == now.trained.shortened == liar_names
+    if bounded:
+        total = 10 * (honest - 1) + 20 + 60 * liars
+        assert got == pytest.approx((10 * (honest - 1) + 40 - 6 * 60 * liars) / total, rel=1e-5)
+    else:
+        assert got == pytest.approx(-50)
 
 
 # --- arrays that are not the model ----------------------------------------------------
@@ -162,8 +193,6 @@ def scaffold(variate, config, rounds=2, bound=None):
     )
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
     strategy, seen = Scaffold(), []
-    from flwr.app import ConfigRecord
-
     grid = ClientGrid(InlineGrid(app, 3), bound=bound)
     run_rounds(
         strategy, grid, arrays, rounds, train_config=ConfigRecord(config), callbacks=[seen.append]
@@ -190,6 +219,27 @@ def test_control_variates_are_bounded_by_the_move_of_the_model(caplog):
     assert not rounds[0].failures
     assert "its control variate of w is shortened from 1.41e+05 to 1.43" in caplog.text
     assert abs(scaffold(1e5, {"learning-rate": 0.1}, rounds=8)[0]).max() < 2.0
+
+
+def test_hardened_no_variate_is_longer_than_three_medians():
+    """A variate that agrees with the client's model, but is longer than the others'."""
+
+    def variates(last, hardened):
+        gradients = [1.0, 1.1, 1.2, 1.3, last]
+        app = to_client_app(lambda c: Variates(gradients[c.node_config["partition-id"]]))
+        strategy = Scaffold()
+        if hardened:
+            strategy.harden()
+        arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+        config = ConfigRecord({"learning-rate": 0.1})
+        run_rounds(strategy, ClientGrid(InlineGrid(app, 5)), arrays, 1, train_config=config)
+        return strategy.c["w"]
+
+    np.testing.assert_allclose(variates(-40.0, False), (4.6 - 40) / 5, rtol=1e-5)
+    # three times the median of 1, 1.1, 1.2, 1.3 and 40
+    np.testing.assert_allclose(variates(-40.0, True), (4.6 - 3 * 1.2) / 5, rtol=1e-5)
+    for hardened in (False, True):
+        np.testing.assert_allclose(variates(3.0, hardened), (4.6 + 3) / 5, rtol=1e-5)
 
 
 def test_honest_variates_are_as_they_are(caplog):

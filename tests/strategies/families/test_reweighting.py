@@ -457,5 +457,13 @@ def test_the_state_of_the_wrapped_strategy_is_saved_too():
     np.testing.assert_array_equal(second.strategy.v, first.strategy.v)
 
 
+def test_the_scale_of_the_losses_is_saved():
+    """A liar in the first round after a resume is cut as in any other."""
+    first, second = AAggFFD(FedAvg()), AAggFFD(FedAvg())
+    simulate(first, lambda i, _: LossyClient(0.1 * (i + 1), 1.0), 3, START, 2)
+    second.load_state_dict(first.state_dict())
+    assert second.loss_scale == first.loss_scale > 0
+
+
 def test_the_base_class_names_its_one_gap():
     assert Reweighting.__abstractmethods__ == {"decide"}
