@@ -127,8 +127,9 @@ class DataOptions(Options):
     )
     score_on: str = option(
         "test",
-        "part that clients are scored on",
-        choices=["test", "validation"],
+        "part that clients are scored on; held-out: every other validation sample, while methods "
+        "that choose by validation samples use the rest",
+        choices=["test", "validation", "held-out"],
     )
     min_samples: int = option(5, "least number of samples of a client", low=3)
     validation: float = option(
@@ -187,12 +188,12 @@ class DataOptions(Options):
                 f"split-seed = {self.split_seed!r}: must be a whole number from 0, or seed for "
                 "that of the run"
             )
-        if self.score_on == "validation" and not (
+        if self.score_on != "test" and not (
             self.validation or self.validation_split or self.part
         ):
             raise ValueError(
-                "score-on = 'validation': clients have no validation samples: set validation, to "
-                "0.2 say"
+                f"score-on = {self.score_on!r}: clients have no validation samples: set "
+                "validation, to 0.2 say"
             )
         if self.group_split and self.partition != "natural":
             raise ValueError(
