@@ -54,12 +54,28 @@ from strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]
 CHOICES = ("own", "shrunk", "shared")
+#: The values of options that are not given, by form: chosen on held-out jobs
+#: (``experiments/personal-forms.toml``), or printed in the thesis.
+FORMS: dict[str, dict[str, Any]] = {
+    "chosen": {"init": "global", "step_scale": 2.0, "catch_up": 1},
+    "thesis": {"init": "own", "step_scale": 1.0, "catch_up": 0},
+}
+#: The values that stand for an option that is not given.
+NOT_GIVEN = {"init": "auto", "step_scale": 0.0, "catch_up": -1}
 
 
 @dataclass(frozen=True)
 class SuPerFedOptions(Options):
-    """Options of SuPerFed."""
+    """Options of SuPerFed. ``form`` fills in ``init``, ``step_scale`` and ``catch_up``
+    where they are not given.
+    """
 
+    form: str = option(
+        "chosen",
+        "values of init, step-scale and catch-up that are not given: global, 2 and 1 (chosen on "
+        "held-out jobs) or own, 1 and 0 (the thesis)",
+        choices=FORMS,
+    )
     mu: float = option(0.01, "weight of the proximal term", low=0)
     nu: float = option(
         1.0, "weight of the squared cosine between federated and personal model", low=0
@@ -71,22 +87,21 @@ class SuPerFedOptions(Options):
         low=0,
     )
     init: str = option(
-        "own",
-        "initial theta_l: random for each client, or the received model",
-        choices=["own", "global"],
+        "auto",
+        "initial theta_l: random for each client, or the received model; auto: by the form",
+        choices=["auto", "own", "global"],
     )
     step_scale: float = option(
-        1.0,
+        0.0,
         "factor on both models' gradient of the loss while they are mixed; 2 makes up for "
-        "E[lambda] = 1/2",
+        "E[lambda] = 1/2; 0: by the form",
         low=0,
-        open_low=True,
     )
     catch_up: int = option(
-        0,
+        -1,
         "local epochs before scoring for a client that has not mixed yet; 0: it uses its initial "
-        "theta_l",
-        low=0,
+        "theta_l; -1: by the form",
+        low=-1,
     )
     lambda_choice: str = option(
         "own",
@@ -94,6 +109,12 @@ class SuPerFedOptions(Options):
         "clients'",
         choices=CHOICES,
     )
+
+    def check(self) -> None:
+        """Fill in what the form decides."""
+        for name, value in NOT_GIVEN.items():
+            if getattr(self, name) == value:
+                object.__setattr__(self, name, FORMS[self.form][name])
 
 
 class SuPerFed(FedAvg):

@@ -48,8 +48,10 @@ class Method:
     differs from the task's. ``start``: likewise of ``model.start = "auto"``.
     ``synthetic``: produces a set of images (table ``synthetic``); the model is the
     classifier trained on it. ``validates``: its clients, which train no net, score
-    validation samples, too. ``page``: the method's page in ``docs``; by default named
-    after the table, or after the method if it has no table.
+    validation samples, too. ``chooses``: its clients choose by validation samples (a
+    mixture, epochs), so they have some where a task's default job has none. ``page``:
+    the method's page in ``docs``; by default named after the table, or after the method
+    if it has no table.
     """
 
     summary: str
@@ -69,6 +71,7 @@ class Method:
     start: str = ""
     synthetic: bool = False
     validates: bool = False
+    chooses: bool = False
     page: str = ""
     builds: type[Strategy] | None = None
 

@@ -111,6 +111,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         strategy=Finetune,
         client="FinetuneClient",
+        chooses=True,
     ),
     "superfed-mm": Method(
         summary="federated and personal model mixed at random, one weight per model",
@@ -119,6 +120,7 @@ METHODS: dict[str, Method] = {
         builds=SuPerFed,
         strategy=lambda options, task, context: SuPerFed(options, mixing="model"),
         client="SuPerFedClient",
+        chooses=True,
         start="random",  # the angle between two models that are 0 is not defined
     ),
     "superfed-lm": Method(
@@ -128,6 +130,7 @@ METHODS: dict[str, Method] = {
         builds=SuPerFed,
         strategy=lambda options, task, context: SuPerFed(options, mixing="layer"),
         client="SuPerFedClient",
+        chooses=True,
         start="random",  # the angle between two models that are 0 is not defined
     ),
     "fedper": Method(

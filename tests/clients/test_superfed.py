@@ -49,7 +49,7 @@ def test_lambda_nu_mu_zero_is_fedavg_to_the_last_bit(start):
     """start = 1: never mixes. start = 0: the mixing code itself, with every lambda
     drawn as 0.
     """
-    strategy = SuPerFed(SuPerFedOptions(mu=0.0, nu=0.0, start=start))
+    strategy = SuPerFed(SuPerFedOptions(form="thesis", mu=0.0, nu=0.0, start=start))
     result = arrays_of(
         simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG)
     )
@@ -61,7 +61,7 @@ def test_mu_alone_is_fedprox():
     from clients import FedProxClient
     from strategies import FedProx, FedProxOptions
 
-    strategy = SuPerFed(SuPerFedOptions(mu=0.3, nu=0.0, start=0.0))
+    strategy = SuPerFed(SuPerFedOptions(form="thesis", mu=0.3, nu=0.0, start=0.0))
     got = arrays_of(simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG))
     clients = [FedProxClient(small_net, blobs(seed=i, shift=i), i) for i in range(3)]
     want = arrays_of(
