@@ -71,6 +71,25 @@ def test_mu_alone_is_fedprox():
         np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=1e-7)
 
 
+def test_the_form_fills_in_what_is_not_given():
+    chosen, thesis = SuPerFedOptions(), SuPerFedOptions(form="thesis")
+    assert (chosen.init, chosen.step_scale, chosen.catch_up) == ("global", 2.0, 1)
+    assert (thesis.init, thesis.step_scale, thesis.catch_up) == ("own", 1.0, 0)
+    given = SuPerFedOptions(form="thesis", init="global", step_scale=3.0, catch_up=2)
+    assert (given.init, given.step_scale, given.catch_up) == ("global", 3.0, 2)
+    assert SuPerFedOptions(catch_up=0).catch_up == 0
+
+
+def test_the_thesiss_form_sends_what_the_printed_options_send():
+    """The same messages, hence the same numbers; the default's differ."""
+    printed = SuPerFedOptions(init="own", step_scale=1.0, catch_up=0)
+    sent = [
+        (strategy.train_options(9, 10), strategy.evaluate_options(9, 10))
+        for strategy in map(SuPerFed, (printed, SuPerFedOptions(form="thesis"), SuPerFedOptions()))
+    ]
+    assert sent[0] == sent[1] != sent[2]
+
+
 LAMBDAS = {
     "model": [0.3, 0.3],
     "layer": [0.9, 0.1],

@@ -73,12 +73,27 @@ def test_a_run_that_chooses_never_reads_a_test_sample(task, tmp_path, monkeypatc
             (tmp_path / name / file).read_bytes() for file in ("clients.csv", "model.safetensors")
         ]
 
-    clean = {score_on: play(f"clean-{score_on}", score_on) for score_on in ("validation", "test")}
+    held_out = ("validation", "held-out")
+    clean = {score_on: play(f"clean-{score_on}", score_on) for score_on in (*held_out, "test")}
     monkeypatch.setattr(kind, "read", poisoned)
     poison = np.nan
-    assert play("poisoned-validation", "validation") == clean["validation"]
+    for score_on in held_out:
+        assert play(f"poisoned-{score_on}", score_on) == clean[score_on]
     poison = 7.0  # not NaN, which ends a run
     assert play("poisoned-test", "test")[0] != clean["test"][0]
+
+
+def test_held_out_samples_are_half_of_the_validation_samples():
+    parts = {}
+    for score_on in ("test", "validation", "held-out"):
+        job = {"data.partition": "iid", "data.score-on": score_on}
+        parts[score_on] = build_task(read_settings(job)).split(3, 20)
+    train, validation, test = map(set, parts["test"])
+    own, chooses, scored = map(set, parts["held-out"])
+    assert own == train
+    assert not chooses & scored and chooses | scored == validation
+    assert abs(len(chooses) - len(scored)) <= 1
+    assert set(parts["validation"][2]) == validation and not scored & test
 
 
 def table(folder, people):
@@ -127,5 +142,7 @@ def test_persons_of_several_clients_and_dealt_rows_are_refused(tmp_path):
         read_settings({**given, "data.partition": "iid"})
     with pytest.raises(UserError, match=r"data.split-seed = '-1': must be a whole number from 0"):
         read_settings({"data.split-seed": -1})
+    with pytest.raises(UserError, match="'held-out' would score rows of persons that choose"):
+        read_settings({**given, "data.score-on": "held-out"})
     with pytest.raises(UserError, match=r"score-on = 'validation': clients have no validation"):
         read_settings({"data.score-on": "validation", "data.validation": 0.0})
