@@ -6,9 +6,9 @@ NeurIPS 2020, arXiv 2006.08848, Algorithm 1.
 
 Contract: FedAvg's. The training configuration holds ``pfedme-lambda`` (0: 15, the
 paper's, or 1 / the learning rate if that is less: beyond 2 / the learning rate the
-inner steps diverge, beyond 1 / it w overshoots), ``pfedme-inner-steps``, ``pfedme-batches`` and ``pfedme-rate``, that of w (0: the
-learning rate). The client keeps its personal theta, is evaluated with it and never
-sends it.
+inner steps diverge, beyond 1 / it w overshoots), ``pfedme-inner-steps``,
+``pfedme-batches`` and ``pfedme-rate``, that of w (0: the learning rate). The client
+keeps its personal theta, is evaluated with it and never sends it.
 """
 
 from collections.abc import Iterable

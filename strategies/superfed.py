@@ -57,28 +57,30 @@ CHOICES = ("own", "shrunk", "shared")
 #: The values of options that are not given, by form: chosen on held-out jobs
 #: (``experiments/personal-forms.toml``), or printed in the thesis.
 FORMS: dict[str, dict[str, Any]] = {
-    "chosen": {"init": "global", "step_scale": 2.0, "catch_up": 1},
-    "thesis": {"init": "own", "step_scale": 1.0, "catch_up": 0},
+    "chosen": {"nu": 0.0, "init": "global", "step_scale": 2.0, "catch_up": 1},
+    "thesis": {"nu": 1.0, "init": "own", "step_scale": 1.0, "catch_up": 0},
 }
 #: The values that stand for an option that is not given.
-NOT_GIVEN = {"init": "auto", "step_scale": 0.0, "catch_up": -1}
+NOT_GIVEN = {"nu": -1.0, "init": "auto", "step_scale": 0.0, "catch_up": -1}
 
 
 @dataclass(frozen=True)
 class SuPerFedOptions(Options):
-    """Options of SuPerFed. ``form`` fills in ``init``, ``step_scale`` and ``catch_up``
-    where they are not given.
+    """Options of SuPerFed; what is not given follows from the form
+    (:attr:`filled`).
     """
 
     form: str = option(
         "chosen",
-        "values of init, step-scale and catch-up that are not given: global, 2 and 1 (chosen on "
-        "held-out jobs) or own, 1 and 0 (the thesis)",
+        "values of nu, init, step-scale and catch-up that are not given: 0, global, 2 and 1 "
+        "(chosen on held-out jobs) or 1, own, 1 and 0 (the thesis)",
         choices=FORMS,
     )
     mu: float = option(0.01, "weight of the proximal term", low=0)
     nu: float = option(
-        1.0, "weight of the squared cosine between federated and personal model", low=0
+        -1.0,
+        "weight of the squared cosine between federated and personal model; -1: by the form",
+        low=-1,
     )
     start: float = option(0.4, "L / T, the share of the rounds before mixing starts", low=0, high=1)
     start_draws: float = option(
@@ -111,10 +113,17 @@ class SuPerFedOptions(Options):
     )
 
     def check(self) -> None:
-        """Fill in what the form decides."""
-        for name, value in NOT_GIVEN.items():
-            if getattr(self, name) == value:
-                object.__setattr__(self, name, FORMS[self.form][name])
+        """Check that nu is a weight, or not given."""
+        if -1 < self.nu < 0:
+            raise ValueError(f"nu = {self.nu:g}: choose 0 or more, or -1, by the form")
+
+    @property
+    def filled(self) -> "SuPerFedOptions":
+        """The same options, with the form's values where none is given."""
+        values = FORMS[self.form]
+        return replace(
+            self, **{k: values[k] for k, v in NOT_GIVEN.items() if getattr(self, k) == v}
+        )
 
 
 class SuPerFed(FedAvg):
@@ -132,7 +141,7 @@ class SuPerFed(FedAvg):
     ) -> None:
         super().__init__(**kwargs)
         check_choice("mixing", mixing, ["model", "layer"])
-        self.options = options or SuPerFedOptions()
+        self.options = (options or SuPerFedOptions()).filled
         self.mixing = mixing
         self.own_measures: Mapping[str, float] = {}
         self.draws = 0.0  # times a client was sampled so far, on average

@@ -188,9 +188,7 @@ class DataOptions(Options):
                 f"split-seed = {self.split_seed!r}: must be a whole number from 0, or seed for "
                 "that of the run"
             )
-        if self.score_on != "test" and not (
-            self.validation or self.validation_split or self.part
-        ):
+        if self.score_on != "test" and not (self.validation or self.validation_split or self.part):
             raise ValueError(
                 f"score-on = {self.score_on!r}: clients have no validation samples: set "
                 "validation, to 0.2 say"

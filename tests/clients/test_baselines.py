@@ -197,9 +197,7 @@ def test_a_client_that_chooses_its_epochs_never_ends_below_the_received_model(sh
     sent = get_arrays(small_net(5))
     config = {**TRAIN, "server-round": 3, "momentum": momentum, "learning-rate": 0.3}
     client = FinetuneClient(small_net, data, 1)
-    _, _, metrics = client.evaluate(
-        sent, {**config, "finetune-epochs": -1, "finetune-rate": 0.0}
-    )
+    _, _, metrics = client.evaluate(sent, {**config, "finetune-epochs": -1, "finetune-rate": 0.0})
     after = client.mean_loss(data.validation)
     epochs = int(metrics["finetune-epochs"])
     losses = {}

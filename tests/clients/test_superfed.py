@@ -72,17 +72,22 @@ def test_mu_alone_is_fedprox():
 
 
 def test_the_form_fills_in_what_is_not_given():
-    chosen, thesis = SuPerFedOptions(), SuPerFedOptions(form="thesis")
-    assert (chosen.init, chosen.step_scale, chosen.catch_up) == ("global", 2.0, 1)
-    assert (thesis.init, thesis.step_scale, thesis.catch_up) == ("own", 1.0, 0)
-    given = SuPerFedOptions(form="thesis", init="global", step_scale=3.0, catch_up=2)
-    assert (given.init, given.step_scale, given.catch_up) == ("global", 3.0, 2)
-    assert SuPerFedOptions(catch_up=0).catch_up == 0
+    def values(options):
+        filled = SuPerFed(options).options
+        return filled.nu, filled.init, filled.step_scale, filled.catch_up
+
+    assert values(SuPerFedOptions()) == (0.0, "global", 2.0, 1)
+    assert values(SuPerFedOptions(form="thesis")) == (1.0, "own", 1.0, 0)
+    given = {"nu": 0.0, "init": "global", "step_scale": 3.0, "catch_up": 2}
+    assert values(SuPerFedOptions(form="thesis", **given)) == tuple(given.values())
+    assert values(SuPerFedOptions(catch_up=0))[-1] == 0
+    with pytest.raises(ValueError, match="nu = -0.5: choose 0 or more, or -1"):
+        SuPerFedOptions(nu=-0.5)
 
 
 def test_the_thesiss_form_sends_what_the_printed_options_send():
     """The same messages, hence the same numbers; the default's differ."""
-    printed = SuPerFedOptions(init="own", step_scale=1.0, catch_up=0)
+    printed = SuPerFedOptions(nu=1.0, init="own", step_scale=1.0, catch_up=0)
     sent = [
         (strategy.train_options(9, 10), strategy.evaluate_options(9, 10))
         for strategy in map(SuPerFed, (printed, SuPerFedOptions(form="thesis"), SuPerFedOptions()))
