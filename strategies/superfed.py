@@ -121,9 +121,8 @@ class SuPerFedOptions(Options):
     def filled(self) -> "SuPerFedOptions":
         """The same options, with the form's values where none is given."""
         values = FORMS[self.form]
-        return replace(
-            self, **{k: values[k] for k, v in NOT_GIVEN.items() if getattr(self, k) == v}
-        )
+        missing = [name for name, value in NOT_GIVEN.items() if getattr(self, name) == value]
+        return replace(self, **{name: values[name] for name in missing})
 
 
 class SuPerFed(FedAvg):

@@ -81,7 +81,7 @@ def test_the_form_fills_in_what_is_not_given():
     given = {"nu": 0.0, "init": "global", "step_scale": 3.0, "catch_up": 2}
     assert values(SuPerFedOptions(form="thesis", **given)) == tuple(given.values())
     assert values(SuPerFedOptions(catch_up=0))[-1] == 0
-    with pytest.raises(ValueError, match="nu = -0.5: choose 0 or more, or -1"):
+    with pytest.raises(ValueError, match=r"nu = -0\.5: choose 0 or more, or -1"):
         SuPerFedOptions(nu=-0.5)
 
 

@@ -91,9 +91,11 @@ def test_held_out_samples_are_half_of_the_validation_samples():
     train, validation, test = map(set, parts["test"])
     own, chooses, scored = map(set, parts["held-out"])
     assert own == train
-    assert not chooses & scored and chooses | scored == validation
+    assert not chooses & scored
+    assert chooses | scored == validation
     assert abs(len(chooses) - len(scored)) <= 1
-    assert set(parts["validation"][2]) == validation and not scored & test
+    assert set(parts["validation"][2]) == validation
+    assert not scored & test
 
 
 def table(folder, people):
