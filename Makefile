@@ -45,7 +45,7 @@ run: $(VENV)/.installed
 	@$(RUN) method=local --out results/main/local --overwrite
 	@echo "== 2/5  FedAvg: ten of the sites in each round (about 30 seconds)"
 	@$(RUN) method=fedavg --out results/main/fedavg --overwrite
-	@echo "== 3/5  Fine-tuning: FedAvg's model, trained for one epoch by every client before it is used (about 30 seconds)"
+	@echo "== 3/5  Fine-tuning: FedAvg's model, trained on by every client before it is used, by its validation samples (about 30 seconds)"
 	@$(RUN) method=finetune --out results/main/finetune --overwrite
 	@echo "== 4/5  SuPerFed-MM: every client also has its own model (about 30 seconds)"
 	@$(RUN) method=superfed-mm --out results/main/superfed-mm --overwrite

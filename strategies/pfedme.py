@@ -31,8 +31,8 @@ class PFedMeOptions(Options):
 
     lambda_: float = option(
         0.0,
-        "weight of the pull between a client's own model theta and the one that it sends, w; 0: "
-        "15, or 1 / train.learning-rate if that is less",
+        "pull between a client's own model and the one that it sends; 0: 15, or 1 / the learning "
+        "rate if less",
         low=0,
     )
     inner_steps: int = option(5, "steps of theta for one of w", low=1)

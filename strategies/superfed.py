@@ -72,8 +72,7 @@ class SuPerFedOptions(Options):
 
     form: str = option(
         "chosen",
-        "values of nu, init, step-scale and catch-up that are not given: 0, global, 2 and 1 "
-        "(chosen on held-out jobs) or 1, own, 1 and 0 (the thesis)",
+        "values of nu, init, step-scale and catch-up that are not given; thesis: as printed",
         choices=FORMS,
     )
     mu: float = option(0.01, "weight of the proximal term", low=0)
@@ -95,14 +94,12 @@ class SuPerFedOptions(Options):
     )
     step_scale: float = option(
         0.0,
-        "factor on both models' gradient of the loss while they are mixed; 2 makes up for "
-        "E[lambda] = 1/2; 0: by the form",
+        "factor on both models' gradients; 2 makes up for E[lambda] = 1/2; 0: by the form",
         low=0,
     )
     catch_up: int = option(
         -1,
-        "local epochs before scoring for a client that has not mixed yet; 0: it uses its initial "
-        "theta_l; -1: by the form",
+        "local epochs before scoring for a client that has not mixed yet; -1: by the form",
         low=-1,
     )
     lambda_choice: str = option(

@@ -127,8 +127,8 @@ class DataOptions(Options):
     )
     score_on: str = option(
         "test",
-        "part that clients are scored on; held-out: every other validation sample, while methods "
-        "that choose by validation samples use the rest",
+        "part that clients are scored on; held-out: half of the validation samples, by which no "
+        "method chooses",
         choices=["test", "validation", "held-out"],
     )
     min_samples: int = option(5, "least number of samples of a client", low=3)
