@@ -1,5 +1,5 @@
-"""Methods whose clients choose by validation samples have some by default, also in tasks
-whose default job has none.
+"""Methods whose clients choose by validation samples have some by default, also where a
+task's default job has none.
 """
 
 import pytest
