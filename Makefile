@@ -47,7 +47,7 @@ run: $(VENV)/.installed
 	@$(RUN) method=local --engine inline --out results/main/local --overwrite
 	@echo "== 2/6  FedAvg: ten of the sites in each round (about 10 seconds)"
 	@$(RUN) method=fedavg --engine inline --out results/main/fedavg --overwrite
-	@echo "== 3/6  Fine-tuning: FedAvg's model, trained for one epoch by every client before it is used (about 10 seconds)"
+	@echo "== 3/6  Fine-tuning: FedAvg's model, trained on by every client before it is used, by its validation samples (about 10 seconds)"
 	@$(RUN) method=finetune --engine inline --out results/main/finetune --overwrite
 	@echo "== 4/6  SuPerFed-MM: every client also has its own model (about 10 seconds)"
 	@$(RUN) method=superfed-mm --engine inline --out results/main/superfed-mm --overwrite

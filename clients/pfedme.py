@@ -11,6 +11,8 @@ from clients.base.training import Config, TrainOptions, get_arrays, trainable
 from clients.families.personal_model import PersonalClient
 from clients.steps.sgd import Optimiser, add
 
+PAPER_LAMBDA = 15.0
+
 
 class PFedMeClient(PersonalClient):
     """Minimises the Moreau envelope ``min_theta f_i(theta) + (lambda/2) ||theta -
@@ -36,7 +38,7 @@ class PFedMeClient(PersonalClient):
         theta = [p.detach() for p in trainable(self.model).values()]
         w = [t.clone() for t in theta]
         sent = PFedMeSent.from_config(config)
-        lambda_, every = sent.lambda_, sent.inner_steps
+        lambda_, every = sent.lambda_ or bounded_lambda(options), sent.inner_steps
         sgd, inner = self.sgd(config)
         outer = lambda_ * (sent.rate or inner)
         if outer > 1:
@@ -60,6 +62,11 @@ class PFedMeClient(PersonalClient):
         self.store.save(self.kept_as, get_arrays(self.model), config)
         torch._foreach_copy_(theta, w)
         return loss
+
+
+def bounded_lambda(options: TrainOptions) -> float:
+    """Return the paper's lambda, or 1 / the learning rate if that is less."""
+    return 1 / max(1 / PAPER_LAMBDA, options.learning_rate)
 
 
 def repeated(epochs: Epochs, batch_size: int, times: int) -> Epochs:

@@ -8,7 +8,8 @@ Bagdasaryan, Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020
 
 Contract: FedAvg's. The configuration of an evaluation holds ``finetune-epochs`` and
 ``finetune-rate``, the learning rate (0: that of the round), and the options of local
-training.
+training. With ``finetune-epochs`` = -1 each client chooses the number of epochs by its
+validation loss (``clients/finetune.py``), which is this project's own rule.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,11 @@ from strategies.fedavg import FedAvg, FedAvgArguments
 class FinetuneOptions(Options):
     """Options of fine-tuning."""
 
-    epochs: int = option(1, "local epochs before the model is used", low=0)
+    epochs: int = option(
+        -1,
+        "local epochs before the model is used; -1: 0, 1, 2, 4 or 8, by a client's validation loss",
+        low=-1,
+    )
     rate: float = option(0.0, "learning rate of these epochs; 0: that of the round", low=0)
 
 

@@ -4,10 +4,11 @@ models; clients keep personal models.
 Source: Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes",
 NeurIPS 2020, arXiv 2006.08848, Algorithm 1.
 
-Contract: FedAvg's. The training configuration holds ``pfedme-lambda``,
-``pfedme-inner-steps``, ``pfedme-batches`` and ``pfedme-rate``, that of w (0: the
-learning rate). The client keeps its personal theta, is evaluated with it and never
-sends it.
+Contract: FedAvg's. The training configuration holds ``pfedme-lambda`` (0: 15, the
+paper's, or 1 / the learning rate if that is less: beyond 2 / the learning rate the
+inner steps diverge, beyond 1 / it w overshoots), ``pfedme-inner-steps``,
+``pfedme-batches`` and ``pfedme-rate``, that of w (0: the learning rate). The client
+keeps its personal theta, is evaluated with it and never sends it.
 """
 
 from collections.abc import Iterable
@@ -29,10 +30,10 @@ class PFedMeOptions(Options):
     """Options of pFedMe."""
 
     lambda_: float = option(
-        15.0,
-        "weight of the pull between a client's own model theta and the one that it sends, w",
+        0.0,
+        "pull between a client's own model and the one that it sends; 0: 15, or 1 / the learning "
+        "rate if less",
         low=0,
-        open_low=True,
     )
     inner_steps: int = option(5, "steps of theta for one of w", low=1)
     rate: float = option(

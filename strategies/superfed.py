@@ -54,15 +54,32 @@ from strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]
 CHOICES = ("own", "shrunk", "shared")
+#: The values of options that are not given, by form: chosen on held-out jobs
+#: (``experiments/personal-forms.toml``), or printed in the thesis.
+FORMS: dict[str, dict[str, Any]] = {
+    "chosen": {"nu": 0.0, "init": "global", "step_scale": 2.0, "catch_up": 1},
+    "thesis": {"nu": 1.0, "init": "own", "step_scale": 1.0, "catch_up": 0},
+}
+#: The values that stand for an option that is not given.
+NOT_GIVEN = {"nu": -1.0, "init": "auto", "step_scale": 0.0, "catch_up": -1}
 
 
 @dataclass(frozen=True)
 class SuPerFedOptions(Options):
-    """Options of SuPerFed."""
+    """Options of SuPerFed; what is not given follows from the form
+    (:attr:`filled`).
+    """
 
+    form: str = option(
+        "chosen",
+        "values of nu, init, step-scale and catch-up that are not given; thesis: as printed",
+        choices=FORMS,
+    )
     mu: float = option(0.01, "weight of the proximal term", low=0)
     nu: float = option(
-        1.0, "weight of the squared cosine between federated and personal model", low=0
+        -1.0,
+        "weight of the squared cosine between federated and personal model; -1: by the form",
+        low=-1,
     )
     start: float = option(0.4, "L / T, the share of the rounds before mixing starts", low=0, high=1)
     start_draws: float = option(
@@ -71,22 +88,19 @@ class SuPerFedOptions(Options):
         low=0,
     )
     init: str = option(
-        "own",
-        "initial theta_l: random for each client, or the received model",
-        choices=["own", "global"],
+        "auto",
+        "initial theta_l: random for each client, or the received model; auto: by the form",
+        choices=["auto", "own", "global"],
     )
     step_scale: float = option(
-        1.0,
-        "factor on both models' gradient of the loss while they are mixed; 2 makes up for "
-        "E[lambda] = 1/2",
+        0.0,
+        "factor on both models' gradients; 2 makes up for E[lambda] = 1/2; 0: by the form",
         low=0,
-        open_low=True,
     )
     catch_up: int = option(
-        0,
-        "local epochs before scoring for a client that has not mixed yet; 0: it uses its initial "
-        "theta_l",
-        low=0,
+        -1,
+        "local epochs before scoring for a client that has not mixed yet; -1: by the form",
+        low=-1,
     )
     lambda_choice: str = option(
         "own",
@@ -94,6 +108,18 @@ class SuPerFedOptions(Options):
         "clients'",
         choices=CHOICES,
     )
+
+    def check(self) -> None:
+        """Check that nu is a weight, or not given."""
+        if -1 < self.nu < 0:
+            raise ValueError(f"nu = {self.nu:g}: choose 0 or more, or -1, by the form")
+
+    @property
+    def filled(self) -> "SuPerFedOptions":
+        """The same options, with the form's values where none is given."""
+        values = FORMS[self.form]
+        missing = [name for name, value in NOT_GIVEN.items() if getattr(self, name) == value]
+        return replace(self, **{name: values[name] for name in missing})
 
 
 class SuPerFed(FedAvg):
@@ -111,7 +137,7 @@ class SuPerFed(FedAvg):
     ) -> None:
         super().__init__(**kwargs)
         check_choice("mixing", mixing, ["model", "layer"])
-        self.options = options or SuPerFedOptions()
+        self.options = (options or SuPerFedOptions()).filled
         self.mixing = mixing
         self.own_measures: Mapping[str, float] = {}
         self.draws = 0.0  # times a client was sampled so far, on average

@@ -606,10 +606,13 @@ def test_the_table_of_a_page_matches_a_run(page, job, method, tmp_path):
     """Up to three points: versions of PyTorch differ in the last bits, and training
     enlarges these differences.
     """
+    command = rf"fedapps run experiments/{job} +method={method} ?(\S*=\S*)? *--out"
+    options = re.search(command, (ROOT / page).read_text(encoding="utf-8"))
     run = [
         "run",
         str(ROOT / "experiments" / job),
         f"method={method}",
+        *filter(None, options.groups() if options else ()),
         "--engine",
         "inline",
         "--out",

@@ -127,8 +127,9 @@ class DataOptions(Options):
     )
     score_on: str = option(
         "test",
-        "part that clients are scored on",
-        choices=["test", "validation"],
+        "part that clients are scored on; held-out: half of the validation samples, by which no "
+        "method chooses",
+        choices=["test", "validation", "held-out"],
     )
     min_samples: int = option(5, "least number of samples of a client", low=3)
     validation: float = option(
@@ -187,17 +188,20 @@ class DataOptions(Options):
                 f"split-seed = {self.split_seed!r}: must be a whole number from 0, or seed for "
                 "that of the run"
             )
-        if self.score_on == "validation" and not (
-            self.validation or self.validation_split or self.part
-        ):
+        if self.score_on != "test" and not (self.validation or self.validation_split or self.part):
             raise ValueError(
-                "score-on = 'validation': clients have no validation samples: set validation, to "
-                "0.2 say"
+                f"score-on = {self.score_on!r}: clients have no validation samples: set "
+                "validation, to 0.2 say"
             )
         if self.group_split and self.partition != "natural":
             raise ValueError(
                 f"group-split = {self.group_split!r}: partition = {self.partition!r} may deal the "
                 "rows of a person to several clients: choose natural"
+            )
+        if self.group_split and self.score_on == "held-out":
+            raise ValueError(
+                f"group-split = {self.group_split!r}: score-on = 'held-out' would score rows of "
+                "persons that choose: set score-on = validation"
             )
         if self.group_split and (self.part or self.test or self.validation_split):
             raise ValueError(

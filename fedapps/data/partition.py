@@ -220,16 +220,24 @@ def scored(
     rows: tuple[Indices, Indices, Indices], options: DataOptions
 ) -> tuple[Indices, Indices, Indices]:
     """Return the rows of a client's training, validation and test sets, with the
-    validation set in place of the test set if clients are scored on it.
+    validation set, or every other row of it, in place of the test set if clients are
+    scored on it.
     """
     if options.score_on == "test":
         return rows
     if not len(rows[1]):
         raise UserError(
-            "data.score-on = 'validation': a client has no validation samples: set "
+            f"data.score-on = {options.score_on!r}: a client has no validation samples: set "
             "data.validation, to 0.2 say"
         )
-    return rows[0], rows[1], rows[1]
+    if options.score_on == "validation":
+        return rows[0], rows[1], rows[1]
+    if len(rows[1]) < 2:
+        raise UserError(
+            "data.score-on = 'held-out': a client has one validation sample, two are needed: set "
+            "data.validation, to 0.4 say, or data.min-samples"
+        )
+    return rows[0], rows[1][1::2], rows[1][::2]
 
 
 def client_data(

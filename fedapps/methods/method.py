@@ -45,11 +45,14 @@ class Method:
     after the class's module in ``strategies``. ``tasks``: tasks that it can run on; the
     first is the default. ``defaults``: settings of the method's default job that differ
     from the general defaults. ``model``: the meaning of ``model.name = "auto"``, if it
-    differs from the task's. ``start``: likewise of ``model.start = "auto"``.
+    differs from the task's. ``start``: likewise of ``model.start = "auto"``, or
+    a function of the options that returns it.
     ``synthetic``: produces a set of images (table ``synthetic``); the model is the
     classifier trained on it. ``validates``: its clients, which train no net, score
-    validation samples, too. ``page``: the method's page in ``docs``; by default named
-    after the table, or after the method if it has no table.
+    validation samples, too. ``chooses``: its clients choose by validation samples (a
+    mixture, epochs), so they have some where a task's default job has none. ``page``:
+    the method's page in ``docs``; by default named after the table, or after the method
+    if it has no table.
     """
 
     summary: str
@@ -66,9 +69,10 @@ class Method:
     tasks: tuple[str, ...] = NET_TASKS
     defaults: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     model: str = ""
-    start: str = ""
+    start: str | Callable[[Any], str] = ""
     synthetic: bool = False
     validates: bool = False
+    chooses: bool = False
     page: str = ""
     builds: type[Strategy] | None = None
 

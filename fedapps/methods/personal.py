@@ -28,6 +28,7 @@ from strategies import (
     PFedMe,
     PFedMeOptions,
     SuPerFed,
+    SuPerFedOptions,
 )
 from strategies.families.shared_part import SharedPart
 
@@ -97,6 +98,13 @@ def pfedme(options: PFedMeOptions, task: Any, context: RunContext) -> Strategy:
     return PFedMe(options)
 
 
+def superfed_start(options: SuPerFedOptions) -> str:
+    """Return "random" if the two models start apart, else "": the task's. The angle
+    between two models that are 0 is not defined.
+    """
+    return "random" if options.filled.init == "own" else ""
+
+
 METHODS: dict[str, Method] = {
     "local": Method(
         summary="no federation: every client trains alone",
@@ -111,6 +119,7 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         strategy=Finetune,
         client="FinetuneClient",
+        chooses=True,
     ),
     "superfed-mm": Method(
         summary="federated and personal model mixed at random, one weight per model",
@@ -119,7 +128,8 @@ METHODS: dict[str, Method] = {
         builds=SuPerFed,
         strategy=lambda options, task, context: SuPerFed(options, mixing="model"),
         client="SuPerFedClient",
-        start="random",  # the angle between two models that are 0 is not defined
+        chooses=True,
+        start=superfed_start,
     ),
     "superfed-lm": Method(
         summary="federated and personal model mixed at random, one weight per layer",
@@ -128,7 +138,8 @@ METHODS: dict[str, Method] = {
         builds=SuPerFed,
         strategy=lambda options, task, context: SuPerFed(options, mixing="layer"),
         client="SuPerFedClient",
-        start="random",  # the angle between two models that are 0 is not defined
+        chooses=True,
+        start=superfed_start,
     ),
     "fedper": Method(
         summary="averages the body of the model; every client keeps its own head",

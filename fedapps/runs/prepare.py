@@ -46,6 +46,8 @@ def with_defaults(given: Mapping[str, Any]) -> Settings:
     if given.get("data.natural-id") and "data.partition" not in given:
         given = {**given, "data.partition": "natural"}
     defaults = {**method.defaults, **find_task(task).defaults}
+    if method.chooses:
+        defaults.pop("data.validation", None)
     if given.get("train.optimizer", TrainOptions.optimizer) != TrainOptions.optimizer:
         for key in ("train.learning-rate", "train.momentum"):  # those of SGD
             defaults.pop(key, None)

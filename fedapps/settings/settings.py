@@ -508,7 +508,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             values[part.name] = typed(key, config[key], known[key])
     settings: Settings = built(Settings, values, "")
     check_data_used(settings, method)
-    if settings.model.start == "zero" and any(one.start for one in settings.methods):
+    if settings.model.start == "zero" and start_of(method, config):
         raise UserError(
             f"model.start = 'zero': {settings.method} mixes two models that must differ: choose "
             "'random'"
@@ -551,7 +551,13 @@ def start_of(method: Method, config: Mapping[str, Any]) -> str:
     """
     keys = (f"{method.table}.{key}" for key in ("base", "first", "then"))
     inner = (METHODS[name] for key in keys if (name := config.get(key)) in METHODS)
-    return next((one.start for one in (method, *inner) if one.start), "")
+    starts = (
+        one.start(read_table(one.options, one.table, config))
+        if callable(one.start) and one.options
+        else str(one.start)
+        for one in (method, *inner)
+    )
+    return next(filter(None, starts), "")
 
 
 def check_data_used(settings: Settings, method: Method) -> None:

@@ -27,6 +27,23 @@ CONFIG = {
 }
 
 
+@pytest.mark.parametrize(("rate", "equal"), [(0.3, 1 / 0.3), (0.05, 15.0)])
+def test_without_a_lambda_the_rate_bounds_it(rate, equal):
+    """At rate 0.3 the paper's 15 is refused: w would jump beyond theta."""
+    sent = get_arrays(small_net(5))
+    config = {**CONFIG, "learning-rate": rate, "pfedme-rate": 0.0, "pfedme-batches": "next"}
+    got, want = (
+        PFedMeClient(small_net, blobs(1), 4).fit(sent, {**config, "pfedme-lambda": value})[0]
+        for value in (0.0, equal)
+    )
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="w would jump beyond theta"):
+        PFedMeClient(small_net, blobs(1), 4).fit(
+            sent, {**config, "learning-rate": 0.3, "pfedme-lambda": 15.0}
+        )
+
+
 @pytest.mark.parametrize("batches", ["same", "next"])
 def test_a_round_is_algorithm_1(batches):
     """In double precision, by autograd, on partial batches: theta goes on from

@@ -49,7 +49,7 @@ def test_lambda_nu_mu_zero_is_fedavg_to_the_last_bit(start):
     """start = 1: never mixes. start = 0: the mixing code itself, with every lambda
     drawn as 0.
     """
-    strategy = SuPerFed(SuPerFedOptions(mu=0.0, nu=0.0, start=start))
+    strategy = SuPerFed(SuPerFedOptions(form="thesis", mu=0.0, nu=0.0, start=start))
     result = arrays_of(
         simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG)
     )
@@ -61,7 +61,7 @@ def test_mu_alone_is_fedprox():
     from clients import FedProxClient
     from strategies import FedProx, FedProxOptions
 
-    strategy = SuPerFed(SuPerFedOptions(mu=0.3, nu=0.0, start=0.0))
+    strategy = SuPerFed(SuPerFedOptions(form="thesis", mu=0.3, nu=0.0, start=0.0))
     got = arrays_of(simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG))
     clients = [FedProxClient(small_net, blobs(seed=i, shift=i), i) for i in range(3)]
     want = arrays_of(
@@ -69,6 +69,30 @@ def test_mu_alone_is_fedprox():
     )
     for name in INITIAL:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=1e-7)
+
+
+def test_the_form_fills_in_what_is_not_given():
+    def values(options):
+        filled = SuPerFed(options).options
+        return filled.nu, filled.init, filled.step_scale, filled.catch_up
+
+    assert values(SuPerFedOptions()) == (0.0, "global", 2.0, 1)
+    assert values(SuPerFedOptions(form="thesis")) == (1.0, "own", 1.0, 0)
+    given = {"nu": 0.0, "init": "global", "step_scale": 3.0, "catch_up": 2}
+    assert values(SuPerFedOptions(form="thesis", **given)) == tuple(given.values())
+    assert values(SuPerFedOptions(catch_up=0))[-1] == 0
+    with pytest.raises(ValueError, match=r"nu = -0\.5: choose 0 or more, or -1"):
+        SuPerFedOptions(nu=-0.5)
+
+
+def test_the_thesiss_form_sends_what_the_printed_options_send():
+    """The same messages, hence the same numbers; the default's differ."""
+    printed = SuPerFedOptions(nu=1.0, init="own", step_scale=1.0, catch_up=0)
+    sent = [
+        (strategy.train_options(9, 10), strategy.evaluate_options(9, 10))
+        for strategy in map(SuPerFed, (printed, SuPerFedOptions(form="thesis"), SuPerFedOptions()))
+    ]
+    assert sent[0] == sent[1] != sent[2]
 
 
 LAMBDAS = {

@@ -99,10 +99,12 @@ def test_a_run_that_chooses_never_reads_a_test_sample(task, tmp_path, monkeypatc
     def scored(name, score_on):
         return play(tmp_path, name, {**job, "data.score-on": score_on})
 
-    clean = {how: scored(f"clean-{how}", how) for how in ("validation", "test")}
+    held_out = ("validation", "held-out")
+    clean = {how: scored(f"clean-{how}", how) for how in (*held_out, "test")}
     monkeypatch.setattr(kind, "read", poisoned)
     poison = np.nan
-    assert scored("poisoned-validation", "validation") == clean["validation"]
+    for how in held_out:
+        assert scored(f"poisoned-{how}", how) == clean[how]
     poison = 7.0  # not NaN, which ends a run
     assert scored("poisoned-test", "test")[0] != clean["test"][0]
 
@@ -123,6 +125,21 @@ def test_a_run_that_chooses_never_reads_a_test_text(tmp_path, monkeypatch):
     monkeypatch.setattr(next_character, "generated_play", poisoned)
     assert scored("poisoned", **{"text.score-on": "validation"}) == clean[0]
     assert scored("poisoned-test")[0] != clean[1][0]
+
+
+def test_held_out_samples_are_half_of_the_validation_samples():
+    parts = {}
+    for score_on in ("test", "validation", "held-out"):
+        job = {"data.partition": "iid", "data.score-on": score_on}
+        parts[score_on] = build_task(read_settings(job)).split(3, 20)
+    train, validation, test = map(set, parts["test"])
+    own, chooses, scored = map(set, parts["held-out"])
+    assert own == train
+    assert not chooses & scored
+    assert chooses | scored == validation
+    assert abs(len(chooses) - len(scored)) <= 1
+    assert set(parts["validation"][2]) == validation
+    assert not scored & test
 
 
 def table(folder, people):
@@ -171,5 +188,7 @@ def test_persons_of_several_clients_and_dealt_rows_are_refused(tmp_path):
         read_settings({**given, "data.partition": "iid"})
     with pytest.raises(UserError, match=r"data.split-seed = '-1': must be a whole number from 0"):
         read_settings({"data.split-seed": -1})
+    with pytest.raises(UserError, match="'held-out' would score rows of persons that choose"):
+        read_settings({**given, "data.score-on": "held-out"})
     with pytest.raises(UserError, match=r"score-on = 'validation': clients have no validation"):
         read_settings({"data.score-on": "validation", "data.validation": 0.0})
