@@ -1,16 +1,17 @@
 """Methods in apps of the kinds of Flower's quickstarts: accuracy beside FedAvg, and the
 lines that change.
 
-    .venv/bin/python benchmarks/own_apps.py [--apps torch NumPy ...] [--rounds N]
+    .venv/bin/python benchmarks/own_apps.py [--apps torch ...] [--methods FedProx ...]
     .venv/bin/python benchmarks/own_apps.py --rates 0.02 0.05 [--apps torch]
 
 The apps: ``examples/quickstart`` (torch, message API), the same with a Lightning
 Trainer (if Lightning is installed), a NumPyClient with the NumPy model of
 ``examples/own-project``, and one around scikit-learn's SGDClassifier. Six clients hold
 the digits; each class mix is drawn from Dir(0.3). A seed decides deal, first model and
-batches. Every method gets the rate of four that is best on the seeds 100 and 101; the
-table is of other seeds: accuracy in % after the last round, difference to FedAvg with
-the same seeds and its 95 % interval (t over seeds), the rate, the lines. Alone and
+batches. Every method gets the rate of four, FedProx also the mu of three, that is best
+on the seeds 100 and 101; Lightning gets torch's, since their scores are equal.
+The table is of other seeds: accuracy in % after the last round, difference to FedAvg
+with the same seeds and its 95 % interval (t over seeds), the rate, the lines. Alone and
 fine-tuned: each client trains by itself from the first model all rounds, and from
 FedAvg's last model one round. Ditto, alone and fine-tuned are scored at the clients.
 
@@ -64,11 +65,12 @@ CLIENTS, ALPHA = 6, 0.3
 VALIDATION = (100, 101)
 METHODS: dict[str, Callable[..., Any]] = {
     "FedAvg": strategies.FedAvg,
-    "FedProx": lambda **more: strategies.FedProx(strategies.FedProxOptions(mu=0.1), **more),
+    "FedProx": lambda mu=0.1, **more: strategies.FedProx(strategies.FedProxOptions(mu=mu), **more),
     "SCAFFOLD": strategies.Scaffold,
     "Ditto": lambda **more: strategies.Ditto(strategies.DittoOptions(mu=0.1, epochs=0), **more),
     "AAggFF-S": lambda **more: strategies.AAggFFS(strategies.FedAvg(**more)),
 }
+MU = (0.001, 0.01, 0.1)  # of FedProx
 ALONE, FINE_TUNED = "alone", "FedAvg, fine-tuned"
 SERVER_LINES = 2  # of every app: the import and the strategy
 
@@ -225,15 +227,17 @@ def asked(
     }
 
 
-def run(app: App, method: str, rate: float, rounds: int, seed: int) -> dict[str, Score]:
+def run(
+    app: App, method: str, rate: float, rounds: int, seed: int, **options: float
+) -> dict[str, Score]:
     """Return the score of a method after its last round; with FedAvg's, the fine-tuned
-    one's. A run in which clients diverge scores 0.
+    one's. A run in which clients diverge scores 0. ``options``: mu.
     """
     client_app, start = app.build("FedAvg" if method == ALONE else method, seed)
     grid = InlineGrid(client_app, CLIENTS, {"batch-size": 32, "local-epochs": 2})
     config = ConfigRecord({"lr": rate})
     if method != ALONE:
-        strategy = METHODS[method](evaluate_metrics_aggr_fn=score_of)
+        strategy = METHODS[method](**options, evaluate_metrics_aggr_fn=score_of)
         try:
             result = strategy.start(grid, start, rounds, train_config=config, evaluate_every=rounds)
         except RuntimeError:
@@ -260,7 +264,9 @@ def lines(old: str, new: str) -> int:
 
 
 def changed(app: App, method: str) -> int:
-    """Return the lines of client and server that a method changes."""
+    """Return the lines of client and server that a method changes; 0: it is none."""
+    if method not in METHODS:
+        return 0
     own = lines(app.code("FedAvg"), app.code(method))
     return own + 2 * SERVER_LINES if own else 0
 
@@ -273,33 +279,52 @@ def interval(values: Sequence[float], others: Sequence[float]) -> str:
     return f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
 
 
-def report(name: str, app: App, rounds: int, seeds: Sequence[int]) -> None:
-    """Print the rows of an app."""
-    table: dict[str, list[Score]] = {}
-    rates: dict[str, float] = {}
-    for method in (*METHODS, ALONE):
-        tried = {
-            rate: np.mean([run(app, method, rate, rounds, s)[method].mean for s in VALIDATION])
-            for rate in app.rates
-        }
-        rates[method] = max(tried, key=lambda rate: tried[rate])
+class Choice(NamedTuple):
+    """What is tuned: the rate, and mu where a method has one."""
+
+    rate: float
+    options: dict[str, float]
+
+    def text(self, rates: Sequence[float]) -> str:
+        """Return the choice, and whether its rate is at an end of ``rates``."""
+        mu = "".join(f", mu {value:g}" for value in self.options.values())
+        return f"{self.rate:g}" + " (edge)" * (self.rate in (rates[0], rates[-1])) + mu
+
+
+@cache
+def best(name: str, method: str, rounds: int) -> Choice:
+    """Return the choice with which a method is best on the validation seeds."""
+    app = APPS[name]
+    options = [{"mu": mu} for mu in MU] if method == "FedProx" else [{}]
+    tried = [Choice(rate, some) for rate in app.rates for some in options]
+
+    def score(choice: Choice) -> float:
+        runs = [run(app, method, choice.rate, rounds, s, **choice.options) for s in VALIDATION]
+        return float(np.mean([scores[method].mean for scores in runs]))
+
+    return max(tried, key=score)
+
+
+def report(name: str, rounds: int, seeds: Sequence[int], methods: Sequence[str]) -> None:
+    """Print the rows of an app: FedAvg, then these methods."""
+    app, table = APPS[name], dict[str, list[Score]]()
+    for method in dict.fromkeys(("FedAvg", *methods)):
+        choice = best(TUNED_AS.get(name, name), method, rounds)
+        known = len(table)
         for seed in seeds:
-            for found, score in run(app, method, rates[method], rounds, seed).items():
-                table.setdefault(found, []).append(score)
-    for method, scores in table.items():
-        of = [f"{100 * np.mean([score[i] for score in scores]):.1f}" for i in (0, 1)]
-        gain = (
-            "-"
-            if method == "FedAvg"
-            else interval([s.mean for s in scores], [s.mean for s in table["FedAvg"]])
-        )
-        rate = rates.get(method, rates["FedAvg"])
-        at = f"{rate:g}" + " (edge)" * (rate in (app.rates[0], app.rates[-1]))
-        count = changed(app, method) if method in METHODS else 0
-        print(
-            f"| {name} | {method} | {of[0]} | {gain} | {of[1]} | {at} | {count or '-'} |",
-            flush=True,
-        )
+            scores = run(app, method, choice.rate, rounds, seed, **choice.options)
+            for row, score in scores.items():
+                table.setdefault(row, []).append(score)
+        for row in list(table)[known:]:
+            print(f"| {name} | {text_of(row, table, changed(app, row), choice, app)} |", flush=True)
+
+
+def text_of(row: str, table: dict[str, list[Score]], count: int, choice: Choice, app: App) -> str:
+    """Return a row of the table without its first cell."""
+    own, plain = table[row], table["FedAvg"]
+    mean, worst = (f"{100 * np.mean([score[i] for score in own]):.1f}" for i in (0, 1))
+    gain = "-" if own is plain else interval([s.mean for s in own], [s.mean for s in plain])
+    return " | ".join((row, mean, gain, worst, choice.text(app.rates), str(count or "-")))
 
 
 class Warned(logging.Handler):
@@ -334,6 +359,8 @@ APPS = {
     "scikit-learn": array_app((0.01, 0.03, 0.1, 0.3), 65, array_clients.SKLEARN),
 }
 
+TUNED_AS = {"Lightning": "torch"}
+
 
 def quiet() -> None:
     """Make the examples importable; silence what Flower, Lightning and NumPy print."""
@@ -350,6 +377,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--apps", nargs="+", choices=APPS, default=list(APPS))
     parser.add_argument("--rounds", type=int, default=10)
+    methods = [*METHODS, ALONE]
+    parser.add_argument("--methods", nargs="+", choices=methods, default=methods)
     parser.add_argument("--rates", type=float, nargs="+", default=[])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     arguments = parser.parse_args()
@@ -364,7 +393,7 @@ def main() -> None:
         for rate in arguments.rates:
             by_rate(name, APPS[name], arguments.rounds, rate, arguments.seeds)
         if not arguments.rates:
-            report(name, APPS[name], arguments.rounds, arguments.seeds)
+            report(name, arguments.rounds, arguments.seeds, arguments.methods)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,16 @@ OPTION = re.compile(
     r"(?<![\w/-])--(?P<name>[a-z][a-z-]*)"
     r"(?: (?P<engine>inline|ray|deployment)\b| (?=[-\d/]|[^\s:]+:))?"
 )
+#: What stands for an argument in messages about settings, and the file that data in
+#: memory become.
+SETTINGS = (
+    (re.compile(r"\bdata\.label=([\w-]+)"), r"label='\1'"),
+    (re.compile(r"\bdata\.natural-id=([\w-]+)"), r"client='\1'"),
+    (re.compile(r"\bdata\.label\b"), "label"),
+    (re.compile(r"\bdata\.natural-id\b"), "client"),
+    (re.compile(r"[^\s']*/in-memory/DataFrame-[0-9a-f]+"), "the DataFrame"),
+    (re.compile(r"[^\s']*/in-memory/arrays-[0-9a-f]+"), "the table of arrays"),
+)
 
 #: Exit statuses other than 0 and 1: bad settings or input; stopped by Ctrl-C or
 #: SIGTERM.
@@ -51,7 +61,7 @@ def reason(error: BaseException, most: int = 300) -> str:
 
 def in_python(function: Callable[P, T]) -> Callable[P, T]:
     """Return the function with errors that name arguments instead of the options of a
-    command: ``overwrite=True``, not ``--overwrite``.
+    command: ``overwrite=True``, not ``--overwrite``, ``label``, not ``data.label``.
     """
 
     @wraps(function)
@@ -72,10 +82,10 @@ def _with_arguments(text: str) -> str:
     parts = re.split(
         "(`[^`]*`|\N{LEFT DOUBLE QUOTATION MARK}.*?\N{RIGHT DOUBLE QUOTATION MARK})", text
     )
-    return "".join(
-        part if number % 2 else OPTION.sub(_argument, part.replace(" (--nodes)", ""))
-        for number, part in enumerate(parts)
-    )
+    parts[::2] = [OPTION.sub(_argument, part.replace(" (--nodes)", "")) for part in parts[::2]]
+    for pattern, argument in SETTINGS:
+        parts[::2] = [pattern.sub(argument, part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def _argument(match: re.Match[str]) -> str:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.errors import RunFailed, UserError
+from fedapps.models.options import ModelOptions
 from fedapps.notes import each_once
 from fedapps.records.digest import FREE
 from fedapps.records.files import write_text
@@ -35,7 +36,11 @@ from fedapps.sweeps.tables import Results
 from fedapps.toml_text import read_toml
 
 #: Settings with these values are filled in by the run, from its data.
-FILLED = {"num-clients": 0, "clients-per-round": Settings.clients_per_round}
+FILLED = {
+    "num-clients": 0,
+    "clients-per-round": Settings.clients_per_round,
+    "model.name": ModelOptions.name,
+}
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,11 @@ def test_messages_name_arguments_not_options():
         ("make one with `fedapps deploy up --out x`", "make one with `fedapps deploy up --out x`"),
         ("leave out --client to export", "leave out client to export"),
         ("/a/--out/b and a--out", "/a/--out/b and a--out"),
+        (
+            "data.label: no label in /home/me/in-memory/DataFrame-0a1b, name one as data.label=y",
+            "label: no label in the DataFrame, name one as label='y'",
+        ),
+        ("data.natural-id = '': data.natural-id=plant", "client = '': client='plant'"),
     ],
 )
 def test_options_in_a_message_become_arguments(message, said):

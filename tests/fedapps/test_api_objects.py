@@ -122,7 +122,7 @@ def test_data_that_cannot_be_used_are_refused(table):
         ({"data": {"x": x, "y": y, "label": "y"}}, "data: label is given beside arrays"),
         (
             {"data": (x, y), "client": "c"},
-            "data.natural-id = 'c': .*arrays-.* has the columns x, y",
+            "client = 'c': the table of arrays has the columns x, y",
         ),
         (
             {"data": {"source": table, "test": "test"}},
@@ -140,7 +140,7 @@ def test_data_that_cannot_be_used_are_refused(table):
         ({"data": table.assign(odd=[1, "a", *[None] * 88])}, "data: column 'odd'"),
         (
             {"data": table, "label": "outcome", "client": "age2"},
-            "data.natural-id = 'age2'.* columns age",
+            "client = 'age2': the DataFrame has the columns age",
         ),
         (
             {"data": {"source": table, "label": "y"}, "label": "outcome"},

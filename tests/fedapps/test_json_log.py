@@ -179,3 +179,14 @@ def test_a_sweep_logs_each_run(tmp_path, capfd):
     )
     assert {line["sweep"] for line in ended} == {"out"}
     assert printed[-1]["event"] == "sweep"
+
+
+@pytest.mark.parametrize("wanted", ["", "1"])
+def test_flowers_log_has_no_colours_under_no_color(wanted, monkeypatch):
+    import flwr.common  # noqa: F401 - makes the handler
+
+    (handler,) = [one for one in logging.getLogger("flwr").handlers if hasattr(one, "colored")]
+    monkeypatch.setattr(handler, "colored", True)
+    monkeypatch.setenv("NO_COLOR", wanted)
+    assert main(["methods"]) == 0
+    assert handler.colored == (not wanted)

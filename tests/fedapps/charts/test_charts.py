@@ -323,3 +323,15 @@ def test_on_a_phone_every_axis_has_the_label_of_its_row_or_column():
     labels = [(panel.x.label, panel.y.label) for panel in figure.narrow().panels]
     assert labels == [("round", "accuracy"), ("round", "accuracy"), ("round", "loss")]
     assert axes[0].x.label == ""
+
+
+def test_on_a_phone_each_panel_has_the_label_that_it_shares():
+    """Two rows of two: the lower panels name x, the left ones y."""
+    figure, axes = panels(2, 2, (8, 6))
+    for panel in axes[2:]:
+        panel.x.label = "round"
+    axes[0].y.label, axes[2].y.label = "accuracy", "loss"
+    narrow = figure.narrow()
+    assert narrow.columns == 1
+    assert [panel.x.label for panel in narrow.panels] == ["round"] * 4
+    assert [panel.y.label for panel in narrow.panels] == ["accuracy", "accuracy", "loss", "loss"]

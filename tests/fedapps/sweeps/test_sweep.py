@@ -560,6 +560,20 @@ def test_a_failed_run_stops_no_other_and_a_second_start_runs_only_the_missing_on
     )
 
 
+def test_a_finished_sweep_of_tables_continues(tmp_path, in_process, capsys):
+    """``model.name`` is "auto" in the file and "linear" in the run's settings."""
+    (tmp_path / "grid.toml").write_text(
+        'task = "regression"\nmethod = "local"\nnum-rounds = 1\nnum-clients = 2\n'
+        "evaluate-every = 0\ncheckpoint-every = 0\nseed = [0, 1]\n"
+    )
+    command = ["sweep", str(tmp_path / "grid.toml"), "--jobs", "1", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    in_process |= {"seed-0": "started again", "seed-1": "started again"}
+    assert main(command) == 0
+    assert main([*command, "model.name=mlp"]) == 2
+    assert "model.name = 'linear', not 'mlp'" in capsys.readouterr().err
+
+
 def test_results_never_land_in_the_folder_of_a_run(tmp_path, capsys, write_run):
     (tmp_path / "grid.toml").write_text(LASSO)
     run = write_run("run")

@@ -664,3 +664,29 @@ def test_a_client_that_diverges_is_named_beside_the_result_and_is_in_no_mean(tmp
     tame = run(tmp_path / "tame", **(settings | {"train.learning-rate": 0.4}))
     assert tame["failures"] == 0
     assert tame["rmse-worst"] < 10
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("local", "fedavg", "finetune", "fedprox", "scaffold", "fedadam", "q-fedavg"),
+        *("propfair", "ditto", "apfl", "superfed-mm"),
+    ],
+)
+def test_tails_and_copied_columns_train_by_defaults(method, tmp_path):
+    """Like the voices of Parkinsons: five columns of the same measure, a few values far
+    away, people with their own level. R² above that of the mean.
+    """
+    rng = np.random.default_rng(1)
+    lines = ["town,age,a,b,c,d,e,price"]
+    for town in range(6):
+        level = rng.normal(0, 0.3)
+        for _ in range(60):
+            age, z = rng.normal(size=2)
+            voice = np.exp(2.5 * z) * (1 + 0.001 * rng.normal(size=5))
+            price = age + 0.5 * z + level + 0.3 * rng.normal()
+            lines.append(f"town-{town},{age:.4f},{','.join(map(str, voice))},{price:.4f}")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    summary = run(tmp_path / "r", **table(tmp_path / "t.csv"), method=method, num_rounds=10)
+    assert summary["failures"] == 0
+    assert summary["r2-pooled"] > 0.2
