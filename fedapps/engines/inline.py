@@ -31,15 +31,17 @@ class Contexts(Mapping[int, Context]):
 
     def now(self, node: int) -> Context:
         """Return the context of a node, without keeping a new one."""
+        return self._kept.get(node) or self.made(node, RecordDict())
+
+    def made(self, node: int, state: RecordDict) -> Context:
+        """Return a context of a node, with this state."""
         if node not in self.nodes:
             raise KeyError(node)
         config: dict[str, Any] = {
             "partition-id": node - FIRST_NODE,
             "num-partitions": len(self.nodes),
         }
-        return self._kept.get(node) or Context(
-            self.run_id, node, config, RecordDict(), self.run_config
-        )
+        return Context(self.run_id, node, config, state, self.run_config)
 
     def keep(self, context: Context) -> None:
         """Keep a context, unless it is new and has no state."""
@@ -55,6 +57,22 @@ class Contexts(Mapping[int, Context]):
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+
+def answer(app: ClientApp, message: Message, context: Context) -> tuple[Message, bool]:
+    """Return the reply of an app, or the error that it raised, and whether it raised
+    none.
+    """
+    try:
+        return app(message, context), True
+    except Exception:  # a client may fail in any way, which must not end the run
+        reason = traceback.format_exc(limit=-3)
+        return failed(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), False
+
+
+def failed(message: Message, code: int, reason: str | None) -> Message:
+    """Return an error as the reply to a message."""
+    return Message(Error(code, reason), reply_to=message)
 
 
 class InlineGrid(Grid):
@@ -93,21 +111,13 @@ class InlineGrid(Grid):
         return ids
 
     def _answer(self, message: Message) -> Message:
-        node = message.metadata.dst_node_id
-        kept = self.contexts.now(node)
+        kept = self.contexts.now(message.metadata.dst_node_id)
         # The state after a failed message is discarded, as in Flower's simulation: work
         # on a copy and keep it on success.
-        private = Context(
-            kept.run_id, node, kept.node_config, RecordDict(dict(kept.state)), kept.run_config
-        )
-        try:
-            reply = self.client_app(message, private)
-        except Exception:  # a client may fail in any way, which must not end the run
-            return Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, traceback.format_exc(limit=-3)),
-                reply_to=message,
-            )
-        self.contexts.keep(private)
+        private = self.contexts.made(kept.node_id, RecordDict(dict(kept.state)))
+        reply, succeeded = answer(self.client_app, message, private)
+        if succeeded:
+            self.contexts.keep(private)
         return reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

@@ -151,6 +151,26 @@ def signals_ignored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Within this context, new processes do not import the main program, which may be
+    a script that would start the same runs again.
+    """
+    main = sys.modules["__main__"]
+    hidden = {
+        name: value
+        for name in ("__spec__", "__file__")
+        if (value := getattr(main, name, None)) is not None
+    }
+    for name in hidden:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
+
+
 class Guard:
     """A helper process that cleans up if this process is killed before it can do so
     itself.

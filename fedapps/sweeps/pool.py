@@ -8,18 +8,16 @@ starts again if there is none. A failing run does not stop the others.
 import logging
 import os
 import signal
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 from fedapps import json_log, notes
-from fedapps.engines.processes import threads
+from fedapps.engines.processes import threads, without_main
 from fedapps.records.writer import set_status, status_of
 from fedapps.runs.prepare import prepare_folder
 from fedapps.settings.settings import Settings, read_settings
@@ -99,26 +97,6 @@ def run_all(runs: Iterable[PlannedRun], processes: int) -> Iterator[Ended]:
                 process.join()
             mark_interrupted(jobs)
             raise
-
-
-@contextmanager
-def without_main() -> Iterator[None]:
-    """Within this context, new processes do not import the main program, which may be
-    a script that would start the same runs again.
-    """
-    main = sys.modules["__main__"]
-    hidden = {
-        name: value
-        for name in ("__spec__", "__file__")
-        if (value := getattr(main, name, None)) is not None
-    }
-    for name in hidden:
-        setattr(main, name, None)
-    try:
-        yield
-    finally:
-        for name, value in hidden.items():
-            setattr(main, name, value)
 
 
 def _start_worker() -> None:
