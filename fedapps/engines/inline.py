@@ -3,7 +3,7 @@ is about 0.1 ms per client.
 
 It is meant for tests, debugging, notebooks, sweeps and experiments with very many cheap
 rounds. Strategies and clients are the same as in the other engines. Limitation: a
-client that never returns cannot be stopped, since it has no separate process.
+client that never returns is not stopped.
 """
 
 import traceback
@@ -80,8 +80,10 @@ class InlineGrid(Grid):
     to ``num_clients`` - 1.
 
     ``numbered``: the app knows its clients by these numbers, so that they need not be
-    asked for their ids.
+    asked for their ids. ``workers``: how many processes run clients.
     """
+
+    workers = 1
 
     def __init__(
         self,

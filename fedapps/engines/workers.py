@@ -34,7 +34,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 
 from fedapps.engines.inline import InlineGrid, answer, failed
-from fedapps.engines.processes import without_main
+from fedapps.engines.processes import Cores, without_main
 from fedapps.engines.shared_memory import Place, Segment, pack, unpack
 from strategies.base.flower_private import ErrorCode, number_message
 from strategies.base.messages import content_bytes
@@ -85,8 +85,8 @@ class WorkerGrid(InlineGrid):
     leaving it ends them.
 
     ``load``: returns the app. ``method``: how processes start, "fork" or "spawn"; by
-    default as described above. ``borrow(n)``: asked before each phase how many of n
-    more cores than one it may use, with ``give_back(k)`` after it.
+    default as described above. ``cores``: those that it shares with other runs, of
+    which it has one; in each phase it uses as many more as are free.
     """
 
     def __init__(
@@ -99,12 +99,10 @@ class WorkerGrid(InlineGrid):
         numbered: bool = False,
         workers: int = 2,
         method: str | None = None,
-        borrow: Callable[[int], int] = lambda number: number,
-        give_back: Callable[[int], None] = lambda number: None,
+        cores: Cores | None = None,
     ) -> None:
         super().__init__(load(), num_clients, run_config, run_id, numbered=numbered)
-        self.load, self.workers, self.method = load, workers, method
-        self.borrow, self.give_back = borrow, give_back
+        self.load, self.workers, self.method, self.cores = load, workers, method, cores
         self.board = Segment()
         self.pool: list[Worker] = []
         self._life: tuple[Any, Any] | None = None  # workers end when its second end is closed
@@ -181,7 +179,9 @@ class WorkerGrid(InlineGrid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Run the ClientApp on all messages; return the message ids."""
         asked = list(messages)
-        more = self.borrow(min(self.workers, len(asked)) - 1)
+        more = min(self.workers, len(asked)) - 1
+        if self.cores:
+            more = self.cores.borrow(more)
         try:
             if more < 1:
                 return super().push_messages(asked)
@@ -191,7 +191,8 @@ class WorkerGrid(InlineGrid):
             self.close()  # workers may still work on messages of this phase
             raise
         finally:
-            self.give_back(more)
+            if self.cores:
+                self.cores.give_back(more)
 
     def _run_in(self, pool: Sequence[Worker], asked: Sequence[Message]) -> list[str]:
         self._phase += 1

@@ -3,6 +3,7 @@ whatever fails, and no process left behind.
 """
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from flwr.clientapp import ClientApp
 from fedapps.engines import workers
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE
+from fedapps.engines.processes import Cores
 from fedapps.engines.shared_memory import Segment, pack, unpack
 from fedapps.engines.workers import WorkerGrid
 from strategies.base.flower_private import ErrorCode
@@ -181,20 +183,22 @@ def test_the_longest_clients_start_first():
 
 def test_cores_are_borrowed_for_a_phase():
     """With none to spare, clients run in this process."""
-    free, back = [0, 1], []
+    cores = Cores(2, multiprocessing.Value("i", 0))
     grid = WorkerGrid(
         make_app,
         CLIENTS,
         workers=8,
         method="fork",
-        borrow=lambda number: free.pop(0),
-        give_back=back.append,
+        cores=cores,
     )
     with grid:
-        for expected in (1, 2):
+        for free in (0, 1, -1):
+            cores.free.value = free
             replies = grid.send_and_receive(messages(1))
-            assert len({r.content["metrics"]["process"] for r in replies}) == expected
-    assert back == [0, 1]
+            processes = {reply.content["metrics"]["process"] for reply in replies}
+            assert (os.getpid() in processes) == (free < 1)
+            assert len(processes) == max(1, free + 1)
+            assert cores.free.value == free
 
 
 def test_shared_memory_grows_and_arrays_are_no_part_of_the_pickle():
