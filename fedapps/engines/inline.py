@@ -43,6 +43,11 @@ class Contexts(Mapping[int, Context]):
         }
         return Context(self.run_id, node, config, state, self.run_config)
 
+    def state(self, node: int) -> RecordDict:
+        """Return the state that is kept of a node; an empty one if there is none."""
+        kept = self._kept.get(node)
+        return kept.state if kept else RecordDict()
+
     def keep(self, context: Context) -> None:
         """Keep a context, unless it is new and has no state."""
         if context.state or context.node_id in self._kept:

@@ -20,7 +20,6 @@ seconds, and each loads the data itself.
 import itertools
 import logging
 import math
-import os
 import signal
 import sys
 import threading
@@ -30,42 +29,26 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
 from typing import Any, Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedapps.engines.inline import InlineGrid, answer, failed
+from fedapps.engines.inline import InlineGrid, failed
 from fedapps.engines.processes import Cores, without_main
-from fedapps.engines.shared_memory import Place, Segment, pack, unpack
+from fedapps.engines.shared_memory import Segment, pack, unpack
+from fedapps.engines.worker_process import (
+    PATIENCE,
+    Job,
+    Program,
+    Question,
+    Record,
+    Shared,
+    serve,
+)
 from strategies.base.flower_private import ErrorCode, number_message
 from strategies.base.messages import content_bytes
 
-Record = ArrayRecord | ConfigRecord | MetricRecord
-#: A record in the memory that all workers read: the place of its pickle, and those of
-#: its arrays.
-Shared = tuple[Place, list[Place]]
-#: A message without its node: type, group, seconds to live, and its records by name.
-Question = tuple[str, str, float, list[tuple[str, Shared]]]
-#: A node, its state, and the messages to it.
-Job = tuple[int, RecordDict | None, list[Question]]
-#: The content of a reply, or code and reason of an error.
-Answer = tuple[RecordDict | None, tuple[int, str | None] | None]
 #: Bytes of the messages that a worker gets at once; it gets at least one message.
 MOST_BYTES = 32 * 2**20
-#: Seconds that workers get to end by themselves.
-PATIENCE = 5.0
-
-
-@dataclass(frozen=True)
-class Program:
-    """What a worker needs to run clients. A worker that is forked gets the grid's app,
-    any other one loads it.
-    """
-
-    load: Callable[[], ClientApp]
-    num_clients: int
-    run_config: Mapping[str, Any]
-    run_id: int
-    level: int
 
 
 @dataclass
@@ -197,7 +180,8 @@ class WorkerGrid(InlineGrid):
     def _run_in(self, pool: Sequence[Worker], asked: Sequence[Message]) -> list[str]:
         self._phase += 1
         self.board.clear()
-        shared: dict[int, Shared] = {}  # by id of the records, which the messages keep alive
+        # by the ids of contents and records, which the messages keep alive
+        shared: dict[int, Any] = {}
         ids = [number_message(message) for message in asked]
         by_node: dict[int, list[Message]] = {}  # one after the other, for their state
         for message in asked:
@@ -229,21 +213,28 @@ class WorkerGrid(InlineGrid):
         waiting[: 2 * number] = [node for node in window if node in left]
         return chosen
 
-    def _job(self, node: int, messages: Sequence[Message], shared: dict[int, Shared]) -> Job:
+    def _job(self, node: int, messages: Sequence[Message], shared: dict[int, Any]) -> Job:
         """Return messages to a node as plain values, with its state; put their records
-        into the shared memory.
+        into the shared memory. ``shared``: what is there.
         """
         questions: list[Question] = []
         for message in messages:
-            layout = []
-            for name, record in message.content.items():
-                if id(record) not in shared:
-                    stream, places = pack(record, self.board)
-                    shared[id(record)] = self.board.put(stream), places
-                layout.append((name, shared[id(record)]))
-            sent = message.metadata
-            questions.append((sent.message_type, sent.group_id, sent.ttl, layout))
-        return node, self.contexts.now(node).state or None, questions
+            sent, content = message.metadata, message.content
+            if id(content) not in shared:
+                shared[id(content)] = [
+                    (name, self._shared(record, shared)) for name, record in content.items()
+                ]
+            layout = shared[id(content)]
+            questions.append((sent.message_id, sent.message_type, sent.group_id, sent.ttl, layout))
+        return node, self.contexts.state(node) or None, questions
+
+    def _shared(self, record: Record, shared: dict[int, Any]) -> Shared:
+        """Return where a record is in the shared memory; write it there first."""
+        if id(record) not in shared:
+            stream, places = pack(record, self.board)
+            shared[id(record)] = self.board.put(stream), places
+        place: Shared = shared[id(record)]
+        return place
 
     def _read(self, worker: Worker, asked: Mapping[int, Sequence[Message]]) -> None:
         """Read a worker's answers to messages by node, or that it died."""
@@ -270,7 +261,7 @@ class WorkerGrid(InlineGrid):
                     self._note_samples(node, content)
                 self._replies[message.metadata.message_id] = reply
             if state is not None:
-                kept = self.contexts.now(node).state
+                kept = self.contexts.state(node)
                 new = {name: kept[name] if part is None else part for name, part in state.items()}
                 self.contexts.keep(self.contexts.made(node, RecordDict(new)))
 
@@ -304,109 +295,3 @@ def _most(asked: Sequence[Message], workers: int) -> int:
     """Return the largest number of messages that a worker gets at once."""
     bytes_each = content_bytes(asked[0].content) if asked else 0
     return max(1, min(MOST_BYTES // max(1, bytes_each), -(-len(asked) // (4 * workers))))
-
-
-# --- in the worker --------------------------------------------------------------------
-
-
-def serve(
-    program: Program,
-    pipe: Any,
-    life: Any,
-    inherited: Sequence[Any],
-    board: Segment,
-    up: Segment,
-) -> None:
-    """Answer messages in a worker process, until its parent closes ``life`` or ends."""
-    for end in inherited:
-        end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides after Ctrl-C
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    threading.Thread(target=_end_with, args=(life,), daemon=True).start()
-    app = program.load()
-    grid = InlineGrid(app, program.num_clients, program.run_config, program.run_id)
-    logs = _collected_logs(program.level)
-    records: dict[Place, Record] = {}
-    current = 0
-    while True:
-        try:
-            phase, packed = pipe.recv()
-        except (EOFError, OSError):
-            return
-        if phase != current:
-            records.clear()
-            current = phase
-        up.clear()
-        answers = [_answers(grid, job, records, board) for job in unpack(packed, board)]
-        pipe.send((pack(answers, up), logs.copy()))
-        logs.clear()
-
-
-def _answers(
-    grid: InlineGrid, job: Job, records: dict[Place, Record], board: Segment
-) -> tuple[list[Answer], dict[str, Record | None] | None]:
-    """Return the answers of a node, and its new state; ``None`` in place of a record
-    of the state that has not changed, or of a state that is and was empty.
-    """
-    node, sent, questions = job
-    state = sent or RecordDict()
-    before = {
-        name: (record, list(record.values()))
-        for name, record in state.items()
-        if isinstance(record, ArrayRecord)
-    }
-    answers: list[Answer] = []
-    for kind, group, ttl, layout in questions:
-        content = RecordDict()
-        for name, (place, places) in layout:
-            if place not in records:
-                records[place] = unpack((board.get(place), places), board)
-            content[name] = records[place]
-        message = Message(content, node, kind, ttl=ttl, group_id=group)
-        number_message(message)
-        context = grid.contexts.made(node, RecordDict(dict(state)))
-        reply, succeeded = answer(grid.client_app, message, context)
-        state = context.state if succeeded else state
-        error = reply.error if reply.has_error() else None
-        answers.append((None, (error.code, error.reason)) if error else (reply.content, None))
-    if not state and not sent:
-        return answers, None
-    return answers, {
-        name: None if name in before and _same(before[name], record) else record
-        for name, record in state.items()
-    }
-
-
-def _same(before: tuple[Record, list[Any]], record: Record) -> bool:
-    return record is before[0] and all(
-        new is old for new, old in itertools.zip_longest(record.values(), before[1])
-    )
-
-
-def _end_with(life: Any) -> None:
-    """End this process when the parent closes its end of ``life``, or ends."""
-    with suppress(EOFError, OSError):
-        life.recv_bytes()
-    # In the main thread: what it has in hand, such as temporary files, is put away.
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(PATIENCE / 2)
-    os._exit(1)
-
-
-def _collected_logs(level: int) -> list[logging.LogRecord]:
-    """Return the list into which this process logs from now on: the parent writes it
-    where it writes its own log.
-    """
-    records: list[logging.LogRecord] = []
-
-    class Collected(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            record.msg, record.args = record.getMessage(), None
-            record.exc_info = record.exc_text = record.stack_info = None
-            records.append(record)
-
-    flower = logging.getLogger("flwr")
-    flower.handlers, flower.propagate = [], True
-    flower.setLevel(level)
-    logging.getLogger().handlers = [Collected()]
-    return records

@@ -1,5 +1,5 @@
-"""Worker processes of the inline engine: the same replies and states as in this process,
-whatever fails, and no process left behind.
+"""Worker processes of the inline engine: the same replies and states as in this
+process, whatever fails, and no process left behind.
 """
 
 import logging

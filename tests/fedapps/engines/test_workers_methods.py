@@ -20,6 +20,7 @@ from strategies.base.messages import trains
 from tests.fedapps.testing.test_every_method import JOB, SMALL
 
 FAST = ("fedavg", "scaffold", "fedfw")
+ALL = {"clients-per-round": 0}  # what some methods need
 
 
 def failing_app():
@@ -48,7 +49,7 @@ def outcome(folder):
     return rows, {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
 
 
-def run(folder, workers, callbacks=(), **config):
+def run(folder, workers, callbacks=(), start="fork", **config):
     settings = with_defaults({**config, "out": str(folder)})
     flat = settings.flat()
     share(flat, settings, build_task(settings))
@@ -57,7 +58,7 @@ def run(folder, workers, callbacks=(), **config):
         execute(settings, grid, callbacks)
         return outcome(folder)
     with WorkerGrid(
-        failing_app, settings.num_clients, flat, numbered=True, workers=workers, method="fork"
+        failing_app, settings.num_clients, flat, numbered=True, workers=workers, method=start
     ) as grid:
         execute(settings, grid, callbacks)
     return outcome(folder)
@@ -78,6 +79,7 @@ def test_the_same_bits(method, tmp_path):
         "checkpoint-every": 2,
         "train.local-epochs": 1,
         **SMALL.get(method, {}),
+        **(ALL if method == "aaggff-s" else {}),
     }
     expected = run(tmp_path / "1", 1, **job)
     assert len(expected[0]) == 3
@@ -152,3 +154,12 @@ def test_workers_are_many_where_a_run_has_much_work(monkeypatch):
     assert number(**{"num-rounds": 50}) == 1  # they would load everything anew
     monkeypatch.setattr("fedapps.runs.inline_grid.cores", lambda: 1)
     assert number(**{"num-rounds": 50_000}) == 1
+
+
+@pytest.mark.slow
+def test_workers_that_are_started_as_new_programs(tmp_path):
+    """As on macOS: each loads the app and the data itself."""
+    job = {"method": "scaffold", "num-clients": 6, "clients-per-round": 4, "num-rounds": 2}
+    job |= {"train.local-epochs": 1, "client-store": "message", "checkpoint-every": 0}
+    expected = run(tmp_path / "1", 1, **job)
+    assert run(tmp_path / "2", 2, start="spawn", **job) == expected
