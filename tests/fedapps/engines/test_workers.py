@@ -262,9 +262,13 @@ def test_no_worker_outlives_its_parent(how, number):
         os.killpg(parent.pid, number) if number == signal.SIGINT else parent.kill()
         assert parent.wait(60) != 0
     deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline
+    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and (
+        time.monotonic() < deadline
+    ):
         time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 def test_processes_with_other_threads_do_not_fork(monkeypatch):
