@@ -17,7 +17,7 @@ from fedapps.runs.execution import execute
 from fedapps.runs.inline_grid import load_app, number_of_workers
 from fedapps.runs.prepare import with_defaults
 from strategies.base.messages import trains
-from tests.fedapps.testing.test_every_method import JOB, SMALL
+from tests.small_jobs import JOB, SMALL
 
 FAST = ("fedavg", "scaffold", "fedfw")
 ALL = {"clients-per-round": 0}  # what some methods need
