@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # parameters: seconds that compiling saves in a step, which are those in which PyTorch
 # starts its operations, so they hardly depend on the net; and seconds that it takes.
 SAVED_A_STEP, COMPILING = 1.3e-4, 15.0
-#: ``auto`` compiles if it saves more seconds of all cores together: twice what it takes,
+#: ``auto`` compiles if it saves more seconds of CPU time: twice what it takes,
 #: since one core compiles while the others wait.
 WORTH = 2 * COMPILING
 
