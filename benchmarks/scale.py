@@ -2,8 +2,8 @@
 clients, and the server's share of the cost.
 
     python benchmarks/scale.py [--clients 1000 10000 100000 1000000] [--sampled 100
-    1000] [--engines inline ray] [--rounds 5] python benchmarks/scale.py --server
-    1500000 [--sampled 1000]
+    1000] [--engines inline inline-workers ray] [--workers 2] [--rounds 5]
+    python benchmarks/scale.py --server 1500000 [--sampled 1000]
 
 Logistic regression (ten numbers, two classes) on twenty samples per client, generated
 from the client's number. One pass of SGD takes 0.1 ms, so the rest is the cost of the
@@ -50,6 +50,7 @@ from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE, answer_for_many
 from fedapps.engines.node_grid import shared
+from fedapps.engines.workers import WorkerGrid
 from strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
 from strategies.base.flower_private import number_message
 from strategies.base.rounds import Round
@@ -226,12 +227,14 @@ def by_ray(
         return dict(json.loads(out.read_text(encoding="utf-8")))
 
 
-def inline(clients: int, sampled: int, rounds: int, score: bool) -> dict[str, float]:
-    """Run in this process."""
+def inline(clients: int, sampled: int, rounds: int, score: bool, workers: int) -> dict[str, float]:
+    """Run in this process, or its clients in worker processes."""
     began = time.time()
-    return run_and_measure(
-        InlineGrid(client_app, clients, numbered=True), sampled, rounds, score, began
-    )
+    if workers == 1:
+        grid = InlineGrid(client_app, clients, numbered=True)
+        return run_and_measure(grid, sampled, rounds, score, began)
+    with WorkerGrid(lambda: client_app, clients, numbered=True, workers=workers) as many:
+        return run_and_measure(many, sampled, rounds, score, began)
 
 
 def alone(sampled: int, rounds: int) -> float:
@@ -349,7 +352,7 @@ def one(kind: str, *numbers: str) -> dict[str, float]:
     if kind == "alone":
         return {"cpu": alone(sampled, rounds)}
     if kind == "inline":
-        return inline(clients, sampled, rounds, bool(score))
+        return inline(clients, sampled, rounds, bool(score), workers)
     return by_ray(clients, sampled, rounds, bool(score), workers, bool(together))
 
 
@@ -371,10 +374,10 @@ def main() -> None:
         "--engines",
         nargs="+",
         default=["inline", "ray"],
-        choices=["inline", "ray", "ray-node-per-client"],
+        choices=["inline", "inline-workers", "ray", "ray-node-per-client"],
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2, help="workers of Ray")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes")
     parser.add_argument(
         "--score", type=int, default=10_000, help="evaluate all clients up to this number"
     )
@@ -434,7 +437,8 @@ def main() -> None:
         for clients in args.clients:
             for sampled in args.sampled:
                 score = clients <= args.score
-                rest = (args.rounds, int(score), args.workers, int(engine == "ray"))
+                workers = 1 if engine == "inline" else args.workers
+                rest = (args.rounds, int(score), workers, int(engine == "ray"))
                 costs = fresh(engine.partition("-")[0], str(clients), str(sampled), *map(str, rest))
                 each = [f"{1e3 * costs[key] / sampled:.2f}" for key in ("round", "cpu")]
                 scored = f"{costs['score']:.1f}" if score else ""

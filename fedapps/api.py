@@ -62,8 +62,10 @@ def run(
     ``client``: short for data.label and data.natural-id. ``model``: also a class or
     function that makes the net. ``out``: the results folder, by default
     results/METHOD-TASK-seedN. ``overwrite`` and ``resume``: the flags of the command.
-    ``progress``: whether to show the progress. ``workers``, ``gpus_per_client``: for
-    engine "ray". ``deployment``: the deployment's folder, for engine "deployment".
+    ``progress``: whether to show the progress. ``workers``: how many processes run
+    clients, with engine "inline" or "ray"; by default one per core where that saves
+    time. ``gpus_per_client``: for engine "ray". ``deployment``: the deployment's
+    folder, for engine "deployment".
 
     Raises ``UserError`` for bad input, before anything starts; ``RunFailed`` if the run
     fails; and ``KeyboardInterrupt`` if it is interrupted. ``resume=True`` then

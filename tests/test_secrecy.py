@@ -71,6 +71,10 @@ def test_nothing_unpickles_or_evaluates():
         for path in FILES
         if (lines := dangers((ROOT / path).read_text(encoding="utf-8")))
     }
+    # Messages between a process and the workers that it started itself, through a pipe
+    # without a name: what could write there could change that process anyway.
+    (own,) = dangerous.pop("fedapps/engines/shared_memory.py")
+    assert own.endswith(": pickle")
     assert dangerous == {}
     assert len(FILES) > 80
 

@@ -29,8 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=["ray", "inline", "deployment"],
         default="ray",
-        help="where clients run: Flower's Ray simulation (default), this process, or the "
-        "SuperNodes of a deployment",
+        help="where clients run: Flower's Ray simulation (default), this process and its "
+        "workers, or the SuperNodes of a deployment",
     )
     parser.add_argument(
         "--deployment",
@@ -57,7 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="number of worker processes, one CPU each (ray; default: one per CPU)",
+        help="number of processes that run clients, one CPU each; the numbers are the same "
+        "(default: one per CPU; inline: 1 if more would not save time)",
     )
     parser.add_argument(
         "--ray-address",

@@ -3,7 +3,7 @@ is about 0.1 ms per client.
 
 It is meant for tests, debugging, notebooks, sweeps and experiments with very many cheap
 rounds. Strategies and clients are the same as in the other engines. Limitation: a
-client that never returns cannot be stopped, since it has no separate process.
+client that never returns is not stopped.
 """
 
 import traceback
@@ -31,15 +31,22 @@ class Contexts(Mapping[int, Context]):
 
     def now(self, node: int) -> Context:
         """Return the context of a node, without keeping a new one."""
+        return self._kept.get(node) or self.made(node, RecordDict())
+
+    def made(self, node: int, state: RecordDict) -> Context:
+        """Return a context of a node, with this state."""
         if node not in self.nodes:
             raise KeyError(node)
         config: dict[str, Any] = {
             "partition-id": node - FIRST_NODE,
             "num-partitions": len(self.nodes),
         }
-        return self._kept.get(node) or Context(
-            self.run_id, node, config, RecordDict(), self.run_config
-        )
+        return Context(self.run_id, node, config, state, self.run_config)
+
+    def state(self, node: int) -> RecordDict:
+        """Return the state that is kept of a node; an empty one if there is none."""
+        kept = self._kept.get(node)
+        return kept.state if kept else RecordDict()
 
     def keep(self, context: Context) -> None:
         """Keep a context, unless it is new and has no state."""
@@ -57,13 +64,31 @@ class Contexts(Mapping[int, Context]):
         return len(self.nodes)
 
 
+def answer(app: ClientApp, message: Message, context: Context) -> tuple[Message, bool]:
+    """Return the reply of an app, or the error that it raised, and whether it raised
+    none.
+    """
+    try:
+        return app(message, context), True
+    except Exception:  # a client may fail in any way, which must not end the run
+        reason = traceback.format_exc(limit=-3)
+        return failed(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), False
+
+
+def failed(message: Message, code: int, reason: str | None) -> Message:
+    """Return an error as the reply to a message."""
+    return Message(Error(code, reason), reply_to=message)
+
+
 class InlineGrid(Grid):
     """Grid over ``num_clients`` virtual clients of ``client_app``, with partition ids 0
     to ``num_clients`` - 1.
 
     ``numbered``: the app knows its clients by these numbers, so that they need not be
-    asked for their ids.
+    asked for their ids. ``workers``: how many processes run clients.
     """
+
+    workers = 1
 
     def __init__(
         self,
@@ -93,21 +118,13 @@ class InlineGrid(Grid):
         return ids
 
     def _answer(self, message: Message) -> Message:
-        node = message.metadata.dst_node_id
-        kept = self.contexts.now(node)
+        kept = self.contexts.now(message.metadata.dst_node_id)
         # The state after a failed message is discarded, as in Flower's simulation: work
         # on a copy and keep it on success.
-        private = Context(
-            kept.run_id, node, kept.node_config, RecordDict(dict(kept.state)), kept.run_config
-        )
-        try:
-            reply = self.client_app(message, private)
-        except Exception:  # a client may fail in any way, which must not end the run
-            return Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, traceback.format_exc(limit=-3)),
-                reply_to=message,
-            )
-        self.contexts.keep(private)
+        private = self.contexts.made(kept.node_id, RecordDict(dict(kept.state)))
+        reply, succeeded = answer(self.client_app, message, private)
+        if succeeded:
+            self.contexts.keep(private)
         return reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

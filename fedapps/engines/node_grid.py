@@ -249,10 +249,10 @@ def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
 
 def summing(grid: Grid, num_clients: int, plan: Callable[[], Plan]) -> NodeGrid:
     """Return a grid whose nodes sum models by ``plan``: ``grid``, or for clients of
-    this process a grid with a single node. Raises ``ValueError``.
+    the inline engine a grid with one node per process. Raises ``ValueError``.
     """
     if isinstance(grid, InlineGrid):
-        grid = NodeGrid(grid, num_clients, grid.get_node_ids()[:1])
+        grid = NodeGrid(grid, num_clients, grid.get_node_ids()[: grid.workers])
     if not isinstance(grid, NodeGrid):
         raise ValueError(
             "node-sums = true: each client has its own node here: choose false, or leave out "

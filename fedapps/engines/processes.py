@@ -20,6 +20,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from fedapps.errors import UserError
 
@@ -31,6 +32,37 @@ def threads(count: int) -> dict[str, str]:
     to ``count`` threads.
     """
     return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(count))
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Cores:
+    """The cores that the runs of a sweep share. ``free``: a number in shared memory,
+    with a lock. A run that starts takes one in any case, so it may fall below 0.
+    """
+
+    def __init__(self, total: int, free: Any) -> None:
+        self.total, self.free = total, free
+
+    def take(self) -> None:
+        """Take one core, for a run."""
+        with self.free.get_lock():
+            self.free.value -= 1
+
+    def borrow(self, number: int) -> int:
+        """Take up to ``number`` cores that are free; return how many these are."""
+        with self.free.get_lock():
+            taken: int = max(0, min(number, self.free.value))
+            self.free.value -= taken
+        return taken
+
+    def give_back(self, number: int = 1) -> None:
+        """Give cores back."""
+        with self.free.get_lock():
+            self.free.value += number
 
 
 def program(name: str) -> Path:
@@ -149,6 +181,26 @@ def signals_ignored() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Within this context, new processes do not import the main program, which may be
+    a script that would start the same runs again.
+    """
+    main = sys.modules["__main__"]
+    hidden = {
+        name: value
+        for name in ("__spec__", "__file__")
+        if (value := getattr(main, name, None)) is not None
+    }
+    for name in hidden:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
 
 
 class Guard:

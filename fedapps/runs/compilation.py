@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps.data.cache import folder
+from fedapps.runs.work import trainings, work_of
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNet
 from fedapps.toml_text import read_toml
@@ -20,14 +21,13 @@ from fedapps.toml_text import read_toml
 if TYPE_CHECKING:
     from clients.steps.compiled import Compiler
 
-# For nets of dense layers, measured with benchmarks/round_time.py on one core: seconds
-# that a step takes besides its operations, operations per second, and the share of the
-# time that compiling saves.
-SECONDS_A_STEP, OPERATIONS_A_SECOND, SAVED = 1.5e-4, 2e10, 0.6
-#: ``auto`` compiles if this saves more seconds. Compiling takes a minute on one core.
-WORTH = 120.0
-# Number of clients whose samples are counted for the estimate.
-COUNTED = 5
+# Measured with benchmarks/round_time.py on nets of dense layers, from 5,000 to 200,000
+# parameters: seconds that compiling saves in a step, which are those in which PyTorch
+# starts its operations, so they hardly depend on the net; and seconds that it takes.
+SAVED_A_STEP, COMPILING = 1.3e-4, 15.0
+#: ``auto`` compiles if it saves more seconds of CPU time: twice what it takes,
+#: since one core compiles while the others wait.
+WORTH = 2 * COMPILING
 
 
 @cache
@@ -69,46 +69,15 @@ def seconds(settings: Settings, task: Any) -> float:
     """Return an estimate of the seconds that compiling would save in the run's local
     steps; 0 if that is not known.
     """
-    rounds, train = (
-        settings.num_rounds * (settings.clients_per_round or settings.num_clients),
-        settings.train,
-    )
     # for methods whose number of local steps does not follow from ``train``
     own = getattr(settings.options, "steps_a_round", None)
-    if (
-        settings.sites.own
-        or not settings.num_clients
-        or not isinstance(task, HasNet)
-        or not is_dense(task.work_model())
-    ):
+    if settings.sites.own or not isinstance(task, HasNet) or not is_dense(task.work_model()):
         return 0.0
-    if not own and rounds * train.local_epochs < 1000:  # saves reading the samples
+    # saves reading the samples
+    if not own and trainings(settings) * settings.train.local_epochs < 1000:
         return 0.0
-    counted = [
-        task.client_data(client, settings.num_clients).train
-        for client in range(min(COUNTED, settings.num_clients))
-    ]
-    samples = sum(map(len, counted)) / len(counted)
-    steps, batch_size = (
-        own(samples) if own else (train.local_epochs * samples / train.batch_size, train.batch_size)
-    )
-    of_step = (
-        SECONDS_A_STEP
-        + 3 * operations(task.work_model(), counted[0].x[:1]) * batch_size / OPERATIONS_A_SECOND
-    )
-    return SAVED * rounds * float(steps) * of_step
-
-
-def operations(model: Any, x: Any) -> int:
-    """Return the number of operations of a forward pass of one sample x (1, ...)."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    was_training = model.training
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(x)
-    model.train(was_training)
-    return int(counter.get_total_flops())
+    work = work_of(settings, task)
+    return SAVED_A_STEP * work.clients * work.steps if work else 0.0
 
 
 def is_dense(model: Any) -> bool:

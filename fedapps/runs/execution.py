@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fedapps.engines.node_grid import summing
 from fedapps.engines.node_sums import plan_of
+from fedapps.engines.processes import Cores
 from fedapps.errors import UserError
 from fedapps.records.audit import FILE as AUDIT
 from fedapps.records.audit import AuditedGrid, AuditLog
@@ -33,6 +34,7 @@ from fedapps.runs.assembly import (
     validation_setting,
 )
 from fedapps.runs.compilation import with_compilation
+from fedapps.runs.inline_grid import inline_grid
 from fedapps.settings.settings import Settings, default_config
 from fedapps.tasks.capabilities import HasGroups, SplitsSamples
 from fedapps.tasks.client_names import client_names
@@ -46,20 +48,19 @@ from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run
 
 
 def execute_inline(
-    settings: Settings, callbacks: Sequence[Callback] = (), parts: Parts | None = None
+    settings: Settings,
+    callbacks: Sequence[Callback] = (),
+    parts: Parts | None = None,
+    workers: int | None = 1,
+    shared: Cores | None = None,
 ) -> dict[str, Any]:
-    """Execute the run in this process; server and clients share one task. See
-    :func:`execute`.
+    """Execute the run in this process, or its clients in worker processes; server and
+    clients share one task. See :func:`execute`, and :func:`inline_grid` for ``workers``
+    and ``shared``.
     """
-    from fedapps.engines.inline import InlineGrid
-    from fedapps.runs.client_app import app
-    from fedapps.runs.client_factory import share
-
-    config = settings.flat()
     parts = parts or assembled(settings)
-    share(config, settings, parts.task)
-    grid = InlineGrid(app, settings.num_clients, config, numbered=True)
-    return execute(settings, grid, callbacks, parts)
+    with inline_grid(settings, parts, workers, shared) as grid:
+        return execute(settings, grid, callbacks, parts)
 
 
 def assembled(settings: Settings) -> Parts:

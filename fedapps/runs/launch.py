@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fedapps import json_log
+from fedapps.engines.inline import InlineGrid
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import one_line
 from fedapps.live.progress import Progress
@@ -25,7 +26,8 @@ from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLos
 from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.results.report import write_report
 from fedapps.runs.assembly import Parts
-from fedapps.runs.execution import execute_inline, page_of, with_folder
+from fedapps.runs.execution import execute, page_of, with_folder
+from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.prepare import assemble, data_paths, prepare_folder
 from fedapps.settings.settings import Settings
 
@@ -40,8 +42,9 @@ ORPHAN_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Launch:
-    """How a run is started, besides its settings. ``workers``, ``gpus_per_client``,
-    ``ray_address``, ``node_per_client``, ``port`` and ``no_wall`` are for engine "ray".
+    """How a run is started, besides its settings. ``workers``: the processes that run
+    clients, with engine "inline" or "ray". ``gpus_per_client``, ``ray_address``,
+    ``node_per_client``, ``port`` and ``no_wall`` are for engine "ray".
     """
 
     engine: str = "ray"
@@ -59,6 +62,10 @@ class Launch:
         """Raise ``UserError`` for options of another engine."""
         if self.engine not in ENGINES:
             raise UserError(f"engine = {self.engine!r}: choose one of {', '.join(ENGINES)}")
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"--workers {self.workers}: choose 1 or more")
+        if self.workers and self.engine == "deployment":
+            raise UserError("--workers is for --engine inline and ray: each site has its own")
         if self.gpus_per_client and self.engine == "inline":
             raise UserError(
                 "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline"
@@ -95,13 +102,14 @@ def launch(settings: Settings, how: Launch, console: Console | None = None) -> t
         label = f"{settings.method} on {task.name}"
         settings, page = metrics_page(settings, task.name)
         with (
+            processes(settings, parts, how) as grid,  # forked before there are threads
             watched(folder, how.watch),
             page,
             Progress(settings.num_rounds, label, console) as progress,
         ):
             progress.poll(folder)  # shows the completed rounds of a resumed run
-            if how.engine == "inline":
-                status, reason = run_inline(settings, parts, progress)
+            if grid:
+                status, reason = run_inline(settings, parts, progress, grid)
             elif how.engine == "ray":
                 status, reason = run_ray(superlink, settings, progress, how)
             else:
@@ -185,12 +193,23 @@ def _superlink(how: Launch) -> Iterator["SuperLink | None"]:
         yield superlink
 
 
-def run_inline(settings: Settings, parts: Parts, progress: Progress) -> tuple[str, str]:
-    """Run in this process; return status and reason."""
+def processes(
+    settings: Settings, parts: Parts, how: Launch
+) -> AbstractContextManager[InlineGrid | None]:
+    """Return the context in which the processes of the inline engine run: its grid."""
+    if how.engine != "inline":
+        return nullcontext()
+    return inline_grid(settings, parts, how.workers)
+
+
+def run_inline(
+    settings: Settings, parts: Parts, progress: Progress, grid: InlineGrid
+) -> tuple[str, str]:
+    """Run in this process and its workers; return status and reason."""
     folder = Path(settings.out)
     _log_to(folder / "run.log")
     try:
-        execute_inline(settings, [lambda _: show(progress, folder)], parts)
+        execute(settings, grid, [lambda _: show(progress, folder)], parts)
     except KeyboardInterrupt:
         return "interrupted", ""
     except (UserError, FolderLost):

@@ -7,7 +7,6 @@ The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
 
 import fcntl
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedapps.engines.cluster import address_of, checked_cluster
+from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
 from fedapps.models.options import ModelOptions
 from fedapps.notes import each_once
@@ -183,11 +183,6 @@ def only_one(out: Path) -> Iterator[None]:
                 f"{out}: another sweep is running there: wait for its end, or choose another --out"
             ) from None
         yield
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_done(run: PlannedRun) -> bool:

@@ -8,21 +8,23 @@ starts again if there is none. A failing run does not stop the others.
 import logging
 import os
 import signal
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 from fedapps import json_log, notes
-from fedapps.engines.processes import threads
+from fedapps.engines.processes import Cores, threads, without_main
 from fedapps.records.writer import set_status, status_of
 from fedapps.runs.prepare import prepare_folder
 from fedapps.settings.settings import Settings, read_settings
+
+#: In a process of the pool: the cores that it shares with the others. The last runs of
+#: a sweep have worker processes on those that became free.
+SHARED: list[Cores] = []
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,10 @@ def run_all(runs: Iterable[PlannedRun], processes: int) -> Iterator[Ended]:
     os.environ |= threads(1)
     size = min(processes, len(jobs))
     others = set(active_children())
+    context = get_context("spawn")
+    shared = Cores(processes, context.Value("i", processes))
     with ProcessPoolExecutor(
-        size, mp_context=get_context("spawn"), initializer=_start_worker
+        size, mp_context=context, initializer=_start_worker, initargs=(shared,)
     ) as pool:
         with without_main():
             running = {pool.submit(run_one, run): run for run in jobs.values()}
@@ -101,30 +105,11 @@ def run_all(runs: Iterable[PlannedRun], processes: int) -> Iterator[Ended]:
             raise
 
 
-@contextmanager
-def without_main() -> Iterator[None]:
-    """Within this context, new processes do not import the main program, which may be
-    a script that would start the same runs again.
-    """
-    main = sys.modules["__main__"]
-    hidden = {
-        name: value
-        for name in ("__spec__", "__file__")
-        if (value := getattr(main, name, None)) is not None
-    }
-    for name in hidden:
-        setattr(main, name, None)
-    try:
-        yield
-    finally:
-        for name, value in hidden.items():
-            setattr(main, name, value)
-
-
-def _start_worker() -> None:
+def _start_worker(shared: Cores) -> None:
     """Ignore Ctrl-C, which a terminal sends to all its processes: the main process
     terminates the workers. It also printed the notes on the runs.
     """
+    SHARED.append(shared)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     notes.logger.setLevel(logging.ERROR)
     json_log.respect_no_color()
@@ -160,7 +145,12 @@ def run_one(run: PlannedRun) -> dict[str, Any]:
     logger.setLevel(logging.ERROR)
     for handler in logger.handlers if json_log.chosen() else ():
         handler.setFormatter(json_log.Formatter(run=run.folder.name))
+    shared = SHARED[0] if SHARED else None
+    if shared:
+        shared.take()
     try:
-        return execute_inline(settings)
+        return execute_inline(settings, workers=None if shared else 1, shared=shared)
     finally:
         logger.setLevel(level)  # this process may log other runs
+        if shared:
+            shared.give_back()

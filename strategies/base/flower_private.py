@@ -86,12 +86,13 @@ def run_client_program(app: ClientApp) -> None:
     getattr(import_module(module), name)()
 
 
-def number_message(message: Message) -> str:
-    """Give a message an id, which only Flower's own grids do; return it.
+def number_message(message: Message, number: str = "") -> str:
+    """Give a message an id, which only Flower's own grids do; return it. ``number``:
+    that id; "": a new one.
 
     Replaced by: a public setter, or an id that a message has from the start.
     """
-    message.metadata.__dict__["_message_id"] = number = uuid.uuid4().hex
+    message.metadata.__dict__["_message_id"] = number = number or uuid.uuid4().hex
     return number
 
 

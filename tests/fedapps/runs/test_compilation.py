@@ -7,7 +7,7 @@ import pytest
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_client, build_task, takes_steps
 from fedapps.runs.client_app import app
-from fedapps.runs.compilation import seconds, with_compilation
+from fedapps.runs.compilation import WORTH, seconds, with_compilation
 from fedapps.runs.execution import execute
 from fedapps.settings.settings import read_settings
 from fedapps.toml_text import read_toml
@@ -32,6 +32,11 @@ def test_auto_compiles_long_runs_of_methods_that_take_steps():
     assert with_compilation(short, task, takes_steps).train.compile == "off"
     assert with_compilation(long, task, takes_steps).train.compile == "on"
     assert seconds(long, task) == pytest.approx(400 * seconds(short, task))
+    # 5 clients a round, 10 epochs: just what saves twice the time that compiling takes
+    rounds = round(50 * WORTH / seconds(short, task))
+    for number, decision in ((rounds - 1, "off"), (rounds + 1, "on")):
+        settings = settings_of(**{"num-rounds": number})
+        assert with_compilation(settings, task, takes_steps).train.compile == decision
     trees = settings_of(method="ffgb", task="tabular", **{"num-rounds": 20_000})
     assert with_compilation(trees, build_task(trees), takes_steps).train.compile == "off"
 

@@ -1,0 +1,133 @@
+"""Runs of the command and of sweeps with worker processes: a killed worker, Ctrl-C, and
+the cores that the runs of a sweep share.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedapps.engines import workers
+from fedapps.engines.processes import Cores
+from fedapps.errors import UserError
+from fedapps.runs import inline_grid
+from fedapps.runs.launch import Launch
+from fedapps.sweeps import pool
+
+JOB = {
+    "method": "scaffold",
+    "num-clients": 6,
+    "clients-per-round": 4,
+    "num-rounds": 2,
+    "train.local-epochs": 1,
+}
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def rounds(folder):
+    path = folder / "rounds.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 200
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_replies_and_ctrl_c_leaves_no_process(tmp_path):
+    out = tmp_path / "r"
+    command = [sys.executable, "-m", "fedapps", "run", "--engine", "inline", "--workers", "2"]
+    settings = ["num-rounds=100000", "evaluate-every=0", "train.compile=off", "num-clients=8"]
+    process = subprocess.Popen(
+        [*command, *settings, "--out", str(out)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    eventually(lambda: len(rounds(out)) > 1)
+
+    def failed():
+        # it may have been between two clients, which costs nothing
+        os.kill(children(process.pid)[0], signal.SIGKILL)
+        at = len(rounds(out))
+        eventually(lambda: len(rounds(out)) > at + 1)
+        return [row for row in rounds(out) if row["failures"]]
+
+    row = eventually(failed)[0]
+    assert "worker process of this client was killed by SIGKILL" in row["failures"][0]["reason"]
+    assert 0 < len(row["failures"]) < 5
+    assert not rounds(out)[-1]["failures"]
+    left = children(process.pid)
+    assert len(left) == 2
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "continue with: fedapps run --resume" in error
+    assert "Traceback" not in error
+    assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+    shutil.rmtree(out)
+
+
+def test_a_run_of_a_sweep_uses_the_cores_that_others_left(tmp_path, monkeypatch):
+    """Its numbers are the same. It holds one core, and gives back all others after
+    each phase.
+    """
+    alone = pool.run_one(pool.PlannedRun(JOB, tmp_path / "alone"))
+    used = []
+    run_in = workers.WorkerGrid._run_in
+
+    def counted(self, workers_used, asked):
+        used.append((len(workers_used), shared.free.value))
+        return run_in(self, workers_used, asked)
+
+    monkeypatch.setattr(workers.WorkerGrid, "_run_in", counted)
+    monkeypatch.setattr(workers, "usual_method", lambda: "fork")
+    monkeypatch.setattr(inline_grid, "pays", lambda *_: True)
+    shared = Cores(4, multiprocessing.Value("i", 3))
+    monkeypatch.setattr(pool, "SHARED", [shared])
+    together = pool.run_one(pool.PlannedRun(JOB, tmp_path / "together"))
+    assert {key: value for key, value in together.items() if "seconds" not in key} == {
+        key: value for key, value in alone.items() if "seconds" not in key
+    }
+    assert set(used) == {(3, 0)}
+    assert shared.free.value == 3
+    models = [
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("alone", "together")
+    ]
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"engine": "inline", "workers": 0}, "--workers 0: choose 1 or more"),
+        ({"engine": "deployment", "workers": 2}, "--workers is for --engine inline and ray"),
+    ],
+)
+def test_workers_that_cannot_be(how, message):
+    with pytest.raises(UserError, match=message):
+        Launch(**how)
+
+
+def test_workers_are_not_for_a_gpu():
+    class Task:
+        device = type("device", (), {"type": "cuda"})
+
+    assert inline_grid.number_of_workers(None, Task, None) == 1
+    with pytest.raises(UserError, match="choose device=cpu, or --engine ray"):
+        inline_grid.number_of_workers(None, Task, 2)
