@@ -43,6 +43,7 @@ from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
+from strategies.base.records import hold_mean
 from strategies.base.updates import learned, moved, updates
 from strategies.fedavg import FedAvg, FlowerArguments
 
@@ -69,7 +70,7 @@ class Scaffold(FedAvg):
 
     client_half: Reads = (ScaffoldSent,)
     capabilities = Capabilities(
-        replies="model", aggregation="single replies", subset=True, beside=CONTROL
+        replies="model", aggregation="single replies", subset=True, sums=True, beside=CONTROL
     )
 
     def __init__(
@@ -112,8 +113,10 @@ class Scaffold(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update the model and c with the means of the clients' changes."""
         valid = [reply for reply in replies if not reply.has_error()]
-        self._watch(server_round, [arrays_of(reply.content)[0] for reply in valid])
-        for reply in valid if self._rate else ():
+        records = [arrays_of(reply.content)[0] for reply in valid]
+        self._watch(server_round, records)
+        # the mean over clients with different steps may exceed the bound of one
+        for reply in valid if self._rate and not hold_mean(records) else ():
             self._shorten(arrays_of(reply.content)[0], reply.metadata.src_node_id)
         average, metrics = super().aggregate_train(server_round, valid)
         if average is None:

@@ -19,12 +19,12 @@ from typing import Any, Self
 from algorithms.secure.fixed_point import Words
 from algorithms.secure.graph import least_survivors, local_threshold
 from algorithms.secure.keys import (
+    SECRET,
     Refusal,
     SigningKey,
     agreed,
     agreement_key,
     derived,
-    digest,
     fresh,
     identity,
     opened,
@@ -50,14 +50,16 @@ OFFERED, MASKED, SIGNED = "offered", "masked", "signed"
 
 @dataclass
 class Open:
-    """An open session: its secrets, the neighbours' keys for shares, how far it is."""
+    """An open session: its secrets, the neighbours' keys for shares and, once it is
+    masked, their shares; how far it is.
+    """
 
-    session: str
     key: str
     own: str
     channels: dict[str, str]
     step: str = OFFERED
     context: str = ""
+    shares: dict[str, str] = field(default_factory=dict)
     members: list[str] = field(default_factory=list)
     survivors: str = ""
 
@@ -65,13 +67,12 @@ class Open:
 @dataclass
 class State:
     """What a client keeps between the steps, as text: ``pins`` are the identities of
-    other clients that it has met, ``last`` the number of the latest session, ``cohort``
-    the survivors of the latest sum that it helped to reveal.
+    other clients that it has met, ``runs`` the number of the latest session by the tag
+    of the run, ``cohort`` the survivors of the latest sum that it helped to reveal.
     """
 
     channel: str = ""
-    tag: str = ""
-    last: int = 0
+    runs: dict[str, int] = field(default_factory=dict)
     pins: dict[str, str] = field(default_factory=dict)
     open: dict[str, Open] = field(default_factory=dict)
     cohort: list[str] = field(default_factory=list)
@@ -84,7 +85,7 @@ class State:
     def from_bytes(cls, data: bytes) -> Self:
         """Return the state in JSON."""
         values: dict[str, Any] = json.loads(data)
-        values["open"] = {number: Open(**one) for number, one in values["open"].items()}
+        values["open"] = {key: Open(**one) for key, one in values["open"].items()}
         return cls(**values)
 
 
@@ -115,7 +116,18 @@ class Participant:
     def offer(self, session: Session, hellos: Sequence[Hello]) -> Offer:
         """Open a session with the neighbours in ``hellos``: new keys, and shares."""
         self._check_session(session)
-        channels = self._checked(hellos)
+        return self._offer(session, self._checked(hellos))
+
+    def offer_again(self, session: Session, before: Session) -> Offer:
+        """Open a session with the neighbours of an open one."""
+        now = self.state.open.get(before.id.hex())
+        if now is None:
+            raise Refusal(f"session {before.number} is not open here")
+        self._check_session(session)
+        known = {name: bytes.fromhex(channel) for name, channel in now.channels.items()}
+        return self._offer(session, known)
+
+    def _offer(self, session: Session, channels: Mapping[str, bytes]) -> Offer:
         holders = sorted(channels)
         t = local_threshold(len(holders) + 1, len(holders), session.corrupted)
         if len(holders) < 2 or t > len(holders):
@@ -125,21 +137,20 @@ class Participant:
             )
         secret, own = fresh(), fresh()
         parts = zip(split(secret, t, len(holders)), split(own, t, len(holders)), strict=True)
+        public = public_bytes(agreement_key(secret))
+        bound = commitment(session, self.name, own)
         sealed = [
-            seal(self._share_key(session, self.name, name, channels[name]), a + b, b"")
+            seal(self._share_key(session, self.name, name, channels[name]), a + b, public + bound)
             for name, (a, b) in zip(holders, parts, strict=True)
         ]
-        self.state.tag, self.state.last = session.tag.hex(), session.number
-        for number in sorted(self.state.open, key=int)[:-1]:
-            del self.state.open[number]  # of rounds that have failed
-        self.state.open[str(session.number)] = Open(
-            session.id.hex(),
+        self.state.runs[session.tag.hex()] = session.number
+        for older in list(self.state.open)[:-1]:
+            del self.state.open[older]  # of rounds that have failed
+        self.state.open[session.id.hex()] = Open(
             secret.hex(),
             own.hex(),
             {name: channel.hex() for name, channel in channels.items()},
         )
-        public = public_bytes(agreement_key(secret))
-        bound = commitment(session, self.name, own)
         proof = signature(self.key, "offer", session.id, self.name, public, bound)
         return Offer(self.name, public, bound, proof, holders, sealed)
 
@@ -148,12 +159,13 @@ class Participant:
         session: Session,
         members: Sequence[str],
         offers: Sequence[Offer],
+        sealed: Mapping[str, bytes],
         content: bytes,
         words: Words,
     ) -> Words:
         """Return ``words`` (n,) with all masks. ``members``: who takes part;
-        ``offers``: those of the neighbours; ``content``: the digest of what the members
-        were sent.
+        ``offers``: those of the neighbours; ``sealed``: the shares in them that are for
+        this client; ``content``: the digest of what the members were sent.
         """
         now = self._step(session, OFFERED)
         met = sorted(set(members))
@@ -178,6 +190,7 @@ class Participant:
             parts = ("offer", session.id, name, offer.public, offer.commitment)
             if not signed(self._identity(name), offer.proof, *parts):
                 raise Refusal(f"the key for masks of client {name} is not signed by it")
+            now.shares[name] = self._opened(session, now, offer, sealed.get(name, b"")).hex()
             sign = 1 if self.name < name else -1
             add_stream(masked, pair_key(secret, offer.public, context), sign)
         now.step, now.context, now.members = MASKED, context.hex(), met
@@ -196,12 +209,11 @@ class Participant:
         session: Session,
         survivors: Sequence[str],
         signatures: Mapping[str, bytes],
-        sealed: Mapping[str, bytes],
     ) -> Reveal:
         """Return what removes the masks of a list of survivors, and close the session.
 
-        ``signatures``: of the list, by client; ``sealed``: the shares that neighbours
-        have made for this client. Of each neighbour one share is given, never both.
+        ``signatures``: of the list, by client. Of each neighbour one share is given,
+        never both.
         """
         now = self._step(session, SIGNED if session.consistency else MASKED)
         self._check_survivors(session, now, survivors)
@@ -218,29 +230,20 @@ class Participant:
             if len(valid | {self.name}) < least:
                 raise Refusal(f"{len(valid)} valid signatures of the survivors, {least} needed")
         alive, names, shares = set(survivors), [], []
-        for name in sorted(now.channels.keys() & set(now.members)):
-            if name not in sealed:
-                raise Refusal(f"the share of client {name} is missing")
-            key = self._share_key(session, name, self.name, bytes.fromhex(now.channels[name]))
-            try:
-                both = opened(key, sealed[name], b"")
-            except Refusal as error:
-                raise Refusal(f"the share of client {name}: {error}") from None
-            half = len(both) // 2
+        for name, text in now.shares.items():
+            both = bytes.fromhex(text)
             names.append(name)
-            shares.append(both[half:] if name in alive else both[:half])
+            shares.append(both[SECRET:] if name in alive else both[:SECRET])
         kept = [name for name in names if name in alive]
-        del self.state.open[str(session.number)]
+        del self.state.open[session.id.hex()]
         self.state.cohort = sorted(survivors)
         return Reveal(bytes.fromhex(now.own), names, kept, shares)
 
     # --- checks -----------------------------------------------------------------------
 
     def _check_session(self, session: Session) -> None:
-        if self.state.tag and session.tag.hex() != self.state.tag:
-            raise Refusal("the session belongs to another run")
-        if session.number <= self.state.last:
-            raise Refusal(f"session {session.number} is not after session {self.state.last}")
+        if session.number <= (last := self.state.runs.get(session.tag.hex(), 0)):
+            raise Refusal(f"session {session.number} is not after session {last}")
         if self.trusted is not None and not session.consistency:
             raise Refusal("this site knows the others' keys, so lists of survivors must be signed")
         if session.corrupted < 0:
@@ -269,8 +272,8 @@ class Participant:
         return found
 
     def _step(self, session: Session, step: str) -> Open:
-        now = self.state.open.get(str(session.number))
-        if now is None or now.session != session.id.hex():
+        now = self.state.open.get(session.id.hex())
+        if now is None:
             raise Refusal(f"session {session.number} is not open here")
         if now.step != step:
             raise Refusal(f"session {session.number} is {now.step}, not {step}: each step is once")
@@ -292,13 +295,20 @@ class Participant:
                 f"{session.min_change} needed: the difference of two sums would show them"
             )
 
+    def _opened(self, session: Session, now: Open, offer: Offer, sealed: bytes) -> bytes:
+        """Return both shares that a neighbour has made for this client."""
+        channel = bytes.fromhex(now.channels[offer.name])
+        key = self._share_key(session, offer.name, self.name, channel)
+        try:
+            both = opened(key, sealed, offer.public + offer.commitment)
+        except Refusal as error:
+            raise Refusal(f"the share of client {offer.name}: {error}") from None
+        if len(both) != 2 * SECRET:
+            raise Refusal(f"the share of client {offer.name} has {len(both)} bytes")
+        return both
+
     def _identity(self, name: str) -> bytes:
         return identity(self.key) if name == self.name else bytes.fromhex(self.state.pins[name])
 
     def _share_key(self, session: Session, maker: str, holder: str, other: bytes) -> bytes:
         return derived(agreed(self._channel, other), "share", session.id, maker, holder)
-
-
-def content_digest(parts: Sequence[bytes | str | int]) -> bytes:
-    """Return the digest of what the members of a session are sent."""
-    return digest("content", *parts)

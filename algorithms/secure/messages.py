@@ -1,9 +1,10 @@
 """What clients and server send each other, as dataclasses whose fields are text, bytes,
-whole numbers and lists of these: they fit into a ``ConfigRecord`` as they are.
+numbers and lists of these. They travel as JSON.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from algorithms.secure.keys import digest
@@ -14,32 +15,59 @@ class Fields:
     """Base of these dataclasses."""
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return {part.name: getattr(self, part.name) for part in fields(self)}
+        """Return the fields by name, as values that JSON can hold."""
+        return {part.name: _plain(getattr(self, part.name)) for part in fields(self)}
 
     @classmethod
-    def from_fields(cls, values: Mapping[str, Any]) -> Self:
+    def from_fields(cls, values: Any) -> Self:
         """Return the message with these fields. Raises ``ValueError`` for missing ones
         and for other types.
         """
         found: dict[str, Any] = {}
         for part in fields(cls):
-            kind, item = KINDS[str(part.type)]
-            value = values.get(part.name)
-            listed: list[Any] = value if isinstance(value, list) else []
-            if type(value) is not kind or any(type(one) is not item for one in listed):
-                raise ValueError(f"{cls.__name__}: {part.name} must be {part.type}")
-            found[part.name] = list(listed) if item else value
+            kind = KINDS[str(part.type)]
+            try:
+                found[part.name] = kind(values[part.name])
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(f"{cls.__name__}: {part.name} must be {part.type}") from None
         return cls(**found)
 
 
-KINDS: dict[str, tuple[type, type | None]] = {
-    str(str): (str, None),
-    str(bytes): (bytes, None),
-    str(int): (int, None),
-    str(bool): (bool, None),
-    str(list[str]): (list, str),
-    str(list[bytes]): (list, bytes),
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return text_of(value) if isinstance(value, bytes) else value
+
+
+def text_of(data: bytes) -> str:
+    """Return bytes as text."""
+    return base64.b64encode(data).decode()
+
+
+def bytes_of(text: Any) -> bytes:
+    """Return the bytes in :func:`text_of`. Raises ``ValueError`` or ``TypeError``."""
+    return base64.b64decode(_exactly(str)(text), validate=True)
+
+
+def _exactly(kind: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) is not kind:
+            raise TypeError
+        return value
+
+    return check
+
+
+def _list(item: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    return lambda values: [item(one) for one in _exactly(list)(values)]
+
+
+#: How the type of a field is read.
+KINDS: dict[str, Callable[[Any], Any]] = {
+    **{str(kind): _exactly(kind) for kind in (str, int, bool, float)},
+    str(bytes): bytes_of,
+    str(list[str]): _list(_exactly(str)),
+    str(list[bytes]): _list(bytes_of),
 }
 
 
@@ -85,8 +113,8 @@ class Offer(Fields):
     public: bytes
     commitment: bytes
     proof: bytes
-    holders: list[str]
-    sealed: list[bytes]
+    holders: list[str] = field(default_factory=list)
+    sealed: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -105,6 +133,11 @@ class Reveal(Fields):
 def commitment(session: Session, name: str, secret: bytes) -> bytes:
     """Return what binds a client to the secret of its own mask."""
     return digest("commitment", session.id, name, secret)
+
+
+def content_digest(parts: Sequence[bytes | str | int]) -> bytes:
+    """Return the digest of what the members of a session are sent."""
+    return digest("content", *parts)
 
 
 def list_digest(context: bytes, survivors: list[str]) -> bytes:

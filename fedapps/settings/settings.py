@@ -14,6 +14,7 @@ from typing import Any
 
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, kebab, option
+from algorithms.secure.graph import LEAST
 from clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
 from fedapps.errors import UserError
@@ -33,7 +34,14 @@ from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import TASKS, find_task, task_name
 from fedapps.toml_text import Value
 from fedapps.tracking.names import names_of
-from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
+from strategies import (
+    FedAvgOptions,
+    PrivacyOptions,
+    RobustOptions,
+    SecureOptions,
+    UpdateBound,
+    WarmStartOptions,
+)
 from strategies.base.relative_bounds import HARDENED
 
 # Largest weight, as a multiple of the round's median, with a bound on the update only.
@@ -231,6 +239,7 @@ class Settings(Options):
     public: PublicOptions = field(default_factory=PublicOptions)
     dp: PrivacyOptions = field(default_factory=PrivacyOptions)
     robust: RobustOptions = field(default_factory=RobustOptions)
+    secure: SecureOptions = field(default_factory=SecureOptions)
     sites: SiteOptions = field(default_factory=SiteOptions)
     synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
     options: Any = field(default_factory=FedAvgOptions)
@@ -269,6 +278,16 @@ class Settings(Options):
                 "that many, or 0 for all"
             )
 
+        if self.secure.on and self.node_sums:
+            raise ValueError(
+                "secure.on = true: with node-sums = true, the nodes send sums in the clear: set "
+                "one of them to false"
+            )
+        if 0 < self.clients_per_round < LEAST and self.secure.on:
+            raise ValueError(
+                f"clients-per-round = {self.clients_per_round}: a secure sum has at least {LEAST} "
+                "clients: choose more, or 0 for all"
+            )
         if self.validates and not self.evaluate_every:
             raise ValueError(
                 f"{self.validates}: evaluate-every = 0 has one evaluation only: set it to 1 or more"
@@ -367,6 +386,7 @@ class Settings(Options):
                 (part.name == "public" and not any(method.public for method in self.methods))
                 or (part.name == "dp" and not self.dp.noise_multiplier)
                 or (part.name == "robust" and self.robust.rule == "none")
+                or (part.name == "secure" and not self.secure.on)
                 or (part.name == "sites" and not self.sites.own)
                 or (
                     part.name == "synthetic"
