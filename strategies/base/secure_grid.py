@@ -253,7 +253,7 @@ class SecureGrid(WrappedGrid):
         now.offers[name] = offer
 
     def _members(self, now: Prepared) -> list[str]:
-        """Return who takes part: clients that made an offer, as enough neighbours did."""
+        """Return who takes part: clients that made offers, as enough neighbours did."""
         members = sorted(now.offers)
         while True:
             count = len(now.nodes)
