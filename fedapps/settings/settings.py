@@ -143,7 +143,7 @@ class Settings(Options):
     class_counts: bool = option(
         True,
         "clients report counts of their test samples by actual and predicted class; never with "
-        "dp.noise-multiplier",
+        "dp.noise-multiplier or secure.on",
     )
     keep_best: bool = option(
         False,
