@@ -230,8 +230,8 @@ class Participant:
             if len(valid | {self.name}) < least:
                 raise Refusal(f"{len(valid)} valid signatures of the survivors, {least} needed")
         alive, names, shares = set(survivors), [], []
-        for name, text in now.shares.items():
-            both = bytes.fromhex(text)
+        for name, share in now.shares.items():
+            both = bytes.fromhex(share)
             names.append(name)
             shares.append(both[SECRET:] if name in alive else both[:SECRET])
         kept = [name for name in names if name in alive]
