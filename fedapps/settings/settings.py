@@ -14,7 +14,6 @@ from typing import Any
 
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, kebab, option
-from algorithms.secure.graph import LEAST
 from clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
 from fedapps.errors import UserError
@@ -282,11 +281,6 @@ class Settings(Options):
             raise ValueError(
                 "secure.on = true: with node-sums = true, the nodes send sums in the clear: set "
                 "one of them to false"
-            )
-        if 0 < self.clients_per_round < LEAST and self.secure.on:
-            raise ValueError(
-                f"clients-per-round = {self.clients_per_round}: a secure sum has at least {LEAST} "
-                "clients: choose more, or 0 for all"
             )
         if self.validates and not self.evaluate_every:
             raise ValueError(

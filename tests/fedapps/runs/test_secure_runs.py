@@ -12,7 +12,7 @@ from fedapps.results.secure_sums import secure_section
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.runs.prepare import with_clients, with_defaults
+from fedapps.runs.prepare import check_sizes, with_clients, with_defaults
 from fedapps.settings.settings import read_settings
 from fedapps.settings.site_policy import SitePolicy
 from tests.helpers import rounds_of, run_inline
@@ -77,8 +77,9 @@ def test_what_needs_single_replies_is_refused(config, why):
 def test_settings_that_contradict_secure_sums():
     with pytest.raises(UserError, match="the nodes send sums in the clear"):
         read_settings({"secure.on": True, "node-sums": True})
-    with pytest.raises(UserError, match="a secure sum has at least 3"):
-        read_settings({"secure.on": True, "clients-per-round": 2})
+    for few in ({"clients-per-round": 2}, {"num-clients": 2, "clients-per-round": 0}):
+        with pytest.raises(UserError, match="at least 3 clients, and a round has 2"):
+            check_sizes(read_settings({"secure.on": True, "num-clients": 9, **few}))
     with pytest.raises(UserError, match=r"secure\.neighbours = 8: a server that lies"):
         read_settings({"secure.on": True, "secure.neighbours": 8})
 
