@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clients.base.data import ClientData as ClientData
     from clients.base.data import Split as Split
     from clients.base.options import TrainOptions as TrainOptions
+    from clients.base.secure_app import SecureApp as SecureApp
     from clients.base.store import DiskStore as DiskStore
     from clients.base.store import MessageStore as MessageStore
     from clients.base.store import Store as Store

@@ -99,6 +99,8 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.robust import RobustOptions as RobustOptions
     from strategies.scaffold import Scaffold as Scaffold
     from strategies.scaffold import ScaffoldOptions as ScaffoldOptions
+    from strategies.secure import SecureOptions as SecureOptions
+    from strategies.secure import SecureSum as SecureSum
     from strategies.superfed import SuPerFed as SuPerFed
     from strategies.superfed import SuPerFedOptions as SuPerFedOptions
     from strategies.term import TERM as TERM

@@ -57,7 +57,9 @@ class FedDyn(FedAvg):
     """FedDyn strategy."""
 
     client_half: Reads = (FedDynSent,)
-    capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
+    capabilities = Capabilities(
+        replies="model", aggregation="single replies", subset=True, sums=True
+    )
 
     def __init__(
         self, options: FedDynOptions | None = None, **kwargs: Unpack[FlowerArguments]

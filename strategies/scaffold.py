@@ -44,6 +44,7 @@ from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
+from strategies.base.records import hold_mean
 from strategies.base.relative_bounds import FEW, HARDENED
 from strategies.base.updates import learned, moved, updates
 from strategies.base.weights import HALF, reference
@@ -72,7 +73,7 @@ class Scaffold(FedAvg):
 
     client_half: Reads = (ScaffoldSent,)
     capabilities = Capabilities(
-        replies="model", aggregation="single replies", subset=True, beside=CONTROL
+        replies="model", aggregation="single replies", subset=True, sums=True, beside=CONTROL
     )
 
     def __init__(
@@ -120,10 +121,11 @@ class Scaffold(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update the model and c with the means of the clients' changes."""
         valid = [reply for reply in replies if not reply.has_error()]
-        self._watch(server_round, [arrays_of(reply.content)[0] for reply in valid])
-        for reply in valid if self._rate else ():
-            self._shorten(arrays_of(reply.content)[0], reply.metadata.src_node_id)
-        if valid:
+        records = [arrays_of(reply.content)[0] for reply in valid]
+        self._watch(server_round, records)
+        if valid and not hold_mean(records):  # which may exceed the bound of one client
+            for reply in valid if self._rate else ():
+                self._shorten(arrays_of(reply.content)[0], reply.metadata.src_node_id)
             self._shorten_to_others(valid)
         average, metrics = super().aggregate_train(server_round, valid)
         if average is None:

@@ -38,6 +38,7 @@ SHARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "clients.base.adapter": ("answer_identity", "to_client_app"),
         "clients.base.data": ("ClientData", "Split"),
         "clients.base.options": ("TrainOptions",),
+        "clients.base.secure_app": ("SecureApp",),
         "clients.base.store": ("DiskStore", "MessageStore", "Store"),
         "clients.loops.base": ("Loop",),
         "clients.loops.corrections": ("FedDynLoop", "FedProxLoop", "ScaffoldLoop"),

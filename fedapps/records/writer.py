@@ -374,9 +374,9 @@ class Recorder:
         self.files.replace("weights.csv", csv_text(kept))
 
 
-def _travelled(prefix: str, exchange: Exchange) -> dict[str, int]:
+def _travelled(prefix: str, exchange: Exchange) -> dict[str, float]:
     """Return the bytes that went to nodes and back in a phase, if they differ from what
-    the clients sent and received.
+    the clients sent and received, and what else is known of the way.
     """
     if exchange.travel is None:
         return {}
@@ -384,6 +384,7 @@ def _travelled(prefix: str, exchange: Exchange) -> dict[str, int]:
         "travelled-up": exchange.travel.up,
         "travelled-down": exchange.travel.down,
         "node-messages": exchange.travel.messages,
+        **exchange.travel.facts,
     }
     return {prefix + name: value for name, value in facts.items()}
 

@@ -25,7 +25,7 @@ def classes_section(run: RunFolder) -> Section | None:
             return None
         note = (
             f"No counts by class: clients send them for at most {MOST_CLASSES} classes, if "
-            "class-counts = true, and never with differential privacy."
+            "class-counts = true, and never with differential privacy or secure sums."
         )
         return Section("Classes", note, ("class",), ())
     names, counts = found

@@ -40,6 +40,7 @@ from fedapps.results.run_plots import (
     other_measures,
 )
 from fedapps.results.sections import Section
+from fedapps.results.secure_sums import secure_section
 from fedapps.results.worst_clients import worst_section
 
 RUN, REPORT, COMPARISON, SWEEP = "run", "report", "comparison", "sweep"
@@ -122,6 +123,7 @@ PARTS: tuple[Plot | Table, ...] = (
     Table(RUN, lambda shown: newcomers_section(shown.run)),
     Table(RUN, lambda shown: groups_section(shown.run)),
     Table(REPORT, lambda shown: classes_section(shown.run)),
+    Table(REPORT, lambda shown: secure_section(shown.run)),
     Plot(
         COMPARISON,
         "comparison",

@@ -20,6 +20,7 @@ from fedapps.tasks.registry import find_task, make_task
 from strategies import Private, Robust, WarmStart
 from strategies.base.capabilities import Hardening, sends_updates
 from strategies.base.reply_validation import Rules
+from strategies.secure import check_sums
 
 if TYPE_CHECKING:
     from clients.base.store import Store
@@ -69,6 +70,11 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
             f"{settings.validates}: clients of method {settings.method!r} do not score validation "
             "samples: leave it out, or choose histogram-boosting or a method that trains one net"
         )
+    if settings.secure.on:
+        try:
+            check_sums(strategy)
+        except ValueError as error:
+            raise UserError(f"secure.on = true: {error}") from None
     if settings.node_sums:
         try:
             plan_of(strategy, Rules(bound=settings.bound))

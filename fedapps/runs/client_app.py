@@ -13,6 +13,7 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from clients.base.adapter import to_client_app
+from clients.base.secure_app import SecureApp
 from fedapps.engines.node_app import answer_for_many
 from fedapps.runs.guarded_app import Guarded, Site
 
@@ -45,4 +46,10 @@ def clients(context: Context) -> list[str]:
     return clients_of(context)
 
 
-app = answer_for_many(Guarded(to_client_app(client_fn, writable=False, check=check)), clients)
+def masks(context: Context) -> bool:
+    """Return whether the run's training replies must be masked."""
+    return bool(context.run_config.get("secure.on"))
+
+
+trained = SecureApp(to_client_app(client_fn, writable=False, check=check), masks)
+app = answer_for_many(Guarded(trained), clients)

@@ -45,6 +45,7 @@ from strategies.base.capabilities import CountingReleases, MakingSamples, is_fin
 from strategies.base.client_grid import ClientGrid
 from strategies.base.messages import innermost
 from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
+from strategies.secure import secured
 
 
 def execute_inline(
@@ -130,6 +131,8 @@ def _execute(
     )
     if settings.node_sums:
         grid = summing(grid, settings.num_clients, lambda: plan_of(strategy, client_grid.rules))
+    if settings.secure.on:
+        grid = secured(grid, strategy, settings.secure, settings.bound)
     audited = None
     if settings.audit_log == "on":
         note = AuditLog(folder / AUDIT)
@@ -155,7 +158,7 @@ def _execute(
         evaluate["train-loss"] = True
     if settings.validates:
         evaluate["validation"] = True
-    if settings.class_counts and not settings.dp.noise_multiplier:
+    if settings.class_counts and not settings.dp.noise_multiplier and not settings.secure.on:
         evaluate["class-counts"] = True
 
     # Clients may delete stored states that nothing needs any more.

@@ -12,6 +12,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
+from algorithms.secure.graph import LEAST
 from clients.base.options import TrainOptions
 from clients.base.store import MessageStore
 from fedapps.data.source import is_local
@@ -159,6 +160,11 @@ def check_sizes(settings: Settings) -> None:
         raise UserError(
             f"clients-per-round = {sampled}, but {settings.method} needs all {n} clients in every "
             "round: choose 0, or method = 'aaggff-d'"
+        )
+    if settings.secure.on and sampled < LEAST:
+        raise UserError(
+            f"secure.on = true: a secure sum has at least {LEAST} clients, and a round has "
+            f"{sampled}: choose more, or secure.on = false"
         )
     if settings.min_replies > sampled:
         raise UserError(

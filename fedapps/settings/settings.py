@@ -36,7 +36,14 @@ from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import TASKS, find_task, task_name
 from fedapps.toml_text import Value
 from fedapps.tracking.names import names_of
-from strategies import FedAvgOptions, PrivacyOptions, RobustOptions, UpdateBound, WarmStartOptions
+from strategies import (
+    FedAvgOptions,
+    PrivacyOptions,
+    RobustOptions,
+    SecureOptions,
+    UpdateBound,
+    WarmStartOptions,
+)
 from strategies.base.relative_bounds import FEW, HARDENED
 from strategies.base.weights import HALF
 
@@ -139,7 +146,7 @@ class Settings(Options):
     class_counts: bool = option(
         True,
         "clients report counts of their test samples by actual and predicted class; never with "
-        "dp.noise-multiplier",
+        "dp.noise-multiplier or secure.on",
     )
     keep_best: bool = option(
         False,
@@ -236,6 +243,7 @@ class Settings(Options):
     public: PublicOptions = field(default_factory=PublicOptions)
     dp: PrivacyOptions = field(default_factory=PrivacyOptions)
     robust: RobustOptions = field(default_factory=RobustOptions)
+    secure: SecureOptions = field(default_factory=SecureOptions)
     sites: SiteOptions = field(default_factory=SiteOptions)
     synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
     options: Any = field(default_factory=FedAvgOptions)
@@ -274,6 +282,11 @@ class Settings(Options):
                 "that many, or 0 for all"
             )
 
+        if self.secure.on and self.node_sums:
+            raise ValueError(
+                "secure.on = true: with node-sums = true, the nodes send sums in the clear: set "
+                "one of them to false"
+            )
         if self.validates and not self.evaluate_every:
             raise ValueError(
                 f"{self.validates}: evaluate-every = 0 has one evaluation only: set it to 1 or more"
@@ -313,7 +326,8 @@ class Settings(Options):
     def bound(self) -> UpdateBound:
         """The bounds on a client's update and weight."""
         weight, relative, liars = self.max_weight, self.max_relative_update, HALF
-        others = self.hardened or self.max_update_norm or self.node_sums or self.dp.noise_multiplier
+        others = self.hardened or self.max_update_norm or self.dp.noise_multiplier
+        others = others or self.node_sums or self.secure.on  # single replies are not seen
         if weight < 0 and relative < 0 and not others:
             weight, relative, liars = HARDENED, HARDENED, FEW
         if weight < 0:
@@ -376,6 +390,7 @@ class Settings(Options):
                 (part.name == "public" and not any(method.public for method in self.methods))
                 or (part.name == "dp" and not self.dp.noise_multiplier)
                 or (part.name == "robust" and self.robust.rule == "none")
+                or (part.name == "secure" and not self.secure.on)
                 or (part.name == "sites" and not self.sites.own)
                 or (
                     part.name == "synthetic"

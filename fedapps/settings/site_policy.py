@@ -35,6 +35,7 @@ class SitePolicy(Options):
     )
     rounds_per_day: int = option(0, "the same for all runs of a day (UTC)", low=0)
     arrays: bool = option(True, "arrays may leave: models, gradients, learners")
+    secure_sums: bool = option(False, "a run must use secure sums (secure.on)")
     metrics: str = option("*", "names of the metrics that may leave, with * for any letters")
     counts: bool = option(True, "lists of numbers may leave: counts by class, sums by group")
     errors: bool = option(True, "texts of errors may leave; else the server learns only that")
@@ -58,6 +59,8 @@ class SitePolicy(Options):
                 names = read_settings(config).names  # and those that it wraps
             if other := [name for name in names if name not in allowed]:
                 return f"method = {other[0]!r}, but methods = {self.methods}"
+        if self.secure_sums and config.get("secure.on") is not True:
+            return "secure.on is not true, but secure-sums = true"
         if self.min_clients:
             least = config.get("min-replies", "unknown")
             if not isinstance(least, int) or least < self.min_clients:
@@ -65,8 +68,8 @@ class SitePolicy(Options):
         return ""
 
     def refuses_reply(self, content: RecordDict) -> str:
-        """Return what in a reply may not leave, or "". The number of samples and the
-        name of the method always may.
+        """Return what in a reply may not leave, or "". The number of samples, the name
+        of the method and the frame of a masked reply always may.
         """
         allowed = names_in(self.metrics)
         for record in content.values():
@@ -75,7 +78,8 @@ class SitePolicy(Options):
             if not isinstance(record, MetricRecord | ConfigRecord):
                 continue
             for name, value in record.items():
-                if name in ("num-examples", METHOD):
+                # the frame of a masked reply, whose metrics leave in sums only
+                if name in ("num-examples", METHOD, "json"):
                     continue
                 if isinstance(value, list) and not self.counts:
                     return f"its reply holds the list {name!r}, but counts = false"

@@ -16,7 +16,7 @@ from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
 from fedapps.tasks.registry import TASKS, TaskKind, find_task
 from fedapps.toml_text import Value
-from strategies import PrivacyOptions, RobustOptions
+from strategies import PrivacyOptions, RobustOptions, SecureOptions
 
 #: Defaults in a configuration that differ from those of ``Settings``: ``read_settings``
 #: replaces ``auto`` by the method's task, its set, and the way to deal that.
@@ -29,6 +29,7 @@ PARTS: dict[str, type[Options]] = {
     "public": PublicOptions,
     "dp": PrivacyOptions,
     "robust": RobustOptions,
+    "secure": SecureOptions,
     "sites": SiteOptions,
     "synthetic": SyntheticOptions,
 }

@@ -41,7 +41,9 @@ class Capabilities:
     makes it private), "uniform average" (the same with equal weights), "single replies"
     (replies are used individually). ``later``: the kind of replies after the first
     round, if it differs. ``subset``: some of the replies may be passed on as if the
-    other clients had not answered, though single replies are used. ``beside``: prefix
+    other clients had not answered, though single replies are used. ``sums``: a sum of
+    the replies would do, though single ones are checked; every reply may hold the mean
+    then (:func:`needs_only_sums`). ``beside``: prefix
     of the names of arrays that a reply like the model holds beside it. ``any_scale``:
     arrays other than the model's have the scale of the user's problem, so that only the
     most general limit on their values applies. ``no_global_model``: why the server's
@@ -52,6 +54,7 @@ class Capabilities:
     aggregation: Literal["weighted average", "uniform average", "single replies"] = "single replies"
     later: Literal["model", "update", "sums", "other"] | None = None
     subset: bool = False
+    sums: bool = False
     beside: str = ""
     any_scale: bool = False
     no_global_model: str = ""
@@ -128,6 +131,19 @@ def require_declaration(strategy: Strategy, what: str) -> Capabilities:
             "(strategies.base.capabilities)"
         )
     return found
+
+
+def needs_only_sums(strategy: Strategy) -> bool:
+    """Return whether all that a strategy takes from the training replies are weighted
+    sums of their arrays and metrics, so that nobody has to see a single one.
+    """
+    found = declared(strategy)
+    return (
+        found is not None
+        and found.replies != "other"
+        and found.later in (None, found.replies)
+        and (found.aggregation != "single replies" or found.sums)
+    )
 
 
 def replies_of(strategy: Strategy) -> str:

@@ -23,10 +23,19 @@ def average_arrays(contents: Sequence[RecordDict], weights: Sequence[float]) -> 
     """
     records = [arrays_of(content)[0] for content in contents]
     names = list(records[0])
-    if all(record[name] is records[0][name] for record in records[1:] for name in names):
-        return records[0].copy()  # they hold a mean already (of nodes that sum)
+    if len(records) == 1 or hold_mean(records):
+        return records[0].copy()
     models = [[read(record[name]) for name in names] for record in records]
     return to_record(names, weighted_average(models, weights))
+
+
+def hold_mean(records: Sequence[ArrayRecord]) -> bool:
+    """Return whether several records hold the same arrays: those of nodes that sum, or
+    of a secure sum, hold the mean already.
+    """
+    return len(records) > 1 and all(
+        record[name] is array for record in records[1:] for name, array in records[0].items()
+    )
 
 
 def average_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:

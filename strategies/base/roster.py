@@ -6,7 +6,7 @@ client has to be asked, and a million clients numbered from 0 take no memory.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 ClientId = int | str
@@ -38,13 +38,14 @@ class Travel:
     of the replies.
 
     ``summed``: only sums of the clients' models came back, so no client can be skipped
-    any more.
+    any more. ``facts``: what else the record of a round repeats, by name.
     """
 
     messages: int = 0
     down: int = 0
     up: int = 0
     summed: bool = False
+    facts: Mapping[str, float] = field(default_factory=dict)
 
 
 @runtime_checkable

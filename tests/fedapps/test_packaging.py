@@ -96,7 +96,7 @@ def test_the_library_is_a_part_and_the_application_an_extra_that_both_set_ups_in
         "tomli_w": "tomli-w",
     }
     # by Flower, its extra "simulation", and datasets
-    brought = {"cryptography", "huggingface_hub", "fastapi", "ray", "pandas"}
+    brought = {"Crypto", "cryptography", "huggingface_hub", "fastapi", "ray", "pandas"}
     optional = names(extras["text"]) | names(extras["vision"]) | names(extras["onnx"])
     others = (
         {known.get(name, name) for name in roots}

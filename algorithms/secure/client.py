@@ -1,0 +1,314 @@
+"""The client's half of a secure sum: what it sends, and what it refuses.
+
+A session goes through ``offer`` (keys and shares), ``mask`` (the vector), ``sign`` (the
+list of survivors, if the session asks for it) and ``reveal`` (what removes the masks).
+Each happens once. The state between them is a ``State``, which can be stored; whoever
+runs two steps at once on two copies of it breaks the promise that they happen once.
+
+Sources: Bonawitz et al., CCS 2017 (``masks``), Figure 4, of which ``sign`` is the
+consistency check; Bell et al., CCS 2020 (``graph``). A difference: a survivor itself
+gives the secret of its own mask, and its neighbours' shares are the reserve for one
+that is gone by then. It gives it under the same condition as they give theirs.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from algorithms.secure.fixed_point import Words
+from algorithms.secure.graph import least_survivors, local_threshold
+from algorithms.secure.keys import (
+    SECRET,
+    Refusal,
+    SigningKey,
+    agreed,
+    agreement_key,
+    derived,
+    fresh,
+    identity,
+    opened,
+    public_bytes,
+    seal,
+    signature,
+    signed,
+)
+from algorithms.secure.masks import add_stream, pair_key, self_key
+from algorithms.secure.messages import (
+    Hello,
+    Offer,
+    Reveal,
+    Session,
+    commitment,
+    context_digest,
+    list_digest,
+)
+from algorithms.secure.sharing import split
+
+OFFERED, MASKED, SIGNED = "offered", "masked", "signed"
+
+
+@dataclass
+class Open:
+    """An open session: its secrets, the neighbours' keys for shares and, once it is
+    masked, their shares; how far it is.
+    """
+
+    key: str
+    own: str
+    channels: dict[str, str]
+    step: str = OFFERED
+    context: str = ""
+    shares: dict[str, str] = field(default_factory=dict)
+    members: list[str] = field(default_factory=list)
+    survivors: str = ""
+
+
+@dataclass
+class State:
+    """What a client keeps between the steps, as text: ``pins`` are the identities of
+    other clients that it has met, ``runs`` the number of the latest session by the tag
+    of the run, ``cohort`` the survivors of the latest sum that it helped to reveal.
+    """
+
+    channel: str = ""
+    runs: dict[str, int] = field(default_factory=dict)
+    pins: dict[str, str] = field(default_factory=dict)
+    open: dict[str, Open] = field(default_factory=dict)
+    cohort: list[str] = field(default_factory=list)
+
+    def to_bytes(self) -> bytes:
+        """Return the state as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return the state in JSON."""
+        values: dict[str, Any] = json.loads(data)
+        values["open"] = {key: Open(**one) for key, one in values["open"].items()}
+        return cls(**values)
+
+
+class Participant:
+    """One client. ``key``: signs. ``trusted``: the identities of all clients by name,
+    if the site knows them: then lists of survivors must be signed. Without it a client
+    is known by the identity that it has when it is first met. Raises ``Refusal``
+    whenever a step would reveal more than a sum.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        key: SigningKey,
+        state: State,
+        trusted: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.name, self.key, self.state, self.trusted = name, key, state, trusted
+        self.state.channel = self.state.channel or fresh().hex()
+        self._channel = agreement_key(bytes.fromhex(self.state.channel))
+
+    def hello(self) -> Hello:
+        """Return who this client is."""
+        channel = public_bytes(self._channel)
+        proof = signature(self.key, "hello", self.name, channel)
+        return Hello(self.name, identity(self.key), channel, proof)
+
+    def offer(self, session: Session, hellos: Sequence[Hello]) -> Offer:
+        """Open a session with the neighbours in ``hellos``: new keys, and shares."""
+        self._check_session(session)
+        return self._offer(session, self._checked(hellos))
+
+    def offer_again(self, session: Session, before: Session) -> Offer:
+        """Open a session with the neighbours of an open one."""
+        now = self.state.open.get(before.id.hex())
+        if now is None:
+            raise Refusal(f"session {before.number} is not open here")
+        self._check_session(session)
+        known = {name: bytes.fromhex(channel) for name, channel in now.channels.items()}
+        return self._offer(session, known)
+
+    def _offer(self, session: Session, channels: Mapping[str, bytes]) -> Offer:
+        holders = sorted(channels)
+        t = local_threshold(len(holders) + 1, len(holders), session.corrupted)
+        if len(holders) < 2 or t > len(holders):
+            raise Refusal(
+                f"{len(holders)} other clients with {session.corrupted} corrupted: too few for a "
+                "sum that hides one"
+            )
+        secret, own = fresh(), fresh()
+        parts = zip(split(secret, t, len(holders)), split(own, t, len(holders)), strict=True)
+        public = public_bytes(agreement_key(secret))
+        bound = commitment(session, self.name, own)
+        sealed = [
+            seal(self._share_key(session, self.name, name, channels[name]), a + b, public + bound)
+            for name, (a, b) in zip(holders, parts, strict=True)
+        ]
+        self.state.runs[session.tag.hex()] = session.number
+        for older in list(self.state.open)[:-1]:
+            del self.state.open[older]  # of rounds that have failed
+        self.state.open[session.id.hex()] = Open(
+            secret.hex(),
+            own.hex(),
+            {name: channel.hex() for name, channel in channels.items()},
+        )
+        proof = signature(self.key, "offer", session.id, self.name, public, bound)
+        return Offer(self.name, public, bound, proof, holders, sealed)
+
+    def mask(
+        self,
+        session: Session,
+        members: Sequence[str],
+        offers: Sequence[Offer],
+        sealed: Mapping[str, bytes],
+        content: bytes,
+        words: Words,
+    ) -> Words:
+        """Return ``words`` (n,) with all masks. ``members``: who takes part;
+        ``offers``: those of the neighbours; ``sealed``: the shares in them that are for
+        this client; ``content``: the digest of what the members were sent.
+        """
+        now = self._step(session, OFFERED)
+        met = sorted(set(members))
+        if len(met) < len(members) or self.name not in met:
+            raise Refusal("the list of members names one twice, or not this client")
+        if len(met) < least_survivors(len(met), session.corrupted):
+            raise Refusal(f"{len(met)} members are too few for a sum that hides one")
+        named = {offer.name: offer for offer in offers}
+        wanted = set(now.channels) & set(met)
+        if session.consistency and wanted != set(met) - {self.name}:
+            raise Refusal("a member is no neighbour, so its signature could not be checked")
+        if named.keys() != wanted or len(named) < len(offers):
+            raise Refusal("the keys are not those of the neighbours that take part")
+        t = local_threshold(len(now.channels) + 1, len(now.channels), session.corrupted)
+        if len(named) < t:
+            raise Refusal(f"{len(named)} neighbours take part: at least {t} are needed")
+        context = context_digest(session, met, content)
+        secret = agreement_key(bytes.fromhex(now.key))
+        masked = words.copy()
+        add_stream(masked, self_key(bytes.fromhex(now.own), context), 1)
+        for name, offer in sorted(named.items()):
+            parts = ("offer", session.id, name, offer.public, offer.commitment)
+            if not signed(self._identity(name), offer.proof, *parts):
+                raise Refusal(f"the key for masks of client {name} is not signed by it")
+            now.shares[name] = self._opened(session, now, offer, sealed.get(name, b"")).hex()
+            sign = 1 if self.name < name else -1
+            add_stream(masked, pair_key(secret, offer.public, context), sign)
+        now.step, now.context, now.members = MASKED, context.hex(), met
+        return masked
+
+    def sign(self, session: Session, survivors: Sequence[str]) -> bytes:
+        """Return the signature of a list of survivors, the only one of the session."""
+        now = self._step(session, MASKED)
+        self._check_survivors(session, now, survivors)
+        text = list_digest(bytes.fromhex(now.context), list(survivors))
+        now.step, now.survivors = SIGNED, text.hex()
+        return signature(self.key, "survivors", text)
+
+    def reveal(
+        self,
+        session: Session,
+        survivors: Sequence[str],
+        signatures: Mapping[str, bytes],
+    ) -> Reveal:
+        """Return what removes the masks of a list of survivors, and close the session.
+
+        ``signatures``: of the list, by client. Of each neighbour one share is given,
+        never both.
+        """
+        now = self._step(session, SIGNED if session.consistency else MASKED)
+        self._check_survivors(session, now, survivors)
+        text = list_digest(bytes.fromhex(now.context), list(survivors))
+        if session.consistency:
+            if text.hex() != now.survivors:
+                raise Refusal("the list of survivors is not the one that this client signed")
+            valid = {
+                name
+                for name, proof in signatures.items()
+                if name in now.members and signed(self._identity(name), proof, "survivors", text)
+            }
+            least = least_survivors(len(now.members), session.corrupted)
+            if len(valid | {self.name}) < least:
+                raise Refusal(f"{len(valid)} valid signatures of the survivors, {least} needed")
+        alive, names, shares = set(survivors), [], []
+        for name, share in now.shares.items():
+            both = bytes.fromhex(share)
+            names.append(name)
+            shares.append(both[SECRET:] if name in alive else both[:SECRET])
+        kept = [name for name in names if name in alive]
+        del self.state.open[session.id.hex()]
+        self.state.cohort = sorted(survivors)
+        return Reveal(bytes.fromhex(now.own), names, kept, shares)
+
+    # --- checks -----------------------------------------------------------------------
+
+    def _check_session(self, session: Session) -> None:
+        if session.number <= (last := self.state.runs.get(session.tag.hex(), 0)):
+            raise Refusal(f"session {session.number} is not after session {last}")
+        if self.trusted is not None and not session.consistency:
+            raise Refusal("this site knows the others' keys, so lists of survivors must be signed")
+        if session.corrupted < 0:
+            raise Refusal(f"{session.corrupted} corrupted clients")
+
+    def _checked(self, hellos: Sequence[Hello]) -> dict[str, bytes]:
+        """Return the keys for shares by name, after a check of who they are from."""
+        own = self.hello()
+        keys, found = {own.identity}, {}
+        for hello in hellos:
+            if hello.name in found or hello.name == self.name or hello.identity in keys:
+                raise Refusal(f"client {hello.name} is there twice, or has another's key")
+            known = self.state.pins.get(hello.name)
+            if self.trusted is not None:
+                expected = self.trusted.get(hello.name)
+                if expected is None:
+                    raise Refusal(f"client {hello.name} is none of the sites that this one knows")
+                known = expected.hex()
+            if known not in (None, hello.identity.hex()):
+                raise Refusal(f"client {hello.name} has another key than the one it is known by")
+            if not signed(hello.identity, hello.proof, "hello", hello.name, hello.channel):
+                raise Refusal(f"client {hello.name} did not sign its key for shares")
+            keys.add(hello.identity)
+            found[hello.name] = hello.channel
+        self.state.pins |= {hello.name: hello.identity.hex() for hello in hellos}
+        return found
+
+    def _step(self, session: Session, step: str) -> Open:
+        now = self.state.open.get(session.id.hex())
+        if now is None:
+            raise Refusal(f"session {session.number} is not open here")
+        if now.step != step:
+            raise Refusal(f"session {session.number} is {now.step}, not {step}: each step is once")
+        return now
+
+    def _check_survivors(self, session: Session, now: Open, survivors: Sequence[str]) -> None:
+        alive = set(survivors)
+        least = least_survivors(len(now.members), session.corrupted)
+        if len(alive) < len(survivors) or not alive <= set(now.members):
+            raise Refusal("the list of survivors names one twice, or one that is no member")
+        if self.name not in alive:
+            raise Refusal("this client answered, but is not among the survivors")
+        if len(alive) < least:
+            raise Refusal(f"{len(alive)} survivors of {len(now.members)}: at least {least} needed")
+        changed = len(alive ^ set(self.state.cohort)) if self.state.cohort else 0
+        if 0 < changed < session.min_change:
+            raise Refusal(
+                f"the survivors differ from those of the last sum by {changed} clients, at least "
+                f"{session.min_change} needed: the difference of two sums would show them"
+            )
+
+    def _opened(self, session: Session, now: Open, offer: Offer, sealed: bytes) -> bytes:
+        """Return both shares that a neighbour has made for this client."""
+        channel = bytes.fromhex(now.channels[offer.name])
+        key = self._share_key(session, offer.name, self.name, channel)
+        try:
+            both = opened(key, sealed, offer.public + offer.commitment)
+        except Refusal as error:
+            raise Refusal(f"the share of client {offer.name}: {error}") from None
+        if len(both) != 2 * SECRET:
+            raise Refusal(f"the share of client {offer.name} has {len(both)} bytes")
+        return both
+
+    def _identity(self, name: str) -> bytes:
+        return identity(self.key) if name == self.name else bytes.fromhex(self.state.pins[name])
+
+    def _share_key(self, session: Session, maker: str, holder: str, other: bytes) -> bytes:
+        return derived(agreed(self._channel, other), "share", session.id, maker, holder)

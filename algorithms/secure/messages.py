@@ -1,0 +1,155 @@
+"""What clients and server send each other, as dataclasses whose fields are text, bytes,
+numbers and lists of these. They travel as JSON.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from algorithms.secure.keys import digest
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Base of these dataclasses."""
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields by name, as values that JSON can hold."""
+        return {part.name: _plain(getattr(self, part.name)) for part in fields(self)}
+
+    @classmethod
+    def from_fields(cls, values: Any) -> Self:
+        """Return the message with these fields. Raises ``ValueError`` for missing ones
+        and for other types.
+        """
+        found: dict[str, Any] = {}
+        for part in fields(cls):
+            kind = KINDS[str(part.type)]
+            try:
+                found[part.name] = kind(values[part.name])
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(f"{cls.__name__}: {part.name} must be {part.type}") from None
+        return cls(**found)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return text_of(value) if isinstance(value, bytes) else value
+
+
+def text_of(data: bytes) -> str:
+    """Return bytes as text."""
+    return base64.b64encode(data).decode()
+
+
+def bytes_of(text: Any) -> bytes:
+    """Return the bytes in :func:`text_of`. Raises ``ValueError`` or ``TypeError``."""
+    return base64.b64decode(_exactly(str)(text), validate=True)
+
+
+def _exactly(kind: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) is not kind:
+            raise TypeError
+        return value
+
+    return check
+
+
+def _list(item: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    return lambda values: [item(one) for one in _exactly(list)(values)]
+
+
+#: How the type of a field is read.
+KINDS: dict[str, Callable[[Any], Any]] = {
+    **{str(kind): _exactly(kind) for kind in (str, int, bool, float)},
+    str(bytes): bytes_of,
+    str(list[str]): _list(_exactly(str)),
+    str(list[bytes]): _list(bytes_of),
+}
+
+
+@dataclass(frozen=True)
+class Hello(Fields):
+    """Who a client is: its name, its key for signatures (as OpenSSH writes it) and for
+    shares (X25519), and the signature of name and key for shares.
+    """
+
+    name: str
+    identity: bytes
+    channel: bytes
+    proof: bytes
+
+
+@dataclass(frozen=True)
+class Session(Fields):
+    """One sum: the random tag of the run, the number of the sum in it, how many clients
+    may be corrupted, whether the list of survivors is to be signed, and by how many
+    clients two cohorts must differ unless they are equal.
+    """
+
+    tag: bytes
+    number: int
+    corrupted: int
+    consistency: bool
+    min_change: int
+
+    @property
+    def id(self) -> bytes:
+        """All of it: keys and signatures are for one session."""
+        values = (self.tag, self.number, self.corrupted, int(self.consistency), self.min_change)
+        return digest("session", *values)
+
+
+@dataclass(frozen=True)
+class Offer(Fields):
+    """A client's part in a session: its key for masks, a commitment to the secret of
+    its own mask, both signed, and the sealed shares for its neighbours.
+    """
+
+    name: str
+    public: bytes
+    commitment: bytes
+    proof: bytes
+    holders: list[str] = field(default_factory=list)
+    sealed: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reveal(Fields):
+    """What a client gives for the unmasking: the secret of its own mask, and one share
+    of each of its neighbours: of the own mask's secret for one that survived
+    (``kept``), of the key for masks for one that is gone.
+    """
+
+    own: bytes
+    names: list[str]
+    kept: list[str]
+    shares: list[bytes]
+
+
+def commitment(session: Session, name: str, secret: bytes) -> bytes:
+    """Return what binds a client to the secret of its own mask."""
+    return digest("commitment", session.id, name, secret)
+
+
+def content_digest(parts: Sequence[bytes | str | int]) -> bytes:
+    """Return the digest of what the members of a session are sent."""
+    return digest("content", *parts)
+
+
+def list_digest(context: bytes, survivors: list[str]) -> bytes:
+    """Return the digest of a list of survivors in a context, whatever its order."""
+    return digest("survivors", context, *sorted(survivors))
+
+
+def context_digest(session: Session, members: list[str], content: bytes) -> bytes:
+    """Return what all members must agree on, or their masks do not cancel: the session,
+    the members, and ``content``, the digest of all that they were sent.
+
+    Source of the latter: Pasquini, Francati, Ateniese, "Eluding Secure Aggregation in
+    Federated Learning via Model Inconsistency", CCS 2022, doi 10.1145/3548606.3560557.
+    """
+    return digest("context", session.id, content, *sorted(members))

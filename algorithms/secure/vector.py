@@ -1,0 +1,211 @@
+"""A training reply as one vector of numbers in fixed point, and the sum of such vectors
+as means.
+
+The vector holds, in this order: the arrays, times the weight; the metrics, times the
+sample count; the weight and the sample count. Of a reply that is a model, the arrays
+are the differences from what was sent, which are smaller. Neither metrics nor sample
+counts of single clients are in the clear, only the names of metrics and arrays.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.secure.fixed_point import BITS, Words, decode, encode, exponent
+from algorithms.secure.messages import Fields
+
+Named = Mapping[str, NDArray[Any]]
+#: Largest size of a metric, which has no bound of its own.
+MOST_METRIC = 2.0**16
+
+
+@dataclass(frozen=True)
+class Terms(Fields):
+    """What all members of a sum must do alike. ``replies``: "model", "update" or
+    "sums"; ``weight``: the metric that counts samples; ``weighted``: whether it weights
+    the arrays, too; ``clients``: members at most; ``bound``: on the size of an array's
+    number; ``max_weight``: on the weight; ``max_norm``: on the norm of the update (0:
+    none), which ``clip`` shortens.
+    """
+
+    replies: str
+    weight: str
+    weighted: bool
+    clients: int
+    bound: float
+    max_weight: int
+    max_norm: float
+    clip: bool
+
+    def exponents(self) -> dict[str, tuple[int, float]]:
+        """Return (exponent, largest size) of the kinds of numbers: real arrays, whole
+        arrays, metrics, weights. Raises ``ValueError`` if sums do not fit.
+        """
+        weight = float(self.max_weight)
+        most = {
+            "real": self.bound * (weight if self.weighted else 1.0),
+            "metric": MOST_METRIC * weight,
+            "weight": weight,
+        }
+        kinds = {name: (exponent(self.clients, value), value) for name, value in most.items()}
+        return kinds | {"whole": (0, 2.0 ** (BITS - 3 - self.clients.bit_length()))}
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if the mean would be off by more than 2^-20 of the
+        bound.
+        """
+        if self.clients * self.max_weight > 2**26:
+            raise ValueError(
+                f"max-weight = {self.max_weight}: with {self.clients} clients, sums of 48 bits "
+                f"leave less than 20 bits to a number: choose at most {2**26 // self.clients}"
+            )
+        self.exponents()
+
+
+@dataclass
+class Layout:
+    """The names, shapes and types of the arrays, and the names and lengths of the
+    metrics (-1: a number) in a vector.
+    """
+
+    arrays: list[tuple[str, tuple[int, ...], str]] = field(default_factory=list)
+    metrics: list[tuple[str, int]] = field(default_factory=list)
+
+    def to_text(self) -> str:
+        """Return the layout as JSON."""
+        return json.dumps([self.arrays, self.metrics], separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Return the layout in JSON. Raises ``ValueError``."""
+        try:
+            arrays, metrics = json.loads(text)
+            return cls(
+                [(str(n), tuple(int(s) for s in shape), str(d)) for n, shape, d in arrays],
+                [(str(name), int(length)) for name, length in metrics],
+            )
+        except (TypeError, ValueError, KeyError) as error:
+            raise ValueError(f"the layout of a vector cannot be read: {error}") from None
+
+    def size(self) -> int:
+        """Return how many numbers the vector has."""
+        arrays = sum(math.prod(shape) for _, shape, _ in self.arrays)
+        return arrays + sum(abs(length) for _, length in self.metrics) + 2
+
+
+def to_vector(
+    terms: Terms, sent: Named, arrays: Named, metrics: Mapping[str, Any]
+) -> tuple[Words, Layout]:
+    """Return a reply as words (n,), and their layout. ``sent``: the arrays of the
+    message. Raises ``ValueError`` if a number is not within its bound.
+    """
+    kinds, layout, out = terms.exponents(), Layout(), []
+    count = float(metrics.get(terms.weight, 1))
+    if not 0 < count <= terms.max_weight:
+        raise ValueError(
+            f"{terms.weight} = {count:g}: must be above 0 and at most max-weight = "
+            f"{terms.max_weight}"
+        )
+    weight = count if terms.weighted else 1.0
+    start = sent if terms.replies == "model" else {}
+    if terms.replies == "model" and {n: a.shape for n, a in arrays.items()} != {
+        n: a.shape for n, a in sent.items()
+    }:
+        raise ValueError("the reply's arrays have other names or shapes than those that were sent")
+    changes = {name: _change(name, arrays[name], start.get(name)) for name in start or arrays}
+    changes = changes if terms.replies == "sums" else _within(terms, changes)
+    for name, change in changes.items():
+        kind = "real" if change.dtype.kind == "f" else "whole"
+        e, most = kinds[kind]
+        factor = 1.0 if terms.replies == "sums" else weight
+        if kind == "real" and not (largest := float(np.abs(change).max(initial=0))) <= terms.bound:
+            raise ValueError(
+                f"array {name!r} changes by {largest:.6g}, above bound = {terms.bound:g}: it does "
+                "not fit into a secure sum"
+            )
+        out.append(encode(factor * np.ravel(change), most, e, f"array {name!r}, times its weight,"))
+        layout.arrays.append((name, arrays[name].shape, str(arrays[name].dtype)))
+    e, most = kinds["metric"]
+    for name, value in sorted(metrics.items()):
+        if name == terms.weight:
+            continue
+        row = np.atleast_1d(np.asarray(value, np.float64))
+        # the layout tells a list of one number from a number
+        layout.metrics.append((name, len(row) if isinstance(value, list) else -1))
+        out.append(encode(count * row, most, e, f"metric {name!r}, times {terms.weight},"))
+    e, most = kinds["weight"]
+    out.append(encode(np.array([weight, count]), most, e, terms.weight))
+    return np.concatenate(out), layout
+
+
+def from_sum(
+    terms: Terms, layout: Layout, sent: Named, total: Words
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any], float]:
+    """Return the arrays, the metrics and the sample count that a sum of vectors (n,)
+    stands for: means, but for replies that are sums.
+    """
+    kinds = terms.exponents()
+    weight, count = decode(total[-2:], kinds["weight"][0])
+    arrays: dict[str, NDArray[Any]] = {}
+    place = 0
+    for name, shape, kind in layout.arrays:
+        dtype = np.dtype(kind)
+        part = total[place : (place := place + math.prod(shape))]
+        e = kinds["real" if dtype.kind == "f" else "whole"][0]
+        value = decode(part, e)
+        if terms.replies != "sums":
+            value = value / weight
+        if terms.replies == "model":
+            value = np.ravel(sent[name]).astype(np.float64) + value
+        if dtype.kind != "f":
+            value = np.rint(value)
+        arrays[name] = value.astype(dtype).reshape(shape)
+    metrics: dict[str, Any] = {}
+    e = kinds["metric"][0]
+    for name, length in layout.metrics:
+        part = total[place : (place := place + abs(length))]
+        means = (decode(part, e) / count).tolist()
+        metrics[name] = means[0] if length < 0 else means
+    return arrays, metrics, float(count)
+
+
+def _change(name: str, array: NDArray[Any], start: NDArray[Any] | None) -> NDArray[Any]:
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"array {name!r} is of type {array.dtype}: secure sums take real numbers")
+    wide = np.float64 if array.dtype.kind == "f" else np.int64
+    change = array.astype(wide)
+    return change if start is None else change - start.astype(wide)
+
+
+def _within(terms: Terms, changes: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return an update whose norm is within the bound. Raises ``ValueError``."""
+    if not terms.max_norm:
+        return changes
+    real = {name: change for name, change in changes.items() if change.dtype.kind == "f"}
+    norm = math.sqrt(sum(float(np.vdot(part, part)) for part in real.values()))
+    if norm <= terms.max_norm:
+        return changes
+    if not terms.clip or not math.isfinite(norm):
+        raise ValueError(f"the update has the norm {norm:.6g}, above {terms.max_norm:g}")
+    return changes | {name: part * (terms.max_norm / norm) for name, part in real.items()}
+
+
+def content_parts(content: Mapping[str, Any], terms: Terms) -> list[bytes | str | int]:
+    """Return all of a message's content, records of Flower by name, and the terms, as
+    parts of a digest.
+    """
+    parts: list[bytes | str | int] = [json.dumps(terms.to_fields(), sort_keys=True)]
+    for name in sorted(content):
+        parts += ["record", name]
+        for key, value in sorted(content[name].items()):
+            data = getattr(value, "data", None)
+            if isinstance(data, bytes):
+                parts += [key, str(value.dtype), repr(tuple(value.shape)), data]
+            else:
+                parts += [key, repr(value)]
+    return parts

@@ -1,0 +1,266 @@
+"""The client half of secure sums, around any ClientApp of the message API:
+
+    app = SecureApp(app)
+
+It answers ``query.secure`` (keys, survivors, unmasking), lets the app train, and masks
+the reply (``algorithms.secure``). Nothing of a training reply leaves in the clear but
+the names of its arrays and metrics, and that of the method. Evaluation is not changed.
+
+The node configuration may name ``secure-key``, a private key for signatures (the one
+that the SuperNode is registered with, or an Ed25519 key), and ``secure-peers``, a file
+with a line ``NAME TYPE KEY`` for each site of the federation: its client id and its
+public key as ``ssh-keygen`` writes it. Without a key the client makes one, and keeps it
+in ``store-dir``, if there is one, or else as long as its state. Without the peers it
+takes the keys that it is sent first, which a lying server can choose.
+"""
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from algorithms.common.sent import METHOD
+from algorithms.common.wire import fields, read
+from clients.base.adapter import client_id
+
+if TYPE_CHECKING:  # late: most runs need no cryptography
+    from algorithms.secure.keys import SigningKey
+
+#: The type of the messages of secure sums, and the names of their records.
+QUERY, RECORD, MASKED = "query.secure", "secure", "masked"
+#: The file in ``store-dir`` that says which steps of which sessions were taken.
+STEPS = "secure-steps"
+MOST_RUNS = 100
+
+
+class SecureApp(ClientApp):
+    """``app`` behind masks. ``required(context)``: whether a training message that asks
+    for a reply in the clear is refused; by default, always.
+    """
+
+    def __init__(
+        self, app: ClientApp, required: Callable[[Context], bool] = lambda context: True
+    ) -> None:
+        super().__init__()
+        self.app, self.required = app, required
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        kind = message.metadata.message_type
+        if kind == QUERY:
+            return self._answer(message, context)
+        if kind.partition(".")[0] != "train":
+            return self.app(message, context)
+        if RECORD in message.content:
+            return self._train(message, context)
+        if self.required(context) or "secure-peers" in context.node_config:
+            raise ValueError(
+                "this site sends masked replies only: set secure.on = true, or use "
+                "strategies.SecureSum"
+            )
+        return self.app(message, context)
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        from algorithms.secure.messages import Hello, Session, bytes_of, text_of
+
+        asked = _facts(message)
+        step = str(asked.get("step"))
+        with _Client(context) as client:
+            if step == "hello":
+                return _reply(message, client.participant.hello().to_fields())
+            session = Session.from_fields(asked["session"])
+            client.claim(session, step)
+            if step == "offer":
+                hellos = [Hello.from_fields(row) for row in asked["hellos"]]
+                return _reply(message, client.participant.offer(session, hellos).to_fields())
+            survivors = [str(name) for name in asked["survivors"]]
+            if step == "sign":
+                proof = client.participant.sign(session, survivors)
+                return _reply(message, {"proof": text_of(proof)})
+            if step == "reveal":
+                proofs = {str(name): bytes_of(text) for name, text in asked["signatures"].items()}
+                given = client.participant.reveal(session, survivors, proofs)
+                return _reply(message, given.to_fields())
+            raise ValueError(f"secure sums have no step {step!r}")
+
+    def _train(self, message: Message, context: Context) -> Message:
+        from algorithms.secure.fixed_point import to_bytes
+        from algorithms.secure.messages import Offer, Session, bytes_of, content_digest
+        from algorithms.secure.vector import Terms, content_parts, to_vector
+
+        asked = _facts(message)
+        session, terms = Session.from_fields(asked["session"]), Terms.from_fields(asked["terms"])
+        members = [str(name) for name in asked["members"]]
+        offers = [Offer.from_fields({**row, "holders": [], "sealed": []}) for row in asked["keys"]]
+        sealed = {str(name): bytes_of(text) for name, text in asked["sealed"].items()}
+        content = RecordDict({n: r for n, r in message.content.items() if n != RECORD})
+        digest = content_digest(content_parts(content, terms))
+        sent = _arrays(content)
+        message.content = content
+        with _Client(context) as client:
+            client.claim(session, "mask")  # before the work, of which the server sees nothing
+        reply = self.app(message, context)
+        if reply.has_error():
+            return reply
+        words, layout = to_vector(terms, sent, _arrays(reply.content), _metrics(reply.content))
+        with _Client(context) as client:
+            masked = client.participant.mask(session, members, offers, sealed, digest, words)
+            said: dict[str, Any] = {"layout": layout.to_text(), METHOD: _method(reply.content)}
+            if asked.get("next"):
+                later = Session.from_fields(asked["next"])
+                client.claim(later, "offer")
+                said["offer"] = client.participant.offer_again(later, session).to_fields()
+        record = ArrayRecord({MASKED: Array(*fields(to_bytes(masked)))})
+        return Message(RecordDict({MASKED: record, RECORD: _record(said)}), reply_to=message)
+
+
+class _Client:
+    """The participant of a context; its state is stored when a step went well."""
+
+    def __init__(self, context: Context) -> None:
+        self.context, self.name = context, str(client_id(context))
+        folder = context.node_config.get("store-dir")
+        self.folder = Path(str(folder)) if folder else None
+
+    def __enter__(self) -> "_Client":
+        from algorithms.secure.client import Participant, State
+
+        kept = self.context.state.get(RECORD)
+        known: Mapping[str, Any] = kept if isinstance(kept, ConfigRecord) else {}
+        state = State.from_bytes(bytes(known["state"])) if "state" in known else State()
+        key, self.made = self._key(known)
+        self.participant = Participant(self.name, key, state, self._peers())
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind is None:
+            facts: dict[str, Any] = {"state": self.participant.state.to_bytes()}
+            if self.made:
+                facts["key"] = self.made
+            self.context.state[RECORD] = ConfigRecord(facts)
+
+    def _key(self, known: Mapping[str, Any]) -> tuple["SigningKey", bytes]:
+        """Return the key for signatures, and its bytes if the state has to keep it."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        from algorithms.secure.keys import load_signing_key, new_signing_key
+
+        if path := self.context.node_config.get("secure-key"):
+            try:
+                return load_signing_key(Path(str(path)).read_bytes()), b""
+            except (OSError, ValueError) as error:
+                raise ValueError(f"secure-key = {path}: {error}") from None
+        if self.folder is None:
+            made = bytes(known["key"]) if "key" in known else new_signing_key().private_bytes_raw()
+            return Ed25519PrivateKey.from_private_bytes(made), made
+        file = self.folder / self._file("secure-key")
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists():
+            draft = file.with_suffix(f".{os.getpid()}.partial")
+            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                os.write(handle, new_signing_key().private_bytes_raw())
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            try:
+                os.link(draft, file)  # fails if another process was first
+            except FileExistsError:
+                pass
+            finally:
+                draft.unlink()
+        return Ed25519PrivateKey.from_private_bytes(file.read_bytes()), b""
+
+    def _file(self, stem: str) -> str:
+        # the name of a client may be any text
+        return f"{stem}-{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
+
+    def _peers(self) -> dict[str, bytes] | None:
+        """Return the keys of the sites that this one knows; ``None``: it knows none."""
+        path = self.context.node_config.get("secure-peers")
+        if not path:
+            return None
+        peers: dict[str, bytes] = {}
+        try:
+            for number, line in enumerate(Path(str(path)).read_text().splitlines(), start=1):
+                words = line.split()
+                if not words or line.startswith("#"):
+                    continue
+                if len(words) < 3 or words[0] in peers:
+                    raise ValueError(f"line {number} is not NAME TYPE KEY, or names one again")
+                base64.b64decode(words[2], validate=True)
+                peers[words[0]] = f"{words[1]} {words[2]}".encode()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"secure-peers = {path}: {error}") from None
+        return peers
+
+    def claim(self, session: Any, step: str) -> None:
+        """Note on disk that a step of a session is taken, if there is a ``store-dir``.
+        Raises ``Refusal`` if it was before: two messages at once each see the same
+        state.
+        """
+        from algorithms.secure.keys import Refusal
+
+        if self.folder is None:
+            return
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path, tag = self.folder / self._file(STEPS), session.tag.hex()
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            text = file.read()
+            runs: dict[str, dict[str, int]] = json.loads(text) if text else {}
+            steps = runs.pop(tag, {})
+            if steps.get(step, 0) >= session.number:
+                raise Refusal(f"step {step} of session {session.number} was taken before")
+            steps[step] = session.number
+            runs[tag] = steps
+            file.seek(0)
+            file.truncate()
+            json.dump(dict(list(runs.items())[-MOST_RUNS:]), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _facts(message: Message) -> dict[str, Any]:
+    facts = json.loads(bytes(message.content[RECORD]["json"]))  # type: ignore[arg-type]
+    if not isinstance(facts, dict):
+        raise ValueError("a message for secure sums cannot be read")
+    return facts
+
+
+def _record(facts: Mapping[str, Any]) -> ConfigRecord:
+    return ConfigRecord({"json": json.dumps(facts, separators=(",", ":")).encode()})
+
+
+def _reply(message: Message, facts: Mapping[str, Any]) -> Message:
+    return Message(RecordDict({RECORD: _record(facts)}), reply_to=message)
+
+
+def _arrays(content: RecordDict) -> dict[str, np.ndarray[Any, Any]]:
+    records = [record for record in content.values() if isinstance(record, ArrayRecord)]
+    if len(records) != 1:
+        raise ValueError(f"{len(records)} records of arrays: a secure sum takes one")
+    return {name: read(array) for name, array in records[0].items()}
+
+
+def _metrics(content: RecordDict) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for record in content.values():
+        if isinstance(record, MetricRecord):
+            out.update(record.items())
+    return out
+
+
+def _method(content: RecordDict) -> str:
+    """Return which methods made a reply, the only text of it that leaves."""
+    words = (r.get(METHOD) for r in content.values() if isinstance(r, ConfigRecord))
+    return " ".join(text for text in words if isinstance(text, str))

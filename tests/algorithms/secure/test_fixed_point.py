@@ -1,0 +1,66 @@
+"""Fixed point: sums are exact, errors are bounded, what does not fit is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+from algorithms.secure.fixed_point import decode, encode, exponent, from_bytes, to_bytes, whole
+
+
+@pytest.mark.parametrize("count", [3, 20, 1000])
+@pytest.mark.parametrize("bound", [1e-3, 1.0, 16.0])
+def test_the_weighted_mean_is_within_the_bound(count, bound):
+    rng = np.random.default_rng(count)
+    most = 2**16
+    weights = rng.integers(1, most, count)
+    weights[0], weights[1] = most, 1
+    values = rng.uniform(-bound, bound, (count, 50))
+    values[0], values[:, 0], values[:, 1] = bound, bound, -bound
+    e = exponent(count, most * bound)
+    total = np.zeros(50, np.uint64)
+    for weight, row in zip(weights, values, strict=True):
+        total += from_bytes(to_bytes(encode(weight * row, most * bound, e, "update")))
+    mean = decode(total, e) / weights.sum()
+    exact = (weights[:, None] * values).sum(0) / weights.sum()
+    error = np.abs(mean - exact).max()
+    assert error <= count / 2 * 2.0**-e / weights.sum() + 1e-15 * bound
+    assert error <= 2.0**-20 * bound
+
+
+def test_the_worst_case_of_a_thousand_clients_has_twenty_bits():
+    e = exponent(1000, 2.0**16)
+    # all weights 1 although they may have 16 bits: the mean is off by half a unit
+    assert 0.5 * 2.0**-e <= 2.0**-20
+    assert 1000 * 2.0**16 * 2.0**e + 500 < 2.0**47
+
+
+def test_largest_sums_do_not_wrap():
+    for count, most in ((3, 1.0), (7, 3.3), (1000, 65535 * 16.0)):
+        e = exponent(count, most)
+        for sign in (1, -1):
+            one = encode(np.full(2, sign * most), most, e, "update")
+            total = np.zeros(2, np.uint64)
+            for _ in range(count):
+                total += one
+            assert decode(total, e) == pytest.approx(sign * count * most, rel=1e-9)
+
+
+def test_bytes_round_trip_modulo_two_to_the_48():
+    values = np.array([0, 1, -1, 2**47 - 1, -(2**47)], np.int64)
+    octets = to_bytes(values.view(np.uint64))
+    assert octets.shape == (30,)
+    assert (whole(from_bytes(octets)) == values).all()
+    with pytest.raises(ValueError, match="29 bytes are no vector"):
+        from_bytes(octets[:-1])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1.01, -1.01])
+def test_what_does_not_fit_is_refused(bad):
+    with pytest.raises(ValueError, match=r"'w' holds .* at most 1 fits into a secure sum"):
+        encode(np.array([0.5, bad]), 1.0, 20, "'w'")
+
+
+def test_sums_that_are_too_large_are_refused():
+    with pytest.raises(ValueError, match="do not fit into 48 bits"):
+        exponent(1000, 2.0**40)

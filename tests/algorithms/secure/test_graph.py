@@ -1,0 +1,42 @@
+"""Graphs of few neighbours, and what they leave to chance."""
+
+import numpy as np
+import pytest
+
+from algorithms.secure.graph import check_degree, local_threshold, neighbours, risks, tail
+
+
+def test_the_tail_is_that_of_a_draw():
+    rng = np.random.default_rng(0)
+    drawn = rng.hypergeometric(7, 13, 8, 200_000)
+    for least in range(9):
+        assert tail(20, 7, 8, least) == pytest.approx((drawn >= least).mean(), abs=5e-3)
+    assert tail(20, 7, 8, 0) == pytest.approx(1)
+
+
+def test_rings_are_drawn_anew():
+    names = [str(k) for k in range(20)]
+    assert neighbours(names, 4) != neighbours(names, 4)
+    assert all(len(near) == 19 for near in neighbours(names).values())
+    with pytest.raises(ValueError, match="must be an even number"):
+        neighbours(names, 5)
+
+
+def test_all_neighbours_leave_nothing_to_chance_and_few_do():
+    assert risks(100, 0, 10, 10) == (0, 0)
+    assert risks(100, 99, 10, 10) == (0, 0)
+    seen, failed = risks(1000, 10, 50, 50)
+    assert seen > 1e-6
+    assert failed > 1e-6
+    with pytest.raises(ValueError, match=r"neighbours = 10: .* choose (\d+)"):
+        check_degree(1000, 10, 50, 50)
+
+
+def test_the_degree_that_an_error_names_is_allowed():
+    with pytest.raises(ValueError, match=r"choose \d+") as caught:
+        check_degree(1000, 2, 50, 50)
+    degree = int(str(caught.value).rpartition(" ")[2])
+    check_degree(1000, degree, 50, 50)
+    with pytest.raises(ValueError, match="choose"):
+        check_degree(1000, degree - 2, 50, 50)
+    assert local_threshold(1000, degree, 50) > degree / 2

@@ -1,0 +1,463 @@
+"""Secure sums without Flower: an honest run, dropouts, and a server that lies."""
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algorithms.secure.client import Participant, State
+from algorithms.secure.fixed_point import from_bytes, to_bytes, whole
+from algorithms.secure.graph import least_survivors, local_threshold, neighbours
+from algorithms.secure.keys import Refusal, derived, identity, new_signing_key
+from algorithms.secure.masks import add_stream
+from algorithms.secure.messages import Session, context_digest
+from algorithms.secure.server import Unmaskable, unmask
+from algorithms.secure.sharing import combine, split
+
+CONTENT = b"the model and its settings"
+
+
+class Cohort:
+    """Clients and an honest server, step by step; a test changes what it likes."""
+
+    def __init__(self, count, degree=0, corrupted=0, consistency=True, min_change=0, trusted=None):
+        self.keys = [new_signing_key() for _ in range(count)]
+        known = {str(k): identity(key) for k, key in enumerate(self.keys)} if trusted else None
+        self.clients = {
+            str(k): Participant(str(k), key, State(), known) for k, key in enumerate(self.keys)
+        }
+        self.hellos = {name: client.hello() for name, client in self.clients.items()}
+        self.degree, self.number = degree, 0
+        facts = {"corrupted": corrupted, "consistency": consistency}
+        self.facts = {**facts, "min_change": min_change}
+        self.tag = bytes(16)
+
+    def open(self, without=()):
+        self.number += 1
+        self.session = Session(tag=self.tag, number=self.number, **self.facts)
+        self.graph = neighbours(sorted(self.clients), self.degree)
+        self.offers = {
+            name: client.offer(self.session, [self.hellos[n] for n in self.graph[name]])
+            for name, client in self.clients.items()
+            if name not in without
+        }
+        self.members = sorted(self.offers)
+        self.context = context_digest(self.session, self.members, CONTENT)
+
+    def mask(self, name, words, content=CONTENT, offers=None, members=None, sealed=None):
+        offers = self.offers if offers is None else offers
+        near = [offers[n] for n in self.graph[name] if n in offers]
+        members = self.members if members is None else members
+        sealed = self.sealed_for(name) if sealed is None else sealed
+        return self.clients[name].mask(self.session, members, near, sealed, content, words)
+
+    def sealed_for(self, name):
+        return {
+            other: offer.sealed[offer.holders.index(name)]
+            for other, offer in self.offers.items()
+            if name in offer.holders
+        }
+
+    def sign(self, survivors, by=None):
+        return {
+            name: self.clients[name].sign(self.session, survivors)
+            for name in (survivors if by is None else by)
+        }
+
+    def reveal(self, name, survivors, signatures):
+        return self.clients[name].reveal(self.session, survivors, signatures)
+
+    def finish(self, masked, gone=(), silent=()):
+        """Sign and reveal by all but ``gone`` and ``silent``; return the sum."""
+        survivors = sorted(masked)
+        signatures = {}
+        if self.session.consistency:
+            signatures = self.sign(survivors, [n for n in survivors if n not in silent])
+        reveals = {
+            name: self.reveal(name, survivors, signatures)
+            for name in survivors
+            if name not in gone and name not in silent
+        }
+        total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
+        unmask(total, self.session, self.context, self.offers, survivors, reveals)
+        return whole(total)
+
+
+def words(values):
+    return np.asarray(values, np.int64).view(np.uint64)
+
+
+def plain(vectors, names):
+    return np.sum([vectors[name].view(np.int64) for name in names], axis=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_the_sum_is_the_plain_sum_whoever_drops_out_when(data):
+    count = data.draw(st.integers(3, 12), "clients")
+    size = data.draw(st.integers(1, 70_000 if count < 5 else 300), "numbers")
+    corrupted = data.draw(st.integers(0, max(0, count // 4)), "corrupted")
+    consistency = data.draw(st.booleans(), "consistency")
+    least = least_survivors(count, corrupted)
+    if local_threshold(count, count - 1, corrupted) > count - 1 or least > count:
+        return
+    cohort = Cohort(count, corrupted=corrupted, consistency=consistency)
+    order = data.draw(st.permutations(sorted(cohort.clients)), "order")
+    lost = data.draw(st.integers(0, count - least), "dropouts")
+    phases = [data.draw(st.sampled_from(["offer", "mask", "sign", "reveal"])) for _ in range(lost)]
+    # of the neighbours to whom shares are made, a threshold must be left
+    spare = count - 1 - local_threshold(count, count - 1, corrupted)
+    phases = [when for when in phases if when != "offer" or (spare := spare - 1) >= 0]
+    drops = {
+        phase: [name for name, when in zip(order, phases, strict=False) if when == phase]
+        for phase in ("offer", "mask", "sign", "reveal")
+    }
+    cohort.open(without=drops["offer"])
+    rng = np.random.default_rng(count * 1000 + size)
+    vectors = {name: words(rng.integers(-(2**30), 2**30, size)) for name in cohort.members}
+    masked = {
+        name: from_bytes(to_bytes(cohort.mask(name, vectors[name])))
+        for name in cohort.members
+        if name not in drops["mask"]
+    }
+    found = cohort.finish(masked, gone=drops["reveal"], silent=drops["sign"])
+    assert (found == plain(vectors, masked)).all()
+
+
+def test_a_second_sum_of_the_same_cohort_and_offers_made_before_the_reveal():
+    cohort = Cohort(5)
+    vector = words([1, -2, 3])
+    for _ in range(3):
+        cohort.open()
+        masked = {name: cohort.mask(name, vector) for name in list(cohort.members)[:4]}
+        assert (cohort.finish(masked) == [4, -8, 12]).all()
+    # the keys of the next session are made while the last one is open
+    cohort.open()
+    masked = {name: cohort.mask(name, vector) for name in cohort.members}
+    now = (cohort.session, cohort.graph, cohort.offers, cohort.members, cohort.context)
+    cohort.open()
+    later = (cohort.session, cohort.graph, cohort.offers, cohort.members, cohort.context)
+    for facts, number in ((now, 5), (later, 5)):
+        cohort.session, cohort.graph, cohort.offers, cohort.members, cohort.context = facts
+        if facts is later:
+            masked = {name: cohort.mask(name, vector) for name in cohort.members}
+        assert (cohort.finish(masked) == [number, -2 * number, 3 * number]).all()
+
+
+def test_a_state_survives_being_stored():
+    cohort = Cohort(4)
+    cohort.open()
+    for client in cohort.clients.values():
+        client.state = State.from_bytes(client.state.to_bytes())
+    vector = words(range(10))
+    masked = {name: cohort.mask(name, vector) for name in cohort.members}
+    for client in cohort.clients.values():
+        client.state = State.from_bytes(client.state.to_bytes())
+    assert (cohort.finish(masked) == 4 * np.arange(10)).all()
+
+
+def test_a_graph_of_few_neighbours_sums_too():
+    cohort = Cohort(30, degree=10, consistency=False)
+    cohort.open()
+    assert all(len(near) == 10 for near in cohort.graph.values())
+    assert all(a in cohort.graph[b] for a, near in cohort.graph.items() for b in near)
+    vectors = {name: words([int(name), 1]) for name in cohort.members}
+    masked = {name: cohort.mask(name, vectors[name]) for name in cohort.members if name != "7"}
+    assert (cohort.finish(masked, gone=["3", "4"]) == plain(vectors, masked)).all()
+
+
+# --- what is seen ---------------------------------------------------------------------
+
+
+def test_fewer_shares_than_the_threshold_give_nothing():
+    secret = bytes(range(16))
+    shares = dict(enumerate(split(secret, 4, 7), start=1))
+    assert combine({k: shares[k] for k in (2, 4, 6, 7)}, 4) == secret
+    with pytest.raises(ValueError, match="3 shares, 4 needed"):
+        combine({k: shares[k] for k in (1, 2, 3)}, 4)
+    # three shares fit every secret: each value of a fourth one makes another
+    known = {k: shares[k] for k in (1, 2, 3)}
+    made = {combine(known | {4: bytes([value] * 16)}, 4) for value in range(256)}
+    assert len(made) == 256
+
+
+def test_too_few_that_reveal_leave_the_sum_masked():
+    cohort = Cohort(6)
+    cohort.open()
+    masked = {name: cohort.mask(name, words([5])) for name in cohort.members if name != "0"}
+    with pytest.raises(Unmaskable, match="left, 3 needed"):
+        cohort.finish(masked, gone=["1", "2", "3"])
+
+
+def test_masked_vectors_are_uniform_and_never_repeat():
+    size = 60_000
+    seen = []
+    for _ in range(2):
+        cohort = Cohort(3)
+        cohort.open()
+        seen.append(to_bytes(cohort.mask("0", np.zeros(size, np.uint64))).reshape(-1, 6))
+    assert (seen[0] == seen[1]).mean() < 0.01
+    for octets in seen:
+        for byte in range(6):  # chi-square of 255 degrees of freedom: 400 has p = 1e-8
+            counts = np.bincount(octets[:, byte], minlength=256)
+            assert ((counts - size / 256) ** 2 / (size / 256)).sum() < 400
+        assert abs(np.corrcoef(octets[:-1, 0], octets[1:, 0])[0, 1]) < 0.03
+
+
+def test_seeds_of_the_process_change_nothing():
+    out = []
+    for _ in range(2):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002 - the legacy generator is the point
+        cohort = Cohort(3)
+        cohort.open()
+        out.append(cohort.mask("0", np.zeros(4, np.uint64)))
+    assert (out[0] != out[1]).all()
+
+
+def test_without_its_pair_masks_a_vector_stays_hidden():
+    """The secret of a client's own mask, which it reveals, does not uncover it."""
+    cohort = Cohort(4)
+    cohort.open()
+    vector = words(np.arange(1000))
+    masked = cohort.mask("0", vector)
+    now = cohort.clients["0"].state.open[cohort.session.id.hex()]
+    add_stream(masked, derived(bytes.fromhex(now.own), "self mask", cohort.context), -1)
+    assert np.unique(whole(masked - vector)).size == 1000
+
+
+# --- a server that lies ---------------------------------------------------------------
+
+
+def opened(count=5, **facts):
+    cohort = Cohort(count, **facts)
+    cohort.open()
+    return cohort
+
+
+def after_masks(count=5, gone=(), **facts):
+    cohort = opened(count, **facts)
+    masked = {n: cohort.mask(n, words([1, 2])) for n in cohort.members if n not in gone}
+    return cohort, masked
+
+
+def test_both_kinds_of_shares_are_never_given():
+    cohort, _ = after_masks(gone=["4"])
+    survivors = ["0", "1", "2", "3"]
+    signatures = cohort.sign(survivors)
+    reveal = cohort.reveal("0", survivors, signatures)
+    assert reveal.names == ["1", "2", "3", "4"]
+    assert reveal.kept == ["1", "2", "3"]
+    assert len(reveal.shares) == 4
+    # asked again, with the client that was gone among the survivors, or without another
+    for again in (["0", "1", "2", "3", "4"], ["0", "1", "2"], survivors):
+        with pytest.raises(Refusal, match="is not open here"):
+            cohort.reveal("0", again, signatures)
+
+
+def test_a_survivor_list_has_one_signature_only():
+    cohort, _ = after_masks()
+    cohort.sign(["0", "1", "2"], by=["0"])
+    with pytest.raises(Refusal, match="each step is once"):
+        cohort.sign(["0", "1", "3"], by=["0"])
+
+
+def test_a_split_list_of_survivors_is_refused():
+    """Clients 0 and 1 see another list than 2, 3 and 4."""
+    cohort, _ = after_masks()
+    first, second = ["0", "1", "2", "3"], ["0", "1", "2", "3", "4"]
+    signatures = cohort.sign(first, by=["0", "1"]) | cohort.sign(second, by=["2", "3", "4"])
+    with pytest.raises(Refusal, match="2 valid signatures of the survivors, 3 needed"):
+        cohort.reveal("0", first, signatures)
+    with pytest.raises(Refusal, match="not the one that this client signed"):
+        cohort.reveal("0", second, signatures)
+    cohort.reveal("2", second, signatures)  # three of five have signed this one
+
+
+def test_forged_and_foreign_signatures_do_not_count():
+    cohort, _ = after_masks()
+    survivors = sorted(cohort.members)
+    own = cohort.sign(survivors, by=["0"])["0"]
+    forged = dict.fromkeys(survivors, own) | {"9": own, "1": b"", "2": bytes(64)}
+    with pytest.raises(Refusal, match="1 valid signatures"):
+        cohort.reveal("0", survivors, forged)
+
+
+def test_without_signatures_nothing_is_revealed():
+    cohort, _ = after_masks()
+    with pytest.raises(Refusal, match="is masked, not signed"):
+        cohort.reveal("0", sorted(cohort.members), {})
+
+
+@pytest.mark.parametrize(
+    ("survivors", "why"),
+    [
+        (["0", "1"], "2 survivors of 5: at least 3 needed"),
+        (["1", "2", "3"], "not among the survivors"),
+        (["0", "1", "2", "9"], "no member"),
+        (["0", "1", "2", "2"], "names one twice"),
+    ],
+)
+@pytest.mark.parametrize("consistency", [True, False])
+def test_lists_of_survivors_that_are_refused(survivors, why, consistency):
+    cohort, _ = after_masks(consistency=consistency)
+    client = cohort.clients["0"]
+    step = client.sign if consistency else partial(client.reveal, signatures={})
+    with pytest.raises(Refusal, match=why):
+        step(cohort.session, survivors)
+
+
+def test_swapped_keys_for_masks_are_refused():
+    cohort = opened()
+    mine = opened()  # the server's own clients, of the same names
+    offers = cohort.offers | {"3": mine.offers["3"]}
+    with pytest.raises(Refusal, match="client 3 is not signed by it"):
+        cohort.mask("0", words([1]), offers=offers)
+    public = replace(cohort.offers["3"], public=mine.offers["3"].public)
+    with pytest.raises(Refusal, match="client 3 is not signed by it"):
+        cohort.mask("0", words([1]), offers=cohort.offers | {"3": public})
+
+
+def test_swapped_keys_for_shares_are_refused():
+    cohort, other = opened(), Cohort(5)
+    channel = replace(cohort.hellos["1"], channel=other.hellos["1"].channel)
+    cohort.hellos["1"] = channel
+    with pytest.raises(Refusal, match="client 1 did not sign its key for shares"):
+        cohort.open()
+
+
+def test_another_key_than_that_of_the_first_meeting_is_refused():
+    cohort, other = opened(), Cohort(5)
+    cohort.hellos["1"] = other.hellos["1"]
+    with pytest.raises(Refusal, match="client 1 has another key than the one it is known by"):
+        cohort.open()
+
+
+def test_a_site_that_knows_the_keys_takes_no_others():
+    cohort, other = Cohort(4, trusted=True), Cohort(5)
+    cohort.hellos["1"] = other.hellos["1"]
+    with pytest.raises(Refusal, match="client 1 has another key"):
+        cohort.open()
+    cohort = Cohort(4, trusted=True)
+    hellos = [*cohort.hellos.values(), other.hellos["4"]][1:]
+    session = Session(tag=bytes(16), number=1, corrupted=0, consistency=True, min_change=0)
+    with pytest.raises(Refusal, match="client 4 is none of the sites"):
+        cohort.clients["0"].offer(session, hellos)
+    with pytest.raises(Refusal, match="must be signed"):
+        cohort.clients["0"].offer(replace(session, consistency=False), hellos[:3])
+
+
+def test_one_client_in_two_roles_is_refused():
+    cohort = Cohort(4)
+    twice = replace(cohort.hellos["1"], name="2")
+    for hellos in ([cohort.hellos["1"], twice], [cohort.hellos["1"]] * 2, [cohort.hellos["0"]]):
+        session = Session(tag=bytes(16), number=1, corrupted=0, consistency=True, min_change=0)
+        with pytest.raises(Refusal, match="is there twice, or has another's key"):
+            cohort.clients["0"].offer(session, hellos)
+
+
+@pytest.mark.parametrize("change", ["altered", "swapped", "cut", "empty"])
+def test_an_altered_share_is_refused(change):
+    cohort = opened()
+    sealed = cohort.sealed_for("0")
+    text = sealed["1"]
+    sealed["1"] = {
+        "altered": text[:20] + bytes([text[20] ^ 1]) + text[21:],
+        "swapped": sealed["2"],
+        "cut": text[:-1],
+        "empty": b"",
+    }[change]
+    with pytest.raises(Refusal, match="the share of client 1: it was altered"):
+        cohort.mask("0", words([1]), sealed=sealed)
+
+
+def test_a_replayed_share_is_refused():
+    cohort, masked = after_masks()
+    old = cohort.sealed_for("0")
+    cohort.finish(masked)
+    cohort.open()
+    with pytest.raises(Refusal, match="belongs to another session"):
+        cohort.mask("0", words([1]), sealed=old)
+
+
+def test_old_keys_are_refused_by_a_client_that_has_forgotten_the_session():
+    """Its state is lost, and the server repeats the session with the others' old keys,
+    of which it may know the secrets by now."""
+    cohort, masked = after_masks()
+    cohort.finish(masked)
+    new = Participant("0", cohort.keys[0], State())
+    new.offer(cohort.session, [cohort.hellos[n] for n in "1234"])
+    cohort.clients["0"] = new
+    with pytest.raises(Refusal, match="the share of client 1: it was altered, or belongs"):
+        cohort.mask("0", words([1]))
+
+
+def test_a_session_is_not_replayed():
+    cohort, masked = after_masks()
+    with pytest.raises(Refusal, match="each step is once"):
+        cohort.mask("0", words([1]))
+    cohort.finish(masked)
+    with pytest.raises(Refusal, match="session 1 is not after session 1"):
+        cohort.clients["0"].offer(cohort.session, [cohort.hellos[n] for n in "1234"])
+    other = replace(cohort.session, tag=bytes(15) + b"1")
+    cohort.clients["0"].offer(other, [cohort.hellos[n] for n in "1234"])  # of a new run
+    for again in (cohort.session, other):  # and back to the old one
+        with pytest.raises(Refusal, match="session 1 is not after session 1"):
+            cohort.clients["0"].offer(again, [cohort.hellos[n] for n in "1234"])
+
+
+def test_masks_do_not_cancel_where_clients_saw_different_things():
+    """A server that sends one client another model learns nothing about it."""
+    cohort = opened(6)
+    masked = {
+        name: cohort.mask(name, words(np.ones(50)), b"other" if name == "2" else CONTENT)
+        for name in cohort.members
+    }
+    survivors = sorted(masked)
+    signatures = cohort.sign(survivors)
+    # it does not take the others' signatures for its own list, nor they its
+    with pytest.raises(Refusal, match="0 valid signatures"):
+        cohort.reveal("2", survivors, signatures | {"2": b""})
+    reveals = {n: cohort.reveal(n, survivors, signatures) for n in survivors if n != "2"}
+    total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
+    unmask(total, cohort.session, cohort.context, cohort.offers, survivors, reveals)
+    assert np.unique(whole(total)).size == 50
+
+
+def test_a_list_of_strange_members_is_refused():
+    cohort = opened()
+    for members, why in (
+        (["0", "1", "2", "3", "4", "9"], "no neighbour"),
+        (["1", "2", "3", "4"], "not this client"),
+        (["0", "1", "2", "3", "4", "4"], "names one twice"),
+        (["0", "1"], "too few"),
+    ):
+        with pytest.raises(Refusal, match=why):
+            cohort.mask("0", words([1]), members=members)
+
+
+def test_the_difference_of_two_cohorts_has_a_floor():
+    cohort, masked = after_masks(7, min_change=3)
+    cohort.finish(masked)
+    cohort.open()
+    masked = {n: cohort.mask(n, words([1])) for n in cohort.members if n != "6"}
+    with pytest.raises(Refusal, match="by 1 clients, at least 3 needed"):
+        cohort.sign(sorted(masked), by=["0"])
+    cohort.open()
+    masked = {n: cohort.mask(n, words([1])) for n in cohort.members}
+    assert (cohort.finish(masked) == [7]).all()  # the same cohort again
+
+
+def test_corrupted_clients_raise_the_thresholds():
+    for count in range(3, 40):
+        for corrupted in range(count // 3):
+            t = local_threshold(count, count - 1, corrupted)
+            # two groups of t neighbours share an honest one
+            assert 2 * t > count - 1 + corrupted
+            assert 2 * least_survivors(count, corrupted) > count + corrupted
+    with pytest.raises(Refusal, match="too few for a sum"):
+        Cohort(3, corrupted=2).open()

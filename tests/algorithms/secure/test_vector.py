@@ -1,0 +1,94 @@
+"""Replies as vectors: sums are exact for whole numbers, means to the quantisation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from algorithms.secure.fixed_point import from_bytes, to_bytes
+from algorithms.secure.vector import Layout, Terms, content_parts, from_sum, to_vector
+
+TERMS = Terms("model", "num-examples", True, 5, 16.0, 65_535, 0.0, False)
+SENT = {"w": np.ones((2, 3), np.float32), "count": np.array(4), "none": np.zeros((0, 2))}
+
+
+def summed(terms, sent, replies):
+    """Return what the sum of replies (arrays, metrics) stands for, and the layout."""
+    vectors = [to_vector(terms, sent, *reply) for reply in replies]
+    layouts = {layout.to_text() for _, layout in vectors}
+    assert len(layouts) == 1
+    layout = Layout.from_text(layouts.pop())
+    total = np.sum([from_bytes(to_bytes(words)) for words, _ in vectors], 0, dtype=np.uint64)
+    assert layout.size() == len(total)
+    return from_sum(terms, layout, sent, total)
+
+
+def reply(shift, count, **metrics):
+    arrays = {name: array + np.asarray(shift, array.dtype) for name, array in SENT.items()}
+    return arrays, {"num-examples": count, **metrics}
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_means_are_weighted_and_keep_their_types(weighted):
+    replies = [reply(2, 10, loss=1.0, of=[1.0, 2.0]), reply(-1, 30, loss=3.0, of=[5.0, 0.0])]
+    arrays, metrics, count = summed(replace(TERMS, weighted=weighted), SENT, replies)
+    mean = (2 * 10 - 30) / 40 if weighted else 0.5
+    np.testing.assert_allclose(arrays["w"], 1 + mean, atol=1e-6)
+    assert arrays["w"].dtype == np.float32
+    assert arrays["w"].shape == (2, 3)
+    assert arrays["count"] == round(4 + mean)
+    assert arrays["count"].dtype == SENT["count"].dtype
+    assert arrays["none"].shape == (0, 2)
+    assert count == 40
+    # metrics are means over samples either way
+    assert metrics["loss"] == pytest.approx((10 + 90) / 40, rel=1e-4)
+    np.testing.assert_allclose(metrics["of"], [(10 + 150) / 40, 20 / 40], rtol=1e-4)
+
+
+def test_sums_of_whole_numbers_are_exact():
+    terms = replace(TERMS, replies="sums", weighted=False)
+    rng = np.random.default_rng(0)
+    rows = rng.integers(-(2**41), 2**41, (5, 200))
+    replies = [({"sums": row}, {"num-examples": 7 + k}) for k, row in enumerate(rows)]
+    arrays, _, count = summed(terms, {}, replies)
+    assert (arrays["sums"] == rows.sum(0)).all()
+    assert count == 45
+    with pytest.raises(ValueError, match="fits into a secure sum"):
+        to_vector(terms, {}, {"sums": np.array([2**46])}, {"num-examples": 1})
+
+
+def test_updates_are_averaged_as_they_are():
+    terms = replace(TERMS, replies="update")
+    replies = [({"g": np.full(3, v)}, {"num-examples": n}) for v, n in ((1.0, 1), (4.0, 2))]
+    np.testing.assert_allclose(summed(terms, {}, replies)[0]["g"], 3.0, rtol=1e-6)
+
+
+def test_other_arrays_than_were_sent_are_refused():
+    arrays, metrics = reply(1, 10)
+    with pytest.raises(ValueError, match="other names or shapes"):
+        to_vector(TERMS, SENT, arrays | {"w": np.ones(5)}, metrics)
+    with pytest.raises(ValueError, match="above 0 and at most max-weight"):
+        to_vector(TERMS, SENT, arrays, {"num-examples": 0})
+    with pytest.raises(ValueError, match="take real numbers"):
+        to_vector(
+            replace(TERMS, replies="update"), {}, {"z": np.ones(2, complex)}, {"num-examples": 1}
+        )
+
+
+def test_too_many_clients_for_the_weights_are_refused():
+    replace(TERMS, clients=1000).check()
+    with pytest.raises(ValueError, match="choose at most 33554"):
+        replace(TERMS, clients=2000).check()
+
+
+def test_all_of_a_message_is_in_the_digest():
+    content = {"config": {"round": 1, "rate": 0.1}}
+    parts = content_parts(content, TERMS)
+    for other in (
+        content_parts({"config": {"round": 2, "rate": 0.1}}, TERMS),
+        content_parts({"config": {"round": 1.0, "rate": 0.1}}, TERMS),
+        content_parts({"other": {"round": 1, "rate": 0.1}}, TERMS),
+        content_parts(content, replace(TERMS, bound=8.0)),
+    ):
+        assert parts != other
+    assert parts == content_parts({"config": {"rate": 0.1, "round": 1}}, TERMS)

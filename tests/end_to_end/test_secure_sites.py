@@ -1,0 +1,93 @@
+"""Secure sums on real SuperNodes: a site dies after it has made its shares and comes
+back, and three sites of which one dies have no sum. Keys are those that the SuperNodes
+are registered with.
+"""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from fedapps.deployment.local import Deployment
+from fedapps.engines.processes import marked
+from tests.end_to_end.test_faults import command, wait_for
+from tests.helpers import fedapps, rounds_of, run_inline
+
+NAMES = ["bern", "kyiv", "lima", "oslo", "rome"]
+WAIT = 60  # seconds for a phase
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1800)]
+
+
+def secure_deployment(folder, count):
+    """Return a deployment whose sites know each other's registered keys."""
+    peers = folder / "peers"
+    sites = {
+        name: {
+            "partition-id": place,
+            "num-partitions": count,
+            "secure-key": str(folder / "sites" / name / "key"),
+            "secure-peers": str(peers),
+        }
+        for place, name in enumerate(NAMES[:count])
+    }
+    deployment = Deployment.create(folder, sites, warm=True)
+    keys = [(folder / "sites" / name / "key.pub").read_text() for name in sites]
+    peers.write_text("".join(f"{place} {key.strip()}\n" for place, key in enumerate(keys)))
+    return deployment
+
+
+def job(count, rounds):
+    return [
+        "method=scaffold", "secure.on=true", f"num-rounds={rounds}", f"timeout={WAIT}",
+        "checkpoint-every=0", "train.local-epochs=1", "evaluate-every=0",
+        "clients-per-round=0", "seed=5", f"num-clients={count}",
+    ]  # fmt: skip
+
+
+def test_a_site_dies_after_its_shares_and_comes_back(tmp_path):
+    run_inline(tmp_path / "inline", *job(5, 1))
+    with secure_deployment(tmp_path / "five", 5) as deployment:
+        deployment.start()
+        out, lima = tmp_path / "out", deployment.sites["lima"]
+        engine = ["--engine", "deployment", "--deployment", deployment.folder, "--out", out]
+        process = command(*job(5, 40), *engine)
+        try:
+            # its reply of round 1 has brought the shares for round 2
+            wait_for(lambda rows: len(rows) >= 1, process, out, 180)
+            lima.kill()
+            wait_for(lambda rows: any(r["failures"] for r in rows), process, out, 5 * WAIT)
+            back = threading.Thread(target=lima.start)
+            back.start()
+            bad = next(row["round"] for row in rounds_of(out) if row["failures"])
+            wait_for(
+                lambda rows: any(len(r["clients"]) == 5 for r in rows if r["round"] > bad),
+                process,
+                out,
+                300,
+            )
+            back.join(10)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # the rows are on disk
+            process.wait()
+        rows = rounds_of(out)
+        assert rows[0]["secure-survivors"] == 5
+        assert rows[0]["secure-phases"] == 4  # hello, offer, sign, reveal
+        assert rows[bad - 1]["clients"] == [0, 1, 3, 4]
+        assert rows[bad - 1]["secure-survivors"] == 4
+        (inline,) = rounds_of(tmp_path / "inline")
+        assert rows[0]["train"]["loss"] == pytest.approx(inline["train"]["loss"], rel=1e-3)
+    assert marked(deployment.mark) == []
+
+
+def test_three_sites_of_which_one_dies_have_no_sum(tmp_path):
+    with secure_deployment(tmp_path / "three", 3) as deployment:
+        deployment.start()
+        deployment.sites["lima"].kill()
+        engine = ["--engine", "deployment", "--deployment", deployment.folder]
+        done = fedapps("run", *job(3, 2), *engine, "--out", tmp_path / "out")
+        assert done.returncode != 0
+        said = done.stdout + done.stderr
+        assert "3 needed" in said or "of 3 clients have made their keys" in said
+    assert marked(deployment.mark) == []

@@ -1,0 +1,90 @@
+"""Runs with secure sums: the plain run's model, the report, and refusals in a line."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_grid import NodeGrid
+from fedapps.errors import UserError
+from fedapps.records.reader import read_run
+from fedapps.results.secure_sums import secure_section
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.runs.client_app import app
+from fedapps.runs.execution import execute
+from fedapps.runs.prepare import check_sizes, with_clients, with_defaults
+from fedapps.settings.settings import read_settings
+from fedapps.settings.site_policy import SitePolicy
+from tests.helpers import rounds_of, run_inline
+
+SMALL = {
+    "num-clients": 4,
+    "clients-per-round": 0,
+    "num-rounds": 2,
+    "evaluate-every": 2,
+    "train.local-epochs": 1,
+    "seed": 3,
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_the_model_is_that_of_the_plain_run_and_the_report_shows_the_sums(method, tmp_path):
+    run_inline(tmp_path / "plain", method=method, **SMALL)
+    run_inline(tmp_path / "secure", method=method, **SMALL, **{"secure.on": True})
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "secure"))
+    for name, array in one.items():
+        np.testing.assert_allclose(other[name], array, rtol=1e-5, atol=1e-6)
+    for row in rounds_of(tmp_path / "secure"):
+        assert row["secure-survivors"] == row["secure-asked"] == 4
+        # six bytes for four, and what else there is to say
+        assert 1.45 * row["bytes-up"] < row["travelled-up"] < 1.7 * row["bytes-up"]
+    section = secure_section(read_run(tmp_path / "secure"))
+    assert section.rows[0][:4] == ("2 of 2", "4 to 4", "100.0 %", "3")
+    assert secure_section(read_run(tmp_path / "plain")) is None
+    assert "Secure sums" in (tmp_path / "secure" / "report.html").read_text()
+    assert not (tmp_path / "secure" / "confusion.csv").exists()
+
+
+def test_clients_that_share_nodes_give_the_same_bits(tmp_path):
+    files = []
+    for nodes in (1, 3, 0):
+        out = tmp_path / str(nodes)
+        settings = with_defaults({**SMALL, "secure.on": True, "out": str(out)})
+        inner = InlineGrid(app, nodes or 4, settings.flat())
+        execute(settings, NodeGrid(inner, 4, inner.get_node_ids()) if nodes else inner)
+        files.append((out / "model.safetensors").read_bytes())
+    assert files[0] == files[1] == files[2]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"method": "aaggff-s"}, "AAggFFS looks at single clients' replies"),
+        ({"method": "fedevg"}, "are no vectors that could be added"),
+        ({"robust.rule": "median"}, "Robust looks at single clients' replies"),
+        ({"dp.noise-multiplier": 1.0}, "Private clips single clients' updates"),
+    ],
+)
+def test_what_needs_single_replies_is_refused(config, why):
+    settings = with_defaults({"secure.on": True, "clients-per-round": 0, **config})
+    task = build_task(settings)
+    task = build_task(settings := with_clients(settings, task))
+    with pytest.raises(UserError, match=f"^secure.on = true: secure sums: .*{why}") as caught:
+        build_strategy(settings, task)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_that_contradict_secure_sums():
+    with pytest.raises(UserError, match="the nodes send sums in the clear"):
+        read_settings({"secure.on": True, "node-sums": True})
+    for few in ({"clients-per-round": 2}, {"num-clients": 2, "clients-per-round": 0}):
+        with pytest.raises(UserError, match="at least 3 clients, and a round has 2"):
+            check_sizes(read_settings({"secure.on": True, "num-clients": 9, **few}))
+    with pytest.raises(UserError, match=r"secure\.neighbours = 8: a server that lies"):
+        read_settings({"secure.on": True, "secure.neighbours": 8})
+
+
+def test_a_site_can_demand_secure_sums():
+    policy = SitePolicy(secure_sums=True)
+    assert policy.refuses_run({"method": "fedavg", "secure.on": True}) == ""
+    assert "secure-sums = true" in policy.refuses_run({"method": "fedavg"})

@@ -1,0 +1,440 @@
+"""Secure sums through Flower's messages: the plain mean, dropouts in every phase, a
+server that lies, and what is refused.
+"""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
+
+from algorithms.common.wire import read
+from clients import SecureApp, to_client_app
+from fedapps.engines.inline import InlineGrid
+from strategies import (
+    AFL,
+    AAggFFS,
+    ClientGrid,
+    FedAdam,
+    FedAvg,
+    FedDyn,
+    FedProx,
+    Local,
+    PrivacyOptions,
+    Private,
+    Robust,
+    RobustOptions,
+    Scaffold,
+    SecureOptions,
+    SecureSum,
+    SuPerFed,
+    TooFewReplies,
+    UpdateBound,
+    run_rounds,
+)
+from strategies.base.records import to_record
+from strategies.base.secure_grid import QUERY, RECORD, SecureGrid
+from strategies.base.wrapped_grid import WrappedGrid
+from strategies.secure import secured
+from tests.helpers import EchoClient, arrays_of
+
+START = {
+    "w": np.zeros(3, np.float32),
+    "v": np.full((2, 2), 5.0),
+    "count": np.array(7),
+}
+SHIFTS = [0.1, 2.0, -3.0, 1.25, 0.5, -0.75, 4.0]
+
+
+def client(i):
+    return EchoClient(SHIFTS[i], num_examples=1 + 5 * i, metrics={"half": [0.5 * i, 1.0]})
+
+
+def app_of(make=client):
+    return SecureApp(to_client_app(lambda context: make(int(context.node_config["partition-id"]))))
+
+
+class Losing(WrappedGrid):
+    """A grid between server and clients that loses or changes messages.
+
+    ``lost(step, round, client)`` chooses the messages that get no answer;
+    ``change(step, facts, client)`` may change what a client is sent.
+    """
+
+    def __init__(self, grid, lost=lambda *_: False, change=lambda *_: None):
+        super().__init__(grid)
+        self.lost, self.change = lost, change
+        self.round, self.steps, self.seen = 0, [], []
+
+    def known_clients(self):
+        return self.grid.known_clients()
+
+    def send_and_receive(self, messages, *, timeout=None):
+        sent = list(messages)
+        first = sent[0].content.get(RECORD) if sent else None
+        if first is None:
+            return self.grid.send_and_receive(sent, timeout=timeout)
+        step = json.loads(bytes(first["json"])).get("step", "train")
+        self.round += step == "train"
+        self.steps.append(step)
+        kept = []
+        for message in sent:
+            place = message.metadata.dst_node_id - 1000
+            if self.lost(step, self.round, place):
+                continue
+            record = message.content[RECORD].copy()
+            facts = json.loads(bytes(record["json"]))
+            self.change(step, facts, place)
+            record["json"] = json.dumps(facts).encode()
+            message.content[RECORD] = record
+            kept.append(message)
+        replies = self.grid.send_and_receive(kept, timeout=timeout)
+        self.seen += [(step, reply) for reply in replies]
+        return replies
+
+
+def run(strategy, count=5, rounds=1, make=client, start=START, options=None, bound=None, **losing):
+    """Return the arrays, the wrapped grid and the client grid of a run; without
+    ``options`` of a plain one."""
+    inner = Losing(InlineGrid(app_of(make) if options else app_of(make).app, count), **losing)
+    grid = ClientGrid(inner, seed=0, num_clients=count, bound=bound)
+    if options:
+        grid = secured(grid, strategy, options, bound)
+    result = run_rounds(strategy, grid, to_record(list(start), list(start.values())), rounds)
+    return arrays_of(result), inner, grid, result
+
+
+ON = SecureOptions(on=True)
+
+
+@pytest.mark.parametrize(
+    "make", [FedAvg, FedAdam, FedDyn, FedProx, lambda: FedAvg(weights="uniform"), flower.FedAvg]
+)
+def test_the_model_is_that_of_the_plain_run(make):
+    # Flower's own makes real numbers of counters
+    start = {k: v for k, v in START.items() if k != "count" or make is not flower.FedAvg}
+    plain, *_, one = run(make(), rounds=3, start=start)
+    found, inner, _, other = run(make(), rounds=3, start=start, options=ON)
+    for name, array in plain.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-6)
+        assert found[name].dtype == array.dtype
+    for number in (1, 2, 3):
+        a, b = one.train_metrics_clientapp[number], other.train_metrics_clientapp[number]
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_allclose(b[name], a[name], rtol=1e-4)
+    # two phases before the first round, then one that signs and one that reveals
+    assert inner.steps == ["hello", "offer", *["train", "sign", "reveal"] * 3]
+
+
+def test_one_extra_phase_a_round_where_the_server_follows_the_protocol():
+    _, inner, grid, _ = run(FedAvg(), rounds=2, options=SecureOptions(on=True, consistency=False))
+    assert inner.steps == ["hello", "offer", *["train", "reveal"] * 2]
+    assert grid.last.travel is None or grid.grid.travel.messages > 0
+
+
+def mean_of(places, name, start=START):
+    weights = np.array([1 + 5 * i for i in places])
+    moved = np.sum([w * SHIFTS[i] for w, i in zip(weights, places, strict=True)]) / weights.sum()
+    return start[name] + moved
+
+
+@pytest.mark.parametrize("step", ["hello", "offer", "train", "sign", "reveal"])
+@pytest.mark.parametrize("consistency", [True, False])
+def test_a_client_that_is_lost_in_a_phase(step, consistency):
+    if step == "sign" and not consistency:
+        return
+    options = SecureOptions(on=True, consistency=consistency)
+    lost = lambda now, _, place: now == step and place == 2
+    found, _, grid, _ = run(FedAvg(), options=options, lost=lost)
+    late = step in ("sign", "reveal")  # it is in the sum already
+    places = [0, 1, 2, 3, 4] if late else [0, 1, 3, 4]
+    np.testing.assert_allclose(found["v"], mean_of(places, "v"), rtol=1e-6)
+    assert grid.last.clients == places or grid.last.kind == "evaluate"
+
+
+def test_a_dropout_in_every_round_and_every_phase():
+    """Another client is lost in each round, and answers again in the next one."""
+    phases = ["train", "sign", "reveal", "offer"]
+
+    def lost(step, number, place):
+        at = number if step != "offer" else number + 1
+        return step == phases[number % 4] and place == at % 7
+
+    found, *_, result = run(FedAvg(), 7, rounds=8, options=ON, lost=lost)
+    assert len(result.train_metrics_clientapp) == 8
+    assert np.isfinite(found["v"]).all()
+
+
+def test_too_few_survivors_leave_the_model_as_it_is():
+    lost = lambda step, number, place: step == "train" and number == 1 and place < 3
+    found, *_, result = run(FedAvg(), 5, rounds=2, options=ON, lost=lost)
+    assert 1 not in result.train_metrics_clientapp  # two of five, three needed
+    np.testing.assert_allclose(found["v"], mean_of(range(5), "v"), rtol=1e-6)
+    with pytest.raises(TooFewReplies, match=r"2 of 5 clients are left, 3 needed|no answer"):
+        run(FedAvg(), 5, rounds=1, options=ON, lost=lost)
+
+
+def test_three_sites_of_which_one_dies_have_no_sum():
+    lost = lambda step, number, place: step == "train" and place == 1
+    with pytest.raises(TooFewReplies):
+        run(FedAvg(), 3, rounds=1, options=ON, lost=lost)
+
+
+def test_a_site_that_comes_back_with_a_new_state_is_met_again():
+    seen = []
+
+    def forget(step, facts, place):
+        # after round 1 the state of client 2 is gone: its SuperNode restarts
+        if step == "train" and inner and len(seen) == 1 and place == 2:
+            inner[0].contexts[1002].state.clear()
+        if step == "train" and place == 0:
+            seen.append(facts)
+
+    base = InlineGrid(app_of(), 5)
+    inner = [base]
+    grid = ClientGrid(Losing(base, change=forget), seed=0, num_clients=5)
+    base.contexts[1002].node_config["store-dir"] = STORE
+    strategy = FedAvg()
+    result = run_rounds(
+        strategy, secured(grid, strategy, ON), to_record(list(START), list(START.values())), 3
+    )
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
+    losing = grid.grid.grid
+    assert losing.steps.count("hello") == 2  # all, and client 2 once more
+
+
+STORE = ""
+
+
+@pytest.fixture(autouse=True)
+def _store(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.strategies.test_secure.STORE", str(tmp_path), raising=False)
+    globals()["STORE"] = str(tmp_path)
+
+
+def test_no_reply_in_the_clear():
+    marker = EchoClient(0.123456789, num_examples=31_337, metrics={"loss": 0.987654321})
+    _, inner, _, _ = run(FedAvg(), 4, options=ON, make=lambda i: marker)
+    trained = [reply for step, reply in inner.seen if step == "train"]
+    assert len(trained) == 4
+    for reply in trained:
+        assert set(reply.content) == {"masked", RECORD}
+        assert not any(isinstance(record, MetricRecord) for record in reply.content.values())
+        text = bytes(reply.content[RECORD]["json"])
+        assert b"31337" not in text
+        assert b"0.98" not in text
+    vectors = [read(reply.content["masked"]["masked"]) for reply in trained]
+    # all four clients sent the same numbers
+    assert all((a != b).mean() > 0.9 for a, b in pairwise(vectors))
+    # six bytes for each of the eight numbers, two metrics, weight and sample count
+    assert len(vectors[0]) == 6 * (8 + 1 + 2)
+
+
+def test_the_same_seed_gives_the_same_model_and_other_masks():
+    first, one, *_ = run(FedAvg(), 4, options=ON)
+    second, other, *_ = run(FedAvg(), 4, options=ON)
+    for name, array in first.items():
+        assert array.tobytes() == second[name].tobytes()
+    masks = [
+        [bytes(read(r.content["masked"]["masked"])) for s, r in grid.seen if s == "train"]
+        for grid in (one, other)
+    ]
+    assert not set(masks[0]) & set(masks[1])
+
+
+# --- a server that lies ---------------------------------------------------------------
+
+
+def lie(change, match, options=ON, count=5):
+    """A server that changes what clients are sent gets no sum, and clients say why."""
+    inner = Losing(InlineGrid(app_of(), count), change=change)
+    strategy = FedAvg()
+    grid = secured(ClientGrid(inner, seed=0, num_clients=count), strategy, options)
+    with pytest.raises(TooFewReplies):
+        run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
+    texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
+    assert any(match in text for text in texts), texts[:2]
+
+
+def test_other_settings_for_one_client_give_no_sum():
+    """Terms that would round the others' numbers away are not the terms of client 0: it
+    does not take the others' signatures, and its masks do not cancel.
+    """
+
+    def change(step, facts, place):
+        if step == "train" and place > 0:
+            facts["terms"]["bound"] = 1e6
+
+    lie(change, "valid signatures of the survivors")
+
+
+def test_a_split_list_is_refused():
+    def change(step, facts, place):
+        if step in ("sign", "reveal") and place < 2:
+            facts["survivors"] = ["0", "1", "2"]
+
+    inner = Losing(InlineGrid(app_of(), 5), change=change)
+    strategy = FedAvg()
+    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, ON)
+    run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
+    refused = [r.error.reason for s, r in inner.seen if s == "reveal" and r.has_error()]
+    assert len(refused) == 2
+    assert all("valid signatures of the survivors" in text for text in refused)
+
+
+def test_swapped_keys_and_altered_shares_are_refused():
+    def keys(step, facts, place):
+        if step == "train":
+            facts["keys"][0]["public"], facts["keys"][1]["public"] = (
+                facts["keys"][1]["public"],
+                facts["keys"][0]["public"],
+            )
+
+    def shares(step, facts, place):
+        if step == "train":
+            names = sorted(facts["sealed"])
+            facts["sealed"][names[0]] = facts["sealed"][names[1]]
+
+    lie(keys, "is not signed by it")
+    lie(shares, "it was altered, or belongs to another session")
+
+
+def test_a_message_that_asks_for_a_reply_in_the_clear_is_refused():
+    app = app_of()
+    grid = InlineGrid(app, 3)
+    content = RecordDict({"arrays": ArrayRecord(), "config": MetricRecord()})
+    (reply,) = grid.send_and_receive([Message(content, 1000, "train")])
+    assert "this site sends masked replies only" in reply.error.reason
+
+
+def test_a_second_message_at_once_is_refused(tmp_path):
+    """Two messages that each see the same old state: the folder knows better."""
+    grid = InlineGrid(app_of(), 4)
+    for context in map(grid.contexts.__getitem__, range(1000, 1004)):
+        context.node_config["store-dir"] = str(tmp_path)
+    old, again = {}, []
+
+    class Twice(Losing):
+        def send_and_receive(self, messages, *, timeout=None):
+            sent = list(messages)
+            for message in sent:
+                node = message.metadata.dst_node_id
+                old[node] = RecordDict(dict(grid.contexts[node].state))
+            replies = super().send_and_receive(sent, timeout=timeout)
+            if sent and sent[0].metadata.message_type == QUERY and "sign" in self.steps[-1:]:
+                state = grid.contexts[1000].state
+                now = dict(state)
+                state.clear()
+                state.update(old[1000])
+                again.extend(self.grid.send_and_receive(sent[:1]))
+                state.clear()
+                state.update(now)
+            return replies
+
+    strategy = FedAvg()
+    client_grid = ClientGrid(Twice(grid), seed=0, num_clients=4)
+    run_rounds(
+        strategy,
+        secured(client_grid, strategy, ON),
+        to_record(list(START), list(START.values())),
+        1,
+    )
+    assert "step sign of session 1 was taken before" in again[0].error.reason
+
+
+# --- what fits and what is refused ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: AAggFFS(FedAdam()), "looks at single clients' replies"),
+        (lambda: AFL(FedAvg()), "looks at single clients' replies"),
+        (lambda: Robust(FedAvg(), RobustOptions("median")), "looks at single clients' replies"),
+        (lambda: Private(FedAvg(), PrivacyOptions(1.0)), "clips single clients' updates"),
+        (lambda: Local(), "no vectors that could be added"),
+        (lambda: flower.Krum(1), "looks at single clients' replies"),
+        (
+            lambda: flower.DifferentialPrivacyServerSideFixedClipping(flower.FedAvg(), 1, 1, 5),
+            "clips single clients' updates",
+        ),
+    ],
+)
+def test_what_needs_single_replies_is_refused_in_a_line(make, why):
+    with pytest.raises(ValueError, match=f"^secure sums: .*{why}") as caught:
+        SecureSum(make())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [FedAvg, FedAdam, Scaffold, FedDyn, SuPerFed, flower.FedYogi])
+def test_what_needs_sums_only_is_taken(make):
+    SecureSum(make())
+
+
+@pytest.mark.parametrize(
+    ("make", "bound", "why"),
+    [
+        (lambda i: EchoClient(17.0 if i == 1 else 0.1), None, "changes by 17, above bound = 16"),
+        (lambda i: EchoClient(np.nan if i == 1 else 0.1), None, "changes by nan"),
+        (lambda i: EchoClient(0.1, 70_000 if i == 1 else 10), None, "max-weight = 65535"),
+        (
+            lambda i: EchoClient(0.1, 10, {"x": np.inf} if i == 1 else {"x": 1.0}),
+            None,
+            "metric 'x'",
+        ),
+        (lambda i: EchoClient(0.1, 10, {"y": 1.0} if i == 1 else {"x": 1.0}), None, "other arrays"),
+        (
+            lambda i: EchoClient(5.0 if i == 1 else 0.1),
+            UpdateBound(max_update_norm=1.0),
+            "the update has the norm 13.2",
+        ),
+    ],
+)
+def test_a_client_outside_of_its_bounds_is_left_out(make, bound, why):
+    start = {"w": START["w"], "v": START["v"]}
+    found, _, grid, _ = run(FedAvg(), 5, make=make, options=ON, bound=bound, start=start)
+    np.testing.assert_allclose(found["w"], 0.1, rtol=1e-5)
+    inner = grid.grid
+    assert isinstance(inner, SecureGrid)
+    assert why in inner._faults[1001]
+
+
+def test_updates_are_clipped_by_the_clients():
+    bound = UpdateBound(max_update_norm=1.0, on_large_update="clip")
+    plain, *_ = run(FedAvg(), 5, bound=bound)
+    found, *_ = run(FedAvg(), 5, options=ON, bound=bound)
+    np.testing.assert_allclose(found["v"], plain["v"], rtol=1e-6)
+
+
+def test_options_that_contradict_each_other():
+    with pytest.raises(ValueError, match="neighbours = 4: a server that lies could choose them"):
+        SecureOptions(on=True, neighbours=4)
+    with pytest.raises(ValueError, match="must be an even number"):
+        SecureOptions(on=True, neighbours=3, consistency=False)
+    with pytest.raises(ValueError, match=r"neighbours = 4: with 7 clients, .* choose"):
+        run(FedAvg(), 7, options=SecureOptions(on=True, neighbours=4, consistency=False))
+
+
+def test_flowers_own_loop_and_app():
+    """A stranger's project: Flower's strategy, loop and message API."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        place = int(context.node_config["partition-id"])
+        arrays = message.content["arrays"].to_numpy_ndarrays()
+        record = to_record(list(message.content["arrays"]), [a + SHIFTS[place] for a in arrays])
+        metrics = MetricRecord({"num-examples": 1 + 5 * place, "loss": 0.5})
+        return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
+
+    app = SecureApp(app)
+    start = {"v": START["v"]}
+    strategy = SecureSum(flower.FedAvg(fraction_evaluate=0.0))
+    result = strategy.start(InlineGrid(app, 5), to_record(["v"], [start["v"]]), num_rounds=1)
+    np.testing.assert_allclose(arrays_of(result)["v"], mean_of(range(5), "v"), rtol=1e-6)
+    with pytest.raises(ValueError, match="call its start"):
+        strategy.configure_train(1, ArrayRecord(), None, None)
