@@ -121,7 +121,8 @@ class InlineGrid(Grid):
         kept = self.contexts.now(message.metadata.dst_node_id)
         # The state after a failed message is discarded, as in Flower's simulation: work
         # on a copy and keep it on success.
-        private = self.contexts.made(kept.node_id, RecordDict(dict(kept.state)))
+        state = RecordDict(dict(kept.state))
+        private = Context(kept.run_id, kept.node_id, kept.node_config, state, kept.run_config)
         reply, succeeded = answer(self.client_app, message, private)
         if succeeded:
             self.contexts.keep(private)
