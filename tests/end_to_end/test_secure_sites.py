@@ -12,7 +12,7 @@ import pytest
 from fedapps.deployment.local import Deployment
 from fedapps.engines.processes import marked
 from tests.end_to_end.test_faults import command, wait_for
-from tests.helpers import fedapps, rounds_of, run_inline
+from tests.helpers import rounds_of, run_inline
 
 NAMES = ["bern", "kyiv", "lima", "oslo", "rome"]
 WAIT = 60  # seconds for a phase
@@ -84,10 +84,19 @@ def test_a_site_dies_after_its_shares_and_comes_back(tmp_path):
 def test_three_sites_of_which_one_dies_have_no_sum(tmp_path):
     with secure_deployment(tmp_path / "three", 3) as deployment:
         deployment.start()
-        deployment.sites["lima"].kill()
-        engine = ["--engine", "deployment", "--deployment", deployment.folder]
-        done = fedapps("run", *job(3, 2), *engine, "--out", tmp_path / "out")
-        assert done.returncode != 0
-        said = done.stdout + done.stderr
-        assert "3 needed" in said or "of 3 clients have made their keys" in said
+        out = tmp_path / "out"
+        engine = ["--engine", "deployment", "--deployment", deployment.folder, "--out", out]
+        process = command(*job(3, 40), *engine)
+        try:
+            wait_for(lambda rows: len(rows) >= 1, process, out, 180)
+            deployment.sites["lima"].kill()
+            wait_for(lambda rows: any(r["failures"] for r in rows), process, out, 5 * WAIT)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        bad = next(row for row in rounds_of(out) if row["failures"])
+        assert bad["clients"] == []
+        reasons = {failure["client"]: failure["reason"] for failure in bad["failures"]}
+        assert "2 of 3 clients are left, 3 needed" in reasons[0]
+        assert "secure-survivors" not in bad
     assert marked(deployment.mark) == []
