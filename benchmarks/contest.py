@@ -1,6 +1,7 @@
 """Contests on federations of which the right answer is known.
 
     python benchmarks/contest.py [--cases same,islands,...] [--contests 20] [--out DIR]
+    python benchmarks/contest.py --estimators [--contests 400]
 
 Each contest (``fedapps.contests``, six methods, eight rounds, no budget) is on another
 draw of a case of ``fedapps.testing.truths``. Finished ones are kept in DIR, so the
@@ -12,6 +13,10 @@ command can be stopped and repeated; ``--only-print`` starts none. Printed per c
     hold        all simultaneous intervals hold the exact gains of their models
     bias        mean error of the leader's gain in the final, in standard errors
     in race     the same of its gain in the race, which chose it
+
+``--estimators`` judges the statistics alone, in seconds: least squares, their mean,
+mixtures and cluster means stand in for the methods; a seed leaves out one training
+sample per client.
 
 The exact gain is that of the final's own models: the same runs, scored on points where
 the squared error of a linear model is its expectation.
@@ -35,11 +40,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from algorithms.common.seeds import generator
+from fedapps.contests.contest import FINAL_SEEDS
 from fedapps.contests.page import outcome
 from fedapps.contests.setup import start
 from fedapps.contests.trials import LOCAL, Contestant, Trials, gain_table, in_process
-from fedapps.results.simultaneous import FEDERATE
-from fedapps.testing.truths import TRUTHS, Federation, truth
+from fedapps.results.simultaneous import FEDERATE, decide, simultaneous
+from fedapps.testing.truths import PARTS, SIZES, TRUTHS, Federation, truth
 
 FAMILY = {
     "fedavg": "pooled",
@@ -106,6 +113,63 @@ def exact_gains(
     return {m: float(table.mean()) for m, table in gains.items()}
 
 
+def estimated(name: str, seed: int) -> dict[str, Any]:
+    """Return what :func:`contest` does, of estimators in place of methods."""
+    federation = truth(name, seed)
+    k, d = federation.weights.shape
+    data = {
+        part: [federation.samples(seed, j, part, n) for j in range(k)]
+        for part, n in zip(PARTS, SIZES, strict=True)
+    }
+    rng = generator(seed, f"estimated {name}")
+    methods = {"local": 1.0, "fedavg": 0.0, "finetune": 0.3, "ditto": 0.6, "ifca": 0.0}
+    seeds = 3 + FINAL_SEEDS
+    scores = {part: {m: np.empty((seeds, k)) for m in methods} for part in ("V", "T", "exact")}
+    for s in range(seeds):
+        own = np.empty((k, d))
+        for j, (x, y) in enumerate(data["train"]):
+            kept = np.arange(len(y)) != rng.integers(len(y))
+            own[j] = np.linalg.lstsq(x[kept], y[kept], rcond=None)[0]
+        groups = np.stack([own[federation.groups == g].mean(0) for g in (0, 1)])
+        for m, a in methods.items():
+            u = groups[federation.groups] if m == "ifca" else own.mean(0) + a * (own - own.mean(0))
+            u = u * shrinkage(u, data["validation"]) if m == "local" else u
+            for j in range(k):
+                for part, place in (("validation", "V"), ("test", "T")):
+                    x, y = data[part][j]
+                    scores[place][m][s, j] = -np.sqrt(((x @ u[j] - y) ** 2).mean())
+                off = federation.scale[j] ** 2 * ((u[j] - federation.weights[j]) ** 2).sum()
+                scores["exact"][m][s, j] = -np.sqrt(federation.noise[j] ** 2 + off)
+    gains = {p: {m: t - own[LOCAL] for m, t in own.items()} for p, own in scores.items()}
+    others = [m for m in methods if m != LOCAL]
+    leader = max(others, key=lambda m: float(gains["V"][m][:3].mean()))
+    finalists = dict.fromkeys((leader, "finetune", "fedavg"))
+    final = {m: gains["T"][m][3:] for m in finalists}
+    delta = 0.02 * federation.error_of_a_mean
+    verdict, intervals = decide(final, leader, delta, "finetune"), simultaneous(final)
+    return {
+        "verdict": verdict.kind,
+        "method": verdict.method,
+        "leader": leader,
+        "risks": federation.risks(),
+        "delta": delta,
+        "intervals": {m: [one.low, one.mean, one.high] for m, one in intervals.items()},
+        "exact": {m: float(gains["exact"][m][3:].mean()) for m in finalists},
+        "race": float(gains["V"][leader][:3].mean()),
+    }
+
+
+def shrinkage(u: Any, validation: list[Any]) -> float:
+    """Return the factor of the estimates that is best on validation samples: training
+    alone has its rate chosen, too.
+    """
+    errors = {
+        a: fmean(((a * x @ w - y) ** 2).mean() for w, (x, y) in zip(u, validation, strict=True))
+        for a in (0.0, 0.25, 0.5, 0.75, 1.0)
+    }
+    return min(errors, key=lambda a: errors[a])
+
+
 def judged(one: dict[str, Any]) -> dict[str, Any]:
     """Return whether a contest was right, and how far its numbers are off."""
     risks, delta = one["risks"], one["delta"]
@@ -131,6 +195,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--contests", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("results/contest-truths"))
+    parser.add_argument("--estimators", action="store_true", help="judge the statistics alone")
     parser.add_argument("--only-print", action="store_true")
     arguments = parser.parse_args()
     cases = arguments.cases.split(",")
@@ -138,6 +203,9 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
     for seed in range(arguments.contests):  # all cases of a seed first: stopping is fair
         for name in cases:
+            if arguments.estimators:
+                found[name].append(estimated(name, seed))
+                continue
             path = arguments.out / f"{name}-{seed}.json"
             if not path.exists() and not arguments.only_print:
                 folder = (arguments.out / f"{name}-{seed}").absolute()

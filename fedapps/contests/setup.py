@@ -65,6 +65,8 @@ def start(
             "data.split-seed = 'seed': the seeds of a contest must share their test samples: "
             "choose a number"
         )
+    if "data.source" in given:  # the default task has a data set of its own
+        given = {"task": "classification", **given}
     began = time.monotonic()
     known, left_out, full = portfolio(given, methods)
     asked = {"given": dict(given), "methods": list(methods)}

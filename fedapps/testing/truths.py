@@ -33,7 +33,7 @@ from algorithms.common.seeds import generator
 
 Floats = NDArray[np.float64]
 #: Features, clients; samples of a client to train on, to validate with, to test on.
-D, K, SIZES = 6, 12, (16, 16, 40)
+D, K, SIZES = 6, 16, (16, 16, 80)
 PARTS = ("train", "validation", "test")
 
 
