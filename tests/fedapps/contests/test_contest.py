@@ -11,11 +11,13 @@ import pytest
 
 from algorithms.common.seeds import generator
 from fedapps.contests.contest import Contest, State, load_state
-from fedapps.contests.page import outcome, verdict_text, winners_settings
+from fedapps.contests.page import outcome, verdict_text, write_verdict
 from fedapps.contests.setup import affordable_rounds, stage_seconds, start
 from fedapps.contests.trials import RATE, Contestant, Trials, in_process
 from fedapps.errors import UserError
+from fedapps.settings.settings import read_settings
 from fedapps.testing.truths import truth
+from fedapps.toml_text import read_toml
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ifca", "apfl")
 
@@ -210,8 +212,14 @@ def test_test_samples_change_nothing_before_the_final(tmp_path):
     again = start(given, folder / "out", in_process, methods=("fedavg",), most_seeds=3)
     again.run()  # nothing is left to do
     assert again.state.done
-    settings = winners_settings(again, outcome(again))
-    assert settings["num-rounds"] == 8
+    found, text = write_verdict(again)
+    page = (folder / "out" / "verdict.html").read_text()
+    assert text.split(".")[0] in page
+    assert "site-02" in page
+    settings = read_settings(read_toml(folder / "out" / "winner.toml"))
+    assert settings.num_rounds == 8
+    assert settings.data.score_on == "test"
+    assert settings.method == (found.verdict.method or "local")
     with pytest.raises(UserError, match="holds a contest with other settings"):
         start({**given, "seed": 1}, folder / "out", in_process, methods=("fedavg",))
 

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from fedapps.testing.truths import SIZES, TRUTHS, D, truth
+from fedapps.testing.truths import SIZES, TRUTHS, D, K, truth
 
 REPEATS = 4000
 
