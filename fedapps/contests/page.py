@@ -14,7 +14,7 @@ from fedapps.formats import bytes_text, is_percent, metric_name, metric_text, se
 from fedapps.records.files import write_text
 from fedapps.records.reader import RunFolder
 from fedapps.results.compare import compared
-from fedapps.results.parts import COMPARISON, PARTS, Plot, charts
+from fedapps.results.parts import COMPARISON, charts, plots
 from fedapps.results.sections import Section
 from fedapps.results.seeds import Interval, t_interval
 from fedapps.results.simultaneous import ALONE, FEDERATE, Table, Verdict, decide, simultaneous
@@ -260,9 +260,8 @@ def write_verdict(contest: Contest) -> tuple[Outcome, str]:
     found = outcome(contest)
     text, out = verdict_text(contest, found), contest.trials.out
     write_text(out / WINNER, to_toml(winners_settings(contest, found)))
-    shown = compared([run.path for runs in finalists_runs(contest).values() for run in runs]).shown
-    plots = [part for part in PARTS if isinstance(part, Plot) and part.page == COMPARISON]
-    pictures = charts(plots, shown)
+    folders = [run.path for runs in finalists_runs(contest).values() for run in runs]
+    pictures = charts(plots(COMPARISON), compared(folders).shown.groups)
     state = contest.state
     body = [
         html.header("Which method?", str(state.given.get("data.source", "")), "", "", ""),

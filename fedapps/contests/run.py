@@ -9,6 +9,7 @@ from fedapps.contests.contest import Contest
 from fedapps.contests.page import Outcome, write_verdict
 from fedapps.contests.setup import start
 from fedapps.contests.trials import PORTFOLIO
+from fedapps.notes import each_once
 from fedapps.sweeps.execution import cores, only_one
 from fedapps.sweeps.pool import run_all
 
@@ -26,7 +27,7 @@ def run_contest(
     out, jobs = out.expanduser().absolute(), jobs or cores()
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     execute = partial(run_all, processes=jobs)
-    with only_one(out):
+    with only_one(out), each_once():  # a note on the data holds for all runs
         contest = start(
             given,
             out,
