@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from clients.ffgb_distill import FFGBDistillClient as FFGBDistillClient
     from clients.finetune import FinetuneClient as FinetuneClient
     from clients.histogram_boosting import HistogramBoostingClient as HistogramBoostingClient
+    from clients.ifca import IFCAClient as IFCAClient
     from clients.local import LocalClient as LocalClient
     from clients.loops.base import Loop as Loop
     from clients.loops.corrections import FedDynLoop as FedDynLoop

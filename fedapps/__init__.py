@@ -2,7 +2,7 @@
 the command line.
 
 From Python use ``fedapps.run(method="superfed-mm", num_rounds=20)``, ``load``,
-``sweep``, ``compare`` and ``partition``. They are imported on first use.
+``sweep``, ``contest``, ``compare`` and ``partition``. They are imported on first use.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Run", "compare", "load", "partition", "run", "sweep"):
+    if name not in ("Run", "compare", "contest", "load", "partition", "run", "sweep"):
         raise AttributeError(f"module 'fedapps' has no attribute {name!r}")
     from importlib import import_module
 

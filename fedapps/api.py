@@ -8,7 +8,7 @@ module; the first use of ``fedapps.run`` or another function does.
 
 import io
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -16,10 +16,11 @@ import numpy as np
 from rich.console import Console
 
 from algorithms.common.options import kebab
+from fedapps.contests.run import run_contest
 from fedapps.data.in_memory import data_table, is_array, is_frame, is_written
 from fedapps.errors import RunFailed, UserError, in_python
 from fedapps.extensions.cell_code import reference_to
-from fedapps.outcomes import Comparison, Partition, Run, Sweep
+from fedapps.outcomes import Comparison, Partition, Run, Sweep, Verdict
 from fedapps.records.reader import run_folder
 from fedapps.records.uncertainty import SHARE
 from fedapps.results.compare import compared, write_comparison
@@ -170,6 +171,33 @@ def sweep(
             "Repeat the call to run them again; finished runs are kept."
         )
     return Sweep(plan.out, results)
+
+
+@in_python
+def contest(
+    *,
+    out: str | Path = "results/contest",
+    budget: float = 1800.0,
+    methods: Sequence[str] | None = None,
+    jobs: int = 0,
+    progress: bool = True,
+    **settings: Any,
+) -> Verdict:
+    """Compare methods on your data, each at its best rate, and return the verdict:
+    whether to federate, and with which method.
+
+    ``settings``: those of all runs, as of :func:`run`. ``budget``: seconds that it may
+    take. ``methods``: those beside training alone, FedAvg and fine-tuning; by default
+    the portfolio of `fedapps contest`. ``jobs``: runs at a time, 0 for one per core.
+    ``progress``: whether to print what has been decided. An interrupted contest goes on
+    when the call is repeated.
+    """
+    say = print if progress else lambda line: None
+    contest, found, text = run_contest(
+        flat(settings), Path(out), budget=budget, methods=methods, jobs=jobs, say=say
+    )
+    kind, method = found.verdict.kind, found.verdict.method
+    return Verdict(contest.trials.out, kind, method, text)
 
 
 @in_python

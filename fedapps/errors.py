@@ -20,7 +20,18 @@ ARGUMENTS = {
     "gpus-per-client": "gpus_per_client",
     **{
         name: name
-        for name in ("client", "engine", "jobs", "out", "reference", "scale", "workers", "worst")
+        for name in (
+            "budget",
+            "client",
+            "engine",
+            "jobs",
+            "methods",
+            "out",
+            "reference",
+            "scale",
+            "workers",
+            "worst",
+        )
     },
 }
 #: An option, and its value if it is an engine, a number, a path, or before a colon.

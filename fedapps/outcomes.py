@@ -8,6 +8,7 @@ terminal.
 import io
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,21 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedapps.data.scaling import Scale
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict of a contest. ``folder``: with verdict.html and winner.toml.
+    ``kind``: "federate" (with ``method``), "alone" or "cannot tell".
+    """
+
+    folder: Path
+    kind: str
+    method: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Run:

@@ -77,6 +77,8 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.finetune import FinetuneOptions as FinetuneOptions
     from strategies.histogram_boosting import HistogramBoosting as HistogramBoosting
     from strategies.histogram_boosting import HistogramBoostingOptions as HistogramBoostingOptions
+    from strategies.ifca import IFCA as IFCA
+    from strategies.ifca import IFCAOptions as IFCAOptions
     from strategies.local import Local as Local
     from strategies.partial import Partial as Partial
     from strategies.partial import PartialOptions as PartialOptions

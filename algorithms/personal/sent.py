@@ -1,5 +1,6 @@
 """What personalised methods send their clients (``algorithms.common.sent``)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from algorithms.common.sent import Sent
@@ -96,6 +97,16 @@ class FedALASent(Sent, prefix="fedala-", method="fedala"):
 @dataclass(frozen=True)
 class FedRoDSent(Sent, method="fedrod"):
     """Fed-RoD sends no options."""
+
+
+@dataclass(frozen=True)
+class IFCASent(Sent, prefix="ifca-", method="ifca"):
+    """The number of cluster models, and which of them the message holds, in this order;
+    clients initialise the others themselves.
+    """
+
+    clusters: int
+    sent: Sequence[int] = (0,)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "run one method",
     "watch": "follow a run or a sweep in the browser",
     "sweep": "run a grid of settings and seeds",
+    "contest": "find the method that suits your data",
     "export": "write the model that a client was scored with",
     "adapt": "train an exported model further on your own samples",
     "data": "show which samples each client gets",

@@ -93,6 +93,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--resume", action="store_true", help="continue from the last checkpoint in DIR"
     )
     parser.add_argument(
+        "--until",
+        type=int,
+        metavar="ROUND",
+        help="pause after this round; continue with --resume and a later one, or none",
+    )
+    parser.add_argument(
         "--trust", action="store_true", help="with --resume: execute the code that DIR names"
     )
     parser.add_argument("--overwrite", action="store_true", help="first delete the run in DIR")
@@ -112,6 +118,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run one method and return the exit status."""
+    from fedapps.records.writer import status_of
     from fedapps.runs.launch import Launch, launch
 
     how = Launch(**{part.name: getattr(arguments, part.name) for part in fields(Launch)})
@@ -137,6 +144,8 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     else:
         _show(folder)
+        if status_of(folder) == "interrupted":
+            print(f"paused after round {settings.until}; continue with --resume --out {folder}")
     return INTERRUPTED if status == "interrupted" else 0
 
 
@@ -161,6 +170,8 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
         given["num-clients"] = arguments.nodes
     if arguments.out is not None:
         given["out"] = str(arguments.out)
+    if arguments.until is not None or arguments.resume:
+        given["until"] = arguments.until or 0
     if arguments.metrics_port is not None:
         given["metrics-port"] = arguments.metrics_port
     if arguments.gpus_per_client:

@@ -13,6 +13,7 @@ from fedapps.tasks.base import layers_of
 from fedapps.tasks.context import RunContext
 from strategies import (
     APFL,
+    IFCA,
     Ditto,
     FedALA,
     FedBABU,
@@ -230,6 +231,13 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         strategy=FedALA,
         client="FedALAClient",
+    ),
+    "ifca": Method(
+        summary="k models for k clusters of clients; a client trains the one that fits it best",
+        paper="Ghosh et al. 2020",
+        trait="personalises",
+        strategy=IFCA,
+        client="IFCAClient",
     ),
     "fedrod": Method(
         summary="a global model trained with a balanced loss, and a second, personal head per "

@@ -12,6 +12,7 @@ FREE = (
     "resume",
     "timeout",
     "checkpoint-every",
+    "until",
     "min-replies",
     "max-failed-rounds",
     "train.compile",

@@ -175,7 +175,9 @@ def _execute(
             strategy,
             client_grid,
             arrays,
-            done if best.exhausted or (done and is_finished(strategy)) else settings.num_rounds,
+            done
+            if best.exhausted or (done and is_finished(strategy)) or 0 < settings.until <= done
+            else settings.num_rounds,
             settings.timeout,
             train,
             evaluate,
@@ -190,7 +192,7 @@ def _execute(
                 *([audited] if audited else []),
                 *([image_grids] if image_grids else []),
                 send_rounds_needed,
-                lambda _: best.exhausted,
+                lambda now: best.exhausted or now.number == settings.until,
                 *([trackers] if trackers else []),
                 *callbacks,
             ],
@@ -217,14 +219,19 @@ def _execute(
     recorder.save_model(result.arrays)
     if image_grids:
         image_grids.close(result.arrays)
-    summary = recorder.finish("completed")
+    ended = best.exhausted or is_finished(strategy)
+    paused = not ended and 0 < settings.until <= recorder.completed < settings.num_rounds
+    if paused:
+        checkpoints.keep_last()
+    status = "interrupted" if paused else "completed"
+    summary = recorder.finish(status)
     if audited:
-        audited.note("ended", status="completed")
+        audited.note("ended", status=status)
     if trackers:
         with suppress(OSError):
             write_report(folder)  # before the end: trackers receive the report
             write_plots(folder)  # and the plots
-        trackers.end("completed")
+        trackers.end(status)
     return summary
 
 

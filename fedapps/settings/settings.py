@@ -158,6 +158,12 @@ class Settings(Options):
         low=0,
     )
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
+    until: int = option(
+        0,
+        "pause after this round, with a checkpoint to resume from; num-rounds stays what schedules "
+        "go by; 0: never",
+        low=0,
+    )
     min_replies: int = option(1, "a round with fewer valid replies fails", low=1)
     max_failed_rounds: int = option(3, "the run ends after this many failed rounds in a row", low=1)
     timeout: float = option(600.0, "seconds that a phase waits for replies", low=0, open_low=True)
@@ -258,6 +264,11 @@ class Settings(Options):
             raise ValueError(
                 "client-store = 'message': a resumed run could not find the clients' state: set "
                 "checkpoint-every = 0, or client-store = 'disk'"
+            )
+        if self.until and not self.checkpoint_every:
+            raise ValueError(
+                f"until = {self.until}: a paused run continues from a checkpoint: set "
+                "checkpoint-every above 0"
             )
         if self.evaluate_train and self.dp.noise_multiplier:
             raise ValueError(

@@ -28,6 +28,7 @@ MAX_RUNS = 10_000
 RESERVED = {
     "out": "a sweep names the folders of its runs: choose the sweep's folder with --out",
     "resume": "leave it out: a sweep always continues where it stopped",
+    "until": "leave it out: a sweep finishes its runs",
 }
 
 

@@ -154,7 +154,7 @@ def test_messages_name_arguments_not_options():
                 options |= set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", text))
     assert {"overwrite", "client", "out"} <= options
     assert options <= ARGUMENTS.keys() | OF_COMMANDS.keys()
-    functions = (fedapps.run, fedapps.sweep, fedapps.compare, fedapps.load)
+    functions = (fedapps.run, fedapps.sweep, fedapps.contest, fedapps.compare, fedapps.load)
     known = {name for one in functions for name in inspect.signature(one).parameters}
     assert {value.partition("=")[0] for value in ARGUMENTS.values()} <= known | {"num_clients"}
 

@@ -1,0 +1,241 @@
+"""Contests on federations of which the right answer is known.
+
+    python benchmarks/contest.py [--cases same,islands,...] [--contests 20] [--out DIR]
+    python benchmarks/contest.py --estimators [--contests 400]
+
+Each contest (``fedapps.contests``, six methods, eight rounds, no budget) is on another
+draw of a case of ``fedapps.testing.truths``. Finished ones are kept in DIR, so the
+command can be stopped and repeated; ``--only-print`` starts none. Printed per case:
+
+    right       of the contests whose best family gains at least 3 delta: the verdict is
+                to federate with a method of a family within delta of the best one
+    false       of the contests in which no family gains delta: a verdict to federate
+    hold        all simultaneous intervals hold the exact gains of their models
+    bias        mean error of the leader's gain in the final, in standard errors
+    in race     the same of its gain in the race, which chose it
+
+``--estimators`` judges the statistics alone, in seconds: least squares, their mean,
+mixtures and cluster means stand in for the methods; a seed leaves out one training
+sample per client.
+
+The exact gain is that of the final's own models: the same runs, scored on points where
+the squared error of a linear model is its expectation.
+"""
+
+import argparse
+import json
+import logging
+import shutil
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from algorithms.common.seeds import generator
+from fedapps.contests.contest import FINAL_SEEDS
+from fedapps.contests.page import outcome
+from fedapps.contests.setup import start
+from fedapps.contests.trials import LOCAL, Contestant, Trials, gain_table, in_process
+from fedapps.results.simultaneous import FEDERATE, decide, simultaneous
+from fedapps.testing.truths import PARTS, SIZES, TRUTHS, Federation, truth
+
+FAMILY = {
+    "fedavg": "pooled",
+    "finetune": "mixture",
+    "apfl": "mixture",
+    "ditto": "mixture",
+    "ifca": "clusters",
+    LOCAL: "alone",
+}
+SETTINGS = {
+    "task": "regression",
+    "data.natural-id": "client",
+    "data.label": "y",
+    "data.part": "part",
+    "num-rounds": 8,
+    "clients-per-round": 0,
+    "train.local-epochs": 5,
+    "train.batch-size": 16,
+}
+CASES = [name for name in TRUTHS if name != "body"]  # a linear net has no body
+
+
+def contest(name: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Run a contest and return what is known of it."""
+    federation, began = truth(name, seed), time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    federation.write(folder / "data.csv", seed)
+    given = {**SETTINGS, "data.source": str(folder / "data.csv"), "seed": 1000 * seed}
+    found = start(given, folder / "contest", in_process, methods=tuple(FAMILY), most_seeds=4)
+    found.run()
+    result = outcome(found)
+    leader, method = found.state.leader, result.verdict.method
+    exact = exact_gains(federation, found.trials, found.final_trials(), folder, seed)
+    intervals = {m: [one.low, one.mean, one.high] for m, one in result.intervals.items()}
+    return {
+        "verdict": result.verdict.kind,
+        "method": method,
+        "leader": leader,
+        "risks": federation.risks(),
+        "delta": 0.02 * federation.error_of_a_mean,
+        "intervals": intervals,
+        "exact": exact,
+        "race": found.state.race_gains[str(Contestant(leader, found.state.finalists[leader]))][0],
+        "seconds": time.monotonic() - began,
+        "cpu-seconds": time.process_time(),
+    }
+
+
+def exact_gains(
+    federation: Federation, trials: Trials, final: list[Any], folder: Path, seed: int
+) -> dict[str, float]:
+    """Return the exact mean gain of the final's models, by method."""
+    federation.write(folder / "exact.csv", seed, exact=True)
+    base = {**trials.base, "data.source": str(folder / "exact.csv")}
+    again = Trials(base, folder / "exact", trials.rounds, in_process)
+    again.run(final)
+    noise = {f"site-{k + 1:02d}": float(s) for k, s in enumerate(federation.noise)}
+    scores: dict[str, dict[int, dict[str, float]]] = {}
+    for trial in final:
+        errors = again.scores(trial, "rmse")
+        risks = {k: -float(np.hypot(noise[k], error)) for k, error in errors.items()}
+        scores.setdefault(trial.who.method, {})[trial.seed] = risks
+    gains = {m: gain_table(own, scores[LOCAL]) for m, own in scores.items() if m != LOCAL}
+    return {m: float(table.mean()) for m, table in gains.items()}
+
+
+def estimated(name: str, seed: int) -> dict[str, Any]:
+    """Return what :func:`contest` does, of estimators in place of methods."""
+    federation = truth(name, seed)
+    k, d = federation.weights.shape
+    data = {
+        part: [federation.samples(seed, j, part, n) for j in range(k)]
+        for part, n in zip(PARTS, SIZES, strict=True)
+    }
+    rng = generator(seed, f"estimated {name}")
+    methods = {"local": 1.0, "fedavg": 0.0, "finetune": 0.3, "ditto": 0.6, "ifca": 0.0}
+    seeds = 3 + FINAL_SEEDS
+    scores = {part: {m: np.empty((seeds, k)) for m in methods} for part in ("V", "T", "exact")}
+    for s in range(seeds):
+        own = np.empty((k, d))
+        for j, (x, y) in enumerate(data["train"]):
+            kept = np.arange(len(y)) != rng.integers(len(y))
+            own[j] = np.linalg.lstsq(x[kept], y[kept], rcond=None)[0]
+        groups = np.stack([own[federation.groups == g].mean(0) for g in (0, 1)])
+        for m, a in methods.items():
+            u = groups[federation.groups] if m == "ifca" else own.mean(0) + a * (own - own.mean(0))
+            u = u * shrinkage(u, data["validation"]) if m == "local" else u
+            for j in range(k):
+                for part, place in (("validation", "V"), ("test", "T")):
+                    x, y = data[part][j]
+                    scores[place][m][s, j] = -np.sqrt(((x @ u[j] - y) ** 2).mean())
+                off = federation.scale[j] ** 2 * ((u[j] - federation.weights[j]) ** 2).sum()
+                scores["exact"][m][s, j] = -np.sqrt(federation.noise[j] ** 2 + off)
+    gains = {p: {m: t - own[LOCAL] for m, t in own.items()} for p, own in scores.items()}
+    others = [m for m in methods if m != LOCAL]
+    leader = max(others, key=lambda m: float(gains["V"][m][:3].mean()))
+    finalists = dict.fromkeys((leader, "finetune", "fedavg"))
+    final = {m: gains["T"][m][3:] for m in finalists}
+    delta = 0.02 * federation.error_of_a_mean
+    verdict, intervals = decide(final, leader, delta, "finetune"), simultaneous(final)
+    return {
+        "verdict": verdict.kind,
+        "method": verdict.method,
+        "leader": leader,
+        "risks": federation.risks(),
+        "delta": delta,
+        "intervals": {m: [one.low, one.mean, one.high] for m, one in intervals.items()},
+        "exact": {m: float(gains["exact"][m][3:].mean()) for m in finalists},
+        "race": float(gains["V"][leader][:3].mean()),
+    }
+
+
+def shrinkage(u: Any, validation: list[Any]) -> float:
+    """Return the factor of the estimates that is best on validation samples: training
+    alone has its rate chosen, too.
+    """
+    errors = {
+        a: fmean(((a * x @ w - y) ** 2).mean() for w, (x, y) in zip(u, validation, strict=True))
+        for a in (0.0, 0.25, 0.5, 0.75, 1.0)
+    }
+    return min(errors, key=lambda a: errors[a])
+
+
+def judged(one: dict[str, Any]) -> dict[str, Any]:
+    """Return whether a contest was right, and how far its numbers are off."""
+    risks, delta = one["risks"], one["delta"]
+    best = min(risks.values())
+    gain = risks["alone"] - best
+    near = {family for family, risk in risks.items() if risk <= best + delta}
+    federate = one["verdict"] == FEDERATE
+    inside = [low <= one["exact"][m] <= high for m, (low, _, high) in one["intervals"].items()]
+    low, mean, high = one["intervals"][one["leader"]]
+    error, truth_ = (high - low) / 4, one["exact"][one["leader"]]
+    return {
+        "right": federate and FAMILY[one["method"]] in near if gain >= 3 * delta else None,
+        "false": federate if gain < delta else None,
+        "hold": all(inside),
+        "bias": (mean - truth_) / error,
+        "in race": (one["race"] - truth_) / error,
+    }
+
+
+def main() -> None:
+    """Run the missing contests and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--contests", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("results/contest-truths"))
+    parser.add_argument("--estimators", action="store_true", help="judge the statistics alone")
+    parser.add_argument("--only-print", action="store_true")
+    arguments = parser.parse_args()
+    cases = arguments.cases.split(",")
+    logging.getLogger("fedapps.notes").setLevel(logging.ERROR)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+    for seed in range(arguments.contests):  # all cases of a seed first: stopping is fair
+        for name in cases:
+            if arguments.estimators:
+                found[name].append(estimated(name, seed))
+                continue
+            path = arguments.out / f"{name}-{seed}.json"
+            if not path.exists() and not arguments.only_print:
+                folder = (arguments.out / f"{name}-{seed}").absolute()
+                result = contest(name, seed, folder)
+                path.write_text(json.dumps(result, indent=1), encoding="utf-8")
+                shutil.rmtree(folder)
+            if path.exists():
+                found[name].append(json.loads(path.read_text(encoding="utf-8")))
+    table = Table(title="Contests with a known answer")
+    names = ("right", "false", "hold", "bias", "in race", "verdicts")
+    for column in ("case", "contests", *names):
+        table.add_column(column, justify="left" if column in ("case", "verdicts") else "right")
+    for name, results in [*found.items(), ("all", list(chain(*found.values())))]:
+        if results:
+            table.add_row(name, str(len(results)), *row(results))
+    Console(width=140).print(table)
+
+
+def row(results: list[dict[str, Any]]) -> list[str]:
+    """Return the cells of a case."""
+    all_judged = [judged(one) for one in results]
+    cells = []
+    for key in ("right", "false", "hold"):
+        known = [bool(j[key]) for j in all_judged if j[key] is not None]
+        cells.append(f"{sum(known)} of {len(known)}" if known else "-")
+    cells += [f"{fmean(j[key] for j in all_judged):+.2f}" for key in ("bias", "in race")]
+    words = [f"{one['verdict']} {one['method']}".strip() for one in results]
+    counts = {word: words.count(word) for word in sorted(set(words))}
+    return [*cells, ", ".join(f"{word}: {count}" for word, count in counts.items())]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The contest of methods on one federation: rates, race and final, and its verdict."""

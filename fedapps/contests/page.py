@@ -1,0 +1,286 @@
+"""The verdict of a contest: its text, tables and page, and the winner's settings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from algorithms.common.measures import lower_is_better
+from fedapps.charts import html
+from fedapps.contests.contest import Contest
+from fedapps.contests.trials import FINETUNE, LOCAL, Contestant, Trial
+from fedapps.formats import bytes_text, is_percent, metric_name, metric_text, seconds_text
+from fedapps.records.files import write_text
+from fedapps.records.reader import RunFolder
+from fedapps.results.compare import compared
+from fedapps.results.parts import COMPARISON, charts, plots
+from fedapps.results.sections import Section
+from fedapps.results.seeds import Interval, t_interval
+from fedapps.results.simultaneous import ALONE, FEDERATE, Table, Verdict, decide, simultaneous
+from fedapps.toml_text import to_toml
+
+WINNER = "winner.toml"
+#: Settings of a trial that are not the winner's.
+OF_TRIALS = (
+    "out",
+    "resume",
+    "until",
+    "seed",
+    "data.score-on",
+    "evaluate-every",
+    "checkpoint-every",
+)
+FEW = 8
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a finished contest. ``gains``: of each finalist over training
+    alone, (S, K); ``intervals``: those that hold together, for sites like these.
+    """
+
+    verdict: Verdict
+    gains: Mapping[str, Table]
+    intervals: Mapping[str, Interval]
+    clients: Sequence[str]
+
+
+def outcome(contest: Contest) -> Outcome:
+    """Return the result of a contest whose final has ended."""
+    gains = contest.final_gains()
+    verdict = decide(gains, contest.state.leader, contest.state.delta, FINETUNE)
+    alone = contest.final_scores()[LOCAL]
+    clients = sorted({k for own in alone.values() for k in own})
+    return Outcome(verdict, gains, simultaneous(gains), clients)
+
+
+def verdict_text(contest: Contest, found: Outcome) -> str:
+    """Return the verdict as one paragraph of plain words."""
+    state, verdict = contest.state, found.verdict
+    delta, s, k = _size(state.measure, state.delta), *next(iter(found.gains.values())).shape
+    name = metric_name(state.measure)
+    if verdict.kind == FEDERATE:
+        one = found.intervals[verdict.method]
+        text = (
+            f"Federate, with {verdict.method}. On the test samples it gains "
+            f"{_size(state.measure, one.mean)} of {name} over training alone "
+            f"({_between(state.measure, one)}), more than the {delta} that count as a difference."
+        )
+        if verdict.method != state.leader:
+            text += (
+                f" {state.leader} led the race, and {verdict.method} is within {delta} of it and "
+                "simpler."
+            )
+    elif verdict.kind == ALONE:
+        best = max(found.intervals, key=lambda m: found.intervals[m].high)
+        text = (
+            f"Train alone. No finalist gains more than {delta} of {name} over training alone: the "
+            f"largest upper bound is {_size(state.measure, found.intervals[best].high)} ({best})."
+        )
+    else:
+        one = found.intervals[verdict.method]
+        more = " or ".join(
+            f"{number} more {what}"
+            for number, what in ((verdict.seeds, "seeds"), (verdict.sites, "sites"))
+            if number
+        )
+        text = (
+            f"Cannot tell. {verdict.method}, the leader of the race, gains "
+            f"{_size(state.measure, one.mean)} of {name} over training alone "
+            f"({_between(state.measure, one)}), and {delta} count as a difference. "
+            + (f"About {more} would tell." if more else "More seeds would not tell.")
+        )
+    return f"{text} {s} fresh seeds, {k} clients."
+
+
+def _size(measure: str, value: float) -> str:
+    return f"{100 * value:.1f} points" if is_percent(measure) else metric_text(measure, value)
+
+
+def _between(measure: str, one: Interval) -> str:
+    return f"{_size(measure, one.low)} to {_size(measure, one.high)}"
+
+
+def sections(contest: Contest, found: Outcome) -> list[Section]:
+    """Return the tables of the page."""
+    return [
+        ranking(contest, found),
+        clients_section(contest, found),
+        curse(contest, found),
+        race_section(contest),
+    ]
+
+
+def ranking(contest: Contest, found: Outcome) -> Section:
+    """Return the finalists by their gains, with both intervals and their costs."""
+    state, scores = contest.state, contest.final_scores()
+    sign = -1.0 if lower_is_better(state.measure) else 1.0
+    runs = finalists_runs(contest)
+    rows = []
+    order = sorted(scores, key=lambda m: -_mean(scores[m]))
+    for method in order:
+        cells = [method, metric_text(state.measure, sign * _mean(scores[method]), unit=False)]
+        if method == LOCAL:
+            cells += ["-", "-", "-", "-"]
+        else:
+            table, like = found.gains[method], found.intervals[method]
+            these = t_interval(np.nanmean(table, 1).tolist())
+            share = np.nanmean(table, 0)
+            cells += [
+                _size(state.measure, like.mean),
+                _between(state.measure, these),
+                _between(state.measure, like),
+                f"{(share > 0).sum()} / {(share < 0).sum()}",
+            ]
+        cells += [_average(runs[method], f"{state.measure}-worst10", state.measure)]
+        cells += [_average(runs[method], "ece-mean", "ece-mean")]
+        numbers = [run.numbers for run in runs[method]]
+        traffic = [n.get("bytes-up", 0) + n.get("bytes-down", 0) for n in numbers]
+        cells += [bytes_text(float(np.mean(traffic)))]
+        cells += [seconds_text(float(np.mean([n["seconds"] for n in numbers])))]
+        rows.append(tuple(cells))
+    header = (
+        "method",
+        metric_name(state.measure),
+        "gain over local",
+        "these sites",
+        "sites like these",
+        "clients that gain / lose",
+        "worst 10 %",
+        "ECE",
+        "bytes",
+        "seconds",
+    )
+    note = (
+        "Means over the fresh seeds, on test samples. These sites: 95 % interval for the same "
+        "clients with other seeds. Sites like these: for other clients, too; these intervals hold "
+        "together for all finalists in 95 % of contests, and the verdict uses them."
+    )
+    return Section("Final", note, header, tuple(rows))
+
+
+def clients_section(contest: Contest, found: Outcome) -> Section:
+    """Return who gains and who loses, by name, under the verdict's method or the
+    leader.
+    """
+    measure = contest.state.measure
+    method = found.verdict.method or contest.state.leader
+    gains = np.nanmean(found.gains[method], 0)
+    order = np.argsort(-gains)
+    shown = list(order) if len(order) <= 2 * FEW else [*order[:FEW], *order[-FEW:]]
+    rows = []
+    for k in shown:
+        low, high = np.nanmin(found.gains[method][:, k]), np.nanmax(found.gains[method][:, k])
+        word = "gains" if low > 0 else "loses" if high < 0 else "either"
+        cells = (
+            _size(measure, float(gains[k])),
+            f"{_size(measure, low)} to {_size(measure, high)}",
+        )
+        rows.append((found.clients[k], *cells, word))
+    note = "From the lowest to the highest seed; gains, loses: with every seed."
+    if len(order) > 2 * FEW:
+        note += f" The {FEW} clients that gain most and the {FEW} that gain least, of {len(order)}."
+    header = ("client", "gain", "seeds", "")
+    return Section(f"Who gains by {method}, and who loses", note, header, tuple(rows))
+
+
+def curse(contest: Contest, found: Outcome) -> Section:
+    """Return the finalists' gains in the race beside those in the final."""
+    state = contest.state
+    rows = []
+    for method, rate in state.finalists.items():
+        if method != LOCAL:
+            race = state.race_gains[str(Contestant(method, rate))][0]
+            final = found.intervals[method].mean
+            change = _size(state.measure, final - race)
+            rows.append((method, *(_size(state.measure, v) for v in (race, final)), change))
+    note = (
+        "The leader was chosen by its gain in the race, so that gain is likely too high. Fresh "
+        "seeds and test samples do not know of the choice."
+    )
+    header = ("method", "gain in the race", "in the final", "change")
+    return Section("Race and final", note, header, tuple(rows))
+
+
+def race_section(contest: Contest) -> Section:
+    """Return what became of every contestant."""
+    state = contest.state
+    gains = sorted(state.race_gains.items(), key=lambda pair: -pair[1][0])
+    rows = [(name, _size(state.measure, gain), "until the end") for name, (gain, _) in gains]
+    rows += [(name, "-", reason) for name, reason in state.dropped.items()]
+    rows += [(name, "-", f"left out: {reason}") for name, reason in state.left_out.items()]
+    note = (
+        f"Gains over local on validation samples with {len(state.race_seeds)} seeds. Rates were "
+        "chosen with one seed more."
+    )
+    return Section("Race", note, ("contestant", "gain in the race", "in the race"), tuple(rows))
+
+
+def finalists_runs(contest: Contest) -> dict[str, list[RunFolder]]:
+    """Return the runs of the final by method."""
+    runs: dict[str, list[RunFolder]] = {}
+    for trial in contest.final_trials():
+        runs.setdefault(trial.who.method, []).append(contest.trials.read(trial))
+    return runs
+
+
+def _mean(scores: Mapping[int, Mapping[str, float]]) -> float:
+    return float(np.mean([np.mean(list(own.values())) for own in scores.values()]))
+
+
+def _average(runs: Sequence[RunFolder], key: str, unit: str) -> str:
+    values = [run.numbers[key] for run in runs if key in run.numbers]
+    return metric_text(unit, float(np.mean(values)), unit=False) if values else "-"
+
+
+def winners_settings(contest: Contest, found: Outcome) -> dict[str, Any]:
+    """Return the settings of the verdict's method, of training alone if that is the
+    verdict.
+    """
+    method = LOCAL if found.verdict.kind == ALONE else found.verdict.method
+    who = Contestant(method, contest.state.finalists[method])
+    trial = Trial(who, contest.seed, contest.trials.rounds, final=True)
+    config = {**contest.trials.full(method), **contest.trials.config(trial)}
+    return {key: value for key, value in config.items() if key not in OF_TRIALS}
+
+
+def commands(contest: Contest, found: Outcome) -> list[tuple[str, str]]:
+    """Return the commands that use the winner's settings."""
+    file = contest.trials.out / WINNER
+    lines = [("repeat it here", f"fedapps run {file} --engine inline")]
+    if found.verdict.kind != ALONE:
+        deploy = f"fedapps run {file} --engine deployment --deployment DIR"
+        lines.append(("run it on sites (docs/deployment.md)", deploy))
+    return lines
+
+
+def write_verdict(contest: Contest) -> tuple[Outcome, str]:
+    """Write verdict.html and the winner's settings; return the result and its text."""
+    found = outcome(contest)
+    text, out = verdict_text(contest, found), contest.trials.out
+    write_text(out / WINNER, to_toml(winners_settings(contest, found)))
+    folders = [run.path for runs in finalists_runs(contest).values() for run in runs]
+    pictures = charts(plots(COMPARISON), compared(folders).shown.groups)
+    state = contest.state
+    body = [
+        html.header("Which method?", str(state.given.get("data.source", "")), "", "", ""),
+        html.paragraph(text),
+        *(section.as_html() for section in sections(contest, found)),
+        html.heading("Use it"),
+        html.pairs(commands(contest, found)),
+        *([html.heading("Plots"), *pictures.values()] if pictures else []),
+        html.heading("Details"),
+        html.collapsible("Settings of all runs", "", html.pairs(sorted(state.given.items()))),
+        html.collapsible(
+            "Rates tried, with their scores on validation samples",
+            "",
+            html.pairs(
+                (method, ", ".join(f"{rate}: {score:.4g}" for rate, score in tried.items()))
+                for method, tried in state.tried.items()
+            ),
+        ),
+    ]
+    write_text(out / "verdict.html", html.page("Which method?", body))
+    write_text(out / "verdict.txt", text + "\n")
+    return found, text

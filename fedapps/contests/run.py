@@ -1,0 +1,42 @@
+"""A whole contest in the sweeps' pool: ``fedapps contest`` and ``fedapps.contest``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedapps.contests.contest import Contest
+from fedapps.contests.page import Outcome, write_verdict
+from fedapps.contests.setup import start
+from fedapps.contests.trials import PORTFOLIO
+from fedapps.notes import each_once
+from fedapps.sweeps.execution import cores, only_one
+from fedapps.sweeps.pool import run_all
+
+
+def run_contest(
+    given: Mapping[str, Any],
+    out: Path,
+    *,
+    budget: float = 1800.0,
+    methods: Sequence[str] | None = None,
+    jobs: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Contest, Outcome, str]:
+    """Run or continue the contest in ``out``; write and return its verdict."""
+    out, jobs = out.expanduser().absolute(), jobs or cores()
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    execute = partial(run_all, processes=jobs)
+    with only_one(out), each_once():  # a note on the data holds for all runs
+        contest = start(
+            given,
+            out,
+            execute,
+            budget=budget,
+            methods=PORTFOLIO if methods is None else methods,
+            jobs=jobs,
+            say=say,
+        )
+        contest.run()
+        found, text = write_verdict(contest)
+    return contest, found, text

@@ -1,0 +1,169 @@
+"""The start of a contest: who takes part, what a round costs, how many rounds the
+budget allows.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedapps.contests.contest import (
+    ALONE_GRID,
+    FINAL_SEEDS,
+    FIRST_SEEDS,
+    GRID,
+    KEPT,
+    RACE_ENDS,
+    Contest,
+    State,
+    load_state,
+)
+from fedapps.contests.trials import (
+    LOCAL,
+    PARTS,
+    PORTFOLIO,
+    Contestant,
+    Execute,
+    Trial,
+    Trials,
+    has_rate,
+    portfolio,
+)
+from fedapps.errors import UserError
+from fedapps.formats import seconds_text
+
+#: Settings that a contest chooses itself.
+RESERVED = ("method", "train.learning-rate", "evaluate-every", "checkpoint-every", "until", "out")
+PILOT_ROUNDS = 2
+MARGIN = 1.1
+
+
+def start(
+    given: Mapping[str, Any],
+    out: Path,
+    execute: Execute,
+    *,
+    budget: float = 0.0,
+    methods: Sequence[str] = PORTFOLIO,
+    jobs: int = 1,
+    most_seeds: int = 10,
+    say: Callable[[str], None] = lambda line: None,
+) -> Contest:
+    """Return the contest in ``out``: the one that is there, or a new one, whose cost
+    is measured and reported. Raises ``UserError``.
+
+    ``given``: settings of all runs. ``budget``: seconds, 0: no limit. ``jobs``: runs at
+    a time. ``most_seeds``: of the race.
+    """
+    for key in RESERVED:
+        if key in given:
+            raise UserError(f"{key}: a contest chooses it: leave it out")
+    if given.get("data.score-on", "test") != "test":
+        raise UserError("data.score-on: a contest chooses it: leave it out")
+    if given.get("data.split-seed", "0") == "seed":
+        raise UserError(
+            "data.split-seed = 'seed': the seeds of a contest must share their test samples: "
+            "choose a number"
+        )
+    if "data.source" in given:  # the default task has a data set of its own
+        given = {"task": "classification", **given}
+    began = time.monotonic()
+    known, left_out, full = portfolio(given, methods)
+    asked = {"given": dict(given), "methods": list(methods)}
+    if (state := load_state(out)) is not None:
+        if state.asked != asked:
+            raise UserError(
+                f"{out} holds a contest with other settings or methods: choose another --out, or "
+                "delete that folder"
+            )
+        state.budget = budget
+        contest = Contest(state, Trials(given, out, state.rounds, execute), say, jobs)
+        contest.say(f"going on after {seconds_text(state.elapsed)} in {out}")
+        return contest
+    out.mkdir(parents=True, exist_ok=True)
+    for method, reason in left_out.items():
+        say(f"{method} is left out: {reason}")
+    most = int(full["num-rounds"]) // PARTS * PARTS
+    if not most:
+        raise UserError(f"num-rounds = {full['num-rounds']}: a contest needs at least {PARTS}")
+    state = State(asked, full, most, budget, known, left_out, most_seeds=most_seeds)
+    if budget:
+        measure_costs(state, given, out / "pilot", execute, jobs)
+        state.rounds = affordable_rounds(state, jobs, most)
+    if state.rounds != full["num-rounds"]:
+        say(f"{state.rounds} rounds instead of num-rounds = {full['num-rounds']}")
+    contest = Contest(state, Trials(given, out, state.rounds, execute), say, jobs)
+    if budget:
+        say(f"{len(known)} methods, {jobs} runs at a time: {described(state, jobs)}")
+    state.elapsed = time.monotonic() - began
+    contest.save()
+    return contest
+
+
+def measure_costs(
+    state: State, given: Mapping[str, Any], out: Path, execute: Execute, jobs: int
+) -> None:
+    """Measure what a round of each method costs, and what a run costs beside its
+    rounds.
+    """
+    pilot = Trials(given, out, PARTS, execute)
+    trials = [Trial(Contestant(method), 0, PILOT_ROUNDS) for method in state.methods]
+    began = time.monotonic()
+    pilot.run(trials)
+    wall, work = time.monotonic() - began, 0.0
+    for trial in trials:
+        if trial.folder in pilot.errors:
+            if trial.who.method in KEPT:
+                raise UserError(f"{trial.who.method}: {pilot.errors[trial.folder]}")
+            state.left_out[trial.who.method] = pilot.errors[trial.folder]
+            state.methods.remove(trial.who.method)
+            continue
+        run = pilot.read(trial)
+        work += run.numbers["seconds"]
+        state.costs[trial.who.method] = float(run.rounds[-1]["seconds"])
+    state.start_seconds = max(wall * min(jobs, len(trials)) - work, 0.0) / len(trials)
+
+
+def stage_seconds(state: State, jobs: int, rounds: int) -> tuple[float, float, float]:
+    """Return about how long the rates, the first step of the race and the final
+    take.
+    """
+    start, cost = state.start_seconds, state.costs
+    others = [m for m in state.methods if m != LOCAL]
+    rates = {m: (len(GRID) if has_rate(m) else 1) for m in others}
+    first = (len(ALONE_GRID)) * (cost[LOCAL] * rounds + start)
+    first += sum(n * (cost[m] * rounds / PARTS + start) for m, n in rates.items())
+    race = FIRST_SEEDS * sum(
+        (2 if has_rate(m) and m != LOCAL else 1) * (cost[m] * rounds / 4 + start)
+        for m in state.methods
+    )
+    four = [cost[m] for m in KEPT] + [max(cost.values())]
+    final = FINAL_SEEDS * sum(c * rounds + start for c in four)
+    return first / jobs, race / jobs, final / jobs
+
+
+def affordable_rounds(state: State, jobs: int, most: int) -> int:
+    """Return the most rounds, a multiple of ``PARTS``, with which the contest keeps to
+    its budget. Raises ``UserError`` if there are none.
+    """
+    for rounds in range(most, 0, -PARTS):
+        rates, race, final = stage_seconds(state, jobs, rounds)
+        if (
+            MARGIN * (rates + race) <= RACE_ENDS * state.budget
+            and MARGIN * (rates + race + final) <= state.budget
+        ):
+            return rounds
+    least = MARGIN * max((rates + race) / RACE_ENDS, rates + race + final)
+    raise UserError(
+        f"--budget {seconds_text(state.budget)}: even {PARTS} rounds take about "
+        f"{seconds_text(least)}: raise it, or name fewer methods with --methods"
+    )
+
+
+def described(state: State, jobs: int) -> str:
+    """Return what the stages will take, as text."""
+    rates, race, final = stage_seconds(state, jobs, state.rounds)
+    return (
+        f"rates about {seconds_text(rates)}, race {seconds_text(race)} or more, final "
+        f"{seconds_text(final)}, of {seconds_text(state.budget)}"
+    )

@@ -1,0 +1,238 @@
+"""The stages of a contest: rates, race, final, with scores that are made up; and one
+with real runs, whose test samples are not read before the final.
+"""
+
+import csv
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from algorithms.common.seeds import generator
+from fedapps.contests.contest import Contest, State, load_state
+from fedapps.contests.page import outcome, verdict_text, write_verdict
+from fedapps.contests.setup import affordable_rounds, stage_seconds, start
+from fedapps.contests.trials import RATE, Contestant, Trials, in_process
+from fedapps.errors import UserError
+from fedapps.settings.settings import read_settings
+from fedapps.testing.truths import truth
+from fedapps.toml_text import read_toml
+
+METHODS = ("local", "fedavg", "finetune", "ditto", "ifca", "apfl")
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Fake(Trials):
+    """Trials that cost time by their rounds, with scores by method and rate: the best
+    rate of each method is 1 unless given, and clients, seeds and the rest add noise.
+    """
+
+    def __init__(self, out, means, best=None, stop_after=10**9):
+        super().__init__({}, out, 16, lambda runs: ())
+        self.means, self.best, self.stop_after = means, best or {}, stop_after
+        self.log, self.at, self.now = [], {}, 0.0
+
+    def missing(self, trials):
+        return [t for t in dict.fromkeys(trials) if self.at.get(t.folder, 0) < t.until]
+
+    def run(self, trials):
+        for trial in self.missing(trials):
+            if len(self.log) >= self.stop_after:
+                raise Interrupted
+            self.now += trial.until - self.at.get(trial.folder, 0)
+            self.at[trial.folder] = trial.until
+            self.log.append(trial)
+            self.costs[trial.who.method] = 1.0
+            self.ended(trial, "")
+
+    def scores(self, trial, measure):
+        assert self.at[trial.folder] == trial.until, "scores of another round"
+        rng = generator(0, f"fake {trial.folder}", trial.until)
+        away = np.log10(trial.who.rate / self.best.get(trial.who.method, 1.0))
+        mean = self.means[trial.who.method] - 0.1 * away**2
+        client = np.linspace(-0.1, 0.1, 8)
+        noise = 0.002 * rng.normal(size=8)
+        return {f"site {k}": float(mean + client[k] + noise[k]) for k in range(8)}
+
+
+def contest(tmp_path, means, *, state=None, best=None, stop_after=10**9, budget=0.0):
+    trials = Fake(tmp_path, means, best, stop_after)
+    state = state or State(
+        {}, {"seed": 5, RATE: 1.0}, 16, budget, list(means), measure="accuracy", delta=0.01
+    )
+    return Contest(state, trials, clock=lambda: trials.now)
+
+
+MEANS = dict(zip(METHODS, (0.7, 0.6, 0.75, 0.8, 0.5, 0.72), strict=True))
+
+
+def test_the_best_wins_and_the_others_are_dropped_but_for_the_baselines(tmp_path):
+    one = contest(tmp_path, MEANS)
+    one.run()
+    assert one.state.leader == "ditto"
+    assert set(one.state.finalists) == {"ditto", "local", "finetune", "fedavg"}
+    left = {who.method for who in one.contestants()}
+    assert left == {"ditto", "local", "finetune", "fedavg"}
+    found = outcome(one)
+    assert (found.verdict.kind, found.verdict.method) == ("federate", "ditto")
+    # its best rate of the grid, 10 ** 0.25 or its inverse, costs 0.00625
+    assert found.intervals["ditto"].mean == pytest.approx(0.1 - 0.00625, abs=0.003)
+    assert "Federate, with ditto" in verdict_text(one, found)
+    # the race and the rates are scored on validation samples, the final has fresh seeds
+    early = {t.seed for t in one.trials.log if not t.final}
+    late = {t.seed for t in one.trials.log if t.final}
+    assert not early & late
+    assert len(late) == 5
+
+
+def test_a_method_within_delta_of_finetuning_is_not_worth_it(tmp_path):
+    one = contest(tmp_path, MEANS | {"finetune": 0.795})
+    one.run()
+    found = outcome(one)
+    assert one.state.leader == "ditto"
+    assert found.verdict.method == "finetune"
+
+
+def test_islands_are_told_to_train_alone(tmp_path):
+    one = contest(tmp_path, MEANS | {"local": 0.9})
+    one.run()
+    assert outcome(one).verdict.kind == "alone"
+    assert verdict_text(one, outcome(one)).startswith("Train alone.")
+
+
+def test_a_best_rate_at_the_edge_extends_the_grid_once(tmp_path):
+    one = contest(tmp_path, MEANS, best={"local": 1.0, "ditto": 100.0, "apfl": 0.3})
+    one.choose_rates()
+    rates = {m: sorted({t.who.rate for t in one.trials.log if t.who.method == m}) for m in METHODS}
+    assert len(rates["local"]) == 7
+    assert len(rates["fedavg"]) == 4
+    assert len(rates["ditto"]) == 6
+    assert one.state.rates["ditto"][0] == max(rates["ditto"])
+    assert one.state.rates["local"] == [1.0]
+    whole = {t.until for t in one.trials.log if t.who.method == "local"}
+    assert whole == {16}
+    assert {t.until for t in one.trials.log if t.who.method != "local"} == {2}
+
+
+@pytest.mark.parametrize("after", [3, 20, 40, 60, 75, 100])
+def test_an_interrupted_contest_goes_on_to_the_same_end(tmp_path, after):
+    whole = contest(tmp_path / "whole", MEANS)
+    (tmp_path / "whole").mkdir()
+    whole.run()
+    (tmp_path / "parts").mkdir()
+    first = contest(tmp_path / "parts", MEANS, stop_after=after)
+    with pytest.raises(Interrupted):
+        first.run()
+    state = load_state(tmp_path / "parts") or first.state
+    then = contest(tmp_path / "parts", MEANS, state=state)
+    then.trials.at = dict(first.trials.at)
+    then.run()
+    names = ("rates", "steps", "dropped", "leader", "finalists", "race_gains")
+    for name in names:
+        assert getattr(then.state, name) == getattr(whole.state, name), name
+    log = first.trials.log + then.trials.log
+    assert len({(t.folder, t.until) for t in log}) == len(log) == len(whole.trials.log)
+
+
+@pytest.mark.parametrize("budget", [650.0, 900.0, 1200.0])
+def test_the_budget_is_kept(tmp_path, budget):
+    close = {m: 0.7 + 0.001 * k for k, m in enumerate(METHODS)}
+    one = contest(tmp_path, close, budget=budget)
+    one.run()
+    assert one.elapsed() <= 1.05 * budget
+    more = contest(tmp_path, close, budget=10 * budget)
+    more.run()
+    assert len(more.state.race_seeds) >= len(one.state.race_seeds)
+
+
+def test_rounds_are_cut_until_the_budget_suffices():
+    state = State({}, {}, 0, 1000.0, list(METHODS), costs=dict.fromkeys(METHODS, 1.0))
+    state.start_seconds = 0.5
+    rounds = affordable_rounds(state, 2, 400)
+    assert rounds < 400
+    assert sum(stage_seconds(state, 2, rounds)) <= 1000
+    rates, race, final = stage_seconds(state, 2, rounds + 8)
+    assert 1.1 * (rates + race) > 600 or 1.1 * (rates + race + final) > 1000
+    state.budget = 10.0
+    with pytest.raises(UserError, match="even 8 rounds take about"):
+        affordable_rounds(state, 2, 400)
+
+
+# --- real runs ------------------------------------------------------------------------
+
+SETTINGS = {
+    "task": "regression",
+    "data.natural-id": "client",
+    "data.label": "y",
+    "data.part": "part",
+    "num-rounds": 8,
+    "num-clients": 0,
+    "clients-per-round": 0,
+    "train.batch-size": 16,
+}
+
+
+def written(folder, poison):
+    """Write three sites of a known truth; ``poison``: with wrong test targets."""
+    folder.mkdir()
+    truth("same", 0).write(folder / "all.csv", 0)
+    with (folder / "all.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["client"] in ("site-01", "site-02", "site-03")]
+    with (folder / "data.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        for row in rows:
+            bad = poison and row["part"] == "test"
+            writer.writerow(row | ({"y": 100 * float(row["y"])} if bad else {}))
+    return {**SETTINGS, "data.source": str(folder / "data.csv")}
+
+
+@pytest.mark.slow
+def test_test_samples_change_nothing_before_the_final(tmp_path):
+    logging.getLogger("fedapps.notes").setLevel(logging.ERROR)
+    states = []
+    for poison in (False, True):
+        folder = tmp_path / str(poison)
+        given = written(folder, poison)
+        one = start(given, folder / "out", in_process, methods=("fedavg",), most_seeds=3)
+        one.choose_rates()
+        one.race()
+        state = json.loads((folder / "out" / "contest.json").read_text())
+        states.append({k: state[k] for k in ("rates", "tried", "steps", "leader", "delta")})
+        means = {k: v[0] for k, v in state["race_gains"].items()}
+        states[-1]["gains"] = means
+    assert states[0] == states[1]
+    # the final reads them
+    one.final()
+    assert min(min(own.values()) for own in one.final_scores()["fedavg"].values()) < -50
+    again = start(given, folder / "out", in_process, methods=("fedavg",), most_seeds=3)
+    again.run()  # nothing is left to do
+    assert again.state.done
+    found, text = write_verdict(again)
+    page = (folder / "out" / "verdict.html").read_text()
+    assert text.split(".")[0] in page
+    assert "site-02" in page
+    settings = read_settings(read_toml(folder / "out" / "winner.toml"))
+    assert settings.num_rounds == 8
+    assert settings.data.score_on == "test"
+    assert settings.method == (found.verdict.method or "local")
+    with pytest.raises(UserError, match="holds a contest with other settings"):
+        start({**given, "seed": 1}, folder / "out", in_process, methods=("fedavg",))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"method": "fedavg"}, {"data.score-on": "validation"}, {"data.split-seed": "seed"}],
+)
+def test_what_a_contest_chooses_is_refused(tmp_path, given):
+    with pytest.raises(UserError, match="choose"):
+        start(given, tmp_path, in_process)
+
+
+def test_contestants_are_named_by_method_and_rate():
+    assert str(Contestant("ditto", 0.05)) == "ditto at 0.05"
+    assert str(Contestant("histogram-boosting")) == "histogram-boosting"

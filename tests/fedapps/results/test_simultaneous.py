@@ -1,0 +1,101 @@
+"""Simultaneous intervals hold together, one-sided bounds hold at their level, and the
+verdict follows the bounds.
+"""
+
+import numpy as np
+import pytest
+
+from fedapps.results.seeds import Interval, crossed_interval
+from fedapps.results.simultaneous import (
+    components,
+    decide,
+    joint_level,
+    more_needed,
+    simultaneous,
+    upper_bound,
+)
+
+
+def study(rng, m=3, seeds=5, clients=12, shared=0.8):
+    """Gains of m methods with the mean 0; ``shared``: of their clients' effects."""
+    common = rng.normal(size=(1, clients))
+    tables = {}
+    for j in range(m):
+        b = np.sqrt(shared) * common + np.sqrt(1 - shared) * rng.normal(size=(1, clients))
+        tables[str(j)] = b + 0.3 * rng.normal(size=(seeds, 1)) + rng.normal(size=(seeds, clients))
+    return tables
+
+
+def test_all_intervals_hold_together_in_95_percent_where_single_ones_do_not():
+    rng = np.random.default_rng(0)
+    joint = single = 0
+    for _ in range(400):
+        tables = study(rng, m=4, shared=0.3)
+        joint += all(one.low <= 0 <= one.high for one in simultaneous(tables).values())
+        alone = [crossed_interval(table) for table in tables.values()]
+        single += all(one.low <= 0 <= one.high for one in alone)
+    assert joint / 400 > 0.93
+    assert single < joint - 10
+
+
+def test_the_common_level_lies_between_one_gain_and_bonferroni():
+    rng = np.random.default_rng(1)
+    one = study(rng, m=1)
+    assert joint_level(one) == 0.95
+    equal = dict.fromkeys("abc", one["0"])
+    assert joint_level({k: v.copy() for k, v in equal.items()}) == pytest.approx(0.95, abs=0.005)
+    apart = {str(j): rng.normal(size=(5, 400)) for j in range(4)}
+    # of independent statistics it is Sidak's
+    assert joint_level(apart) == pytest.approx(0.95 ** (1 / 4), abs=0.003)
+
+
+def test_a_bound_is_exceeded_at_its_level():
+    rng = np.random.default_rng(2)
+    above = np.mean([upper_bound(study(rng, m=1)["0"], 0.1) < 0 for _ in range(600)])
+    assert 0.05 < above < 0.13
+    assert upper_bound(np.zeros((2, 5)), 0.05) == np.inf
+
+
+def table(mean, spread=0.1):
+    rng = np.random.default_rng(3)
+    noise = rng.normal(size=(5, 12)) * spread
+    return noise - noise.mean() + mean
+
+
+@pytest.mark.parametrize(
+    ("gains", "kind", "method"),
+    [
+        ({"ditto": 3.0, "finetune": 1.5, "fedavg": -4.0}, "federate", "ditto"),
+        ({"ditto": 3.0, "finetune": 2.5, "fedavg": -4.0}, "federate", "finetune"),
+        ({"ditto": 3.0, "finetune": 1.0, "fedavg": 0.0}, "federate", "ditto"),
+        ({"ditto": 0.5, "finetune": 0.4, "fedavg": -4.0}, "alone", ""),
+        ({"ditto": 0.5, "finetune": 0.4, "fedavg": 1.0}, "cannot tell", "ditto"),
+        ({"ditto": 1.0, "finetune": 0.4, "fedavg": 0.0}, "cannot tell", "ditto"),
+    ],
+)
+def test_the_verdict_follows_the_bounds(gains, kind, method):
+    tables = {name: table(mean) for name, mean in gains.items()}
+    found = decide(tables, "ditto", 1.0, near="finetune")
+    assert (found.kind, found.method) == (kind, method)
+
+
+def test_as_many_more_sites_as_are_named_would_do():
+    rng = np.random.default_rng(4)
+    wide = rng.normal(size=(1, 2000)) * 2 + rng.normal(size=(5, 2000)) * 0.3
+    wide += 0.5 - wide.mean()
+    few = wide[:, :12]
+    few = few - few.mean() + 0.5
+    interval = crossed_interval(few)
+    seeds, sites = more_needed(few, interval, 0.5)
+    assert seeds == 0  # the sites differ: no number of seeds would do
+    more = wide[:, : 12 + sites]
+    found = crossed_interval(more - more.mean() + 0.5)
+    assert 0.3 < (found.high - found.low) / 2 < 0.7
+
+
+def test_components_of_a_large_table_are_those_that_made_it():
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(size=(300, 1)) * 0.5, rng.normal(size=(1, 300)) * 2
+    found = components(a + b + rng.normal(size=(300, 300)))
+    assert found == pytest.approx((a.var(ddof=1), b.var(ddof=1), 1.0), rel=0.05)
+    assert more_needed(np.zeros((5, 1)), Interval(0, 1, -1, 1, 5), 0.5) == (0, 0)
