@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,34 @@ def rounds_of(folder):
 def summary_of(folder):
     """Return the summary of a run."""
     return json.loads((folder / "summary.json").read_text())
+
+
+def command(*arguments):
+    """Start `fedapps run` in a process group of its own."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedapps", "run", *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition, process, folder, seconds):
+    """Wait until ``condition(rows)`` holds while ``process`` runs; fail with what was
+    said if it does not within twice the ``seconds`` that it takes where little else
+    runs.
+    """
+    deadline = time.monotonic() + 2 * seconds
+    while not condition(rounds_of(folder)):
+        log = (
+            (folder / "run.log").read_text()[-3000:] if (folder / "run.log").exists() else "no log"
+        )
+        assert process.poll() is None, log
+        assert time.monotonic() < deadline, log
+        time.sleep(0.2)
 
 
 def clients_of(folder):

@@ -5,8 +5,6 @@ SuperLink are killed or hang, and runs continue or are resumed.
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -20,7 +18,16 @@ from fedapps.deployment.certificates import CA_KEY
 from fedapps.deployment.local import HOSTS, Deployment
 from fedapps.engines.processes import marked
 from fedapps.errors import UserError
-from tests.helpers import ROOT, clients_of, fedapps, rounds_of, run_inline, summary_of
+from tests.helpers import (
+    ROOT,
+    clients_of,
+    command,
+    fedapps,
+    rounds_of,
+    run_inline,
+    summary_of,
+    wait_for,
+)
 
 # their ids as clients: the three share the settings' data
 SITES = {"oslo": 0, "paris": 1, "rome": 2}
@@ -55,33 +62,6 @@ def deployment(tmp_path_factory, lent):
         deployment.start()
         yield deployment
     assert marked(deployment.mark) == []
-
-
-def command(*arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedapps", "run", *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_for(condition, process, folder, seconds):
-    """Wait until ``condition(rows)`` holds while ``process`` runs; fail with what was
-    said if it does not within twice the ``seconds`` that it takes where little else
-    runs.
-    """
-    deadline = time.monotonic() + 2 * seconds
-    while not condition(rounds_of(folder)):
-        log = (
-            (folder / "run.log").read_text()[-3000:] if (folder / "run.log").exists() else "no log"
-        )
-        assert process.poll() is None, log
-        assert time.monotonic() < deadline, log
-        time.sleep(0.2)
 
 
 def stores(site):

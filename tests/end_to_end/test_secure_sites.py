@@ -11,8 +11,7 @@ import pytest
 
 from fedapps.deployment.local import Deployment
 from fedapps.engines.processes import marked
-from tests.end_to_end.test_faults import command, wait_for
-from tests.helpers import rounds_of, run_inline
+from tests.helpers import command, rounds_of, run_inline, wait_for
 
 NAMES = ["bern", "kyiv", "lima", "oslo", "rome"]
 WAIT = 60  # seconds for a phase

@@ -3,6 +3,7 @@ server that lies, and what is refused.
 """
 
 import json
+from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
@@ -269,7 +270,14 @@ def test_other_settings_for_one_client_give_no_sum():
         if step == "train" and place > 0:
             facts["terms"]["bound"] = 1e6
 
-    lie(change, "valid signatures of the survivors")
+    inner = Losing(InlineGrid(app_of(), 5), change=change)
+    strategy = FedAvg()
+    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, ON)
+    with suppress(TooFewReplies):  # what is left of the masks may even look like a model
+        run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
+    refused = [r.error.reason for s, r in inner.seen if s == "reveal" and r.has_error()]
+    assert len(refused) == 1
+    assert "0 valid signatures" in refused[0] or "1 valid signatures" in refused[0]
 
 
 def test_a_split_list_is_refused():
