@@ -9,8 +9,9 @@ from fedapps.contests.contest import Contest
 from fedapps.contests.page import Outcome, write_verdict
 from fedapps.contests.setup import start
 from fedapps.contests.trials import PORTFOLIO
+from fedapps.engines.processes import cores
 from fedapps.notes import each_once
-from fedapps.sweeps.execution import cores, only_one
+from fedapps.sweeps.execution import only_one
 from fedapps.sweeps.pool import run_all
 
 
