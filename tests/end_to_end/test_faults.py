@@ -298,7 +298,9 @@ def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monke
 def helpers(program):
     """Return the ids of a program's `flower-superexec`."""
     lines = {one: Path(f"/proc/{one}/cmdline").read_bytes() for one in marked(program.mark)}
-    return [one for one, line in lines.items() if b"--parent-pid" in line and b"python" in line]
+    return [
+        one for one, line in lines.items() if b"python" in line and b"flower-superexec\0" in line
+    ]
 
 
 def test_the_superlinks_helper_is_killed_and_the_run_resumed(deployment, tmp_path):
