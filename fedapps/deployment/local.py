@@ -75,6 +75,8 @@ class Program:
         # set if this process started the program, to wait for its end
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "log"
+        for name in ("home", "cwd"):
+            private_folder(folder / name)
         self.environment = environment_of(os.environ, folder / "home", program("flwr").parent)
         # each poll costs a site 2 ms, even without a run
         self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"
@@ -83,8 +85,6 @@ class Program:
         # They identify the processes of this program, and of the whole deployment.
         self.mark = f"FEDAPPS_PROGRAM={folder}"
         self.environment |= {"FEDAPPS_PROGRAM": str(folder), "FEDAPPS_DEPLOYMENT": str(deployment)}
-        for name in ("home", "cwd"):
-            private_folder(folder / name)
 
     def launch(self) -> int:
         """Start the program in its own session. Return the offset in bytes at which its

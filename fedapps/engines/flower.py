@@ -22,6 +22,8 @@ from fedapps import json_log
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.cluster import Cluster
 from fedapps.engines.processes import checked_port, free_port
+from fedapps.engines.superexec import ENDED
+from fedapps.engines.superexec import NAME as SUPEREXEC
 from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
 from fedapps.engines.wall import decide_wall
 from fedapps.errors import RunFailed, UserError
@@ -281,7 +283,7 @@ class SubmittedRun:
         except _Rejected as error:
             return Outcome("rejected", str(error), self.log_path)
         self.follow()
-        return self.outcome()
+        return self.with_reason(self.outcome())
 
     def failed(self, error: RunFailed) -> Outcome:
         """Return the outcome of a run whose SuperLink failed, and keep the end of the
@@ -386,6 +388,21 @@ class SubmittedRun:
             return Outcome("interrupted", "stopped by `flwr stop`", self.log_path)
         return Outcome(
             "failed", last_error(self.lines) or one_line(run["status-details"]), self.log_path
+        )
+
+    def with_reason(self, outcome: Outcome) -> Outcome:
+        """Return the outcome, with its reason if the run ended because Flower's helper
+        did.
+        """
+        before, *ended = ENDED.split(self.superlink.log_text(), maxsplit=1)
+        if outcome.status == "completed" or not ended:
+            return outcome
+        reason = last_error(before.splitlines()) or "it was probably killed"
+        return Outcome(
+            "failed",
+            f"{SUPEREXEC} beside the SuperLink has ended with status {ended[0]} ({reason}), and "
+            "the run's process with it: repeat the command with --resume",
+            self.log_path,
         )
 
     def stop(self) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedapps.engines.processes import Guard, answers, end_marked, program, signals_ignored, threads
+from fedapps.engines.superexec import make_superexec
 from fedapps.engines.wall import HOLD, Wall, connect, entered
 from fedapps.errors import RunFailed
 from strategies.base.flower_private import EXIT, HARMLESS
@@ -269,7 +270,9 @@ def environment_of(
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
         "PYTHONUNBUFFERED": "1",  # otherwise the log arrives in blocks
         # Flower starts its helpers by bare name
-        "PATH": f"{programs}{os.pathsep}{given.get('PATH', os.defpath)}",
+        "PATH": os.pathsep.join(
+            map(str, (make_superexec(home / "programs"), programs, given.get("PATH", os.defpath)))
+        ),
     }
     for name in ("NO_PROXY", "no_proxy"):  # Flower's programs communicate over HTTP on this machine
         own[name] = ",".join(filter(None, [given.get(name), "127.0.0.1", "localhost"]))

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,3 +273,34 @@ def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monke
     ours = summary_of(out)
     for key in ("accuracy-mean", "global-accuracy-mean", "loss-mean"):
         assert ours[key] == pytest.approx(theirs[key], abs=1e-6)
+
+
+def helpers(program):
+    """Return the ids of a program's `flower-superexec`."""
+    lines = {one: Path(f"/proc/{one}/cmdline").read_bytes() for one in marked(program.mark)}
+    return [
+        one for one, line in lines.items() if b"python" in line and b"flower-superexec\0" in line
+    ]
+
+
+def test_the_superlinks_helper_is_killed_and_the_run_resumed(deployment, tmp_path):
+    """Flower does not start it again. It takes the run's process with it; the run says
+    so, and the next one finds a new helper.
+    """
+    job = ["method=fedavg", "num-rounds=3", "checkpoint-every=1", *SMALL]
+    engine = ["--engine", "deployment", "--deployment", deployment.folder]
+    out = tmp_path / "sites"
+    deployment.start()
+    process = command(*job, *engine, "--out", out)
+    wait_for(lambda rows: len(rows) >= 1, process, out, 120)
+    (old,) = helpers(deployment.superlink)
+    os.kill(old, signal.SIGKILL)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, said
+    assert "flower-superexec" in said
+    assert "has ended with status 137" in " ".join(said.split())
+    deployment.start()
+    process = command("--resume", *engine, "--out", out)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert [row["round"] for row in rounds_of(out)] == [1, 2, 3]

@@ -1,0 +1,115 @@
+"""Flower's helper `flower-superexec` ends: it is started again, or its parent ends and
+the run says why.
+"""
+
+import subprocess
+import time
+
+import pytest
+
+from fedapps.engines import superexec
+from fedapps.engines.flower import Following, Outcome, SubmittedRun
+from fedapps.engines.superexec import NAME, make_superexec
+
+SAID = """INFO :      Starting Flower SuperExec
+Traceback (most recent call last):
+  File "run_superexec.py", line 256, in run_superexec
+httpx.ConnectTimeout: _ssl.c:989: The handshake operation timed out
+2026-11-24T09:24:17.177Z INFO [uvicorn.access] 127.0.0.1:55272
+"""
+
+
+@pytest.fixture
+def parent(tmp_path, monkeypatch):
+    """Start the stand-in as a SuperLink does, and return what started it, which waits;
+    the program notes its start and arguments, and fails.
+    """
+    program = tmp_path / "bin" / NAME
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/starts\nsleep 0.1\nexit 3\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(superexec, "program", lambda name: tmp_path / "bin" / name)
+    started = []
+
+    def start(shortest_life):
+        path = make_superexec(tmp_path / "programs", shortest_life)
+        command = [path / NAME, "--parent-pid", "7"]
+        code = "import subprocess, sys; subprocess.Popen(sys.argv[1:]); input()"
+        with (tmp_path / "log").open("w") as log:
+            started.append(
+                subprocess.Popen(
+                    ["python3", "-c", code, *command], stdin=subprocess.PIPE, stderr=log
+                )
+            )
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+def starts(folder):
+    path = folder / "starts"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_it_is_started_again_until_its_parent_has_ended(parent, tmp_path):
+    process = parent(0)
+    wait_for(lambda: len(starts(tmp_path)) > 2)
+    assert set(starts(tmp_path)) == {"--parent-pid 7"}
+    assert process.poll() is None
+    assert (tmp_path / "log").read_text().startswith(f"ERROR: {NAME} has ended with status 3\n")
+    process.kill()
+    process.wait()
+    count = 0
+
+    def quiet():
+        nonlocal count
+        before, count = count, len(starts(tmp_path))
+        time.sleep(1)
+        return before == count
+
+    wait_for(quiet)
+
+
+def test_one_that_does_not_stay_ends_its_parent(parent, tmp_path):
+    assert parent(30).wait(60) == -15
+    assert starts(tmp_path) == ["--parent-pid 7"]
+
+
+class Link:
+    """A SuperLink with a log."""
+
+    def __init__(self, log):
+        self.log_text = lambda: log
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (SAID, "ConnectTimeout: _ssl.c:989: The handshake operation timed out"),
+        ("INFO: all is well\n", "it was probably killed"),
+    ],
+)
+def test_the_run_says_what_ended_and_how_to_go_on(log, reason, tmp_path):
+    ended = f"ERROR: {NAME} has ended with status 1\n"
+    run = SubmittedRun(Link(log + ended + "more\n" + ended), Following(tmp_path / "r" / "log"))
+    for status in ("failed", "interrupted"):
+        outcome = run.with_reason(Outcome(status, "unknown error", run.log_path))
+        assert outcome.status == "failed"
+        assert outcome.details == (
+            f"flower-superexec beside the SuperLink has ended with status 1 ({reason}), and the "
+            "run's process with it: repeat the command with --resume"
+        )
+    sound = Outcome("completed", "", run.log_path)
+    assert run.with_reason(sound) is sound
+    run.superlink = Link(log)
+    assert run.with_reason(outcome) is outcome
