@@ -51,7 +51,7 @@ class AuditLog:
         }
         text = json.dumps({"time": now, "event": event} | known) + "\n"
         try:
-            # a link in its place would send the lines elsewhere, a pipe wait for a reader
+            # a link would send the lines elsewhere, a pipe wait for a reader
             file = os.open(self.path, FLAGS, 0o600)
             try:
                 os.write(file, text.encode())
