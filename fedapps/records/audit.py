@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from strategies.base.rounds import Round
 
 FILE = "audit.jsonl"
+FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 LONGEST = 300  # characters of a text that others may have written
 
 
@@ -50,8 +51,8 @@ class AuditLog:
         }
         text = json.dumps({"time": now, "event": event} | known) + "\n"
         try:
-            # a link in its place would send the lines elsewhere
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            # a link would send the lines elsewhere, a pipe wait for a reader
+            file = os.open(self.path, FLAGS, 0o600)
             try:
                 os.write(file, text.encode())
             finally:

@@ -184,6 +184,23 @@ def test_a_link_or_a_fifo_in_the_place_of_the_lock(tmp_path):
         pass
 
 
+def test_a_lock_that_its_former_holder_removes_while_it_is_taken(tmp_path, monkeypatch):
+    """It would be the lock of a file that nobody else sees."""
+    real, seen = fcntl.flock, []
+
+    def removed(file, flags):
+        if not seen:
+            seen.append(file)
+            (tmp_path / WRITER).unlink()
+        real(file, flags)
+
+    monkeypatch.setattr(fcntl, "flock", removed)
+    with FolderLock(tmp_path) as lock:
+        lock.check()
+        with pytest.raises(Held):
+            FolderLock(tmp_path, wait=0).__enter__()
+
+
 def test_an_orphan_is_stopped_or_waited_for(tmp_path, monkeypatch, capsys):
     """Flower goes on when the command is killed. The next command asks the deployment
     to stop that run by its id, and waits until it lets go of the folder.

@@ -54,9 +54,9 @@ def raises(parameters, config):
     raise RuntimeError("local training diverged")
 
 
-def go(folder, poison=True, fails=broken, resume=False, **given):
+def go(folder, poison=True, fails=broken, resume=False, client=Poisoned, **given):
     settings = read_settings(GIVEN | given | {"out": str(folder), "resume": resume})
-    app = to_client_app(lambda context: Poisoned(poison, fails))
+    app = to_client_app(lambda context: client(poison, fails))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "fedapps.tasks.classification.Classification.initial_arrays",
@@ -117,6 +117,30 @@ def test_a_checkpoint_is_kept_until_the_next_one_was_of_use(tmp_path):
     # and the model of the run is the last one that clients could train from
     np.testing.assert_allclose(load(tmp_path), 3.0)
     assert rounds_of(tmp_path)[-1]["unusable"]
+
+
+def test_the_model_of_a_run_is_the_last_one_that_was_scored(tmp_path):
+    """That of round 1 was scored; nobody can say whether it can be trained from."""
+
+    class Away(Poisoned):
+        def fit(self, parameters, config):
+            arrays, n, metrics = super().fit(parameters, config)
+            if config["server-round"] == 2:
+                if len(away) < 2:
+                    away.append(1)
+                    raise RuntimeError("no power")
+                arrays = [array + np.float32(500) for array in arrays]
+            return arrays, n, metrics
+
+        def evaluate(self, parameters, config):
+            return (float("nan") if parameters[0].max() > 100 else 0.5), 1, {}
+
+    away = []
+    given = {"num-rounds": 2, "evaluate-every": 1, "min-replies": 1, "max-relative-update": 0}
+    with pytest.raises(TooFewReplies):
+        go(tmp_path, client=Away, **given)
+    assert [len(row["failures"]) for row in rounds_of(tmp_path)] == [0, 5]
+    np.testing.assert_allclose(load(tmp_path), 1.0)
 
 
 def load(folder):

@@ -107,6 +107,15 @@ def test_filling_and_scaling_are_those_of_the_client_s_training_rows():
     np.testing.assert_array_equal(scaled(other, train, numeric)[:20], out[:20])
 
 
+def test_where_tails_are_cut_the_mean_is_that_of_what_is_left():
+    x = np.random.default_rng(0).normal(size=(200, 1))
+    x[0] = 1e4  # alone it moves the mean by 50 deviations
+    out = scaled(x, np.arange(200), (True,), clip=5.0)
+    np.testing.assert_allclose(out[1:].mean(), 0, atol=0.1)
+    np.testing.assert_allclose(out[1:].std(), 1, atol=0.2)
+    assert out[0] == 5.0
+
+
 def test_a_column_that_is_missing_or_constant_in_training_is_zero():
     x = np.array(
         [

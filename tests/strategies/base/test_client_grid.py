@@ -13,7 +13,7 @@ from clients import answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, UpdateBound
 from strategies.base.flower_private import ErrorCode
-from strategies.base.messages import content_bytes
+from strategies.base.messages import content_bytes, metrics_of
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32)}
@@ -294,19 +294,30 @@ class Shuffled(InlineGrid):
 
 
 def test_order_of_arrival_does_not_matter():
+    """A strategy gets the replies in the order of the clients, whatever its own is."""
+    seen = []
+
+    class Spy(FedAvg):
+        def configure_train(self, *arguments):
+            return list(super().configure_train(*arguments))[::-1]
+
+        def aggregate_train(self, server_round, replies):
+            replies = list(replies)
+            seen.append([metrics_of(reply.content)["num-examples"] for reply in replies])
+            return super().aggregate_train(server_round, replies)
+
     def run():
         app = to_client_app(
             lambda c: EchoClient(
                 0.1 * (1 + c.node_config["partition-id"]), 1 + c.node_config["partition-id"]
             )
         )
-        return arrays_of(
-            simulate(
-                FedAvg(), None, 9, START, 4, grid=ClientGrid(Shuffled(app, 9), clients_per_round=4)
-            )
-        )["w"]
+        grid = ClientGrid(Shuffled(app, 9), clients_per_round=4)
+        return arrays_of(simulate(Spy(), None, 9, START, 4, grid=grid))["w"]
 
     np.testing.assert_array_equal(run(), run())
+    assert [len(row) for row in seen] == [4] * 8
+    assert seen == [sorted(row) for row in seen]
 
 
 def test_bytes_are_those_of_the_contents():

@@ -1,6 +1,9 @@
 import numpy as np
+import pytest
 
 from strategies import FedAvg
+from strategies.base.client_grid import Exchange, Failure
+from strategies.base.rounds import usable
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32)}
@@ -51,3 +54,24 @@ def test_server_evaluation():
         2: 2.0,
         4: 4.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("valid", "errors", "broken", "away", "said"),
+    [
+        (1, 1, 0, 0, True),  # half of those that answered
+        (1, 0, 1, 5, True),
+        (1, 2, 0, 0, None),
+        (1, 1, 1, 0, None),
+        (1, 0, 2, 0, False),
+        (0, 0, 1, 0, False),
+        (0, 1, 0, 0, None),
+        (0, 0, 0, 2, None),
+    ],
+)
+def test_a_model_is_sound_if_half_of_those_that_answered_could_use_it(
+    valid, errors, broken, away, said
+):
+    failures = [Failure(9, "", broken=False)] * errors + [Failure(9, "")] * broken
+    failures += [Failure(9, "", answered=False, broken=False)] * away
+    assert usable(Exchange("train", list(range(valid)), failures=failures)) is said
