@@ -16,10 +16,10 @@ Contract: that of the wrapped strategy. A reply holds one record of real or whol
 arrays, and numbers as metrics. Text in it does not reach the server.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypedDict, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -37,6 +37,7 @@ from strategies.base.capabilities import (
 )
 from strategies.base.client_grid import ClientGrid
 from strategies.base.reply_validation import UpdateBound
+from strategies.base.rounds import Callback, Patience
 from strategies.base.secure_grid import Protocol, SecureGrid
 from strategies.base.weights import weight_key
 from strategies.base.wrapper import Wrapper
@@ -140,6 +141,20 @@ def _terms(strategy: Strategy, options: SecureOptions, bound: UpdateBound, clien
     return terms
 
 
+class StartArguments(TypedDict, total=False):
+    """Arguments of a strategy's ``start``. The last five are those of this suite."""
+
+    timeout: float
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
+    first_round: int
+    evaluate_every: int
+    patience: Patience
+    callbacks: Sequence[Callback]
+    strict: bool
+
+
 class SecureSum(Wrapper):
     """Wrapper around ``strategy``, which takes part in its own loop: call
     :meth:`start`.
@@ -156,7 +171,11 @@ class SecureSum(Wrapper):
         return Capabilities(wrapped.replies, "single replies", beside=wrapped.beside)
 
     def start(  # type: ignore[override]
-        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **arguments: Any
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        **arguments: Unpack[StartArguments],
     ) -> Result:
         """Run the wrapped strategy's rounds with secure sums; arguments are those of
         its own ``start``.

@@ -109,14 +109,21 @@ def dm_strategy(options: FedDMOptions, task: Any, context: RunContext) -> Strate
     )
 
 
-def dm_client(
-    options: FedDMOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
-) -> NumPyClient:
-    """Return a FedDM client, which works in the task's net."""
-    data = task.client_data(client_id, num_clients)
-    return clients.FedDMClient(
-        task.model_fn, data, client_id, store, task.work_model(), task.objective
-    )
+def set_client(kind: str) -> ClientFactory:
+    """Return a factory of clients of class ``kind``. They evaluate the server's net, and
+    send none.
+    """
+
+    def client(
+        options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store"
+    ) -> NumPyClient:
+        data = task.client_data(client_id, num_clients)
+        made: NumPyClient = getattr(clients, kind)(
+            task.model_fn, data, client_id, store, task.work_model(), task.objective
+        )
+        return made
+
+    return client
 
 
 def means_strategy(options: None, task: Any, context: RunContext) -> Strategy:
@@ -193,7 +200,7 @@ METHODS: dict[str, Method] = {
         page="fedevg",
         builds=FedDM,
         strategy=dm_strategy,
-        client=dm_client,
+        client=set_client("FedDMClient"),
         tasks=IMAGE_TASKS,
         model="small-cnn",
         synthetic=True,
@@ -207,7 +214,7 @@ METHODS: dict[str, Method] = {
         page="fedevg",
         builds=ClassMeans,
         strategy=means_strategy,
-        client="ClassMeansClient",
+        client=set_client("ClassMeansClient"),
         tasks=IMAGE_TASKS,
         model="small-cnn",
         synthetic=True,

@@ -183,10 +183,9 @@ def test_a_sweep_logs_each_run(tmp_path, capfd):
 
 @pytest.mark.parametrize("wanted", ["", "1"])
 def test_flowers_log_has_no_colours_under_no_color(wanted, monkeypatch):
-    import flwr.common  # noqa: F401 - makes the handler
-
-    (handler,) = [one for one in logging.getLogger("flwr").handlers if hasattr(one, "colored")]
-    monkeypatch.setattr(handler, "colored", True)
+    handler = logging.StreamHandler()  # other tests replace Flower's, which has this attribute
+    handler.colored = True
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [handler])
     monkeypatch.setenv("NO_COLOR", wanted)
     assert main(["methods"]) == 0
     assert handler.colored == (not wanted)

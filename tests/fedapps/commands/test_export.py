@@ -142,7 +142,7 @@ def test_models_that_were_not_saved_or_are_of_another_run_are_refused(tmp_path, 
 
 
 #: Methods on a torch net whose global model is of no use without a client's part.
-NO_GLOBAL = {"local", "fedper", "lg-fedavg", "fedrep", "partial"}
+NO_GLOBAL = {"local", "fedper", "lg-fedavg", "fedrep", "partial", "ifca"}
 
 
 @pytest.mark.parametrize("method", ["fedavg", *PERSONAL])

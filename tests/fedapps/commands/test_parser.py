@@ -270,7 +270,13 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
             "data.noise = 'pair': task 'text' does not use it: leave it out",
         ),
         (
-            ["task=tabular", "model.start=zero", "method=propfair", "propfair.base=superfed-mm"],
+            [
+                "task=tabular",
+                "model.start=zero",
+                "method=propfair",
+                "propfair.base=superfed-mm",
+                "superfed.form=thesis",
+            ],
             "model.start = 'zero': superfed-mm mixes two models that must differ: choose 'random'",
         ),
         (
