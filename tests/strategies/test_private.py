@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 from safetensors.numpy import load_file
@@ -93,6 +93,20 @@ def test_a_failed_client_counts_as_an_update_of_zero():
         simulate(private(FedAvg()), lambda i, _: Fails(0) if i == 2 else client(i), 3, START, 1)
     )
     np.testing.assert_allclose(got["w"], sum(clipped(1.0)[:2]) / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("odd", [np.ones(1), np.ones((2, 2)), np.ones(2, np.int64)])
+def test_a_reply_of_another_shape_counts_as_an_update_of_zero(odd):
+    """It would be added to every number of an array after its norm was taken of one."""
+    strategy = private(FedAvg())
+    app = to_client_app(lambda context: client(context.node_config["partition-id"]))
+    grid = InlineGrid(app, 3)
+    start = ArrayRecord({name: Array(value) for name, value in START.items()})
+    messages = strategy.configure_train(1, start, ConfigRecord({"server-round": 1}), grid)
+    replies = list(grid.send_and_receive(messages))
+    replies[2].content.array_records[next(iter(replies[2].content.array_records))]["w"] = Array(odd)
+    released = strategy.aggregate_train(1, replies)[0]
+    np.testing.assert_allclose(released["w"].numpy(), sum(clipped(1.0)[:2]) / 3, rtol=1e-5)
 
 
 def test_one_client_changes_the_sum_by_the_clipping_norm_at_most():

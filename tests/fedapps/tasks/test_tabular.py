@@ -14,7 +14,8 @@ from clients.base.data import Split
 from clients.base.evaluation import BINARY
 from fedapps.commands.parser import main
 from fedapps.data.generated_tables import classes
-from fedapps.data.samples import Columns
+from fedapps.data.partition import stratified_rows
+from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, TableScale
 from fedapps.data.table_columns import read_columns
 from fedapps.engines.inline import InlineGrid
@@ -77,6 +78,14 @@ def test_every_class_is_split_alike_and_every_sample_is_used_once(counts):
 def test_a_class_that_cannot_be_in_every_part_is_refused():
     with pytest.raises(ValueError, match="class 1 has 2 samples for 3 parts"):
         stratified(np.array([0, 0, 0, 1, 1]), np.random.default_rng(0), 0.2, 0.2)
+
+
+@pytest.mark.parametrize(("validation", "rare"), [(0.0, 1), (0.2, 2)])
+def test_a_class_with_fewer_samples_than_sets_is_for_training(validation, rare):
+    samples = Samples(np.zeros((30, 1, 1, 1)), np.repeat([0, 1], (30 - rare, rare)), 2)
+    sets = stratified_rows(samples, np.arange(30), 0, 0, validation)
+    assert sorted(np.concatenate(sets)) == list(range(30))
+    assert set(range(30 - rare, 30)) <= set(sets[0])
 
 
 def scaled(x, rows, scaled, clip=0.0):
