@@ -181,7 +181,8 @@ class SecureSum(Wrapper):
         its own ``start``.
         """
         safe = secured(grid, self.strategy, self.options)
-        return self.strategy.start(safe, initial_arrays, num_rounds, **arguments)
+        given: dict[str, Any] = {**arguments}  # Flower's strategies do not take all of them
+        return self.strategy.start(safe, initial_arrays, num_rounds, **given)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

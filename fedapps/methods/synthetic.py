@@ -110,8 +110,8 @@ def dm_strategy(options: FedDMOptions, task: Any, context: RunContext) -> Strate
 
 
 def set_client(kind: str) -> ClientFactory:
-    """Return a factory of clients of class ``kind``, which evaluate the server's net and
-    send none.
+    """Return a factory of clients of class ``kind``. They evaluate the server's net,
+    and send none.
     """
 
     def client(
