@@ -361,10 +361,11 @@ def command(engine: str, arguments: list[str]) -> None:
     from benchmarks import soak_faults
     from fedapps.commands import parser as cli
     from fedapps.deployment import site_run
-    from fedapps.engines import inline
+    from fedapps.runs import inline_grid
 
     if engine == "inline":
-        inline.InlineGrid = soak_faults.FaultyGrid  # type: ignore[misc]
+        inline_grid.InlineGrid = soak_faults.FaultyGrid  # type: ignore[misc]
+        arguments = [*arguments, "--workers", "1"]  # clients run in the faulty grid
     site_run.copy_app = faulty_copy  # type: ignore[attr-defined]
     with open(os.devnull, "w") as sys.stdout, contextlib.redirect_stderr(sys.stdout):
         sys.exit(cli.main(arguments))

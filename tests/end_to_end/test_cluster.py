@@ -61,6 +61,7 @@ def arguments(folder, engine="ray", **more):
         "watch": False,
         "deployment": Path("deployment"),
         "metrics_port": None,
+        "until": None,
     }
     return argparse.Namespace(**given | more)
 
