@@ -29,13 +29,12 @@ from flwr.clientapp import ClientApp
 
 from algorithms.common.sent import METHOD
 from algorithms.common.wire import fields, read
+from algorithms.secure.wire import MASKED, QUERY, RECORD, packed, unpacked
 from clients.base.adapter import client_id
 
 if TYPE_CHECKING:  # late: most runs need no cryptography
     from algorithms.secure.keys import SigningKey
 
-#: The type of the messages of secure sums, and the names of their records.
-QUERY, RECORD, MASKED = "query.secure", "secure", "masked"
 #: The file in ``store-dir`` that says which steps of which sessions were taken.
 STEPS = "secure-steps"
 MOST_RUNS = 100
@@ -71,7 +70,7 @@ class SecureApp(ClientApp):
     def _answer(self, message: Message, context: Context) -> Message:
         from algorithms.secure.messages import Hello, Session, bytes_of, text_of
 
-        asked = _facts(message)
+        asked = unpacked(message.content[RECORD])
         step = str(asked.get("step"))
         with _Client(context) as client:
             if step == "hello":
@@ -96,7 +95,7 @@ class SecureApp(ClientApp):
         from algorithms.secure.messages import Offer, Session, bytes_of, content_digest
         from algorithms.secure.vector import Terms, content_parts, to_vector
 
-        asked = _facts(message)
+        asked = unpacked(message.content[RECORD])
         session, terms = Session.from_fields(asked["session"]), Terms.from_fields(asked["terms"])
         members = [str(name) for name in asked["members"]]
         offers = [Offer.from_fields({**row, "holders": [], "sealed": []}) for row in asked["keys"]]
@@ -119,7 +118,9 @@ class SecureApp(ClientApp):
                 client.claim(later, "offer")
                 said["offer"] = client.participant.offer_again(later, session).to_fields()
         record = ArrayRecord({MASKED: Array(*fields(to_bytes(masked)))})
-        return Message(RecordDict({MASKED: record, RECORD: _record(said)}), reply_to=message)
+        return Message(
+            RecordDict({MASKED: record, RECORD: ConfigRecord(packed(said))}), reply_to=message
+        )
 
 
 class _Client:
@@ -230,19 +231,8 @@ class _Client:
             os.fsync(file.fileno())
 
 
-def _facts(message: Message) -> dict[str, Any]:
-    facts = json.loads(bytes(message.content[RECORD]["json"]))  # type: ignore[arg-type]
-    if not isinstance(facts, dict):
-        raise ValueError("a message for secure sums cannot be read")
-    return facts
-
-
-def _record(facts: Mapping[str, Any]) -> ConfigRecord:
-    return ConfigRecord({"json": json.dumps(facts, separators=(",", ":")).encode()})
-
-
 def _reply(message: Message, facts: Mapping[str, Any]) -> Message:
-    return Message(RecordDict({RECORD: _record(facts)}), reply_to=message)
+    return Message(RecordDict({RECORD: ConfigRecord(packed(facts))}), reply_to=message)
 
 
 def _arrays(content: RecordDict) -> dict[str, np.ndarray[Any, Any]]:

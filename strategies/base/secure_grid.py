@@ -15,7 +15,6 @@ A client may be missing in any of them. If too few are left, the round fails: ev
 client counts as failed, and the model stays as it is.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,13 +44,12 @@ from algorithms.secure.messages import (
 )
 from algorithms.secure.server import Unmaskable, fault, unmask
 from algorithms.secure.vector import Layout, Terms, content_parts, from_sum
+from algorithms.secure.wire import MASKED, QUERY, RECORD, packed, unpacked
 from strategies.base.flower_private import ErrorCode, number_message
 from strategies.base.messages import arrays_of, content_bytes, trains
 from strategies.base.roster import KnowingClients, Numbered, Travel
 from strategies.base.wrapped_grid import WrappedGrid
 
-#: Message type and record names, as in ``clients.base.secure_app``.
-QUERY, RECORD, MASKED = "query.secure", "secure", "masked"
 #: Share of a round's clients that may be gone, for the check of a graph of neighbours.
 GONE = 0.1
 
@@ -295,7 +293,7 @@ class SecureGrid(WrappedGrid):
             }
             if later is not None:
                 facts["next"] = later.session.to_fields()
-            content = RecordDict({**first.content, RECORD: _record(facts)})
+            content = RecordDict({**first.content, RECORD: ConfigRecord(packed(facts))})
             sent[name] = Message(
                 content,
                 now.nodes[name],
@@ -320,7 +318,7 @@ class SecureGrid(WrappedGrid):
         found: dict[str, list[tuple[str, Any, str]]] = {}
         for name, reply in sorted(replies.items()):
             with self._noted(now.nodes[name]):
-                facts = _facts(reply)
+                facts = unpacked(reply[RECORD])
                 layout = str(facts["layout"])
                 if why := _misfit(terms, Layout.from_text(layout), content):
                     raise ValueError(why)
@@ -411,7 +409,7 @@ class SecureGrid(WrappedGrid):
         self, questions: Mapping[int, Mapping[str, Any]], timeout: float | None
     ) -> dict[int, Any]:
         """Send each node its question; return the answers that can be read."""
-        records = {id(facts): _record(facts) for facts in questions.values()}
+        records = {id(facts): ConfigRecord(packed(facts)) for facts in questions.values()}
         sent = [
             Message(RecordDict({RECORD: records[id(facts)]}), node, QUERY)
             for node, facts in questions.items()
@@ -419,7 +417,7 @@ class SecureGrid(WrappedGrid):
         answers = {}
         for node, reply in self._replies(sent, timeout).items():
             with self._noted(node):
-                answers[node] = _facts(reply)
+                answers[node] = unpacked(reply[RECORD])
         return answers
 
     def _replies(self, messages: Iterable[Message], timeout: float | None) -> dict[int, RecordDict]:
@@ -505,11 +503,3 @@ def _same(one: RecordDict, other: RecordDict) -> bool:
 def _public(offer: Offer) -> dict[str, Any]:
     """Return the fields of an offer that neighbours need."""
     return {k: v for k, v in offer.to_fields().items() if k not in ("holders", "sealed")}
-
-
-def _record(facts: Mapping[str, Any]) -> ConfigRecord:
-    return ConfigRecord({"json": json.dumps(facts, separators=(",", ":")).encode()})
-
-
-def _facts(content: RecordDict) -> Any:
-    return json.loads(bytes(content[RECORD]["json"]))  # type: ignore[arg-type]

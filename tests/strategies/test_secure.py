@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
 from algorithms.common.wire import read
+from algorithms.secure.wire import QUERY, RECORD
 from clients import SecureApp, to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import (
@@ -37,7 +38,7 @@ from strategies import (
     run_rounds,
 )
 from strategies.base.records import to_record
-from strategies.base.secure_grid import QUERY, RECORD, SecureGrid
+from strategies.base.secure_grid import SecureGrid
 from strategies.base.wrapped_grid import WrappedGrid
 from strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of
