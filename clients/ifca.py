@@ -2,6 +2,7 @@
 on its training samples. Source and contract: ``strategies/ifca.py``.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ class IFCAClient(PersonalClient):
 
     def choose(self, parameters: Arrays, config: Config) -> tuple[int, Arrays]:
         """Return the number and the arrays of the model with the least mean loss on the
-        training samples, of equal ones the first.
+        training samples, of equal ones the first. A loss that is not finite is the
+        greatest.
         """
         models = self.models(parameters, config)
         if len(models) == 1:
@@ -47,7 +49,8 @@ class IFCAClient(PersonalClient):
         losses = {}
         for cluster, arrays in models.items():
             set_arrays(self.model, arrays)
-            losses[cluster] = self.mean_loss(self.data.train)
+            loss = self.mean_loss(self.data.train)
+            losses[cluster] = loss if math.isfinite(loss) else math.inf
         best = min(losses, key=lambda cluster: losses[cluster])
         return best, models[best]
 

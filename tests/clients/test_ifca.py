@@ -139,6 +139,16 @@ def test_a_client_is_scored_with_the_model_of_least_training_loss():
         )
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_model_without_a_finite_loss_is_nobodys(place):
+    good = [np.float32([[SLOPES[0]]]), np.float32([0.0])]
+    models = [good, good]
+    models[place] = [np.float32([[np.nan]]), np.float32([0.0])]
+    config = IFCASent(2, [0, 1]).to_config() | {"seed": 0}
+    client = client_of(Lines(), {})(0, None)
+    assert client.choose([*models[0], *models[1]], config)[0] == 1 - place
+
+
 def test_a_cluster_that_nobody_chooses_keeps_its_model():
     strategy = IFCA(IFCAOptions(clusters=2))
     first = {name: np.full(a.shape, 50.0, a.dtype) for name, a in Lines().initial_arrays().items()}
