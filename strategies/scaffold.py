@@ -177,9 +177,7 @@ class Scaffold(FedAvg):
                     size,
                     most,
                 )
-                reply[CONTROL + name] = Array(
-                    *fields(np.asarray(control * (most / size), dtype=control.dtype))
-                )
+                reply[CONTROL + name] = _scaled(control, most / size)
 
     def _shorten_to_others(self, replies: list[Message]) -> None:
         """Shorten the control arrays of each reply, together, to ``HARDENED`` times the
@@ -199,9 +197,7 @@ class Scaffold(FedAvg):
                 )
                 for name in self.c:
                     control = read(record[CONTROL + name])
-                    record[CONTROL + name] = Array(
-                        *fields(np.asarray(control * (most / size), dtype=control.dtype))
-                    )
+                    record[CONTROL + name] = _scaled(control, most / size)
 
     def _size(self, record: ArrayRecord) -> float:
         """Return the norm of all control arrays of a reply."""
@@ -215,3 +211,7 @@ class Scaffold(FedAvg):
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.c = dict(state)
+
+
+def _scaled(values: NDArray[Any], factor: float) -> Array:
+    return Array(*fields(np.asarray(values * factor, dtype=values.dtype)))
