@@ -47,6 +47,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
+from benchmarks.round_time import JOB
 from fedapps.engines.processes import marked, program
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
@@ -66,23 +67,7 @@ OURS = {
     "fedapps, inline, compiled": ("--engine=inline", "train.compile=on"),
     "fedapps, ray": ("--engine=ray",),
 }
-MNIST = {
-    "method": "fedavg",
-    "num-clients": 100,
-    "clients-per-round": 10,
-    "evaluate-every": 0,
-    "checkpoint-every": 0,
-    "device": "cpu",
-    "data.partition": "iid",
-    "model.name": "mcmahan-2nn",
-    "train.learning-rate": 0.1,
-    "train.lr-decay": 1.0,
-    "train.momentum": 0.0,
-    "train.weight-decay": 0.0,
-    "train.local-epochs": 1,
-    "train.batch-size": 10,
-}
-SUPERFED = MNIST | {
+SUPERFED = JOB | {
     "method": "superfed-mm",
     "num-clients": 20,
     "clients-per-round": 5,
@@ -224,7 +209,7 @@ def ours(settings: dict[str, Any], folder: Path, *words: str) -> tuple[Cost, Pat
 
 def speed(arguments: argparse.Namespace, folder: Path) -> Table:
     """Run the job in every framework and return the table."""
-    settings = MNIST | {"data.source": arguments.data, "num-rounds": arguments.rounds}
+    settings = JOB | {"data.source": arguments.data, "num-rounds": arguments.rounds}
     job, data = write_job(settings, folder)
     x, y = (torch.cat([getattr(one.test, name) for one in data]) for name in "xy")
     table = Table(box=box.MARKDOWN)

@@ -60,6 +60,23 @@ from fedapps.settings.settings import Settings, read_settings
 CLIENTS, PER_ROUND, TRAINED, BATCH = 100, 10, 600, 10
 STEPS = PER_ROUND * TRAINED // BATCH  # of a round
 SHAPE, CLASSES = (1, 28, 28), 10
+#: The settings of the workload but for its data and length.
+JOB: dict[str, str | int | float] = {
+    "method": "fedavg",
+    "num-clients": CLIENTS,
+    "clients-per-round": PER_ROUND,
+    "evaluate-every": 0,
+    "checkpoint-every": 0,
+    "device": "cpu",
+    "data.partition": "iid",
+    "model.name": "mcmahan-2nn",
+    "train.learning-rate": 0.1,
+    "train.lr-decay": 1.0,
+    "train.momentum": 0.0,
+    "train.weight-decay": 0.0,
+    "train.local-epochs": 1,
+    "train.batch-size": BATCH,
+}
 WARM_UP = 1  # rounds that do not count: they load data and start workers
 
 
@@ -147,23 +164,10 @@ def settings_of(source: Path, rounds: int) -> Settings:
     """
     return read_settings(
         {
-            "method": "fedavg",
+            **JOB,
             "num-rounds": WARM_UP + rounds + 1,
-            "num-clients": CLIENTS,
-            "clients-per-round": PER_ROUND,
-            "evaluate-every": 0,
-            "checkpoint-every": 0,
-            "device": "cpu",
             "out": str(source.parent / "inline"),
             "data.source": str(source),
-            "data.partition": "iid",
-            "model.name": "mcmahan-2nn",
-            "train.learning-rate": 0.1,
-            "train.lr-decay": 1.0,
-            "train.momentum": 0.0,
-            "train.weight-decay": 0.0,
-            "train.local-epochs": 1,
-            "train.batch-size": BATCH,
         }
     )
 
