@@ -13,7 +13,7 @@ QUERY, RECORD, MASKED = "query.secure", "secure", "masked"
 FACTS = "json"
 
 
-def packed(facts: Mapping[str, Any]) -> dict[str, bytes]:
+def packed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the record that holds some facts."""
     return {FACTS: json.dumps(facts, separators=(",", ":")).encode()}
 

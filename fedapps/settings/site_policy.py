@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, kebab, names_in, option
 from algorithms.common.sent import METHOD
+from algorithms.secure.wire import FACTS, MASKED, RECORD
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import code_named, names_method
 from fedapps.settings.settings import read_settings
@@ -72,14 +73,15 @@ class SitePolicy(Options):
         of the method and the frame of a masked reply always may.
         """
         allowed = names_in(self.metrics)
-        for record in content.values():
+        for place, record in content.items():
             if isinstance(record, ArrayRecord) and record and not self.arrays:
                 return "its reply holds arrays, but arrays = false"
             if not isinstance(record, MetricRecord | ConfigRecord):
                 continue
             for name, value in record.items():
                 # the frame of a masked reply, whose metrics leave in sums only
-                if name in ("num-examples", METHOD, "json"):
+                framed = content.keys() <= {MASKED, RECORD} and (place, name) == (RECORD, FACTS)
+                if framed or name in ("num-examples", METHOD):
                     continue
                 if isinstance(value, list) and not self.counts:
                     return f"its reply holds the list {name!r}, but counts = false"

@@ -4,9 +4,11 @@ one line for every message.
 
 import json
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from algorithms.secure.wire import MASKED, RECORD, packed
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.errors import UserError
@@ -15,7 +17,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.settings.settings import default_config, read_settings
-from fedapps.settings.site_policy import read_policy
+from fedapps.settings.site_policy import SitePolicy, read_policy
 from strategies.base.messages import metrics_of
 from strategies.base.records import to_record
 from tests.helpers import assert_same, rounds_of
@@ -222,6 +224,15 @@ def test_counts_and_errors_stay_if_the_policy_says_so(site, monkeypatch):
     reply = ask(grid, settings)
     assert "4711" not in reply.error.reason
     assert "errors = false" in reply.error.reason
+
+
+def test_only_the_frame_of_a_masked_reply_may_hold_any_text():
+    policy, frame = SitePolicy(metrics=""), ConfigRecord(packed({"layout": "x"}))
+    assert policy.refuses_reply(RecordDict({RECORD: frame})) == ""
+    masked = RecordDict({MASKED: to_record(["a"], [np.zeros(2)]), RECORD: frame})
+    assert policy.refuses_reply(masked) == ""
+    for other in ({"info": frame}, {RECORD: frame, "info": ConfigRecord()}):
+        assert "its reply holds 'json'" in policy.refuses_reply(RecordDict(other))
 
 
 def test_what_a_policy_may_hold():
