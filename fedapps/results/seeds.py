@@ -133,6 +133,41 @@ def with_intervals(differences: Measured) -> Difference:
     return Difference(gains, over_seeds, crossed_interval(table))
 
 
+def variance_components(
+    y: NDArray[np.float64], known: NDArray[np.bool_]
+) -> tuple[float, float, float] | None:
+    """Return the variances between seeds, between clients and of the rest, by
+    Henderson's method I (1953); they may come out negative. ``None`` if they cannot be
+    told apart.
+
+    ``y`` (S, K): values of client k at seed s about any centre, 0 where ``known`` says
+    that there is none. Every row and column has a value.
+    """
+    per_seed, per_client, total = known.sum(1), known.sum(0), int(known.sum())
+    (s, k), middle = known.shape, y.sum() ** 2 / total
+    squares = np.array(
+        [
+            (y.sum(1) ** 2 / per_seed).sum() - middle,
+            (y.sum(0) ** 2 / per_client).sum() - middle,
+            (y**2).sum() - middle,
+        ]
+    )
+    # Rows: the expected sums of squares between seeds, between clients, and in all, for
+    # components of size 1.
+    a, b = (per_seed**2).sum() / total, (per_client**2).sum() / total
+    expected = np.array(
+        [
+            [total - a, s - b, s - 1],
+            [k - a, total - b, k - 1],
+            [total - a, total - b, total - 1],
+        ]
+    )
+    if np.linalg.matrix_rank(expected) < 3:
+        return None
+    seeds, clients, rest = map(float, np.linalg.solve(expected, squares))
+    return seeds, clients, rest
+
+
 def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interval | None:
     """Return the mean over seeds and clients, with bounds for the mean of all sites
     that these clients could have been drawn from.
@@ -160,7 +195,7 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
 
     known = np.isfinite(table)
     table, known = table[:, known.any(0)], known[:, known.any(0)]
-    per_seed, per_client, total = known.sum(1), known.sum(0), int(known.sum())
+    per_seed, total = known.sum(1), int(known.sum())
     (s, k) = known.shape
     degrees = np.array([s - 1, k - 1, total - s - k + 1])
     if s < ENOUGH or k < 2 or degrees[2] < 1 or not per_seed.all():
@@ -169,27 +204,10 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
     means = np.where(known, table, 0.0).sum(1) / per_seed
     over_seeds = t_interval(means.tolist(), level)
     y = np.where(known, table - over_seeds.mean, 0.0)
-    middle = y.sum() ** 2 / total
-    squares = np.array(
-        [
-            (y.sum(1) ** 2 / per_seed).sum() - middle,
-            (y.sum(0) ** 2 / per_client).sum() - middle,
-            (y**2).sum() - middle,
-        ]
-    )
-    # Rows: the expected sums of squares between seeds, between clients, and in all, for
-    # components of size 1.
-    a, b = (per_seed**2).sum() / total, (per_client**2).sum() / total
-    expected = np.array(
-        [
-            [total - a, s - b, s - 1],
-            [k - a, total - b, k - 1],
-            [total - a, total - b, total - 1],
-        ]
-    )
-    if np.linalg.matrix_rank(expected) < 3:
+    found = variance_components(y, known)
+    if found is None:
         return None
-    seeds, clients, rest = np.linalg.solve(expected, squares)
+    seeds, clients, rest = found
     unit = (weights**2).sum()
     rest = max(rest, 0.0)
     ms = np.array(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.common.seeds import generator
-from fedapps.results.seeds import Interval, crossed_interval
+from fedapps.results.seeds import Interval, crossed_interval, variance_components
 
 Table = NDArray[np.float64]
 DRAWS = 20_000
@@ -116,19 +116,6 @@ def decide(tables: Mapping[str, Table], leader: str, delta: float, near: str = "
     return Verdict(UNKNOWN, leader, *more_needed(tables[open_], one, abs(one.mean - delta)))
 
 
-def components(table: Table) -> tuple[float, float, float]:
-    """Return the variances between seeds, between clients and of the rest, of a
-    complete table (S, K); those that come out negative are 0.
-    """
-    s, k = table.shape
-    rows, columns, mean = table.mean(1), table.mean(0), table.mean()
-    rest = table - rows[:, None] - columns[None, :] + mean
-    e = float((rest**2).sum()) / max((s - 1) * (k - 1), 1)
-    a = (k * float(((rows - mean) ** 2).sum()) / max(s - 1, 1) - e) / k
-    b = (s * float(((columns - mean) ** 2).sum()) / max(k - 1, 1) - e) / s
-    return max(a, 0.0), max(b, 0.0), e
-
-
 def more_needed(table: Table, interval: Interval, distance: float) -> tuple[int, int]:
     """Return about how many more seeds, or more sites, would shorten the interval to
     ``distance`` on each side; 0 if that many are not worth naming.
@@ -137,7 +124,10 @@ def more_needed(table: Table, interval: Interval, distance: float) -> tuple[int,
     s, k = table.shape
     if s < 2 or k < 2 or distance <= 0:
         return 0, 0
-    a, b, e = components(table)
+    found = variance_components(table - table.mean(), np.ones_like(table, bool))
+    if found is None:
+        return 0, 0
+    a, b, e = (max(part, 0.0) for part in found)
     now = a / s + b / k + e / (s * k)
     allowed = now * (distance / ((interval.high - interval.low) / 2)) ** 2
     seeds = _first(lambda n: a / n + b / k + e / (n * k) <= allowed, s, MOST_SEEDS)

@@ -5,9 +5,8 @@ verdict follows the bounds.
 import numpy as np
 import pytest
 
-from fedapps.results.seeds import Interval, crossed_interval
+from fedapps.results.seeds import Interval, crossed_interval, variance_components
 from fedapps.results.simultaneous import (
-    components,
     decide,
     joint_level,
     more_needed,
@@ -96,6 +95,7 @@ def test_as_many_more_sites_as_are_named_would_do():
 def test_components_of_a_large_table_are_those_that_made_it():
     rng = np.random.default_rng(5)
     a, b = rng.normal(size=(300, 1)) * 0.5, rng.normal(size=(1, 300)) * 2
-    found = components(a + b + rng.normal(size=(300, 300)))
+    table = a + b + rng.normal(size=(300, 300))
+    found = variance_components(table - table.mean(), np.ones_like(table, bool))
     assert found == pytest.approx((a.var(ddof=1), b.var(ddof=1), 1.0), rel=0.05)
     assert more_needed(np.zeros((5, 1)), Interval(0, 1, -1, 1, 5), 0.5) == (0, 0)
