@@ -134,10 +134,10 @@ class Contest:
         centre, eighth = state.rates[LOCAL][0], self.trials.rounds // PARTS
         open_ = [m for m in state.methods if m not in state.rates]
         # all grids at once, so that no core waits; extensions follow
-        rates = {m: [centre * 10**e for e in GRID] if has_rate(m) else [0.0] for m in open_}
-        seeds = [self.seed]
         self.trials.run(
-            Trial(Contestant(m, rate), s, eighth) for m in open_ for rate in rates[m] for s in seeds
+            Trial(Contestant(m, rate), self.seed, eighth)
+            for m in open_
+            for rate in _grid(m, centre, GRID)
         )
         for method in open_:
             best = self._best_rates(method, centre, GRID, eighth)
@@ -156,7 +156,7 @@ class Contest:
         """Return the rates of a method from best to worst; its grid is extended once if
         the best is at its edge.
         """
-        rates = [centre * 10**e for e in exponents] if has_rate(method) else [0.0]
+        rates = _grid(method, centre, exponents)
         order = self._ordered(method, rates, until)
         if len(rates) > 1 and order and order[0] in (rates[0], rates[-1]):
             sign = -1 if order[0] == rates[0] else 1
@@ -375,6 +375,11 @@ class Contest:
         self.state.elapsed, self._since = self.elapsed(), self.clock()
         text = json.dumps(vars(self.state), indent=1, ensure_ascii=False)
         write_text(self.trials.out / "contest.json", text + "\n")
+
+
+def _grid(method: str, centre: float, exponents: Sequence[float]) -> list[float]:
+    """Return the rates of a method's grid; one 0 for a method without steps."""
+    return [centre * 10**e for e in exponents] if has_rate(method) else [0.0]
 
 
 def load_state(out: Path) -> State | None:

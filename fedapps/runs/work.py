@@ -68,7 +68,8 @@ def work_of(settings: Settings, task: Any) -> Work | None:
 
 def operations(model: "nn.Module", x: Any) -> int:
     """Return about how many operations a forward pass of one sample x (1, ...) takes:
-    those of linear, convolutional and recurrent layers.
+    those of linear, convolutional and recurrent layers. PyTorch's own counter finds
+    none in a recurrent layer.
     """
     import torch
     from torch import nn
