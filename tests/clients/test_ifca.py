@@ -158,6 +158,23 @@ def test_a_cluster_that_nobody_chooses_keeps_its_model():
         np.testing.assert_array_equal(strategy.others[1][name], array)
 
 
+def test_three_clusters_keep_their_models_apart():
+    problem = Lines()
+    models = [
+        {name: np.full_like(a, value) for name, a in problem.initial_arrays().items()}
+        for value in (-50.0, 50.0, 0.0)  # all clients are nearest to the last
+    ]
+    strategy = IFCA(IFCAOptions(clusters=3))
+    strategy.load_state_dict(
+        {CLUSTER.format(j) + name: a for j in (1, 2) for name, a in models[j].items()}
+    )
+    result = simulate(strategy, client_of(problem, {}), 6, models[0], 1, CONFIG)
+    for name, array in arrays_of(result).items():
+        np.testing.assert_array_equal(array, models[0][name])
+        np.testing.assert_array_equal(strategy.others[1][name], models[1][name])
+        assert not np.array_equal(strategy.others[2][name], models[2][name])
+
+
 @pytest.mark.parametrize("options", [IFCAOptions(), IFCAOptions(3), IFCAOptions(start="random")])
 def test_it_repeats_resumes_and_survives_failures(options):
     exams.every(exams.pair("ifca", options), Blobs((60, 25, 40, 33, 30)))
