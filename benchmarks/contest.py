@@ -15,8 +15,8 @@ command can be stopped and repeated; ``--only-print`` starts none. Printed per c
     in race     the same of its gain in the race, which chose it
 
 ``--estimators`` judges the statistics alone, in seconds: least squares, their mean,
-mixtures and cluster means stand in for the methods; a seed leaves out one training
-sample per client.
+mixtures and cluster means stand in for the methods. A seed decides which training
+sample of each client is left out.
 
 The exact gain is that of the final's own models: the same runs, scored on points where
 the squared error of a linear model is its expectation.

@@ -69,7 +69,8 @@ class SecureOptions(Options):
     )
     min_change: int = option(
         0,
-        "the clients of two sums in a row must be the same, or differ by so many; 0: by any number",
+        "least number of clients by which the members of two sums in a row differ, unless none "
+        "does; 0: any number",
         low=0,
     )
 

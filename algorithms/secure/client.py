@@ -2,8 +2,8 @@
 
 A session goes through ``offer`` (keys and shares), ``mask`` (the vector), ``sign`` (the
 list of survivors, if the session asks for it) and ``reveal`` (what removes the masks).
-Each happens once. The state between them is a ``State``, which can be stored; whoever
-runs two steps at once on two copies of it breaks the promise that they happen once.
+Each happens once. The state between them is a ``State``, which can be stored. Two steps
+at once on two copies of it would break the promise that each happens once.
 
 Sources: Bonawitz et al., CCS 2017 (``masks``), Figure 4, of which ``sign`` is the
 consistency check; Bell et al., CCS 2020 (``graph``). A difference: a survivor itself

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedapps.engines.processes import program
 
 NAME = "flower-superexec"
-#: A program that ends within so many seconds of its start is not started again.
+#: Seconds. A program that ends sooner after its start is not started again.
 SHORTEST_LIFE = 30
 #: What the stand-in writes to the log.
 ENDED = re.compile(rf"ERROR: {NAME} has ended with status (\d+)")
