@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fedapps.commands.run import given_by
-from fedapps.errors import INTERRUPTED, UserError
+from fedapps.errors import INTERRUPTED
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -67,8 +67,6 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedapps.contests.page import sections
     from fedapps.contests.run import run_contest
 
-    if arguments.jobs < 0:
-        raise UserError(f"--jobs {arguments.jobs}: choose 1 or more, or 0 for one job per core")
     try:
         contest, found, text = run_contest(
             given_by(arguments.settings),

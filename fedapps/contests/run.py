@@ -11,7 +11,7 @@ from fedapps.contests.setup import start
 from fedapps.contests.trials import PORTFOLIO
 from fedapps.engines.processes import cores
 from fedapps.notes import each_once
-from fedapps.sweeps.execution import only_one
+from fedapps.sweeps.execution import Way, only_one
 from fedapps.sweeps.pool import run_all
 
 
@@ -25,7 +25,7 @@ def run_contest(
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Contest, Outcome, str]:
     """Run or continue the contest in ``out``; write and return its verdict."""
-    out, jobs = out.expanduser().absolute(), jobs or cores()
+    out, jobs = out.expanduser().absolute(), Way(jobs=jobs).jobs or cores()
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     execute = partial(run_all, processes=jobs)
     with only_one(out), each_once():  # a note on the data holds for all runs

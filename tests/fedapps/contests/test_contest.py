@@ -12,6 +12,7 @@ import pytest
 from algorithms.common.seeds import generator
 from fedapps.contests.contest import Contest, State, load_state
 from fedapps.contests.page import outcome, verdict_text, write_verdict
+from fedapps.contests.run import run_contest
 from fedapps.contests.setup import affordable_rounds, stage_seconds, start
 from fedapps.contests.trials import RATE, Contestant, Trials, in_process
 from fedapps.errors import UserError
@@ -238,3 +239,8 @@ def test_what_a_contest_chooses_is_refused(tmp_path, given):
 def test_contestants_are_named_by_method_and_rate():
     assert str(Contestant("ditto", 0.05)) == "ditto at 0.05"
     assert str(Contestant("histogram-boosting")) == "histogram-boosting"
+
+
+def test_a_number_of_jobs_below_zero_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"-1: choose 1 or more"):
+        run_contest({}, tmp_path, jobs=-1)
