@@ -9,7 +9,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
-import logging
 from collections import Counter
 
 import pytest
@@ -47,19 +46,3 @@ def pytest_collection_modifyitems(config, items):
 def own_cache(tmp_path_factory, monkeypatch):
     """Keep decoded data sets out of the user's home."""
     monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
-@pytest.fixture(autouse=True)
-def quiet_flower():
-    """Restore Flower's logger: the inline engine redirects it to the file of a run."""
-    logger = logging.getLogger("flwr")
-    before, propagate = list(logger.handlers), logger.propagate
-    yield
-    for handler in list(logger.handlers):
-        if handler not in before:
-            logger.removeHandler(handler)
-            handler.close()
-    for handler in before:
-        if handler not in logger.handlers:
-            logger.addHandler(handler)
-    logger.propagate = propagate

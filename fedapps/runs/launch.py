@@ -8,7 +8,7 @@ The command `fedapps run` and ``fedapps.run(...)`` both fill a :class:`Launch` a
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -207,16 +207,16 @@ def run_inline(
 ) -> tuple[str, str]:
     """Run in this process and its workers; return status and reason."""
     folder = Path(settings.out)
-    _log_to(folder / "run.log")
-    try:
-        execute(settings, grid, [lambda _: show(progress, folder)], parts)
-    except KeyboardInterrupt:
-        return "interrupted", ""
-    except (UserError, FolderLost):
-        raise
-    except Exception as error:  # any error is recorded in the folder and the exit status
-        logging.getLogger("flwr").exception("The run failed.")
-        return "failed", f"{type(error).__name__}: {error}"
+    with _logged_to(folder / "run.log") as logger:
+        try:
+            execute(settings, grid, [lambda _: show(progress, folder)], parts)
+        except KeyboardInterrupt:
+            return "interrupted", ""
+        except (UserError, FolderLost):
+            raise
+        except Exception as error:  # any error is recorded in the folder and the exit status
+            logger.exception("The run failed.")
+            return "failed", f"{type(error).__name__}: {error}"
     return "completed", ""
 
 
@@ -313,13 +313,18 @@ class _LogFile(logging.FileHandler):
         """Drop a line if the disk is full, instead of printing a traceback."""
 
 
-def _log_to(path: Path) -> None:
+@contextmanager
+def _logged_to(path: Path) -> Iterator[logging.Logger]:
     """Redirect Flower's log to a file: the terminal is used by the progress bar."""
     logger = logging.getLogger("flwr")
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
+    before, propagate = logger.handlers, logger.propagate
     handler = _LogFile(path, encoding="utf-8")
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(json_log.Formatter(run=path.parent.name) if json_log.chosen() else text)
-    logger.addHandler(handler)
-    logger.propagate = False
+    logger.handlers, logger.propagate = [handler], False
+    try:
+        yield logger
+    finally:
+        logger.handlers, logger.propagate = before, propagate
+        with suppress(OSError):  # a full disk
+            handler.close()

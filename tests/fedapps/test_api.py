@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -69,6 +70,14 @@ def test_a_run_from_python_equals_the_command(done, tmp_path, capsys):
 def test_without_progress_nothing_is_printed(tmp_path, capfd):
     fedapps.run("fedavg", out=tmp_path / "r", progress=False, **{**JOB, "num_rounds": 1})
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_run_leaves_the_log_of_the_program_alone(tmp_path):
+    logger = logging.getLogger("flwr")
+    before = (list(logger.handlers), logger.propagate, logger.level)
+    fedapps.run("fedavg", out=tmp_path / "r", progress=False, **{**JOB, "num_rounds": 1})
+    assert (logger.handlers, logger.propagate, logger.level) == before
+    assert "round" in (tmp_path / "r" / "run.log").read_text().lower()
 
 
 def test_rounds_and_clients_are_rows(done, monkeypatch):

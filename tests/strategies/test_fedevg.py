@@ -2,7 +2,6 @@
 average generative nets.
 """
 
-import logging
 import re
 
 import numpy as np
@@ -311,7 +310,6 @@ def test_wrong_options_are_refused():
     ],
 )
 def test_a_skipped_client_is_named_and_the_others_are_used(wrong, reason, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     clients = [Signals(1, -1.0), wrong, Signals(1, -1.0)]
     with_it = run(evg(), lambda i, _: clients[i], rounds=1)
     without = run(evg(), lambda i, _: clients[2 * i], clients=2, rounds=1)

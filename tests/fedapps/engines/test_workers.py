@@ -118,8 +118,6 @@ def test_messages_to_one_client_follow_each_other():
 
 
 def test_all_workers_run_clients_and_log_here(caplog):
-    logger = logging.getLogger("flwr")
-    logger.propagate = True
     with grid_of() as grid, caplog.at_level(logging.INFO, "flwr"):
         found = {
             reply.content["metrics"]["process"]

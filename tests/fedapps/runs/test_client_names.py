@@ -2,7 +2,6 @@
 
 import csv
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -70,7 +69,6 @@ def test_a_name_or_a_number_chooses_the_model(data, capsys, caplog, monkeypatch)
     assert str(load_file("a.safetensors")) == str(load_file("b.safetensors"))
     assert "client plant-01" in capsys.readouterr().out
     caplog.clear()
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     one, other = load("r", client="plant-01"), load("r").personal_model(1)
     assert str(one.state_dict()) == str(other.state_dict())
     for name, tensor in load_file("a.safetensors").items():
