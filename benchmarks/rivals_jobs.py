@@ -173,7 +173,12 @@ clientapp = "rivalapp.apps:client"
 job = ""
 out = ""
 """
-APPS = "from benchmarks.rivals_jobs import flower_apps\nserver, client = flower_apps()\n"
+#: Flower looks for plain assignments to the names of both apps.
+APPS = """from benchmarks.rivals_jobs import flower_apps
+apps = flower_apps()
+server = apps[0]
+client = apps[1]
+"""
 
 
 @lru_cache(maxsize=1)
