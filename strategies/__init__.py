@@ -91,6 +91,7 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.pfedme import PFedMeOptions as PFedMeOptions
     from strategies.private import PrivacyOptions as PrivacyOptions
     from strategies.private import Private as Private
+    from strategies.private import PrivateSum as PrivateSum
     from strategies.projected_fedavg import ProjectedFedAvg as ProjectedFedAvg
     from strategies.projected_fedavg import ProjectedOptions as ProjectedOptions
     from strategies.propfair import PropFair as PropFair

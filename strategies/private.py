@@ -1,5 +1,6 @@
 """Client-level differential privacy around a strategy that averages: updates are
-clipped and summed, and noise is added to the sum.
+clipped and summed, and noise is added to the sum, by the server (``Private``) or by the
+clients of a secure sum (``PrivateSum``).
 
     Private(FedAdam(), PrivacyOptions(noise_multiplier=1.0, clipping_norm=0.5))
 
@@ -40,7 +41,7 @@ weight.
 import copy
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Any
 
@@ -55,7 +56,7 @@ from algorithms.common.averaging import VARIANCES
 from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from algorithms.common.prefixes import under, within
-from algorithms.common.privacy import gaussian_epsilon
+from algorithms.common.privacy import concentrated_epsilon, gaussian_epsilon
 from algorithms.common.wire import read
 from strategies.base.capabilities import (
     Capabilities,
@@ -99,31 +100,15 @@ class PrivacyOptions(Options):
     )
 
 
-class Private(Wrapper):
-    """Wrapper around ``strategy``; raises ``ValueError`` unless its model depends only
-    on the average of the updates.
-    """
+class Budget(Wrapper):
+    """Base of wrappers that account for releases of a private model."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Replies are those of the wrapped strategy; weights set by another wrapper
-        would have no effect.
-        """
-        wrapped = declared(self.strategy)
-        return Capabilities(wrapped.replies if wrapped else "other", "single replies")
-
-    def __init__(
-        self, strategy: Strategy, options: PrivacyOptions, rng: np.random.Generator | None = None
-    ) -> None:
+    def __init__(self, strategy: Strategy, options: PrivacyOptions) -> None:
         check_range("noise-multiplier", options.noise_multiplier, 0, open_low=True)
-        _check(strategy)
         self.strategy = strategy
         self.options = options
         self.releases = 0
         self._announce: Callable[[int], None] = lambda _: None
-        self._rng = rng or np.random.default_rng()
-        self._sent: Named = {}
-        self._asked = 0
         if self.finished:
             raise ValueError(
                 f"max-epsilon = {options.max_epsilon}: one round with noise-multiplier = "
@@ -145,6 +130,16 @@ class Private(Wrapper):
         """
         self.releases, self._announce = max(before, self.releases), announce
 
+    def release(self, server_round: int) -> bool:
+        """Count a release before it happens; return whether it may."""
+        try:
+            self._announce(server_round)
+        except OSError as error:
+            log(WARNING, "round %d keeps its model: no release is counted: %s", server_round, error)
+            return False
+        self.releases += 1
+        return True
+
     @property
     def finished(self) -> bool:
         """Whether another round would exceed ``max_epsilon``, or the wrapped strategy
@@ -152,6 +147,43 @@ class Private(Wrapper):
         """
         spent = 0 < self.options.max_epsilon < self.epsilon(self.releases + 1)
         return spent or is_finished(self.strategy)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the number of releases and the wrapped strategy's state, if it has
+        one.
+        """
+        return {"releases": np.array(self.releases), **under("strategy.", state_of(self.strategy))}
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.releases = int(state["releases"])
+        load_state(self.strategy, within("strategy.", state))
+
+    def _metrics(self, metrics: MetricRecord | None) -> MetricRecord:
+        return MetricRecord({**(metrics or {}), "epsilon": self.privacy_spent()["epsilon"]})
+
+
+class Private(Budget):
+    """Wrapper around ``strategy``; raises ``ValueError`` unless its model depends only
+    on the average of the updates.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Replies are those of the wrapped strategy; weights set by another wrapper
+        would have no effect.
+        """
+        wrapped = declared(self.strategy)
+        return Capabilities(wrapped.replies if wrapped else "other", "single replies")
+
+    def __init__(
+        self, strategy: Strategy, options: PrivacyOptions, rng: np.random.Generator | None = None
+    ) -> None:
+        _check(strategy)
+        self._rng = rng or np.random.default_rng()
+        self._sent: Named = {}
+        self._asked = 0
+        super().__init__(strategy, options)
 
     # --- the Strategy interface -------------------------------------------------------
 
@@ -194,12 +226,8 @@ class Private(Wrapper):
             norm = math.sqrt(sum(float(np.vdot(part, part)) for part in update.values()))
             for name, part in update.items():
                 total[name] += part * min(1.0, self.options.clipping_norm / norm if norm else 1.0)
-        try:
-            self._announce(server_round)
-        except OSError as error:
-            log(WARNING, "round %d keeps its model: no release is counted: %s", server_round, error)
+        if not self.release(server_round):
             return None, None
-        self.releases += 1
         noise = self.options.noise_multiplier * self.options.clipping_norm
         moved = {
             name: np.asarray(
@@ -214,9 +242,7 @@ class Private(Wrapper):
             moved[name] = np.maximum(moved[name], 0)  # the noise may have made them negative
         reply = self._one_reply(valid, own.reply_with(moved) if own else moved)
         arrays_, metrics = self.strategy.aggregate_train(server_round, [reply])
-        return arrays_, MetricRecord(
-            {**(metrics or {}), "epsilon": self.privacy_spent()["epsilon"]}
-        )
+        return arrays_, self._metrics(metrics)
 
     def _one_reply(self, replies: list[Message], arrays: Named) -> Message:
         inner: Any = innermost(self.strategy)
@@ -230,18 +256,52 @@ class Private(Wrapper):
         metrics[key] = 1.0
         return reply
 
-    # --- saved state ------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the number of releases and the wrapped strategy's state, if it has
-        one.
-        """
-        return {"releases": np.array(self.releases), **under("strategy.", state_of(self.strategy))}
+class PrivateSum(Budget):
+    """Wrapper around ``strategy`` for secure sums: the clients clip their updates and
+    add discrete Gaussian noise to them before they mask them, so that nobody sees more
+    than the noisy sum. All clients have equal weight, and their metrics of training are
+    not sent. Raises ``ValueError`` unless the strategy averages models.
 
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.releases = int(state["releases"])
-        load_state(self.strategy, within("strategy.", state))
+    epsilon is that of the fewest clients that a sum may have: with more there is more
+    noise. A round counts before it asks the clients, whatever becomes of it.
+
+    Source: Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism for
+    Federated Learning with Secure Aggregation", ICML 2021, arXiv 2102.06387.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As those of the wrapped strategy, but with equal weights."""
+        wrapped = require_declaration(self.strategy, "noise-multiplier")
+        return replace(wrapped, aggregation="uniform average")
+
+    def __init__(self, strategy: Strategy, options: PrivacyOptions) -> None:
+        found = require_declaration(strategy, "noise-multiplier")
+        if found.replies != "model" or found.aggregation == "single replies":
+            raise ValueError(_more_than_averages(strategy))
+        super().__init__(strategy, options)
+
+    def epsilon(self, releases: int) -> float:
+        """Return the epsilon of ``releases`` rounds."""
+        z = self.options.noise_multiplier
+        return concentrated_epsilon(releases / (2 * z**2), self.options.delta)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let the wrapped strategy sample and send, unless the budget is spent."""
+        if self.finished:
+            return []
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        return messages if messages and self.release(server_round) else []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Let the wrapped strategy take its step; the replies hold the noisy mean."""
+        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
+        return arrays, self._metrics(metrics)
 
 
 def _spec(arrays: Named) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -255,8 +315,12 @@ def _check(strategy: Strategy) -> None:
         return
     wrapped = require_declaration(strategy, "noise-multiplier")
     if wrapped.replies != "model" or wrapped.aggregation == "single replies":
-        raise ValueError(
-            f"noise-multiplier: {type(strategy).__name__} uses more than the average of updates, "
-            "and only the average can be private: choose a method that averages (fedavg, fedprox, "
-            "fedadam, propfair, superfed-mm, ...) or fedboost, or noise-multiplier = 0"
-        )
+        raise ValueError(_more_than_averages(strategy))
+
+
+def _more_than_averages(strategy: Strategy) -> str:
+    return (
+        f"noise-multiplier: {type(strategy).__name__} uses more than the average of updates, and "
+        "only the average can be private: choose a method that averages (fedavg, fedprox, "
+        "fedadam, propfair, superfed-mm, ...) or fedboost, or noise-multiplier = 0"
+    )

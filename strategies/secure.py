@@ -4,7 +4,8 @@ mean of the clients' replies, and no single reply.
     SecureSum(FedAdam()).start(grid=grid, initial_arrays=arrays, num_rounds=20)
 
 and at the clients ``app = SecureApp(app)``. The clients mask what they send so that the
-masks cancel in the sum. Threat model, cost and limits: docs/secure-sums.md.
+masks cancel in the sum. With ``SecureSum(PrivateSum(FedAvg(), PrivacyOptions(...)))``
+they also add noise. Threat model, cost and limits: docs/secure-sums.md.
 
 Sources: Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth,
 "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, doi
@@ -41,6 +42,7 @@ from strategies.base.rounds import Callback, Patience
 from strategies.base.secure_grid import Protocol, SecureGrid
 from strategies.base.weights import weight_key
 from strategies.base.wrapper import Wrapper
+from strategies.private import PrivateSum
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,10 @@ def secured(
 def check_sums(strategy: Strategy) -> None:
     """Raise ``ValueError`` if a strategy needs more than sums of the replies."""
     found = require_declaration(strategy, "secure sums")
-    if is_private(strategy):
+    if is_private(strategy) and not isinstance(strategy, PrivateSum):
         raise ValueError(
             f"secure sums: {type(strategy).__name__} clips single clients' updates at the server, "
-            "which sees sums only: choose one of the two"
+            "which sees sums only: use PrivateSum, whose clients clip and add the noise"
         )
     if found.replies == "other":
         raise ValueError(
@@ -128,6 +130,14 @@ def check_sums(strategy: Strategy) -> None:
 def _terms(strategy: Strategy, options: SecureOptions, bound: UpdateBound, clients: int) -> Terms:
     capabilities = declared(strategy) or Capabilities()
     norm = bound.max_update_norm if capabilities.replies in ("model", "update") else 0.0
+    clip, noise = bound.on_large_update == "clip", 0.0
+    if isinstance(strategy, PrivateSum):
+        if norm:
+            raise ValueError(
+                f"max-update-norm = {norm:g}: clipping-norm = {strategy.options.clipping_norm:g} "
+                "bounds the updates: set max-update-norm to 0"
+            )
+        norm, clip, noise = strategy.options.clipping_norm, True, strategy.options.noise_multiplier
     terms = Terms(
         replies=capabilities.replies,
         weight=weight_key(strategy),
@@ -136,7 +146,8 @@ def _terms(strategy: Strategy, options: SecureOptions, bound: UpdateBound, clien
         bound=float(options.bound),
         max_weight=options.max_weight,
         max_norm=float(norm),
-        clip=bound.on_large_update == "clip",
+        clip=clip,
+        noise=float(noise),
     )
     terms.check()
     return terms

@@ -47,3 +47,25 @@ def gaussian_epsilon(noise_multiplier: float, releases: int, delta: float) -> fl
     from scipy.optimize import brentq  # imported here, as above
 
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-9))
+
+
+def concentrated_epsilon(rho: float, delta: float) -> float:
+    """Return epsilon at ``delta`` of a mechanism that is ``rho``-concentrated: its
+    Renyi divergence of each order a is at most ``rho a``. Releases add up their rho.
+
+    Source: Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy",
+    NeurIPS 2020, arXiv 2004.00010, Proposition 12, at the best order.
+    """
+    check_range("delta", delta, 0, 1, open_low=True, open_high=True)
+    if not rho:
+        return 0.0
+    from scipy.optimize import minimize_scalar  # imported here, as above
+
+    def bound(log_excess: float) -> float:
+        excess = math.exp(log_excess)  # the order less 1
+        order = 1 + excess
+        tail = -math.log(delta) - math.log(order) + excess * math.log(excess / order)
+        return rho * order + tail / excess
+
+    best = minimize_scalar(bound, bounds=(-20, 20), method="bounded", options={"xatol": 1e-9})
+    return max(0.0, float(best.fun))

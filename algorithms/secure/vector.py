@@ -5,6 +5,12 @@ The vector holds, in this order: the arrays, times the weight; the metrics, time
 sample count; the weight and the sample count. Of a reply that is a model, the arrays
 are the differences from what was sent, which are smaller. Neither metrics nor sample
 counts of single clients are in the clear, only the names of metrics and arrays.
+
+With noise (``algorithms.secure.noise``) the vector holds the change of the real arrays,
+shortened to the norm C, with weight 1, and no metric: changing all data of a client
+changes the sum of these by at most 2 C, taking the client away by at most C. Every
+client adds a share of the noise, such that the shares of the fewest honest clients that
+a sum may have are together z C.
 """
 
 import json
@@ -16,12 +22,17 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.common.averaging import VARIANCES
 from algorithms.secure.fixed_point import BITS, Words, decode, encode, exponent
 from algorithms.secure.messages import Fields
+from algorithms.secure.noise import LEAST_SCALE, discrete_gaussian
 
 Named = Mapping[str, NDArray[Any]]
 #: Largest size of a metric, which has no bound of its own.
 MOST_METRIC = 2.0**16
+#: Standard deviations of noise for which a number has room. What is larger wraps, which
+#: costs no privacy.
+ROOM = 12
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,8 @@ class Terms(Fields):
     "sums"; ``weight``: the metric that counts samples; ``weighted``: whether it weights
     the arrays, too; ``clients``: members at most; ``bound``: on the size of an array's
     number; ``max_weight``: on the weight; ``max_norm``: on the norm of the update (0:
-    none), which ``clip`` shortens.
+    none), which ``clip`` shortens; ``noise``: z, noise of the sum in units of
+    ``max_norm`` (0: none).
     """
 
     replies: str
@@ -41,14 +53,16 @@ class Terms(Fields):
     max_weight: int
     max_norm: float
     clip: bool
+    noise: float = 0.0
 
     def exponents(self) -> dict[str, tuple[int, float]]:
         """Return (exponent, largest size) of the kinds of numbers: real arrays, whole
         arrays, metrics, weights. Raises ``ValueError`` if sums do not fit.
         """
         weight = float(self.max_weight)
+        real = self.max_norm * (1 + ROOM * self.noise) if self.noise else self.bound
         most = {
-            "real": self.bound * (weight if self.weighted else 1.0),
+            "real": real * (weight if self.weighted else 1.0),
             "metric": MOST_METRIC * weight,
             "weight": weight,
         }
@@ -65,6 +79,21 @@ class Terms(Fields):
                 f"leave less than 20 bits to a number: choose at most {2**26 // self.clients}"
             )
         self.exponents()
+        if self.noise and not (self.clip and self.max_norm and self.replies == "model"):
+            raise ValueError("noise needs models as replies, and updates that are shortened")
+
+    def noise_scale(self, honest: int) -> int:
+        """Return the standard deviation of a client's noise, in units of its numbers:
+        the noise of ``honest`` clients is that of the sum. Raises ``ValueError`` if it
+        is too small for whole numbers.
+        """
+        e, _ = self.exponents()["real"]
+        scale = math.ceil(math.ldexp(self.noise * self.max_norm / math.sqrt(honest), e))
+        if scale < LEAST_SCALE:
+            raise ValueError(
+                f"noise-multiplier = {self.noise:g}: too little for sums of {BITS} bits"
+            )
+        return scale
 
 
 @dataclass
@@ -99,12 +128,15 @@ class Layout:
 
 
 def to_vector(
-    terms: Terms, sent: Named, arrays: Named, metrics: Mapping[str, Any]
+    terms: Terms, sent: Named, arrays: Named, metrics: Mapping[str, Any], honest: int = 1
 ) -> tuple[Words, Layout]:
     """Return a reply as words (n,), and their layout. ``sent``: the arrays of the
-    message. Raises ``ValueError`` if a number is not within its bound.
+    message; ``honest``: the fewest honest clients that the sum may have. Raises
+    ``ValueError`` if a number is not within its bound.
     """
     kinds, layout, out = terms.exponents(), Layout(), []
+    if terms.noise:
+        metrics = {terms.weight: 1}
     count = float(metrics.get(terms.weight, 1))
     if not 0 < count <= terms.max_weight:
         raise ValueError(
@@ -123,6 +155,10 @@ def to_vector(
         kind = "real" if change.dtype.kind == "f" else "whole"
         e, most = kinds[kind]
         factor = 1.0 if terms.replies == "sums" else weight
+        if terms.noise:
+            out.append(_noisy(terms, change, e, honest))
+            layout.arrays.append((name, arrays[name].shape, str(arrays[name].dtype)))
+            continue
         if kind == "real" and not (largest := float(np.abs(change).max(initial=0))) <= terms.bound:
             raise ValueError(
                 f"array {name!r} changes by {largest:.6g}, above bound = {terms.bound:g}: it does "
@@ -164,6 +200,8 @@ def from_sum(
             value = np.ravel(sent[name]).astype(np.float64) + value
         if dtype.kind != "f":
             value = np.rint(value)
+        if terms.noise and name.endswith(VARIANCES):  # the noise may have made them negative
+            value = np.maximum(value, 0)
         arrays[name] = value.astype(dtype).reshape(shape)
     metrics: dict[str, Any] = {}
     e = kinds["metric"][0]
@@ -188,11 +226,28 @@ def _within(terms: Terms, changes: dict[str, NDArray[Any]]) -> dict[str, NDArray
         return changes
     real = {name: change for name, change in changes.items() if change.dtype.kind == "f"}
     norm = math.sqrt(sum(float(np.vdot(part, part)) for part in real.values()))
-    if norm <= terms.max_norm:
+    most = terms.max_norm
+    if terms.noise:  # rounding adds at most half a unit to each number
+        size = sum(part.size for part in real.values())
+        most -= math.ldexp(math.sqrt(size), -terms.exponents()["real"][0])
+        if most <= 0:
+            raise ValueError(f"clipping-norm = {terms.max_norm:g}: too short for {size} numbers")
+    if norm <= most:
         return changes
     if not terms.clip or not math.isfinite(norm):
         raise ValueError(f"the update has the norm {norm:.6g}, above {terms.max_norm:g}")
-    return changes | {name: part * (terms.max_norm / norm) for name, part in real.items()}
+    return changes | {name: part * (most / norm) for name, part in real.items()}
+
+
+def _noisy(terms: Terms, change: NDArray[Any], e: int, honest: int) -> Words:
+    """Return an array's change with its share of the noise; whole numbers stay as they
+    were sent.
+    """
+    if change.dtype.kind != "f":
+        return np.zeros(change.size, np.uint64)
+    whole = np.rint(np.ldexp(np.ravel(change), e)).astype(np.int64)
+    noisy = whole + discrete_gaussian(change.size, terms.noise_scale(honest))
+    return np.asarray(noisy.view(np.uint64))
 
 
 def content_parts(content: Mapping[str, Any], terms: Terms) -> list[bytes | str | int]:

@@ -92,6 +92,7 @@ class SecureApp(ClientApp):
 
     def _train(self, message: Message, context: Context) -> Message:
         from algorithms.secure.fixed_point import to_bytes
+        from algorithms.secure.graph import least_survivors
         from algorithms.secure.messages import Offer, Session, bytes_of, content_digest
         from algorithms.secure.vector import Terms, content_parts, to_vector
 
@@ -109,7 +110,10 @@ class SecureApp(ClientApp):
         reply = self.app(message, context)
         if reply.has_error():
             return reply
-        words, layout = to_vector(terms, sent, _arrays(reply.content), _metrics(reply.content))
+        corrupted = session.corrupted
+        honest = least_survivors(len(members), corrupted) - corrupted
+        arrays, metrics = _arrays(reply.content), _metrics(reply.content)
+        words, layout = to_vector(terms, sent, arrays, metrics, honest)
         with _Client(context) as client:
             masked = client.participant.mask(session, members, offers, sealed, digest, words)
             said: dict[str, Any] = {"layout": layout.to_text(), METHOD: _method(reply.content)}

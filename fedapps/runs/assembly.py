@@ -17,7 +17,7 @@ from fedapps.runs.compilation import compiler
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import DeclaresOrigin, SplitsSamples, Task
 from fedapps.tasks.registry import find_task, make_task
-from strategies import Private, Robust, WarmStart
+from strategies import Private, PrivateSum, Robust, WarmStart
 from strategies.base.capabilities import Hardening, sends_updates
 from strategies.base.reply_validation import Rules
 from strategies.secure import check_sums
@@ -130,8 +130,14 @@ def private(strategy: Strategy, settings: Settings, task: Any) -> Strategy:
     """Return the strategy with private aggregation. Raises ``UserError`` if epsilon
     would not cover every use of the clients' data.
     """
+    if settings.secure.on and settings.max_update_norm:
+        raise UserError(
+            f"max-update-norm = {settings.max_update_norm:g}: with secure.on = true, "
+            "dp.clipping-norm bounds the updates: set it to 0"
+        )
     try:
-        wrapped = Private(strategy, settings.dp)
+        kind = PrivateSum if settings.secure.on else Private
+        wrapped = kind(strategy, settings.dp)
     except ValueError as error:
         raise UserError(f"dp.{error}") from None
     undeclared = "values that it does not declare (from_clients)"

@@ -62,7 +62,6 @@ def test_clients_that_share_nodes_give_the_same_bits(tmp_path):
         ({"method": "aaggff-s"}, "AAggFFS looks at single clients' replies"),
         ({"method": "fedevg"}, "are no vectors that could be added"),
         ({"robust.rule": "median"}, "Robust looks at single clients' replies"),
-        ({"dp.noise-multiplier": 1.0}, "Private clips single clients' updates"),
     ],
 )
 def test_what_needs_single_replies_is_refused(config, why):

@@ -1,0 +1,151 @@
+"""Secure sums with noise: clipped updates, noise that the clients add, and a budget."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from algorithms.common.privacy import concentrated_epsilon
+from algorithms.secure.vector import Terms, to_vector
+from fedapps.errors import UserError
+from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.runs.prepare import with_defaults
+from strategies import (
+    AAggFFS,
+    FedAvg,
+    PrivacyOptions,
+    PrivateSum,
+    QFedAvg,
+    SecureOptions,
+    SecureSum,
+    UpdateBound,
+)
+from tests.helpers import EchoClient, rounds_of, run_inline
+from tests.strategies.test_secure import ON, run
+
+NUMBERS = 20_000
+START = {"w": np.zeros(NUMBERS, np.float32), "running_var": np.zeros(3), "count": np.array(7)}
+
+
+def private(strategy=None, noise=1.0, clip=2.0, **options):
+    options = PrivacyOptions(noise_multiplier=noise, clipping_norm=clip, **options)
+    return PrivateSum(strategy or FedAvg(), options)
+
+
+def by(shift):
+    return lambda i: EchoClient(shift(i), num_examples=1 + 5 * i, metrics={"secret": 0.5 * i})
+
+
+def test_updates_are_clipped_and_have_equal_weights():
+    """With next to no noise: each client moves 20,003 numbers by its shift, and the
+    norm of that is shortened to C.
+    """
+    shifts = [0.001, 3.0, 2.0, 1.0, -0.002]
+    found, *_, result = run(
+        private(noise=1e-6), start=START, make=by(lambda i: shifts[i]), options=ON
+    )
+    size = math.sqrt(NUMBERS + 3)
+    mean = np.mean([np.clip(s, -2 / size, 2 / size) for s in shifts])
+    np.testing.assert_allclose(found["w"], mean, atol=1e-5)
+    assert found["count"] == 7
+    assert result.train_metrics_clientapp[1].keys() == {"epsilon"}
+
+
+@pytest.mark.parametrize(("lost", "survivors"), [(0, 5), (1, 4)])
+@pytest.mark.parametrize("corrupted", [0, 1])
+def test_the_noise_of_the_fewest_honest_clients_is_that_of_the_sum(lost, survivors, corrupted):
+    """Five clients: a sum has at least 3 of them (4 with one corrupted, of whom 3 are
+    honest), whose noise together has the deviation z C.
+    """
+    z, c = 0.7, 2.0
+    options = SecureOptions(on=True, corrupted=corrupted)
+    found, *_ = run(
+        private(noise=z, clip=c),
+        start=START,
+        make=by(lambda _: 0.0),
+        options=options,
+        lost=lambda step, _, client: step == "train" and client < lost,
+    )
+    noise = found["w"].astype(float) * survivors
+    wanted = z * c * math.sqrt(survivors / 3)
+    assert abs(noise.std() / wanted - 1) < 5 / math.sqrt(2 * NUMBERS)
+    assert abs(noise.mean()) < 5 * wanted / math.sqrt(NUMBERS)
+    assert (found["running_var"] >= 0).all()
+
+
+def test_runs_with_one_seed_have_other_noise():
+    one, other = (run(private(), start=START, options=ON)[0]["w"] for _ in range(2))
+    assert (one != other).mean() > 0.99
+
+
+def test_rounding_keeps_the_norm_within_the_bound(monkeypatch):
+    """Whole numbers, not the real ones before, are what the sum reveals."""
+    monkeypatch.setattr("algorithms.secure.vector.discrete_gaussian", lambda n, _: np.zeros(n, int))
+    terms = Terms("model", "num-examples", False, 1000, 1.0, 60_000, 0.5, True, 40.0)
+    sent, arrays = {"w": np.zeros(50_000)}, {"w": np.full(50_000, 0.3)}
+    words, _ = to_vector(terms, sent, arrays, {"num-examples": 3})
+    changes = words[:-2].view(np.int64).astype(float)
+    most = 0.5 * 2.0 ** terms.exponents()["real"][0]
+    assert 0.999 * most < np.sqrt(np.sum(np.square(changes))) <= most
+    with pytest.raises(ValueError, match="too short for 50000 numbers"):
+        to_vector(replace(terms, max_norm=1e-9, noise=1e12), sent, arrays, {})
+
+
+def test_the_budget_ends_the_run_and_a_failed_round_counts():
+    strategy = private(noise=2.0, max_epsilon=concentrated_epsilon(3.5 / 8, 1e-5))
+    *_, result = run(strategy, rounds=9, start=START, options=ON)
+    assert strategy.releases == 3
+    assert strategy.finished
+    assert list(result.train_metrics_clientapp) == [1, 2, 3]
+    failing = private(noise=2.0)
+    run(
+        failing,
+        count=5,
+        rounds=3,
+        start=START,
+        options=ON,
+        lost=lambda s, r, c: s == "train" and r == 2 and c > 1,
+    )
+    assert failing.releases == 3
+
+
+def test_a_release_that_cannot_be_counted_does_not_happen():
+    def full(_):
+        raise OSError("no space left on device")
+
+    strategy = private()
+    strategy.count_releases(0, full)
+    found, inner, *_ = run(strategy, start=START, options=ON)
+    assert (found["w"] == 0).all()
+    assert "train" not in inner.steps
+    assert strategy.releases == 0
+
+
+def test_what_is_more_than_an_average_is_refused():
+    for strategy in (AAggFFS(FedAvg()), QFedAvg(FedAvg())):
+        with pytest.raises(ValueError, match="only the average can be private"):
+            private(strategy)
+    assert SecureSum(private()).strategy
+    with pytest.raises(ValueError, match="clipping-norm = 2 bounds"):
+        run(private(), start=START, options=ON, bound=UpdateBound(max_update_norm=1.0))
+
+
+JOB = {
+    "num-clients": 5,
+    "clients-per-round": 0,
+    "num-rounds": 2,
+    "train.local-epochs": 1,
+    "secure.on": True,
+    "dp.noise-multiplier": 0.5,
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "superfed-mm"])
+def test_a_run_reports_its_budget(method, tmp_path):
+    run_inline(tmp_path / "r", method=method, **JOB)
+    spent = [row["train"]["epsilon"] for row in rounds_of(tmp_path / "r")]
+    assert spent == pytest.approx([concentrated_epsilon(n / (2 * 0.25), 1e-5) for n in (1, 2)])
+    settings = with_defaults({**JOB, "method": method, "max-update-norm": 1.0})
+    with pytest.raises(UserError, match=r"dp\.clipping-norm"):
+        build_strategy(settings, build_task(settings))
