@@ -11,7 +11,8 @@ that the SuperNode is registered with, or an Ed25519 key), and ``secure-peers``,
 with a line ``NAME TYPE KEY`` for each site of the federation: its client id and its
 public key as ``ssh-keygen`` writes it. Without a key the client makes one, and keeps it
 in ``store-dir``, if there is one, or else as long as its state. Without the peers it
-takes the keys that it is sent first, which a lying server can choose.
+takes the keys that it is sent first, which a lying server can choose. ``secure-noise``
+is the smallest noise multiplier with which this site takes part.
 """
 
 import base64
@@ -60,7 +61,7 @@ class SecureApp(ClientApp):
             return self.app(message, context)
         if RECORD in message.content:
             return self._train(message, context)
-        if self.required(context) or "secure-peers" in context.node_config:
+        if self.required(context) or {"secure-peers", "secure-noise"} & context.node_config.keys():
             raise ValueError(
                 "this site sends masked replies only: set secure.on = true, or use "
                 "strategies.SecureSum"
@@ -98,6 +99,11 @@ class SecureApp(ClientApp):
 
         asked = unpacked(message.content[RECORD])
         session, terms = Session.from_fields(asked["session"]), Terms.from_fields(asked["terms"])
+        least = float(str(context.node_config.get("secure-noise", 0)))
+        if not terms.noise >= least:
+            raise ValueError(
+                f"noise-multiplier = {terms.noise:g}, but this site has secure-noise = {least:g}"
+            )
         members = [str(name) for name in asked["members"]]
         offers = [Offer.from_fields({**row, "holders": [], "sealed": []}) for row in asked["keys"]]
         sealed = {str(name): bytes_of(text) for name, text in asked["sealed"].items()}

@@ -8,11 +8,14 @@ import pytest
 
 from algorithms.common.privacy import concentrated_epsilon
 from algorithms.secure.vector import Terms, to_vector
+from clients import SecureApp, to_client_app
+from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.prepare import with_defaults
 from strategies import (
     AAggFFS,
+    ClientGrid,
     FedAvg,
     PrivacyOptions,
     PrivateSum,
@@ -20,7 +23,10 @@ from strategies import (
     SecureOptions,
     SecureSum,
     UpdateBound,
+    run_rounds,
 )
+from strategies.base.records import to_record
+from strategies.secure import secured
 from tests.helpers import EchoClient, rounds_of, run_inline
 from tests.strategies.test_secure import ON, run
 
@@ -108,6 +114,30 @@ def test_the_budget_ends_the_run_and_a_failed_round_counts():
         lost=lambda s, r, c: s == "train" and r == 2 and c > 1,
     )
     assert failing.releases == 3
+
+
+@pytest.mark.parametrize(("noise", "fits"), [(1.0, True), (0.9, False), (None, False)])
+def test_a_site_can_demand_noise(noise, fits):
+    """Client 0 does, so it is in no sum with less noise, and in none in the clear."""
+
+    class Demanding(SecureApp):
+        def __call__(self, message, context):
+            if context.node_config["partition-id"] == 0:
+                context.node_config["secure-noise"] = "1.0"
+            return super().__call__(message, context)
+
+    app = to_client_app(lambda context: EchoClient(0.5))
+    grid = ClientGrid(InlineGrid(Demanding(app, lambda _: False), 5), seed=0, num_clients=5)
+    strategy = private(noise=noise) if noise else FedAvg()
+    if noise:
+        grid = secured(grid, strategy, ON)
+    reasons = []
+    start = to_record(list(START), list(START.values()))
+    run_rounds(
+        strategy, grid, start, 1, callbacks=[lambda now: reasons.extend(map(str, now.failures))]
+    )
+    assert fits == (not reasons)
+    assert fits or ("secure-noise = 1" in reasons[0]) == bool(noise)
 
 
 def test_a_release_that_cannot_be_counted_does_not_happen():
