@@ -29,7 +29,6 @@ PLACES = [
 ]
 PAGE = "docs/fednova.md"
 
-
 def test_it_takes_less_than_ninety_lines_of_code():
     lines = [
         line
@@ -38,7 +37,6 @@ def test_it_takes_less_than_ninety_lines_of_code():
         if line.strip()
     ]
     assert len(lines) < 90
-
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
@@ -62,7 +60,6 @@ def extended(tmp_path_factory):
     assert done.returncode == 0, done.stderr
     return copy
 
-
 def python(folder, *arguments):
     environment = os.environ | {"PYTHONPATH": str(folder)}
     command = [sys.executable, *map(str, arguments)]
@@ -70,15 +67,14 @@ def python(folder, *arguments):
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
     )
 
-
 def test_the_rest_follows_from_five_places(extended):
     written = {
         "pyproject.toml": "[tool.flwr.app.config.fednova]\nserver-learning-rate = 1.0",
         "docs/methods.md": "| [`fednova`](fednova.md) | averages updates per local step",
-        "docs/settings.md": "See [fednova](fednova.md).",
+        "docs/settings.md": "[`fednova`](fednova.md)",
         "docs/strategy-in-your-project.md": "`fednova`",
         "docs/ffgb-distill.md": "`fednova`",  # the choices of a warm start
-        PAGE: "| `fednova.server-learning-rate` | `1.0` | above 0 |",
+        PAGE: "| `fednova.server-learning-rate` | `1.0` | step of the server",
         "strategies/__init__.py": "    from strategies.fednova import FedNovaOptions as FedNovaOptions\n",
         "clients/__init__.py": "    from clients.fednova import FedNovaClient as FedNovaClient\n",
     }
@@ -92,7 +88,6 @@ def test_the_rest_follows_from_five_places(extended):
         or path.read_bytes() != original.read_bytes()
     }
     assert changed == {*PLACES, PAGE, *written}
-
 
 def test_the_new_method_runs_alone_and_with_what_composes(extended):
     options = [
@@ -125,7 +120,6 @@ def test_the_new_method_runs_alone_and_with_what_composes(extended):
     done = python(extended, "-c", composes)
     assert done.returncode == 0, done.stderr
 
-
 def test_without_its_declaration_no_method_composes_with_it(extended):
     lines = [
         "import strategies",
@@ -138,7 +132,6 @@ def test_without_its_declaration_no_method_composes_with_it(extended):
         "TERM: Silent overrides aggregate_train and does not say what it takes from the replies"
         in done.stderr
     )
-
 
 def test_its_exam_and_the_projects_own_checks_pass(extended):
     names = [
