@@ -21,12 +21,11 @@ PAPER = "paper.toml"
 BUILT_IN = ("digits", "generated", "letters", "ratings")
 READING = (
     "Accuracy is that of each client on its own test samples, with the model that the method "
-    "gives it: mean, standard deviation and mean of the worst tenth over the clients. ECE (15 "
-    "bins) is the mean over clients. *Global* is the one federated model on the same samples. "
+    "gives it: mean and standard deviation over the clients; *worst tenth* is the mean of the "
+    "lowest tenth. ECE (15 bins) is the mean over clients. *Global* is the one federated model. "
     "Bytes are those of all training messages. † was computed aside: no command here prints it."
 )
 START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->"
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -60,7 +59,6 @@ class Claim:
                 f"{self.item}: add section, minutes and seeds, or set verdict = 'not tried'"
             )
 
-
 @dataclass(frozen=True)
 class Paper:
     """A folder of experiments. ``page``: the page of its results, next to the index."""
@@ -69,13 +67,11 @@ class Paper:
     page: str
     claims: tuple[Claim, ...]
 
-
 def papers(root: Path) -> list[Paper]:
     """Return the papers of ``root``/experiments, by the names of their folders. Raises
     ``UserError``.
     """
     return [_paper(path) for path in sorted((root / "experiments").glob(f"*/{PAPER}"))]
-
 
 def _paper(path: Path) -> Paper:
     table = _read(path)
@@ -85,17 +81,14 @@ def _paper(path: Path) -> Paper:
     claims = [claim for file in (*others, path) for claim in _claims(file, _read(file))]
     return Paper(table["title"], table["page"], tuple(sorted(claims, key=_order)))
 
-
 def _order(claim: Claim) -> tuple[bool, str]:
     return claim.verdict == "not tried", claim.item
-
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as TOML: {error}") from None
-
 
 def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
     known = {part.name for part in fields(Claim)}
@@ -117,7 +110,6 @@ def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
         except (ValueError, TypeError) as error:
             raise UserError(f"{path}: claim: {error}") from None
 
-
 def _needs_folder(table: Mapping[str, Any]) -> bool:
     """Whether a study reads data that are neither built in nor on the hub."""
     return any(
@@ -126,7 +118,6 @@ def _needs_folder(table: Mapping[str, Any]) -> bool:
         else key.split(".")[-1] == "source" and "/" not in str(value) and value not in BUILT_IN
         for key, value in table.items()
     )
-
 
 def index(root: Path) -> str:
     """Return the text of the index."""
@@ -144,7 +135,7 @@ def index(root: Path) -> str:
         f"The verdict links to the numbers. Of {len(all_claims)} claims: {counts}.",
         "",
         "Minutes are rough, for two cores. One seed proves nothing. *(ours)*: not claimed by the "
-        "paper itself. With `--data DIR` a command reads `DIR/heart`, `DIR/shakespeare` and so on "
+        "paper itself. With `--data DIR` a command reads `DIR/heart` and so on "
         "([which files](../tasks.md)); without it, `ylecun/mnist` and the like come from the hub. "
         "To repeat a whole paper at a small scale:",
         "",
@@ -152,10 +143,9 @@ def index(root: Path) -> str:
         "make reproduce PAPER=superfed SCALE=small DATA=DIR",
         "```",
         "",
-        f"Papers: {', '.join(f'[{paper.title}](#{anchor(paper.title)})' for paper in known)}. "
-        "Two jobs on digits compare methods: [many small sites](many-sites.md), where federation "
-        "pays, and [two classes per client](two-classes.md), where it does not. "
-        "[What the bare names do](personal-forms.md): personal methods by default.",
+        "Jobs that compare methods: [many small sites](many-sites.md), where federation pays, "
+        "[two classes per client](two-classes.md), where it does not, and "
+        "[personal methods by default](personal-forms.md).",
         "",
         READING,
     ]
@@ -167,7 +157,6 @@ def index(root: Path) -> str:
         ]
         lines += [_row(claim, paper.page) for claim in paper.claims]
     return "\n".join(lines) + "\n"
-
 
 def _row(claim: Claim, page: str) -> str:
     verdict = (
@@ -185,10 +174,3 @@ def _row(claim: Claim, page: str) -> str:
         str(claim.seeds or ""),
     )
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def anchor(heading: str) -> str:
-    """Return the anchor of a heading."""
-    return "".join(char for char in heading.lower() if char.isalnum() or char in "_- ").replace(
-        " ", "-"
-    )
