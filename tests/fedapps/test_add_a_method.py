@@ -29,6 +29,7 @@ PLACES = [
 ]
 PAGE = "docs/fednova.md"
 
+
 def test_it_takes_less_than_ninety_lines_of_code():
     lines = [
         line
@@ -37,6 +38,7 @@ def test_it_takes_less_than_ninety_lines_of_code():
         if line.strip()
     ]
     assert len(lines) < 90
+
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
@@ -60,12 +62,14 @@ def extended(tmp_path_factory):
     assert done.returncode == 0, done.stderr
     return copy
 
+
 def python(folder, *arguments):
     environment = os.environ | {"PYTHONPATH": str(folder)}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
     )
+
 
 def test_the_rest_follows_from_five_places(extended):
     written = {
@@ -88,6 +92,7 @@ def test_the_rest_follows_from_five_places(extended):
         or path.read_bytes() != original.read_bytes()
     }
     assert changed == {*PLACES, PAGE, *written}
+
 
 def test_the_new_method_runs_alone_and_with_what_composes(extended):
     options = [
@@ -120,6 +125,7 @@ def test_the_new_method_runs_alone_and_with_what_composes(extended):
     done = python(extended, "-c", composes)
     assert done.returncode == 0, done.stderr
 
+
 def test_without_its_declaration_no_method_composes_with_it(extended):
     lines = [
         "import strategies",
@@ -132,6 +138,7 @@ def test_without_its_declaration_no_method_composes_with_it(extended):
         "TERM: Silent overrides aggregate_train and does not say what it takes from the replies"
         in done.stderr
     )
+
 
 def test_its_exam_and_the_projects_own_checks_pass(extended):
     names = [

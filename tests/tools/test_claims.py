@@ -22,20 +22,24 @@ CLAIMS = [
     for claim in paper.claims
 ]
 
+
 def anchor(heading: str) -> str:
     """Return the name by which a heading is linked."""
     return "".join(char for char in heading.lower() if char.isalnum() or char in "_- ").replace(
         " ", "-"
     )
 
+
 def test_the_index_is_what_the_experiments_say():
     assert (RESULTS / "README.md").read_text(encoding="utf-8") == index(ROOT), "run: make generate"
+
 
 def test_commands_that_need_a_folder_of_data_say_so():
     commands = {claim.command for paper in papers(ROOT) for claim in paper.claims}
     assert "fedapps sweep experiments/aaggff/berka.toml --data DIR" in commands
     assert "fedapps sweep experiments/fedboost/figure-3.toml" in commands  # generated
     assert "fedapps sweep experiments/fedevg/fair.toml" in commands  # digits
+
 
 def test_two_clicks_lead_from_the_index_to_table_2_3_and_its_command():
     text = (RESULTS / "README.md").read_text(encoding="utf-8")
@@ -47,6 +51,7 @@ def test_two_clicks_lead_from_the_index_to_table_2_3_and_its_command():
     assert "| superfed-mm | 99.12 (0.83) | 99.45 (0.46) |" in part
     assert "(results/README.md)" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     assert "(docs/results/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
 
 @pytest.mark.parametrize(("paper", "claim"), CLAIMS)
 def test_a_claim_leads_to_numbers_and_to_a_command(paper, claim):
@@ -61,6 +66,7 @@ def test_a_claim_leads_to_numbers_and_to_a_command(paper, claim):
         script = words[1] if words[0] == "python" else words[2]
         assert (ROOT / script).is_file()
 
+
 def test_every_study_stands_in_the_index_and_on_the_page_of_its_paper():
     for path in sorted((ROOT / "experiments").glob("*/*.toml")):
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -72,6 +78,7 @@ def test_every_study_stands_in_the_index_and_on_the_page_of_its_paper():
                 RESULTS / page
             ).read_text(encoding="utf-8"), path
 
+
 def test_no_script_times_nothing():
     """What trains and tabulates a grid is a sweep: no script has a scale, or plans more
     than one run into the folders of a sweep.
@@ -82,6 +89,7 @@ def test_no_script_times_nothing():
             not in path.read_text(encoding="utf-8").replace("fedapps sweep", "").split('"""', 2)[-1]
         ), path
         assert not re.search(r"_(figures|tables)\.py$", path.name), path
+
 
 @pytest.fixture
 def tree(tmp_path):
@@ -96,10 +104,12 @@ def tree(tmp_path):
 
     return write
 
+
 GOOD = (
     'item = "T|1"\nsays = "a"\nhave = "b"\nverdict = "holds"\nsection = "s"\nminutes = '
     '2.5\nseeds = 3\nscale = "small"\n'
 )
+
 
 def test_a_row(tree):
     text = index(tree(GOOD, "[sweep]"))
@@ -109,6 +119,7 @@ def test_a_row(tree):
         "--scale small` | 2.5 | 3 |" in text
     )
     assert "## A Paper (2020)\n\n[All numbers](paper.md)" in text
+
 
 @pytest.mark.parametrize(
     ("claim", "message"),
