@@ -19,7 +19,8 @@ MARKDOWN_PART = re.compile(
 #: Maximum line length of the TOML block, and the range of columns in which its comments
 #: begin.
 WIDTH, LEAST_COLUMN, LAST_COLUMN = 130, 24, 36
-
+#: Bounds that the tables of pages leave out; `fedapps settings KEY` prints them.
+OBVIOUS = ("from -1", "from 0", "from 1", "above 0")
 
 def table_users() -> dict[str, list[str]]:
     """Return the names of the methods or tasks that use each table."""
@@ -33,7 +34,6 @@ def table_users() -> dict[str, list[str]]:
                 users.setdefault(kind.table, []).append(name)
     return users
 
-
 def toml_block(settings: Iterable[Setting], users: Mapping[str, Sequence[str]]) -> str:
     """Return the tables of ``[tool.flwr.app.config]``, in which Flower needs every key
     that a run may set.
@@ -41,7 +41,6 @@ def toml_block(settings: Iterable[Setting], users: Mapping[str, Sequence[str]]) 
     return "\n".join(
         _toml_table(table, own, users.get(table, [])) for table, own in by_table(settings).items()
     )
-
 
 def _toml_table(table: str, settings: Sequence[Setting], users: Sequence[str]) -> str:
     lines = [f"{setting.name} = {toml_value(setting.default)}" for setting in settings]
@@ -61,7 +60,6 @@ def _toml_table(table: str, settings: Sequence[Setting], users: Sequence[str]) -
         + "\n"
     )
 
-
 def _commented(line: str, column: int, setting: Setting) -> str:
     """Return the line with help and allowed values, or only with help, or unchanged:
     the first that fits.
@@ -72,7 +70,6 @@ def _commented(line: str, column: int, setting: Setting) -> str:
     return next(
         (start + words for words in (longest, help_) if help_ and len(start + words) <= WIDTH), line
     )
-
 
 def with_toml(text: str, block: str) -> str:
     """Return the text of ``pyproject.toml`` with ``block`` between the markers. Raises
@@ -87,9 +84,7 @@ def with_toml(text: str, block: str) -> str:
         )
     return f"{head}{start}{block}{end}{tail}"
 
-
 # --- Markdown -------------------------------------------------------------------------
-
 
 def pages_of_tables(pages: Mapping[str, str]) -> dict[str, str]:
     """Return the page that shows each table, or keys of it, given the pages' texts by
@@ -101,7 +96,6 @@ def pages_of_tables(pages: Mapping[str, str]) -> dict[str, str]:
         for part in MARKDOWN_PART.finditer(text)
         for word in part[2].split()
     }
-
 
 def markdown_page(
     settings: Sequence[Setting],
@@ -117,8 +111,8 @@ def markdown_page(
     parts = [
         "# Settings",
         "The settings of `fedapps run` and TOML files. `fedapps settings` prints all of them, "
-        "`fedapps settings NAME` one\ntable or key. `make generate` makes this page from the "
-        "fields that declare the options: edit those."
+        "`fedapps settings NAME` one\ntable or key with its bounds. `make generate` makes this "
+        "page from the fields that declare the options: edit those."
         + (f"\n\nOn pages of their own: {links}." if links else ""),
     ]
     for table, own in tables.items():
@@ -131,14 +125,12 @@ def markdown_page(
         parts.append(markdown_table(own, tables=set(tables)))
     return "\n\n".join(parts) + "\n"
 
-
 def markdown_table(settings: Iterable[Setting], tables: Iterable[str] = ()) -> str:
     """Return a Markdown table of the settings; keys of ``tables`` that a help text
     names are formatted as code.
     """
     rows = [_row(setting, tables) for setting in settings]
     return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
-
 
 def _row(setting: Setting, tables: Iterable[str]) -> str:
     choices = setting.declared.choices
@@ -149,11 +141,12 @@ def _row(setting: Setting, tables: Iterable[str]) -> str:
     text = setting.declared.help.replace("|", r"\|")
     if names:
         text = re.sub(rf"(?<![\w./-])(?:{names})\.[a-z0-9-]+\b", r"`\g<0>`", text)
+    if allowed in OBVIOUS:
+        allowed = ""
     if allowed and allowed[0] not in "[(":
         allowed = f"({allowed})"
     meaning = f"{text} {allowed}".strip()
     return f"| `{setting.key}` | `{toml_value(setting.default)}` | {meaning} |"
-
 
 def with_tables(text: str, render: Callable[[list[str]], str]) -> str:
     """Return a Markdown page with the text between markers replaced by
@@ -167,6 +160,5 @@ def with_tables(text: str, render: Callable[[list[str]], str]) -> str:
     return MARKDOWN_PART.sub(
         lambda part: f"{part[1]}\n\n{render(part[2].split())}\n\n{MARKDOWN_END}", text
     )
-
 
 # --- the terminal ---------------------------------------------------------------------
