@@ -22,6 +22,7 @@ WIDTH, LEAST_COLUMN, LAST_COLUMN = 130, 24, 36
 #: Bounds that the tables of pages leave out; `fedapps settings KEY` prints them.
 OBVIOUS = ("from -1", "from 0", "from 1", "above 0")
 
+
 def table_users() -> dict[str, list[str]]:
     """Return the names of the methods or tasks that use each table."""
     from fedapps.methods import METHODS
@@ -34,6 +35,7 @@ def table_users() -> dict[str, list[str]]:
                 users.setdefault(kind.table, []).append(name)
     return users
 
+
 def toml_block(settings: Iterable[Setting], users: Mapping[str, Sequence[str]]) -> str:
     """Return the tables of ``[tool.flwr.app.config]``, in which Flower needs every key
     that a run may set.
@@ -41,6 +43,7 @@ def toml_block(settings: Iterable[Setting], users: Mapping[str, Sequence[str]]) 
     return "\n".join(
         _toml_table(table, own, users.get(table, [])) for table, own in by_table(settings).items()
     )
+
 
 def _toml_table(table: str, settings: Sequence[Setting], users: Sequence[str]) -> str:
     lines = [f"{setting.name} = {toml_value(setting.default)}" for setting in settings]
@@ -60,6 +63,7 @@ def _toml_table(table: str, settings: Sequence[Setting], users: Sequence[str]) -
         + "\n"
     )
 
+
 def _commented(line: str, column: int, setting: Setting) -> str:
     """Return the line with help and allowed values, or only with help, or unchanged:
     the first that fits.
@@ -70,6 +74,7 @@ def _commented(line: str, column: int, setting: Setting) -> str:
     return next(
         (start + words for words in (longest, help_) if help_ and len(start + words) <= WIDTH), line
     )
+
 
 def with_toml(text: str, block: str) -> str:
     """Return the text of ``pyproject.toml`` with ``block`` between the markers. Raises
@@ -84,7 +89,9 @@ def with_toml(text: str, block: str) -> str:
         )
     return f"{head}{start}{block}{end}{tail}"
 
+
 # --- Markdown -------------------------------------------------------------------------
+
 
 def pages_of_tables(pages: Mapping[str, str]) -> dict[str, str]:
     """Return the page that shows each table, or keys of it, given the pages' texts by
@@ -96,6 +103,7 @@ def pages_of_tables(pages: Mapping[str, str]) -> dict[str, str]:
         for part in MARKDOWN_PART.finditer(text)
         for word in part[2].split()
     }
+
 
 def markdown_page(
     settings: Sequence[Setting],
@@ -125,12 +133,14 @@ def markdown_page(
         parts.append(markdown_table(own, tables=set(tables)))
     return "\n\n".join(parts) + "\n"
 
+
 def markdown_table(settings: Iterable[Setting], tables: Iterable[str] = ()) -> str:
     """Return a Markdown table of the settings; keys of ``tables`` that a help text
     names are formatted as code.
     """
     rows = [_row(setting, tables) for setting in settings]
     return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
+
 
 def _row(setting: Setting, tables: Iterable[str]) -> str:
     choices = setting.declared.choices
@@ -148,6 +158,7 @@ def _row(setting: Setting, tables: Iterable[str]) -> str:
     meaning = f"{text} {allowed}".strip()
     return f"| `{setting.key}` | `{toml_value(setting.default)}` | {meaning} |"
 
+
 def with_tables(text: str, render: Callable[[list[str]], str]) -> str:
     """Return a Markdown page with the text between markers replaced by
     ``render(words)``, given the words of the first marker.
@@ -160,5 +171,6 @@ def with_tables(text: str, render: Callable[[list[str]], str]) -> str:
     return MARKDOWN_PART.sub(
         lambda part: f"{part[1]}\n\n{render(part[2].split())}\n\n{MARKDOWN_END}", text
     )
+
 
 # --- the terminal ---------------------------------------------------------------------

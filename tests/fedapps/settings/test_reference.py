@@ -29,6 +29,7 @@ from tools.settings_pages import (
 
 ROOT = Path(__file__).resolve().parents[3]
 
+
 @dataclass(frozen=True)
 class Small(Options):
     """A table of the settings."""
@@ -39,6 +40,7 @@ class Small(Options):
     long: str = option("", "x" * 110)
     other: bool = False
 
+
 @dataclass(frozen=True)
 class Top:
     """Settings of a run."""
@@ -47,7 +49,9 @@ class Top:
     rest: object = None
     part: Small = field(default_factory=Small)
 
+
 SMALL = settings_in({"": Top, "train": Small})
+
 
 def test_nothing_generated_is_stale():
     stale = [
@@ -56,6 +60,7 @@ def test_nothing_generated_is_stale():
         if path.read_text(encoding="utf-8") != text
     ]
     assert stale == [], "run: make generate"
+
 
 def test_every_setting_is_in_the_reference_with_its_default():
     known = settings_in(all_tables())
@@ -66,6 +71,7 @@ def test_every_setting_is_in_the_reference_with_its_default():
     page = markdown_page(known, {})
     assert [setting.key for setting in known if f"| `{setting.key}` | " not in page] == []
 
+
 def test_a_table_shown_on_another_page_is_a_link():
     text = f"<!-- settings: train other.key -->\n\nold\n\n{MARKDOWN_END}\n"
     elsewhere = pages_of_tables({"a.md": text, "b.md": "none"})
@@ -74,6 +80,7 @@ def test_a_table_shown_on_another_page_is_a_link():
     assert "On pages of their own: [`train`](a.md)." in page
     assert "`train.rate` |" not in page
     assert "| `num-rounds` |" in page
+
 
 def test_the_block_has_help_where_there_is_room():
     assert toml_block(SMALL, {"train": ["fedone", "fedtwo"], "": []}) == "\n".join(
@@ -90,6 +97,7 @@ def test_the_block_has_help_where_there_is_room():
             "",
         ]
     )
+
 
 def test_tables_of_pages():
     rows = markdown_table(
@@ -118,11 +126,13 @@ def test_tables_of_pages():
         with pytest.raises(ValueError, match="has no line"):
             with_tables(broken, " ".join)
 
+
 def test_the_block_is_written_between_its_markers():
     text = with_toml(f"a = 1\n{TOML_START}\nold\n{TOML_END}\nb = 2\n", "new\n")
     assert text == f"a = 1\n{TOML_START}\nnew\n{TOML_END}\nb = 2\n"
     with pytest.raises(ValueError, match="lacks the lines"):
         with_toml(f"a = 1\n{TOML_START}\n", "new\n")
+
 
 def test_text_shown_in_a_terminal():
     assert [described(setting) for setting in chosen(SMALL, ["train.rate", "train.other"])] == [
@@ -133,6 +143,7 @@ def test_text_shown_in_a_terminal():
         "       num-rounds",
         "train  rate, lambda, kind, long, other",
     ]
+
 
 def test_the_command(capsys):
     assert main(["settings"]) == 0
@@ -145,6 +156,7 @@ def test_the_command(capsys):
     assert capsys.readouterr().err.startswith(
         "fedapps: unknown setting 'superfed.nuu': did you mean 'superfed.nu'?"
     )
+
 
 def test_a_stale_file_fails_the_check_and_is_written_without_it(monkeypatch, tmp_path, capsys):
     page = tmp_path / "page.md"
