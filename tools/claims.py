@@ -14,8 +14,9 @@ from typing import Any
 
 from fedapps.errors import UserError
 
+NOT_TRIED = "not tried"
 #: All verdicts, in the order of the summary at the top of the index.
-VERDICTS = ("holds", "holds in part", "does not hold", "not tried")
+VERDICTS = ("holds", "holds in part", "does not hold", NOT_TRIED)
 PAPER = "paper.toml"
 #: Sources that need no download.
 BUILT_IN = ("digits", "generated", "letters", "ratings")
@@ -27,10 +28,9 @@ READING = (
 )
 START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->"
 
-
 @dataclass(frozen=True)
 class Claim:
-    """One row of the index.
+    """One row of the index, or a part of its line of claims that were not tried.
 
     ``item``: the table or figure. ``says``: the paper's claim. ``have``: our result;
     for ``not tried`` the reason. ``verdict``: one of ``VERDICTS``. ``section``: anchor
@@ -55,11 +55,10 @@ class Claim:
         for name in ("item", "says", "have"):
             if not getattr(self, name):
                 raise ValueError(f"{name}: is empty: give it a text")
-        if self.verdict != "not tried" and not (self.section and self.minutes and self.seeds):
+        if self.verdict != NOT_TRIED and not (self.section and self.minutes and self.seeds):
             raise ValueError(
                 f"{self.item}: add section, minutes and seeds, or set verdict = 'not tried'"
             )
-
 
 @dataclass(frozen=True)
 class Paper:
@@ -69,13 +68,11 @@ class Paper:
     page: str
     claims: tuple[Claim, ...]
 
-
 def papers(root: Path) -> list[Paper]:
     """Return the papers of ``root``/experiments, by the names of their folders. Raises
     ``UserError``.
     """
     return [_paper(path) for path in sorted((root / "experiments").glob(f"*/{PAPER}"))]
-
 
 def _paper(path: Path) -> Paper:
     table = _read(path)
@@ -85,17 +82,14 @@ def _paper(path: Path) -> Paper:
     claims = [claim for file in (*others, path) for claim in _claims(file, _read(file))]
     return Paper(table["title"], table["page"], tuple(sorted(claims, key=_order)))
 
-
 def _order(claim: Claim) -> tuple[bool, str]:
-    return claim.verdict == "not tried", claim.item
-
+    return claim.verdict == NOT_TRIED, claim.item
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as TOML: {error}") from None
-
 
 def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
     known = {part.name for part in fields(Claim)}
@@ -117,7 +111,6 @@ def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
         except (ValueError, TypeError) as error:
             raise UserError(f"{path}: claim: {error}") from None
 
-
 def _needs_folder(table: Mapping[str, Any]) -> bool:
     """Whether a study reads data that are neither built in nor on the hub."""
     return any(
@@ -126,7 +119,6 @@ def _needs_folder(table: Mapping[str, Any]) -> bool:
         else key.split(".")[-1] == "source" and "/" not in str(value) and value not in BUILT_IN
         for key, value in table.items()
     )
-
 
 def index(root: Path) -> str:
     """Return the text of the index."""
@@ -164,23 +156,24 @@ def index(root: Path) -> str:
             "| | the paper says | we found | verdict | command | minutes | seeds |",
             "| --- | --- | --- | --- | --- | --- | --- |",
         ]
-        lines += [_row(claim, paper.page) for claim in paper.claims]
+        lines += [_row(claim, paper.page) for claim in paper.claims if claim.verdict != NOT_TRIED]
+        if untried := [claim for claim in paper.claims if claim.verdict == NOT_TRIED]:
+            lines += ["", f"Not tried: {'; '.join(map(_untried, untried))}."]
     return "\n".join(lines) + "\n"
 
+def _untried(claim: Claim) -> str:
+    """Return item, reason and command of a claim that was not tried."""
+    reason = claim.have[0].lower() + claim.have[1:]
+    return f"{claim.item}: {reason}" + (f" (`{claim.command}`)" if claim.command else "")
 
 def _row(claim: Claim, page: str) -> str:
-    verdict = (
-        f"[**{claim.verdict}**]({page}#{claim.section})"
-        if claim.section
-        else f"**{claim.verdict}**"
-    )
     cells = (
         claim.item,
         claim.says,
         claim.have,
-        verdict,
-        f"`{claim.command}`" if claim.command else "",
-        f"{claim.minutes:g}" if claim.minutes else "",
-        str(claim.seeds or ""),
+        f"[**{claim.verdict}**]({page}#{claim.section})",
+        f"`{claim.command}`",
+        f"{claim.minutes:g}",
+        str(claim.seeds),
     )
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
