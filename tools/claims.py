@@ -28,6 +28,7 @@ READING = (
 )
 START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->"
 
+
 @dataclass(frozen=True)
 class Claim:
     """One row of the index, or a part of its line of claims that were not tried.
@@ -60,6 +61,7 @@ class Claim:
                 f"{self.item}: add section, minutes and seeds, or set verdict = 'not tried'"
             )
 
+
 @dataclass(frozen=True)
 class Paper:
     """A folder of experiments. ``page``: the page of its results, next to the index."""
@@ -68,11 +70,13 @@ class Paper:
     page: str
     claims: tuple[Claim, ...]
 
+
 def papers(root: Path) -> list[Paper]:
     """Return the papers of ``root``/experiments, by the names of their folders. Raises
     ``UserError``.
     """
     return [_paper(path) for path in sorted((root / "experiments").glob(f"*/{PAPER}"))]
+
 
 def _paper(path: Path) -> Paper:
     table = _read(path)
@@ -82,14 +86,17 @@ def _paper(path: Path) -> Paper:
     claims = [claim for file in (*others, path) for claim in _claims(file, _read(file))]
     return Paper(table["title"], table["page"], tuple(sorted(claims, key=_order)))
 
+
 def _order(claim: Claim) -> tuple[bool, str]:
     return claim.verdict == NOT_TRIED, claim.item
+
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+
 
 def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
     known = {part.name for part in fields(Claim)}
@@ -111,6 +118,7 @@ def _claims(path: Path, table: Mapping[str, Any]) -> Iterator[Claim]:
         except (ValueError, TypeError) as error:
             raise UserError(f"{path}: claim: {error}") from None
 
+
 def _needs_folder(table: Mapping[str, Any]) -> bool:
     """Whether a study reads data that are neither built in nor on the hub."""
     return any(
@@ -119,6 +127,7 @@ def _needs_folder(table: Mapping[str, Any]) -> bool:
         else key.split(".")[-1] == "source" and "/" not in str(value) and value not in BUILT_IN
         for key, value in table.items()
     )
+
 
 def index(root: Path) -> str:
     """Return the text of the index."""
@@ -161,10 +170,12 @@ def index(root: Path) -> str:
             lines += ["", f"Not tried: {'; '.join(map(_untried, untried))}."]
     return "\n".join(lines) + "\n"
 
+
 def _untried(claim: Claim) -> str:
     """Return item, reason and command of a claim that was not tried."""
     reason = claim.have[0].lower() + claim.have[1:]
     return f"{claim.item}: {reason}" + (f" (`{claim.command}`)" if claim.command else "")
+
 
 def _row(claim: Claim, page: str) -> str:
     cells = (
