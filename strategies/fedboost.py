@@ -114,8 +114,7 @@ class FedBoostOptions(Options):
     )
     public_library: bool = option(
         False,
-        "confirms that a folder's predictors were made without the clients' data, which "
-        "differential privacy requires",
+        "a folder's predictors were made without the clients' data, as differential privacy needs",
     )
 
     def check(self) -> None:

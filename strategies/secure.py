@@ -52,8 +52,7 @@ class SecureOptions(Options):
     on: bool = option(False, "the server learns sums over the clients, and no single reply")
     bound: float = option(
         16.0,
-        "largest change of a number of the model (or size of a number of another reply); a client "
-        "with a larger one is left out",
+        "largest change of a number of the model; a client with a larger one is left out",
         low=0,
         open_low=True,
     )
@@ -63,16 +62,14 @@ class SecureOptions(Options):
     corrupted: int = option(0, "clients of a round that may work together with the server", low=0)
     consistency: bool = option(
         True,
-        "clients sign the list of those that are left, against a server that lies: one more "
-        "short phase in each round",
+        "clients sign the list of survivors, against a server that lies: one more short phase",
     )
     neighbours: int = option(
         0, "clients that a client masks with, an even number; 0: all others", low=0
     )
     min_change: int = option(
         0,
-        "least number of clients by which the members of two sums in a row differ, unless none "
-        "does; 0: any number",
+        "two sums in a row have equal members or differ by this many clients; 0: any number",
         low=0,
     )
 

@@ -147,7 +147,7 @@ def rows():
 def test_the_contract_of_every_method_is_listed():
     listed = {method: (kinds, text) for methods, kinds, text in rows() for method in methods}
     assert sorted(listed) == sorted(METHODS)
-    assert all(text.endswith((".", "#messages)")) for _, text in listed.values())
+    assert all(text.endswith((".", ".py)")) for _, text in listed.values())
     wrong = {}
     for name in METHODS:
         settings = read_settings({"method": name})
@@ -184,12 +184,9 @@ def test_a_contract_names_every_option_that_is_sent(name):
     assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
 
 
-def test_a_long_contract_is_a_link_after_a_short_first_sentence(tmp_path):
-    (tmp_path / "a.md").write_text("# A\n\n## Messages\n\nAll of it.\n", encoding="utf-8")
-    (tmp_path / "b.md").write_text("# B\n", encoding="utf-8")
-    long = "FedAvg's. The reply also holds `x`."
-    link = "[Messages](a.md#messages)"
-    assert shortened(long, tmp_path, ["a.md"]) == f"FedAvg's. {link}"
-    assert shortened(f"{'x' * 60}. The reply.", tmp_path, ["a.md"]) == link
-    assert shortened(long, tmp_path, ["b.md", "none.md"]) == long
-    assert shortened("FedAvg's.", tmp_path, ["a.md"]) == "FedAvg's."
+def test_a_long_contract_is_a_link_after_a_short_first_sentence():
+    link = "[contract](../strategies/fedala.py)"
+    module = "strategies.fedala"
+    assert shortened("FedAvg's. The reply also holds `x`.", module) == f"FedAvg's. {link}"
+    assert shortened(f"{'x' * 60}. The reply.", module) == link
+    assert shortened("FedAvg's.", module) == "FedAvg's."

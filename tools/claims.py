@@ -14,15 +14,16 @@ from typing import Any
 
 from fedapps.errors import UserError
 
+NOT_TRIED = "not tried"
 #: All verdicts, in the order of the summary at the top of the index.
-VERDICTS = ("holds", "holds in part", "does not hold", "not tried")
+VERDICTS = ("holds", "holds in part", "does not hold", NOT_TRIED)
 PAPER = "paper.toml"
 #: Sources that need no download.
 BUILT_IN = ("digits", "generated", "letters", "ratings")
 READING = (
     "Accuracy is that of each client on its own test samples, with the model that the method "
-    "gives it: mean, standard deviation and mean of the worst tenth over the clients. ECE (15 "
-    "bins) is the mean over clients. *Global* is the one federated model on the same samples. "
+    "gives it: mean and standard deviation over the clients; *worst tenth* is the mean of the "
+    "lowest tenth. ECE (15 bins) is the mean over clients. *Global* is the one federated model. "
     "Bytes are those of all training messages. † was computed aside: no command here prints it."
 )
 START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->"
@@ -30,7 +31,7 @@ START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of the index.
+    """One row of the index, or a part of its line of claims that were not tried.
 
     ``item``: the table or figure. ``says``: the paper's claim. ``have``: our result;
     for ``not tried`` the reason. ``verdict``: one of ``VERDICTS``. ``section``: anchor
@@ -55,7 +56,7 @@ class Claim:
         for name in ("item", "says", "have"):
             if not getattr(self, name):
                 raise ValueError(f"{name}: is empty: give it a text")
-        if self.verdict != "not tried" and not (self.section and self.minutes and self.seeds):
+        if self.verdict != NOT_TRIED and not (self.section and self.minutes and self.seeds):
             raise ValueError(
                 f"{self.item}: add section, minutes and seeds, or set verdict = 'not tried'"
             )
@@ -87,7 +88,7 @@ def _paper(path: Path) -> Paper:
 
 
 def _order(claim: Claim) -> tuple[bool, str]:
-    return claim.verdict == "not tried", claim.item
+    return claim.verdict == NOT_TRIED, claim.item
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def index(root: Path) -> str:
         f"The verdict links to the numbers. Of {len(all_claims)} claims: {counts}.",
         "",
         "Minutes are rough, for two cores. One seed proves nothing. *(ours)*: not claimed by the "
-        "paper itself. With `--data DIR` a command reads `DIR/heart`, `DIR/shakespeare` and so on "
+        "paper itself. With `--data DIR` a command reads `DIR/heart` and so on "
         "([which files](../tasks.md)); without it, `ylecun/mnist` and the like come from the hub. "
         "To repeat a whole paper at a small scale:",
         "",
@@ -152,10 +153,9 @@ def index(root: Path) -> str:
         "make reproduce PAPER=superfed SCALE=small DATA=DIR",
         "```",
         "",
-        f"Papers: {', '.join(f'[{paper.title}](#{anchor(paper.title)})' for paper in known)}. "
-        "Two jobs on digits compare methods: [many small sites](many-sites.md), where federation "
-        "pays, and [two classes per client](two-classes.md), where it does not. "
-        "[What the bare names do](personal-forms.md): personal methods by default.",
+        "Jobs that compare methods: [many small sites](many-sites.md), where federation pays, "
+        "[two classes per client](two-classes.md), where it does not, and "
+        "[personal methods by default](personal-forms.md).",
         "",
         READING,
     ]
@@ -165,30 +165,26 @@ def index(root: Path) -> str:
             "| | the paper says | we found | verdict | command | minutes | seeds |",
             "| --- | --- | --- | --- | --- | --- | --- |",
         ]
-        lines += [_row(claim, paper.page) for claim in paper.claims]
+        lines += [_row(claim, paper.page) for claim in paper.claims if claim.verdict != NOT_TRIED]
+        if untried := [claim for claim in paper.claims if claim.verdict == NOT_TRIED]:
+            lines += ["", f"Not tried: {'; '.join(map(_untried, untried))}."]
     return "\n".join(lines) + "\n"
 
 
+def _untried(claim: Claim) -> str:
+    """Return item, reason and command of a claim that was not tried."""
+    reason = claim.have[0].lower() + claim.have[1:]
+    return f"{claim.item}: {reason}" + (f" (`{claim.command}`)" if claim.command else "")
+
+
 def _row(claim: Claim, page: str) -> str:
-    verdict = (
-        f"[**{claim.verdict}**]({page}#{claim.section})"
-        if claim.section
-        else f"**{claim.verdict}**"
-    )
     cells = (
         claim.item,
         claim.says,
         claim.have,
-        verdict,
-        f"`{claim.command}`" if claim.command else "",
-        f"{claim.minutes:g}" if claim.minutes else "",
-        str(claim.seeds or ""),
+        f"[**{claim.verdict}**]({page}#{claim.section})",
+        f"`{claim.command}`",
+        f"{claim.minutes:g}",
+        str(claim.seeds),
     )
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def anchor(heading: str) -> str:
-    """Return the anchor of a heading."""
-    return "".join(char for char in heading.lower() if char.isalnum() or char in "_- ").replace(
-        " ", "-"
-    )

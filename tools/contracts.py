@@ -7,7 +7,7 @@ with "Contract".
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -67,24 +67,20 @@ def table(folder: Path, methods: Mapping[str, Method]) -> str:
         cells = (
             ", ".join(f"`{word}`" for word in words) or "(a wrapper)" for words in (kinds, own)
         )
-        pages = dict.fromkeys(f"{methods[name].page or name}.md" for name in own)
-        contract = shortened(contract_of(import_module(module)), folder.parent / "docs", [*pages])
+        contract = shortened(contract_of(import_module(module)), module)
         rows.append(f"| {' | '.join(cells)} | {contract} |")
     return "\n".join(rows)
 
 
-def shortened(contract: str, docs: Path, pages: Iterable[str]) -> str:
-    """Return a link to the section Messages of the method's page, after the first
-    sentence of the contract if that is short. Return the whole contract if no page has
-    this section.
+def shortened(contract: str, module: str) -> str:
+    """Return a contract of one sentence as it is, of another one a link to the file of
+    its module, after the first sentence if that is short.
     """
     first, *rest = re.split(r"(?<=\.) (?=[A-Z])", contract, maxsplit=1)
-    for page in pages:
-        path = docs / page
-        if rest and path.is_file() and "\n## Messages\n" in path.read_text(encoding="utf-8"):
-            lead = f"{first} " if len(first) <= SHORT else ""
-            return f"{lead}[Messages]({page}#messages)"
-    return contract
+    if not rest:
+        return contract
+    lead = f"{first} " if len(first) <= SHORT else ""
+    return f"{lead}[contract](../{module.replace('.', '/')}.py)"
 
 
 def with_contracts(text: str, folder: Path, methods: Mapping[str, Method]) -> str:

@@ -99,11 +99,10 @@ def with_rows(text: str, methods: Mapping[str, Method]) -> str:
     """
     purposes: dict[str, list[str]] = {}
     for name, method in methods.items():
-        paper = "" if method.paper == "baseline" else method.paper
-        row = f"| [`{name}`]({method.page or name}.md) | {method.summary} | {paper} |\n"
+        row = f"| [`{name}`]({method.page or name}.md) | {method.summary} |\n"
         purpose = PURPOSES.get(method.trait.partition(",")[0], "Others")
         purposes.setdefault(purpose, []).append(row)
-    head = "| method | what it does | paper |\n| --- | --- | --- |\n"
+    head = "| method | what it does |\n| --- | --- |\n"
     tables = (f"\n## {purpose}\n\n{head}{''.join(rows)}" for purpose, rows in purposes.items())
     return _between(text, ROWS_START, ROWS_END, "".join(tables) + "\n")
 

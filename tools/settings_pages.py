@@ -19,6 +19,8 @@ MARKDOWN_PART = re.compile(
 #: Maximum line length of the TOML block, and the range of columns in which its comments
 #: begin.
 WIDTH, LEAST_COLUMN, LAST_COLUMN = 130, 24, 36
+#: Bounds that the tables of pages leave out; `fedapps settings KEY` prints them.
+OBVIOUS = ("from -1", "from 0", "from 1", "above 0")
 
 
 def table_users() -> dict[str, list[str]]:
@@ -92,9 +94,11 @@ def with_toml(text: str, block: str) -> str:
 
 
 def pages_of_tables(pages: Mapping[str, str]) -> dict[str, str]:
-    """Return the page that shows each table, given the pages' texts by address."""
+    """Return the page that shows each table, or keys of it, given the pages' texts by
+    address.
+    """
     return {
-        word: address
+        word.partition(".")[0]: address
         for address, text in pages.items()
         for part in MARKDOWN_PART.finditer(text)
         for word in part[2].split()
@@ -110,22 +114,23 @@ def markdown_page(
     another page shows is a link to it: ``elsewhere`` maps tables to addresses.
     """
     elsewhere = elsewhere or {}
+    tables = by_table(settings)
+    links = ", ".join(f"[`{table}`]({elsewhere[table]})" for table in tables if table in elsewhere)
     parts = [
         "# Settings",
-        "The settings of a run, by their tables, for `fedapps run` and TOML files. Settings of a "
-        "method are on its page.\n"
-        "`fedapps settings` prints all of them, `fedapps settings NAME` one table or key. "
-        "`make generate` makes this page\nfrom the fields that declare the options: edit those.",
+        "The settings of `fedapps run` and TOML files. `fedapps settings` prints all of them, "
+        "`fedapps settings NAME` one\ntable or key with its bounds. `make generate` makes this "
+        "page from the fields that declare the options: edit those."
+        + (f"\n\nOn pages of their own: {links}." if links else ""),
     ]
-    for table, own in by_table(settings).items():
+    for table, own in tables.items():
+        if table in elsewhere:
+            continue
         names = users.get(table, [])
         parts.append(f"## {table or TOP}")
         if list(names) not in ([], [table]):
             parts.append(f"Of {', '.join(f'`{name}`' for name in names)}.")
-        if table in elsewhere:
-            parts.append(f"See [{table}]({elsewhere[table]}).")
-        else:
-            parts.append(markdown_table(own, tables=set(by_table(settings))))
+        parts.append(markdown_table(own, tables=set(tables)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -134,7 +139,7 @@ def markdown_table(settings: Iterable[Setting], tables: Iterable[str] = ()) -> s
     names are formatted as code.
     """
     rows = [_row(setting, tables) for setting in settings]
-    return "\n".join(["| key | default | allowed | meaning |", "| --- | --- | --- | --- |", *rows])
+    return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
 
 
 def _row(setting: Setting, tables: Iterable[str]) -> str:
@@ -146,8 +151,12 @@ def _row(setting: Setting, tables: Iterable[str]) -> str:
     text = setting.declared.help.replace("|", r"\|")
     if names:
         text = re.sub(rf"(?<![\w./-])(?:{names})\.[a-z0-9-]+\b", r"`\g<0>`", text)
-    cells = [f"`{setting.key}`", f"`{toml_value(setting.default)}`", allowed, text]
-    return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
+    if allowed in OBVIOUS:
+        allowed = ""
+    if allowed and allowed[0] not in "[(":
+        allowed = f"({allowed})"
+    meaning = f"{text} {allowed}".strip()
+    return f"| `{setting.key}` | `{toml_value(setting.default)}` | {meaning} |"
 
 
 def with_tables(text: str, render: Callable[[list[str]], str]) -> str:

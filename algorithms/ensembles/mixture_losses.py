@@ -211,9 +211,9 @@ def centred(gradient: ArrayLike, weights: ArrayLike) -> Array:
 
     It is the gradient of ``L(alpha~ / sum alpha~)``, the log loss of the sampled
     predictors as a distribution, since ``L(alpha~ / s) = L(alpha~) + log s`` and
-    ``<alpha~, g> = -1`` (``docs/fedboost.md``). It is linear in g, so it may be taken
-    before or after a weighted sum over clients. All entries of g itself are negative,
-    so every drawn predictor would gain weight over the others.
+    ``<alpha~, g> = -1``. It is linear in g, so it may be taken before or after a
+    weighted sum over clients. All entries of g itself are negative, so every drawn
+    predictor would gain weight over the others.
     """
     slope, sent = np.asarray(gradient, np.float64), np.asarray(weights, np.float64)
     return np.asarray(slope - (sent @ slope) / sent.sum())

@@ -214,8 +214,8 @@ class LinearisedFTRL(Relative):
     ``sqrt(ln K) / G min(1, 2 / sqrt(C (t + 1)))``: a term common to all coordinates
     cancels, so a score changes by at most ``G = (C2-C1) / (C (1+C1))``, and the
     variance of the changes, on which the regret depends, is at most ``C G^2 / 4`` a
-    round for weights near uniform. ``docs/aaggff.md`` derives it. ``rate`` multiplies
-    either step: 0 is the prior, 1 with "paper" the paper.
+    round for weights near uniform. ``rate`` multiplies either step: 0 is the prior, 1
+    with "paper" the paper.
 
     With a prior p0 the regulariser is the relative entropy to p0, so ``p ~ p0
     exp(...)``; with a cap, ``min(c p0 exp(...), cap p0)``.

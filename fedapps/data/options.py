@@ -108,9 +108,8 @@ class DataOptions(Options):
     )
     standardise: str = option(
         "auto",
-        "mean 0 and deviation 1 per channel or column: of each client's own training samples, or "
-        "from sums over all clients; auto: sums for arrays and tables, client for task tabular, "
-        "none for images",
+        "mean 0 and deviation 1 per channel or column, of each client or from sums over all; "
+        "auto: sums for arrays and tables, client for task tabular, none for images",
         choices=["auto", "none", "client", "sums"],
     )
     label: str = option("", 'column of the labels; "": found')
@@ -127,8 +126,7 @@ class DataOptions(Options):
     )
     score_on: str = option(
         "test",
-        "part that clients are scored on; held-out: half of the validation samples, by which no "
-        "method chooses",
+        "part that clients are scored on; held-out: half of the validation samples, unused else",
         choices=["test", "validation", "held-out"],
     )
     min_samples: int = option(5, "least number of samples of a client", low=3)

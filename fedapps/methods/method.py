@@ -130,7 +130,7 @@ def options_of(kind: type) -> type[Options] | None:
 
 def with_base(
     kind: type[Options],
-    help: str = "any method with a weighted average; its settings are in its own table",
+    help: str = "any method with a weighted average",
 ) -> type[Options]:
     """Return an options class like ``kind`` with an additional field ``base``, the name
     of the wrapped method.

@@ -30,8 +30,7 @@ class RegressionOptions(Options):
     )
     center: str = option(
         SUMS,
-        "subtracted from targets in training: a number, or one per target; sums: their mean, from "
-        "sums over the clients",
+        "subtracted from targets in training: a number, or one per target; sums: their mean",
     )
     scale: str = option(SUMS, "targets are then divided by this, likewise; sums: their deviation")
 
@@ -233,29 +232,27 @@ class MatrixCompletionOptions(Options):
 
     center: str = option(
         "auto",
-        "subtracted first, from sums over the clients: the mean, or biases of rows and columns; "
-        "auto: bias, of a generated matrix none",
+        "subtracted first: the mean, or biases of rows and columns; auto: bias, generated: none",
         choices=["auto", "none", "mean", "bias"],
     )
     clip: bool = option(True, "clip predictions to the range of a client's training observations")
     partition: str = option(
         "iid",
-        "how observations are dealt; iid: shuffled and evenly; users: all of a user's (a row's) to "
-        "one client, as many users each",
+        "iid: observations dealt evenly; users: a user's (a row's) all to one client",
         choices=["iid", "users"],
     )
     user: str = option("user_id", "column of the users, whole numbers from 0 or 1 on")
     item: str = option("movie_id", "column of the items, likewise")
     rating: str = option("rating", "column of the ratings")
     rows: int = option(
-        0, "of the matrix; 0: 60 generated ones (943 users), of a table as many as it has", low=0
+        0, "of the matrix; 0: 60 generated (943 users), or those of the table", low=0
     )
     columns: int = option(
-        0, "of the matrix; 0: 80 generated ones (1682 items), of a table as many as it has", low=0
+        0, "of the matrix; 0: 80 generated (1682 items), or those of the table", low=0
     )
     observations: int = option(
         0,
-        "observed entries, training and test; 0: half of them (100,000 ratings), of a table all",
+        "observed entries; 0: half of them (100,000 ratings), of a table all",
         low=0,
     )
     rank: int = option(3, "of the generated matrix, or of the users' tastes", low=1)

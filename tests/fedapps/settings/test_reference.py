@@ -75,9 +75,9 @@ def test_every_setting_is_in_the_reference_with_its_default():
 def test_a_table_shown_on_another_page_is_a_link():
     text = f"<!-- settings: train other.key -->\n\nold\n\n{MARKDOWN_END}\n"
     elsewhere = pages_of_tables({"a.md": text, "b.md": "none"})
-    assert elsewhere == {"train": "a.md", "other.key": "a.md"}
+    assert elsewhere == {"train": "a.md", "other": "a.md"}
     page = markdown_page(SMALL, {}, elsewhere)
-    assert "\n## train\n\nSee [train](a.md).\n" in page
+    assert "On pages of their own: [`train`](a.md)." in page
     assert "`train.rate` |" not in page
     assert "| `num-rounds` |" in page
 
@@ -104,10 +104,10 @@ def test_tables_of_pages():
         chosen(SMALL, ["train.rate", "train.kind", "train.other", "num-rounds"]), ["", "train"]
     ).splitlines()
     assert rows[2:] == [
-        r"| `train.rate` | `0.5` | (0, 1] | of \|steps\|; 0: `train.rate` |",
-        '| `train.kind` | `"a"` | `a`, `b` | which |',
-        "| `train.other` | `false` | | |",
-        "| `num-rounds` | `50` | from 1 | rounds |",
+        r"| `train.rate` | `0.5` | of \|steps\|; 0: `train.rate` (0, 1] |",
+        '| `train.kind` | `"a"` | which (`a`, `b`) |',
+        "| `train.other` | `false` |  |",
+        "| `num-rounds` | `50` | rounds |",
     ]
     text = (
         f"# A\n\n<!-- settings: a b -->\nold\n{MARKDOWN_END}\n\nkept\n<!-- settings: c "
