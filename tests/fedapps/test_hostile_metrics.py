@@ -119,6 +119,14 @@ ODD = {
 }
 
 
+def test_an_accuracy_that_rounding_brings_below_0_spoils_nothing(tmp_path):
+    """A Gini coefficient is of numbers from 0."""
+    summary, rounds = run(tmp_path / "run", lambda _: {"accuracy": -5e-7})
+    assert summary["failures"] == 0
+    assert summary["accuracy-mean"] == pytest.approx(0.375)
+    assert all("gini" not in row["evaluate"] for row in rounds)
+
+
 class Evaluating(Hostile):
     """Like ``Hostile``, but all other clients also train with an accuracy, so that both
     phases can be compared.

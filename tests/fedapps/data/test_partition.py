@@ -273,7 +273,8 @@ def test_dirichlet_names_client_and_alpha_that_works(digits):
 
 
 def test_natural_clients(folder):
-    settings = DataOptions(source=folder, partition="natural", natural_id="writer")
+    # min_samples: exactly what each has
+    settings = DataOptions(source=folder, partition="natural", natural_id="writer", min_samples=8)
     images = load_samples(settings)
     assert images.clients.names == ("w0", "w1", "w2", "w3", "w4")
     parts = partition(images, settings, 5, seed=0)
