@@ -235,6 +235,17 @@ def test_a_wide_array_is_cast_to_the_models_type():
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_wide_array_that_does_not_fit_the_models_type_is_left_out():
+    rounds, wide = [], lambda a, n, m: ([a[0].astype(np.float32) + 1e6], n, m)
+    client = lambda i, _: Saboteur(i, wide)
+    start = {"w": np.zeros(2, np.float16)}
+    result = simulate(FedAvg(), client, 3, start, 3, callbacks=[rounds.append])
+    np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
+    (failure,) = [f for r in rounds for f in r.failures]
+    assert "not finite" in failure.reason
+
+
 @pytest.mark.parametrize(
     ("action", "expected"), [("reject", 1.0), ("clip", (1 + 2 / np.sqrt(2)) / 2)]
 )
