@@ -118,4 +118,3 @@ class Distilled(FedAvg):
 def values_of(record: ArrayRecord) -> Arrays:
     """Return the values of a record's arrays."""
     return [read(array) for array in record.values()]
-
