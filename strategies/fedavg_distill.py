@@ -23,7 +23,7 @@ from algorithms.boosting.fit_options import DistillOptions
 from algorithms.common.options import option
 from strategies.base.messages import metrics_of
 from strategies.base.records import average_arrays
-from strategies.families.distilling import Distilled, networks_of
+from strategies.families.distilling import Distilled, values_of
 from strategies.fedavg import FedAvgArguments
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class FedAvgDistill(Distilled):
 
     def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
         """Return the mean logits at the public points."""
-        return self.distiller.mean_outputs(networks_of(contents))
+        own = self.distiller.outputs(values_of(self.sent))
+        return self.mean_outputs(contents, own).add_(own)
 
     def student(self, contents: Sequence[RecordDict]) -> ArrayRecord:
         """Return the model that was sent, or the average of the replies."""

@@ -26,7 +26,7 @@ from flwr.app import RecordDict
 from algorithms.boosting.fit_options import DistillOptions
 from algorithms.boosting.sent import OracleSent
 from algorithms.common.options import option
-from strategies.families.distilling import Distilled, networks_of, values_of
+from strategies.families.distilling import Distilled, values_of
 from strategies.fedavg import FedAvgArguments
 
 if TYPE_CHECKING:
@@ -96,5 +96,6 @@ class FFGBDistill(Distilled):
     def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
         """Return ``(1 - eta mu) f_t - eta mean_i h_i`` at the public points."""
         o = self.options
-        ensemble = self.distiller.mean_outputs(networks_of(contents)).mul_(-o.step)
-        return ensemble.add_(self.distiller.outputs(values_of(self.sent)), alpha=1 - o.step * o.mu)
+        own = self.distiller.outputs(values_of(self.sent))
+        learners = self.mean_outputs(contents, own * 0)
+        return own.mul_(1 - o.step * o.mu).sub_(learners, alpha=o.step)

@@ -2,14 +2,13 @@
 
 Minimises ``sum_x || h_theta(x) - (teacher)(x) ||^2`` over the points x of a public set
 with Adam. The teacher is a combination of outputs (logits), so it can be evaluated
-exactly, once, network by network; only its outputs (m, classes) are kept, however many
-networks there were.
+exactly, once, network by network.
 
 Source: Shen, Hassani, Kale, Karbasi, "Federated Functional Gradient Boosting", AISTATS
 2022, arXiv 2103.06972, equation (17).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,18 +35,6 @@ class Distiller:
         """Return the outputs (m, ...) of the network with parameters ``arrays``."""
         set_arrays(self.module, arrays)
         return outputs_of(self.module, self.inputs)
-
-    def mean_outputs(self, models: Iterable[Sequence[NDArray[Any]]]) -> Tensor:
-        """Return the mean outputs (m, ...) of several networks, evaluated one after the
-        other.
-        """
-        total, count = None, 0
-        for arrays in models:
-            out = self.outputs(arrays)
-            total, count = (out if total is None else total.add_(out)), count + 1
-        if total is None:
-            raise ValueError("the mean of no networks: give at least one")
-        return total.div_(count)
 
     def distil(
         self,

@@ -72,7 +72,7 @@ class Agreement:
         senders = Counter(name for *_, metrics in replies for name in metrics)
         surplus = set()
         for name, count in sorted(senders.items()):
-            few = len(replies) > 1 and 2 * count <= len(replies)
+            few = 2 * count <= len(replies)
             if alike and count < len(replies):
                 surplus.add(name)
             elif name not in self.known:

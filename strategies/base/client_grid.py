@@ -441,6 +441,7 @@ class ClientGrid(WrappedGrid):
         exchange.travel = self.grid.travel if sent and isinstance(self.grid, Packing) else None
         answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
         valid: list[tuple[ClientId, Message]] = []
+        questions: dict[int, Message] = {}  # by the identity of the reply
         dead: list[Failure] = []
         for message in sent:
             client = self.client_id(message.metadata.dst_node_id)
@@ -461,6 +462,7 @@ class ClientGrid(WrappedGrid):
                     dead += exchange.failures[-1:]
             else:
                 valid.append((client, reply))
+                questions[id(reply)] = message
         valid.sort(key=lambda pair: order(pair[0]))
         odd = self.rules.agreement.odd(valid, self.rules.alike)
         if odd and exchange.travel and exchange.travel.summed:
@@ -473,7 +475,7 @@ class ClientGrid(WrappedGrid):
             self._leave_out(exchange, valid[place][0], reason, valid[place][1])
         valid = [pair for place, pair in enumerate(valid) if place not in odd]
         if sent and trains(sent[0]) and not (exchange.travel and exchange.travel.summed):
-            valid = self._bounded(exchange, valid, sent)
+            valid = self._bounded(exchange, valid, questions)
         if self.rules.weight and self.rules.bound.max_weight:
             bound = self.rules.bound
             exchange.capped = capped(valid, self.rules.weight, bound.max_weight, bound.liars)
@@ -492,15 +494,17 @@ class ClientGrid(WrappedGrid):
         return [reply for _, reply in valid]
 
     def _bounded(
-        self, exchange: Exchange, valid: list[tuple[ClientId, Message]], sent: Sequence[Message]
+        self,
+        exchange: Exchange,
+        valid: list[tuple[ClientId, Message]],
+        questions: Mapping[int, Message],
     ) -> list[tuple[ClientId, Message]]:
         """Apply the bounds that compare the replies of a round; return those to use."""
         rules = self.rules
         if not (rules.relative and (rules.like_model or rules.updates)):
             return valid
-        questions = {message.metadata.message_id: message for message in sent}
         wild, exchange.shortened = self._relative.apply(
-            [(who, questions[m.metadata.reply_to_message_id], m) for who, m in valid],
+            [(who, questions[id(reply)], reply) for who, reply in valid],
             rules.bound.max_relative_update,
             models=rules.like_model,
             beside=rules.beside,

@@ -300,14 +300,13 @@ def _array_fault(name: str, values: NDArray[Any], most: float = LIMIT) -> str | 
         return None
     if values.dtype.kind == "c":
         values = np.abs(values)
-    low, high = values.min(), values.max()  # NaN if any value is
-    if not (np.isfinite(low) and np.isfinite(high)):
-        return f"array {name!r} holds values that are not finite"
-    worst = max(abs(float(low)), abs(float(high)))
     most = LIMIT if values.dtype.kind == "i" else most  # places and counts
+    low, high = float(values.min()), float(values.max())  # NaN if any value is
+    if -most <= low and high <= most:
+        return None
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"array {name!r} holds values that are not finite"
     return (
-        f"array {name!r} holds {worst:.3g} (limit {most:g}): the client has probably diverged, "
-        "lower its learning rate"
-        if worst > most
-        else None
+        f"array {name!r} holds {max(-low, high):.3g} (limit {most:g}): the client has probably "
+        "diverged, lower its learning rate"
     )

@@ -2,7 +2,10 @@
 public points, instead of averaging parameters.
 
 The teacher is a combination of the outputs of the clients' networks, evaluated once per
-round at the public points. See ``algorithms/boosting/distillation.py``.
+round at the public points. See ``algorithms/boosting/distillation.py``. A bound on a
+network's parameters is none on its outputs, so these have the same bound as updates, by
+their own lengths: three times the longest of nine tenths (hardened: the median). A liar
+of n clients then moves the teacher by 3 / n times that length at most.
 
 Contract: a training reply holds one network, with the names and shapes that were sent,
 and ``num-examples``.
@@ -22,6 +25,8 @@ from algorithms.common.wire import read
 from strategies.base.capabilities import Capabilities
 from strategies.base.messages import arrays_of
 from strategies.base.records import to_record
+from strategies.base.relative_bounds import FEW, HARDENED
+from strategies.base.weights import HALF, reference
 from strategies.fedavg import FedAvg, FedAvgArguments
 
 if TYPE_CHECKING:  # reading the options must not import PyTorch
@@ -52,6 +57,26 @@ class Distilled(FedAvg):
         self.seed = seed
         self.sent = ArrayRecord()
         self.models_sent: dict[str, int] = {}
+        self.liars = FEW  # the share of largest outputs that their bound does not go by
+
+    def harden(self) -> None:
+        """Bound the outputs by their median, as the models are."""
+        self.liars = HALF
+
+    def mean_outputs(self, contents: Sequence[RecordDict], origin: "Tensor") -> "Tensor":
+        """Return the mean of ``outputs - origin`` (m, classes) over the clients'
+        networks, the longest of them shortened.
+        """
+        moves = [
+            self.distiller.outputs(values_of(arrays_of(content)[0])) - origin
+            for content in contents
+        ]
+        lengths = [float(move.norm()) for move in moves]
+        most = HARDENED * reference(lengths, self.liars)
+        total = moves[0] * 0
+        for move, length in zip(moves, lengths, strict=True):
+            total.add_(move, alpha=most / length if length > most else 1.0)
+        return total.div_(len(moves))
 
     @abstractmethod
     def teacher(self, contents: Sequence[RecordDict]) -> "Tensor":
@@ -93,8 +118,3 @@ class Distilled(FedAvg):
 def values_of(record: ArrayRecord) -> Arrays:
     """Return the values of a record's arrays."""
     return [read(array) for array in record.values()]
-
-
-def networks_of(contents: Sequence[RecordDict]) -> Iterable[Arrays]:
-    """Yield the clients' networks, one at a time."""
-    return (values_of(arrays_of(content)[0]) for content in contents)

@@ -78,18 +78,25 @@ def test_a_name_that_the_server_uses_itself(name, tmp_path):
     assert all(row["clients"] == [0, 1, 2, 3] for row in rounds)
 
 
-def test_a_client_whose_loss_diverged_is_named_and_in_no_mean(tmp_path):
-    """The last of three evaluations; the others are as if the client were sound."""
+@pytest.mark.parametrize("wild_ones", [{1}, {0, 1, 2, 3}])
+def test_a_client_whose_loss_diverged_is_named_and_in_no_mean(wild_ones, tmp_path):
+    """The last of three evaluations; the others are as if the client were sound. If all
+    diverged, the means say so.
+    """
 
     class Diverging(Hostile):
         def evaluate(self, parameters, config):
-            wild = self.i == 1 and config["server-round"] == 3
+            wild = self.i in wild_ones and config["server-round"] == 3
             return (1e9 if wild else 0.25), 10, {"accuracy": 0.0 if wild else 0.5}
 
     summary, rounds = run(tmp_path / "run", lambda _: {}, client=Diverging)
-    assert (summary["loss-mean"], summary["accuracy-mean"]) == (0.25, 0.5)
     assert ["diverged" in row for row in rounds] == [False, False, True]
-    assert rounds[2]["diverged"] == [{"client": 1, "loss": 1e9}]
+    assert ["accuracy-weighted" in row["evaluate"] for row in rounds] == [True, True, False]
+    assert rounds[2]["diverged"] == [{"client": k, "loss": 1e9} for k in sorted(wild_ones)]
+    if len(wild_ones) == 4:
+        assert (summary["loss-mean"], summary["accuracy-mean"]) == (1e9, 0.0)
+        return
+    assert (summary["loss-mean"], summary["accuracy-mean"]) == (0.25, 0.5)
     clients = (tmp_path / "run" / "clients.csv").read_text().splitlines()[1:]
     assert [line.split(",")[0] for line in clients] == ["0", "2", "3"]
 
@@ -117,6 +124,14 @@ ODD = {
     "an accuracy of 1.5": ({"accuracy": 1.5}, "metric 'accuracy' is 1.5: must be from 0 to 1"),
     "an accuracy below 0": ({"accuracy": -0.1}, "metric 'accuracy' is -0.1: must be from 0 to 1"),
 }
+
+
+def test_an_accuracy_that_rounding_brings_below_0_spoils_nothing(tmp_path):
+    """A Gini coefficient is of numbers from 0."""
+    summary, rounds = run(tmp_path / "run", lambda _: {"accuracy": -5e-7})
+    assert summary["failures"] == 0
+    assert summary["accuracy-mean"] == pytest.approx(0.375)
+    assert all("gini" not in row["evaluate"] for row in rounds)
 
 
 class Evaluating(Hostile):

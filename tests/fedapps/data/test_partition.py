@@ -17,6 +17,8 @@ from PIL import Image
 from fedapps.data import cache, images, sources
 from fedapps.data.options import PARTITIONS, DataOptions
 from fedapps.data.partition import client_data, load_samples, partition, split_rows
+from fedapps.data.samples import Categorical, Samples
+from fedapps.data.scaling import inputs
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.settings.settings import read_settings
@@ -68,6 +70,26 @@ def test_digits(digits):
     assert digits.x.shape == (1797, 1, 8, 8)
     assert digits.x.dtype == np.float32
     assert (digits.x.min(), digits.x.max(), digits.num_classes) == (0, 1, 10)
+
+
+def test_taken_samples_keep_all_that_belongs_to_them():
+    rows, number = np.array([3, 1]), np.arange(4)
+    column = Categorical(number, tuple("abcd"))
+    given = {"clients": column, "groups": column, "persons": column, "parts": number, "by": number}
+    samples = Samples(number, number, 4, **given, targets=number[:, None] / 2)
+    taken = samples.take(rows)
+    for name in ("x", "labels", "parts", "by"):
+        np.testing.assert_array_equal(getattr(taken, name), rows)
+    for name in ("clients", "groups", "persons"):
+        np.testing.assert_array_equal(getattr(taken, name).codes, rows)
+    np.testing.assert_array_equal(taken.targets, [[1.5], [0.5]])
+
+
+def test_pixels_are_from_0_to_1_and_sounds_from_minus_1_to_1():
+    for kind, lowest in ((np.uint8, 0), (np.int16, -1)):
+        x = np.array([np.iinfo(kind).min, np.iinfo(kind).max], kind).reshape(2, 1, 1, 1)
+        got = inputs(Samples(x, np.zeros(2, int), 1), np.arange(2))
+        np.testing.assert_allclose(got.ravel(), [lowest, 1], atol=1e-4)
 
 
 def test_parquet_folder_gives_the_pixels_back(folder):
@@ -273,7 +295,8 @@ def test_dirichlet_names_client_and_alpha_that_works(digits):
 
 
 def test_natural_clients(folder):
-    settings = DataOptions(source=folder, partition="natural", natural_id="writer")
+    # min_samples: exactly what each has
+    settings = DataOptions(source=folder, partition="natural", natural_id="writer", min_samples=8)
     images = load_samples(settings)
     assert images.clients.names == ("w0", "w1", "w2", "w3", "w4")
     parts = partition(images, settings, 5, seed=0)

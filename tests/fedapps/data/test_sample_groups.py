@@ -237,9 +237,11 @@ def test_the_generated_table_has_groups_with_every_kind_of_client(method, tmp_pa
 def test_a_table_by_age_and_one_by_sex(tmp_path):
     rng = np.random.default_rng(0)
     n = 120
+    ages = rng.integers(20, 90, n)
+    ages[2::3] = 75  # of client c, which is in one group only
     columns = {
         "client": ["a", "b", "c"] * (n // 3),
-        "age": rng.integers(20, 90, n).tolist(),
+        "age": ages.tolist(),
         "sex": rng.choice(["f", "m"], n).tolist(),
         "label": rng.integers(2, size=n).tolist(),
     }
@@ -250,6 +252,7 @@ def test_a_table_by_age_and_one_by_sex(tmp_path):
     }
     _, _, rows = run(tmp_path, 3, **table, **{"data.group": "age", "data.group-edges": "40,60"})
     assert list(rows) == ["below 40", "40 to below 60", "from 60"]
+    assert [row["clients"] for row in rows.values()] == ["2", "2", "3"]
     task = build_task(read_settings(table | {"data.group": "sex"}))
     assert task.groups.names == ("f", "m")
     assert task.samples.numbers.used == ("age",)

@@ -8,6 +8,8 @@ import datasets
 import numpy as np
 import pytest
 
+from fedapps.data.partition import rows_by_person
+from fedapps.data.samples import Categorical
 from fedapps.errors import UserError
 from fedapps.runs.assembly import Parts, build_task
 from fedapps.runs.execution import execute_inline
@@ -177,6 +179,17 @@ def test_no_person_is_in_two_parts(tmp_path):
     few = build_task(read_settings(table(tmp_path / "few", people=2)))
     with pytest.raises(UserError, match=r"data.group-split: client 0 has rows of 2 persons, 3 are"):
         few.split(0, 3)
+
+
+@pytest.mark.parametrize("validation", [0.2, 0.0])
+@pytest.mark.parametrize("sizes", [(1, 1, 8), (8, 1, 1), (1, 8, 1)])
+def test_three_persons_of_any_sizes_fill_all_parts(sizes, validation):
+    persons = Categorical(np.repeat(np.arange(3), sizes), ("a", "b", "c"))
+    for seed in range(10):
+        rows = rows_by_person(persons, np.arange(10), 0, seed, validation)
+        assert [len(part) > 0 for part in rows] == [True, validation > 0, True]
+        people = [set(persons.codes[part]) for part in rows]
+        assert sum(map(len, people)) == len(set.union(*people)) == 3
 
 
 def test_persons_of_several_clients_and_dealt_rows_are_refused(tmp_path):

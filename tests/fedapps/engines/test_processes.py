@@ -63,11 +63,12 @@ def test_a_guard_cleans_up_after_a_process_that_was_killed(tmp_path):
             [sys.executable, "-c", owner, mark, str(folder)],
             stdout=subprocess.PIPE,
             cwd=os.getcwd(),
+            start_new_session=True,
         )
         assert parent.stdout.readline() == b"ready\n"
         assert folder.exists()
         assert orphan.poll() is None
-        parent.kill()
+        os.killpg(parent.pid, signal.SIGKILL)  # with all that is in its group
         parent.communicate()
         orphan.wait(30)
         deadline = time.monotonic() + 30

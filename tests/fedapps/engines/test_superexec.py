@@ -2,6 +2,8 @@
 the run says why.
 """
 
+import os
+import shutil
 import subprocess
 import time
 
@@ -9,7 +11,9 @@ import pytest
 
 from fedapps.engines import superexec
 from fedapps.engines.flower import Following, Outcome, SubmittedRun
+from fedapps.engines.processes import program
 from fedapps.engines.superexec import NAME, make_superexec
+from fedapps.engines.superlink import environment_of
 
 SAID = """INFO :      Starting Flower SuperExec
 Traceback (most recent call last):
@@ -83,6 +87,11 @@ def test_it_is_started_again_until_its_parent_has_ended(parent, tmp_path):
 def test_one_that_does_not_stay_ends_its_parent(parent, tmp_path):
     assert parent(30).wait(60) == -15
     assert starts(tmp_path) == ["--parent-pid 7"]
+
+
+def test_flower_finds_it_before_the_program_itself(tmp_path):
+    environment = environment_of(os.environ, tmp_path, program(NAME).parent)
+    assert shutil.which(NAME, path=environment["PATH"]) == str(tmp_path / "programs" / NAME)
 
 
 class Link:

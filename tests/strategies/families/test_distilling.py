@@ -25,13 +25,13 @@ def distiller():
 class Learner(NumPyClient):
     """Answers with a fixed net, whatever it receives."""
 
-    def __init__(self, i):
-        self.i = i
+    def __init__(self, i, size=1):
+        self.i, self.size = i, size
 
     def fit(self, parameters, config):
         rng = np.random.default_rng(self.i)
         return (
-            [rng.normal(size=p.shape).astype(np.float32) for p in parameters],
+            [self.size * rng.normal(size=p.shape).astype(np.float32) for p in parameters],
             self.i + 1,
             {"loss": 1.0},
         )
@@ -69,6 +69,25 @@ def test_fedavg_distill_of_linear_nets_is_uniform_fedavg(start):
     want = arrays_of(simulate(FedAvg(weights="uniform"), lambda i, _: Learner(i), 4, START, 1))
     for name in START:
         np.testing.assert_allclose(ours[name], want[name], atol=1e-3)
+
+
+@pytest.mark.parametrize("place", [1, 5])
+def test_a_liars_outputs_are_three_times_as_long_as_the_references(place):
+    """That of ten clients is the second largest (hardened: the lower median)."""
+    nets = [Learner(i, 1000 if i == 9 else 1).fit(START.values(), {})[0] for i in range(10)]
+    moves = [[new - old for new, old in zip(net, START.values(), strict=True)] for net in nets]
+    x = distiller().inputs.numpy()
+    lengths = np.array([np.linalg.norm(x @ w.T + b) for w, b in moves])
+    factors = np.minimum(1, 3 * np.sort(lengths)[-1 - place] / lengths)
+    assert (factors < 1).sum() == 1
+    strategy = FedAvgDistill(distiller(), FedAvgDistillOptions(**EXACT))
+    if place == 5:
+        strategy.harden()
+    client = lambda i, _: Learner(i, 1000 if i == 9 else 1)
+    got = arrays_of(simulate(strategy, client, 10, START, 1))
+    for position, name in enumerate(START):
+        move = np.mean([f * move[position] for f, move in zip(factors, moves, strict=True)], 0)
+        np.testing.assert_allclose(got[name], START[name] + move, atol=1e-3)
 
 
 def test_the_fit_starts_from_the_configured_model():
