@@ -19,9 +19,11 @@ arrays, and numbers as metrics. Text in it does not reach the server.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from logging import INFO
 from typing import Any, TypedDict, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -34,6 +36,7 @@ from strategies.base.capabilities import (
     is_private,
     needs_only_sums,
     require_declaration,
+    weigher,
 )
 from strategies.base.client_grid import ClientGrid
 from strategies.base.reply_validation import UpdateBound
@@ -67,6 +70,11 @@ class SecureOptions(Options):
     neighbours: int = option(
         0, "clients that a client masks with, an even number; 0: all others", low=0
     )
+    clear_losses: bool = option(
+        False,
+        "rules that weight clients by their losses (aaggff-s, aaggff-d, afl, term): the server "
+        "sees each client's loss, with prior = samples also its sample count, but no model",
+    )
     min_change: int = option(
         0,
         "least number of clients by which the members of two sums in a row differ, unless none "
@@ -93,19 +101,25 @@ def secured(
     updates whose norm is too large. Raises ``ValueError`` if the strategy needs more
     than sums.
     """
-    check_sums(strategy)
+    check_sums(strategy, options)
+    by_losses = weigher(strategy) if options.clear_losses else None
+    if by_losses:
+        names = ", ".join(by_losses.weighing_metrics)
+        log(INFO, "secure sums: models are masked, but each client's %s is in the clear", names)
     protocol = Protocol(
         options.neighbours, options.corrupted, options.consistency, options.min_change
     )
     terms = partial(_terms, strategy, options, bound or UpdateBound())
     if isinstance(grid, ClientGrid):
-        grid.grid = SecureGrid(grid.grid, protocol, terms)
+        grid.grid = SecureGrid(grid.grid, protocol, terms, by_losses)
         return grid
-    return SecureGrid(grid, protocol, terms)
+    return SecureGrid(grid, protocol, terms, by_losses)
 
 
-def check_sums(strategy: Strategy) -> None:
-    """Raise ``ValueError`` if a strategy needs more than sums of the replies."""
+def check_sums(strategy: Strategy, options: SecureOptions) -> None:
+    """Raise ``ValueError`` if a strategy needs more than sums of the replies, and than
+    losses if the options show these.
+    """
     found = require_declaration(strategy, "secure sums")
     if is_private(strategy):
         raise ValueError(
@@ -117,6 +131,13 @@ def check_sums(strategy: Strategy) -> None:
             f"secure sums: the replies to {declarer(strategy)} are no vectors that could be added: "
             "choose a method whose clients send models, updates or sums"
         )
+    if weigher(strategy):
+        if options.clear_losses:
+            return
+        raise ValueError(
+            f"secure sums: {declarer(strategy)} weights clients by their losses, which the server "
+            "would have to see: set secure.clear-losses = true to mask the models only"
+        )
     if not needs_only_sums(strategy):
         raise ValueError(
             f"secure sums: {declarer(strategy)} looks at single clients' replies (their losses, "
@@ -127,16 +148,18 @@ def check_sums(strategy: Strategy) -> None:
 
 def _terms(strategy: Strategy, options: SecureOptions, bound: UpdateBound, clients: int) -> Terms:
     capabilities = declared(strategy) or Capabilities()
+    by_losses = weigher(strategy)
     norm = bound.max_update_norm if capabilities.replies in ("model", "update") else 0.0
     terms = Terms(
         replies=capabilities.replies,
         weight=weight_key(strategy),
-        weighted=capabilities.aggregation == "weighted average",
+        weighted=bool(by_losses) or capabilities.aggregation == "weighted average",
         clients=clients,
         bound=float(options.bound),
         max_weight=options.max_weight,
         max_norm=float(norm),
         clip=bound.on_large_update == "clip",
+        clear=list(by_losses.weighing_metrics) if by_losses else [],
     )
     terms.check()
     return terms
@@ -162,8 +185,8 @@ class SecureSum(Wrapper):
     """
 
     def __init__(self, strategy: Strategy, options: SecureOptions | None = None) -> None:
-        check_sums(strategy)
         self.strategy, self.options = strategy, options or SecureOptions(on=True)
+        check_sums(strategy, self.options)
 
     @property
     def capabilities(self) -> Capabilities:

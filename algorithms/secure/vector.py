@@ -30,7 +30,8 @@ class Terms(Fields):
     "sums"; ``weight``: the metric that counts samples; ``weighted``: whether it weights
     the arrays, too; ``clients``: members at most; ``bound``: on the size of an array's
     number; ``max_weight``: on the weight; ``max_norm``: on the norm of the update (0:
-    none), which ``clip`` shortens.
+    none), which ``clip`` shortens; ``clear``: the metrics that each client shows before
+    the server decides the weights of the arrays.
     """
 
     replies: str
@@ -41,6 +42,7 @@ class Terms(Fields):
     max_weight: int
     max_norm: float
     clip: bool
+    clear: list[str] = field(default_factory=list)
 
     def exponents(self) -> dict[str, tuple[int, float]]:
         """Return (exponent, largest size) of the kinds of numbers: real arrays, whole
@@ -99,10 +101,15 @@ class Layout:
 
 
 def to_vector(
-    terms: Terms, sent: Named, arrays: Named, metrics: Mapping[str, Any]
+    terms: Terms,
+    sent: Named,
+    arrays: Named,
+    metrics: Mapping[str, Any],
+    decided: float | None = None,
 ) -> tuple[Words, Layout]:
     """Return a reply as words (n,), and their layout. ``sent``: the arrays of the
-    message. Raises ``ValueError`` if a number is not within its bound.
+    message. ``decided``: the weight of the arrays, if it is not the sample count.
+    Raises ``ValueError`` if a number is not within its bound.
     """
     kinds, layout, out = terms.exponents(), Layout(), []
     count = float(metrics.get(terms.weight, 1))
@@ -112,6 +119,7 @@ def to_vector(
             f"{terms.max_weight}"
         )
     weight = count if terms.weighted else 1.0
+    weight = weight if decided is None else decided
     start = sent if terms.replies == "model" else {}
     if terms.replies == "model" and {n: a.shape for n, a in arrays.items()} != {
         n: a.shape for n, a in sent.items()

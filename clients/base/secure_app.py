@@ -5,6 +5,9 @@
 It answers ``query.secure`` (keys, survivors, unmasking), lets the app train, and masks
 the reply (``algorithms.secure``). Nothing of a training reply leaves in the clear but
 the names of its arrays and metrics, and that of the method. Evaluation is not changed.
+Where the server weights clients by their losses, the reply is kept in the state, the
+loss (``clear`` of the terms) leaves in the clear, and once the weights are decided a
+step ``mask`` masks what was kept.
 
 The node configuration may name ``secure-key``, a private key for signatures (the one
 that the SuperNode is registered with, or an Ed25519 key), and ``secure-peers``, a file
@@ -29,7 +32,7 @@ from flwr.clientapp import ClientApp
 
 from algorithms.common.sent import METHOD
 from algorithms.common.wire import fields, read
-from algorithms.secure.wire import MASKED, QUERY, RECORD, packed, unpacked
+from algorithms.secure.wire import CLEAR, CLEARED, MASKED, QUERY, RECORD, packed, unpacked
 from clients.base.adapter import client_id
 
 if TYPE_CHECKING:  # late: most runs need no cryptography
@@ -37,6 +40,8 @@ if TYPE_CHECKING:  # late: most runs need no cryptography
 
 #: The file in ``store-dir`` that says which steps of which sessions were taken.
 STEPS = "secure-steps"
+#: Begins the names of the records in the state that hold a reply until it is masked.
+KEPT = "secure-kept"
 MOST_RUNS = 100
 
 
@@ -77,6 +82,8 @@ class SecureApp(ClientApp):
                 return _reply(message, client.participant.hello().to_fields())
             session = Session.from_fields(asked["session"])
             client.claim(session, step)
+            if step == "mask":
+                return _mask(message, client, asked)
             if step == "offer":
                 hellos = [Hello.from_fields(row) for row in asked["hellos"]]
                 return _reply(message, client.participant.offer(session, hellos).to_fields())
@@ -91,36 +98,39 @@ class SecureApp(ClientApp):
             raise ValueError(f"secure sums have no step {step!r}")
 
     def _train(self, message: Message, context: Context) -> Message:
-        from algorithms.secure.fixed_point import to_bytes
-        from algorithms.secure.messages import Offer, Session, bytes_of, content_digest
+        from algorithms.secure.messages import Session, content_digest
         from algorithms.secure.vector import Terms, content_parts, to_vector
 
         asked = unpacked(message.content[RECORD])
         session, terms = Session.from_fields(asked["session"]), Terms.from_fields(asked["terms"])
-        members = [str(name) for name in asked["members"]]
-        offers = [Offer.from_fields({**row, "holders": [], "sealed": []}) for row in asked["keys"]]
-        sealed = {str(name): bytes_of(text) for name, text in asked["sealed"].items()}
+        if hidden := set(terms.clear) - CLEARED:
+            raise ValueError(f"{sorted(hidden)}: of a training reply only {CLEARED} may be clear")
         content = RecordDict({n: r for n, r in message.content.items() if n != RECORD})
         digest = content_digest(content_parts(content, terms))
         sent = _arrays(content)
         message.content = content
         with _Client(context) as client:
-            client.claim(session, "mask")  # before the work, of which the server sees nothing
+            # before the work, of which the server sees nothing
+            client.claim(session, "train" if terms.clear else "mask")
         reply = self.app(message, context)
         if reply.has_error():
             return reply
-        words, layout = to_vector(terms, sent, _arrays(reply.content), _metrics(reply.content))
+        arrays, metrics = _arrays(reply.content), _metrics(reply.content)
+        words, layout = to_vector(terms, sent, arrays, metrics)
+        said: dict[str, Any] = {"layout": layout.to_text(), METHOD: _method(reply.content)}
         with _Client(context) as client:
-            masked = client.participant.mask(session, members, offers, sealed, digest, words)
-            said: dict[str, Any] = {"layout": layout.to_text(), METHOD: _method(reply.content)}
-            if asked.get("next"):
-                later = Session.from_fields(asked["next"])
-                client.claim(later, "offer")
-                said["offer"] = client.participant.offer_again(later, session).to_fields()
-        record = ArrayRecord({MASKED: Array(*fields(to_bytes(masked)))})
-        return Message(
-            RecordDict({MASKED: record, RECORD: ConfigRecord(packed(said))}), reply_to=message
-        )
+            if not terms.clear:
+                return _masked(message, client, asked, digest, words, said)
+            kept = {**asked, "said": said, "digest": digest.hex()}
+            context.state[KEPT] = ConfigRecord(packed(kept))
+            context.state[f"{KEPT}-sent"], context.state[f"{KEPT}-arrays"] = (
+                ArrayRecord({name: Array(*fields(array)) for name, array in named.items()})
+                for named in (sent, arrays)
+            )
+            context.state[f"{KEPT}-metrics"] = MetricRecord(metrics)
+        shown = MetricRecord({name: metrics[name] for name in terms.clear if name in metrics})
+        record = ConfigRecord(packed({}))
+        return Message(RecordDict({CLEAR: shown, RECORD: record}), reply_to=message)
 
 
 class _Client:
@@ -229,6 +239,53 @@ class _Client:
             json.dump(dict(list(runs.items())[-MOST_RUNS:]), file)
             file.flush()
             os.fsync(file.fileno())
+
+
+def _mask(message: Message, client: _Client, asked: Mapping[str, Any]) -> Message:
+    """Mask the reply that is kept, with the weight that the server has decided."""
+    from algorithms.secure.keys import Refusal
+    from algorithms.secure.vector import Terms, to_vector
+
+    state = client.context.state
+    kept = unpacked(state.pop(KEPT)) if KEPT in state else {}
+    if kept.get("session") != asked["session"]:
+        raise Refusal("no reply of this session is kept here")
+    sent, arrays, metrics = (state.pop(f"{KEPT}-{part}") for part in ("sent", "arrays", "metrics"))
+    terms, named = Terms.from_fields(kept["terms"]), (RecordDict({KEPT: r}) for r in (sent, arrays))
+    weight = float(asked["weights"].get(client.name, -1))
+    words, _ = to_vector(terms, *map(_arrays, named), dict(metrics), weight)
+    return _masked(message, client, asked, bytes.fromhex(kept["digest"]), words, kept["said"])
+
+
+def _masked(
+    message: Message,
+    client: _Client,
+    asked: Mapping[str, Any],
+    digest: bytes,
+    words: Any,
+    said: dict[str, Any],
+) -> Message:
+    """Return the masked words, and the offer for the next session if it is asked for.
+    ``digest``: of what the client was sent for training.
+    """
+    from algorithms.secure.fixed_point import to_bytes
+    from algorithms.secure.messages import Offer, Session, bytes_of, weighted_digest
+
+    session = Session.from_fields(asked["session"])
+    members = [str(name) for name in asked["members"]]
+    offers = [Offer.from_fields({**row, "holders": [], "sealed": []}) for row in asked["keys"]]
+    sealed = {str(name): bytes_of(text) for name, text in asked["sealed"].items()}
+    weights = {str(name): float(weight) for name, weight in asked.get("weights", {}).items()}
+    digest = weighted_digest(digest, weights)
+    masked = client.participant.mask(session, members, offers, sealed, digest, words, weights)
+    if asked.get("next"):
+        later = Session.from_fields(asked["next"])
+        client.claim(later, "offer")
+        said["offer"] = client.participant.offer_again(later, session).to_fields()
+    record = ArrayRecord({MASKED: Array(*fields(to_bytes(masked)))})
+    return Message(
+        RecordDict({MASKED: record, RECORD: ConfigRecord(packed(said))}), reply_to=message
+    )
 
 
 def _reply(message: Message, facts: Mapping[str, Any]) -> Message:

@@ -8,6 +8,8 @@ replied with the mean. A round has these phases (``algorithms.secure``; client h
     offer    keys and shares of this round's session; not needed where the reply of
              the round before has brought them
     train    the model down, masked vectors up
+    mask     only with a weigher: training brings metrics in the clear, from which it
+             decides the weights; these go down, the masked vectors come up
     sign     the survivors (those whose vector arrived) sign their list
     reveal   what removes the masks
 
@@ -17,7 +19,7 @@ client counts as failed, and the model stays as it is.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from logging import INFO
 from typing import Any
@@ -30,7 +32,13 @@ from flwr.serverapp import Grid
 from algorithms.common.sent import METHOD
 from algorithms.common.wire import fields, read
 from algorithms.secure.fixed_point import BYTES, from_bytes
-from algorithms.secure.graph import check_degree, least_survivors, local_threshold, neighbours
+from algorithms.secure.graph import (
+    check_degree,
+    least_survivors,
+    local_threshold,
+    neighbours,
+    shares_fault,
+)
 from algorithms.secure.keys import fresh
 from algorithms.secure.messages import (
     Hello,
@@ -41,10 +49,12 @@ from algorithms.secure.messages import (
     content_digest,
     context_digest,
     text_of,
+    weighted_digest,
 )
 from algorithms.secure.server import Unmaskable, fault, unmask
 from algorithms.secure.vector import Layout, Terms, content_parts, from_sum
-from algorithms.secure.wire import MASKED, QUERY, RECORD, packed, unpacked
+from algorithms.secure.wire import CLEAR, MASKED, QUERY, RECORD, packed, unpacked
+from strategies.base.capabilities import WeighingAhead
 from strategies.base.flower_private import ErrorCode, number_message
 from strategies.base.messages import arrays_of, content_bytes, trains
 from strategies.base.roster import KnowingClients, Numbered, Travel
@@ -90,9 +100,15 @@ class SecureGrid(WrappedGrid):
     alike.
     """
 
-    def __init__(self, grid: Grid, protocol: Protocol, terms: Callable[[int], Terms]) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        protocol: Protocol,
+        terms: Callable[[int], Terms],
+        weigher: WeighingAhead | None = None,
+    ) -> None:
         super().__init__(grid)
-        self.protocol, self.terms = protocol, terms
+        self.protocol, self.terms, self.weigher = protocol, terms, weigher
         #: Messages and bytes of the last phase, all of them included.
         self.travel = Travel()
         self._tag, self._number = fresh(), 0
@@ -164,14 +180,22 @@ class SecureGrid(WrappedGrid):
         members = self._members(now)
         later = self._prepared(nodes, now) if len(nodes) == len(connected) else None
         before = time.monotonic()
-        replies = self._train(now, members, terms, asked[0], later, timeout)
+        facts = {} if self.weigher else self._parts(now, members, later)
+        replies = self._train(now, members, terms, asked[0], facts, timeout)
         trained = time.monotonic() - before
+        weights: dict[str, float] = {}
+        if self.weigher:
+            weights = self._weights(self.weigher, now, terms, asked, replies)
+            members = self._members(now)
+            replies = self._masked(now, members, weights, later, timeout)
+            phases += 1
         layout, vectors, methods = self._vectors(now, terms, content, replies, later)
         survivors = sorted(vectors)
         self._enough(survivors, members)
-        context = context_digest(
-            now.session, members, content_digest(content_parts(content, terms))
-        )
+        if weights and (why := shares_fault(weights, survivors, self.protocol.corrupted)):
+            raise Failed(why)
+        digest = content_digest(content_parts(content, terms))
+        context = context_digest(now.session, members, weighted_digest(digest, weights))
         reveals = self._reveals(now, survivors, timeout)
         total = np.zeros(layout.size(), np.uint64)
         for vector in vectors.values():
@@ -270,38 +294,97 @@ class SecureGrid(WrappedGrid):
             raise Failed(f"{len(members)} of {count} clients have made their keys")
         return members
 
-    def _train(
-        self,
-        now: Prepared,
-        members: list[str],
-        terms: Terms,
-        first: Message,
-        later: Prepared | None,
-        timeout: float | None,
-    ) -> dict[str, RecordDict]:
-        """Send the training messages; return the replies by client."""
+    def _parts(
+        self, now: Prepared, members: list[str], later: Prepared | None
+    ) -> dict[str, dict[str, Any]]:
+        """Return what the members need to mask, by client."""
         shown = {name: _public(now.offers[name]) for name in members}
-        sent, alive = {}, set(members)
+        alive, out = set(members), {}
         for name in members:
             near = [now.offers[other] for other in now.graph[name] if other in alive]
             facts: dict[str, Any] = {
                 "session": now.session.to_fields(),
-                "terms": terms.to_fields(),
                 "members": members,
                 "keys": [shown[offer.name] for offer in near],
                 "sealed": {o.name: text_of(o.sealed[o.holders.index(name)]) for o in near},
             }
             if later is not None:
                 facts["next"] = later.session.to_fields()
-            content = RecordDict({**first.content, RECORD: ConfigRecord(packed(facts))})
-            sent[name] = Message(
-                content,
+            out[name] = facts
+        return out
+
+    def _train(
+        self,
+        now: Prepared,
+        members: list[str],
+        terms: Terms,
+        first: Message,
+        parts: Mapping[str, dict[str, Any]],
+        timeout: float | None,
+    ) -> dict[str, RecordDict]:
+        """Send the training messages; return the replies by client."""
+        shared = {"session": now.session.to_fields(), "terms": terms.to_fields()}
+        sent = []
+        for name in members:
+            facts = ConfigRecord(packed({**shared, **parts.get(name, {})}))
+            message = Message(
+                RecordDict({**first.content, RECORD: facts}),
                 now.nodes[name],
                 first.metadata.message_type,
                 ttl=first.metadata.ttl,
                 group_id=first.metadata.group_id,
             )
-        replies = self._replies(sent.values(), timeout)
+            sent.append(message)
+        replies = self._replies(sent, timeout)
+        return {name: replies[node] for name, node in now.nodes.items() if node in replies}
+
+    def _weights(
+        self,
+        weigher: WeighingAhead,
+        now: Prepared,
+        terms: Terms,
+        asked: Sequence[Message],
+        replies: Mapping[str, RecordDict],
+    ) -> dict[str, float]:
+        """Return the weights that the strategy decides, the largest one ``max_weight``;
+        clients without one leave the session.
+        """
+        questions = {message.metadata.dst_node_id: message for message in asked}
+        shown = []
+        for name, reply in sorted(replies.items()):
+            with self._noted(now.nodes[name]):
+                metrics = dict(reply[CLEAR])
+                if missing := [key for key in terms.clear if key not in metrics]:
+                    raise ValueError(f"its metrics lack {missing[0]!r}, which weights need")
+                if not 0 < metrics.get(terms.weight, 1) <= terms.max_weight:
+                    raise ValueError(f"{terms.weight} = {metrics[terms.weight]}")
+                content = RecordDict({"metrics": MetricRecord(metrics)})
+                shown.append(Message(content, reply_to=questions[now.nodes[name]]))
+        self._enough(shown, now.offers)
+        most = max(1 / (self.protocol.corrupted + 2), 1 / len(shown))
+        shares = weigher.weigh(shown, most)
+        names = {node: name for name, node in now.nodes.items()}
+        for reply in shown:
+            if (node := reply.metadata.src_node_id) not in shares:
+                self._faults[node] = "its loss cannot be used"
+        top = max(shares.values(), default=1)
+        weights = {names[node]: terms.max_weight * (w / top) for node, w in shares.items()}
+        now.offers = {name: offer for name, offer in now.offers.items() if name in weights}
+        return weights
+
+    def _masked(
+        self,
+        now: Prepared,
+        members: list[str],
+        weights: Mapping[str, float],
+        later: Prepared | None,
+        timeout: float | None,
+    ) -> dict[str, RecordDict]:
+        """Send the members the weights; return the masked replies by client."""
+        facts = {"step": "mask", "weights": {name: weights[name] for name in members}}
+        parts = self._parts(now, members, later)
+        questions = {now.nodes[name]: {**parts[name], **facts} for name in members}
+        replies = self._replies(_questions(questions), timeout)
         return {name: replies[node] for name, node in now.nodes.items() if node in replies}
 
     def _vectors(
@@ -340,7 +423,7 @@ class SecureGrid(WrappedGrid):
         methods = set.intersection(*(set(method.split()) for *_, method in rows))
         return Layout.from_text(usual), {name: vector for name, vector, _ in rows}, methods
 
-    def _enough(self, survivors: Sequence[str], members: Sequence[str]) -> None:
+    def _enough(self, survivors: Sized, members: Sized) -> None:
         least = least_survivors(len(members), self.protocol.corrupted)
         if len(survivors) < least:
             raise Failed(f"{len(survivors)} of {len(members)} clients are left, {least} needed")
@@ -409,13 +492,8 @@ class SecureGrid(WrappedGrid):
         self, questions: Mapping[int, Mapping[str, Any]], timeout: float | None
     ) -> dict[int, Any]:
         """Send each node its question; return the answers that can be read."""
-        records = {id(facts): ConfigRecord(packed(facts)) for facts in questions.values()}
-        sent = [
-            Message(RecordDict({RECORD: records[id(facts)]}), node, QUERY)
-            for node, facts in questions.items()
-        ]
         answers = {}
-        for node, reply in self._replies(sent, timeout).items():
+        for node, reply in self._replies(_questions(questions), timeout).items():
             with self._noted(node):
                 answers[node] = unpacked(reply[RECORD])
         return answers
@@ -491,6 +569,15 @@ def _misfit(terms: Terms, layout: Layout, content: RecordDict) -> str:
     want = [(name, tuple(array.shape)) for name, array in record.items()]
     got = [(name, shape) for name, shape, _ in layout.arrays]
     return "" if want == got else "its arrays are not those that were sent"
+
+
+def _questions(questions: Mapping[int, Mapping[str, Any]]) -> list[Message]:
+    """Return the messages for nodes, of which many may get the same facts."""
+    records = {id(facts): ConfigRecord(packed(facts)) for facts in questions.values()}
+    return [
+        Message(RecordDict({RECORD: records[id(facts)]}), node, QUERY)
+        for node, facts in questions.items()
+    ]
 
 
 def _same(one: RecordDict, other: RecordDict) -> bool:
