@@ -41,7 +41,8 @@ from strategies.base.capabilities import (
 from strategies.base.client_grid import ClientGrid
 from strategies.base.reply_validation import UpdateBound
 from strategies.base.rounds import Callback, Patience
-from strategies.base.secure_grid import Protocol, SecureGrid
+from strategies.base.secure_grid import SecureGrid
+from strategies.base.secure_sessions import Protocol
 from strategies.base.weights import weight_key
 from strategies.base.wrapper import Wrapper
 

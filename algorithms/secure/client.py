@@ -11,10 +11,7 @@ gives the secret of its own mask, and its neighbours' shares are the reserve for
 that is gone by then. It gives it under the same condition as they give theirs.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
 
 from algorithms.secure.fixed_point import Words
 from algorithms.secure.graph import least_survivors, local_threshold, shares_fault
@@ -44,50 +41,7 @@ from algorithms.secure.messages import (
     list_digest,
 )
 from algorithms.secure.sharing import split
-
-OFFERED, MASKED, SIGNED = "offered", "masked", "signed"
-
-
-@dataclass
-class Open:
-    """An open session: its secrets, the neighbours' keys for shares and, once it is
-    masked, their shares; how far it is.
-    """
-
-    key: str
-    own: str
-    channels: dict[str, str]
-    step: str = OFFERED
-    context: str = ""
-    shares: dict[str, str] = field(default_factory=dict)
-    members: list[str] = field(default_factory=list)
-    weights: dict[str, float] = field(default_factory=dict)
-    survivors: str = ""
-
-
-@dataclass
-class State:
-    """What a client keeps between the steps, as text: ``pins`` are the identities of
-    other clients that it has met, ``runs`` the number of the latest session by the tag
-    of the run, ``cohort`` the survivors of the latest sum that it helped to reveal.
-    """
-
-    channel: str = ""
-    runs: dict[str, int] = field(default_factory=dict)
-    pins: dict[str, str] = field(default_factory=dict)
-    open: dict[str, Open] = field(default_factory=dict)
-    cohort: list[str] = field(default_factory=list)
-
-    def to_bytes(self) -> bytes:
-        """Return the state as JSON."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Return the state in JSON."""
-        values: dict[str, Any] = json.loads(data)
-        values["open"] = {key: Open(**one) for key, one in values["open"].items()}
-        return cls(**values)
+from algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
 
 
 class Participant:

@@ -142,7 +142,8 @@ class _Client:
         self.folder = Path(str(folder)) if folder else None
 
     def __enter__(self) -> "_Client":
-        from algorithms.secure.client import Participant, State
+        from algorithms.secure.client import Participant
+        from algorithms.secure.state import State
 
         kept = self.context.state.get(RECORD)
         known: Mapping[str, Any] = kept if isinstance(kept, ConfigRecord) else {}
@@ -250,10 +251,12 @@ def _mask(message: Message, client: _Client, asked: Mapping[str, Any]) -> Messag
     kept = unpacked(state.pop(KEPT)) if KEPT in state else {}
     if kept.get("session") != asked["session"]:
         raise Refusal("no reply of this session is kept here")
-    sent, arrays, metrics = (state.pop(f"{KEPT}-{part}") for part in ("sent", "arrays", "metrics"))
-    terms, named = Terms.from_fields(kept["terms"]), (RecordDict({KEPT: r}) for r in (sent, arrays))
+    sent, arrays, metrics = (
+        RecordDict({KEPT: state.pop(f"{KEPT}-{part}")}) for part in ("sent", "arrays", "metrics")
+    )
     weight = float(asked["weights"].get(client.name, -1))
-    words, _ = to_vector(terms, *map(_arrays, named), dict(metrics), weight)
+    terms = Terms.from_fields(kept["terms"])
+    words, _ = to_vector(terms, _arrays(sent), _arrays(arrays), _metrics(metrics), weight)
     return _masked(message, client, asked, bytes.fromhex(kept["digest"]), words, kept["said"])
 
 

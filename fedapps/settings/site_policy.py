@@ -80,7 +80,10 @@ class SitePolicy(Options):
                 continue
             for name, value in record.items():
                 # the frame of a masked reply, whose metrics leave in sums only
-                framed = content.keys() <= {CLEAR, MASKED, RECORD} and (place, name) == (RECORD, FACTS)
+                framed = content.keys() <= {CLEAR, MASKED, RECORD} and (place, name) == (
+                    RECORD,
+                    FACTS,
+                )
                 if framed or name in ("num-examples", METHOD):
                     continue
                 if isinstance(value, list) and not self.counts:

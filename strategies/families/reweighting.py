@@ -124,7 +124,7 @@ class Decision:
     factors: Floats | None = None
 
 
-#: Of rules that decide from losses alone: under secure sums they do so ahead of the sum.
+#: Of rules that decide from losses alone: secure sums let them do so before the sum.
 BY_LOSSES = Capabilities("model", "single replies", subset=True, losses=True)
 
 
@@ -296,9 +296,7 @@ class Reweighting(Wrapper):
         valid, places = [rows[place] for place in order], unsorted[order]
         used = [row[1] for row in valid]
         contents, key = [reply.content for reply in used], weight_key(self.strategy)
-        self.samples[places] = [
-            float(metrics_of(content).get(key, np.nan)) for content in contents
-        ]
+        self.samples[places] = [float(metrics_of(content).get(key, np.nan)) for content in contents]
         if self.rule is not None and self.prior == "samples":
             self.rule.set_prior(self._prior())
         prior = (
