@@ -38,7 +38,7 @@ def shares_fault(weights: Mapping[str, float], names: Iterable[str], corrupted: 
     """
     own = sorted((weights.get(name, math.nan) for name in names), reverse=True)
     rest = sum(own[1 + corrupted :])
-    if not all(weight >= 0 for weight in own) or not own[0] <= (1 + 1e-9) * rest:
+    if not all(weight >= 0 for weight in own) or not 0 < own[0] <= (1 + 1e-9) * rest:
         return f"a client weighs {own[0]:.3g}, and the others {rest:.3g}: the sum would show it"
     return ""
 
