@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
+from algorithms.secure.wire import RECORD, packed
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.errors import UserError
@@ -96,3 +98,10 @@ def test_a_site_can_demand_secure_sums():
     policy = SitePolicy(secure_sums=True)
     assert policy.refuses_run({"method": "fedavg", "secure.on": True}) == ""
     assert "secure-sums = true" in policy.refuses_run({"method": "fedavg"})
+
+
+def test_a_site_can_keep_its_losses():
+    frame = ConfigRecord(packed({}))
+    content = RecordDict({"clear": MetricRecord({"loss-before": 1.0}), RECORD: frame})
+    assert SitePolicy(metrics="loss-before").refuses_reply(content) == ""
+    assert "'loss-before'" in SitePolicy(metrics="loss").refuses_reply(content)
