@@ -36,7 +36,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.secure.client import Participant, State
+from algorithms.secure.client import Participant
 from algorithms.secure.fixed_point import to_bytes
 from algorithms.secure.graph import local_threshold, neighbours
 from algorithms.secure.keys import (
@@ -51,6 +51,7 @@ from algorithms.secure.keys import (
 from algorithms.secure.masks import add_stream, pair_key
 from algorithms.secure.messages import Session
 from algorithms.secure.sharing import combine, split
+from algorithms.secure.state import State
 
 
 def cpu(work: Callable[[], object], times: int = 1) -> float:

@@ -22,7 +22,7 @@ from algorithms.common.options import option
 from algorithms.fairness.portfolio import RIDGES, STEPS, LinearisedFTRL, OnlineNewtonStep
 from algorithms.fairness.responses import CDFS, check_bounds, decision_loss, respond
 from algorithms.fairness.simplex import normalise
-from strategies.families.reweighting import Decision, FairOptions, Replies, Reweighting
+from strategies.families.reweighting import BY_LOSSES, Decision, FairOptions, Replies, Reweighting
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ class AAggFFS(Reweighting):
     mean of the others, as (3.10) does for an unobserved response.
     """
 
+    capabilities = BY_LOSSES
+
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
         self.options = options or AAggFFOptions()
         super().__init__(
@@ -117,6 +119,8 @@ class AAggFFD(Reweighting):
     C is the probability that a response is observed. The share of sampled clients would
     bias (3.10) when replies are lost.
     """
+
+    capabilities = BY_LOSSES
 
     def __init__(self, strategy: Strategy, options: AAggFFOptions | None = None) -> None:
         self.options = options or AAggFFOptions()

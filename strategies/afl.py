@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from algorithms.common.options import option
 from algorithms.fairness.simplex import normalise
 from algorithms.fairness.weight_rules import ProjectedAscent
-from strategies.families.reweighting import Decision, FairOptions, Replies, Reweighting
+from strategies.families.reweighting import BY_LOSSES, Decision, FairOptions, Replies, Reweighting
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class AFLOptions(FairOptions):
 
 class AFL(Reweighting):
     """AFL around ``strategy``."""
+
+    capabilities = BY_LOSSES
 
     def __init__(self, strategy: Strategy, options: AFLOptions | None = None) -> None:
         self.options = options or AFLOptions()

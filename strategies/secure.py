@@ -20,9 +20,11 @@ arrays, and numbers as metrics. Text in it does not reach the server.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from logging import INFO
 from typing import Any, TypedDict, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -35,11 +37,13 @@ from strategies.base.capabilities import (
     is_private,
     needs_only_sums,
     require_declaration,
+    weigher,
 )
 from strategies.base.client_grid import ClientGrid
 from strategies.base.reply_validation import UpdateBound
 from strategies.base.rounds import Callback, Patience
-from strategies.base.secure_grid import Protocol, SecureGrid
+from strategies.base.secure_grid import SecureGrid
+from strategies.base.secure_sessions import Protocol
 from strategies.base.weights import weight_key
 from strategies.base.wrapper import Wrapper
 from strategies.private import PrivateSum
@@ -67,6 +71,11 @@ class SecureOptions(Options):
     neighbours: int = option(
         0, "clients that a client masks with, an even number; 0: all others", low=0
     )
+    clear_losses: bool = option(
+        False,
+        "rules that weight clients by their losses (aaggff-s, aaggff-d, afl, term): the server "
+        "sees each client's loss, with prior = samples also its sample count, but no model",
+    )
     min_change: int = option(
         0,
         "two sums in a row have equal members or differ by this many clients; 0: any number",
@@ -92,19 +101,25 @@ def secured(
     updates whose norm is too large. Raises ``ValueError`` if the strategy needs more
     than sums.
     """
-    check_sums(strategy)
+    check_sums(strategy, options)
+    by_losses = weigher(strategy) if options.clear_losses else None
+    if by_losses:
+        names = ", ".join(by_losses.weighing_metrics)
+        log(INFO, "secure sums: models are masked, but each client's %s is in the clear", names)
     protocol = Protocol(
         options.neighbours, options.corrupted, options.consistency, options.min_change
     )
     terms = partial(_terms, strategy, options, bound or UpdateBound())
     if isinstance(grid, ClientGrid):
-        grid.grid = SecureGrid(grid.grid, protocol, terms)
+        grid.grid = SecureGrid(grid.grid, protocol, terms, by_losses)
         return grid
-    return SecureGrid(grid, protocol, terms)
+    return SecureGrid(grid, protocol, terms, by_losses)
 
 
-def check_sums(strategy: Strategy) -> None:
-    """Raise ``ValueError`` if a strategy needs more than sums of the replies."""
+def check_sums(strategy: Strategy, options: SecureOptions) -> None:
+    """Raise ``ValueError`` if a strategy needs more than sums of the replies, and than
+    losses if the options show these.
+    """
     found = require_declaration(strategy, "secure sums")
     if is_private(strategy) and not isinstance(strategy, PrivateSum):
         raise ValueError(
@@ -116,6 +131,13 @@ def check_sums(strategy: Strategy) -> None:
             f"secure sums: the replies to {declarer(strategy)} are no vectors that could be added: "
             "choose a method whose clients send models, updates or sums"
         )
+    if weigher(strategy):
+        if options.clear_losses:
+            return
+        raise ValueError(
+            f"secure sums: {declarer(strategy)} weights clients by their losses, which the server "
+            "would have to see: set secure.clear-losses = true to mask the models only"
+        )
     if not needs_only_sums(strategy):
         raise ValueError(
             f"secure sums: {declarer(strategy)} looks at single clients' replies (their losses, "
@@ -126,6 +148,7 @@ def check_sums(strategy: Strategy) -> None:
 
 def _terms(strategy: Strategy, options: SecureOptions, bound: UpdateBound, clients: int) -> Terms:
     capabilities = declared(strategy) or Capabilities()
+    by_losses = weigher(strategy)
     norm = bound.max_update_norm if capabilities.replies in ("model", "update") else 0.0
     clip, noise = bound.on_large_update == "clip", 0.0
     if isinstance(strategy, PrivateSum):
@@ -138,12 +161,13 @@ def _terms(strategy: Strategy, options: SecureOptions, bound: UpdateBound, clien
     terms = Terms(
         replies=capabilities.replies,
         weight=weight_key(strategy),
-        weighted=capabilities.aggregation == "weighted average",
+        weighted=bool(by_losses) or capabilities.aggregation == "weighted average",
         clients=clients,
         bound=float(options.bound),
         max_weight=options.max_weight,
         max_norm=float(norm),
         clip=clip,
+        clear=list(by_losses.weighing_metrics) if by_losses else [],
         noise=float(noise),
     )
     terms.check()
@@ -170,8 +194,8 @@ class SecureSum(Wrapper):
     """
 
     def __init__(self, strategy: Strategy, options: SecureOptions | None = None) -> None:
-        check_sums(strategy)
         self.strategy, self.options = strategy, options or SecureOptions(on=True)
+        check_sums(strategy, self.options)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 
 from algorithms.common.options import option
 from algorithms.fairness.weight_rules import tilt
-from strategies.families.reweighting import Decision, FairOptions, Replies, Reweighting
+from strategies.families.reweighting import BY_LOSSES, Decision, FairOptions, Replies, Reweighting
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class TERMOptions(FairOptions):
 
 class TERM(Reweighting):
     """TERM around ``strategy``."""
+
+    capabilities = BY_LOSSES
 
     def __init__(self, strategy: Strategy, options: TERMOptions | None = None) -> None:
         self.options = options or TERMOptions()

@@ -11,13 +11,10 @@ gives the secret of its own mask, and its neighbours' shares are the reserve for
 that is gone by then. It gives it under the same condition as they give theirs.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
 
 from algorithms.secure.fixed_point import Words
-from algorithms.secure.graph import least_survivors, local_threshold
+from algorithms.secure.graph import least_survivors, local_threshold, shares_fault
 from algorithms.secure.keys import (
     SECRET,
     Refusal,
@@ -44,49 +41,7 @@ from algorithms.secure.messages import (
     list_digest,
 )
 from algorithms.secure.sharing import split
-
-OFFERED, MASKED, SIGNED = "offered", "masked", "signed"
-
-
-@dataclass
-class Open:
-    """An open session: its secrets, the neighbours' keys for shares and, once it is
-    masked, their shares; how far it is.
-    """
-
-    key: str
-    own: str
-    channels: dict[str, str]
-    step: str = OFFERED
-    context: str = ""
-    shares: dict[str, str] = field(default_factory=dict)
-    members: list[str] = field(default_factory=list)
-    survivors: str = ""
-
-
-@dataclass
-class State:
-    """What a client keeps between the steps, as text: ``pins`` are the identities of
-    other clients that it has met, ``runs`` the number of the latest session by the tag
-    of the run, ``cohort`` the survivors of the latest sum that it helped to reveal.
-    """
-
-    channel: str = ""
-    runs: dict[str, int] = field(default_factory=dict)
-    pins: dict[str, str] = field(default_factory=dict)
-    open: dict[str, Open] = field(default_factory=dict)
-    cohort: list[str] = field(default_factory=list)
-
-    def to_bytes(self) -> bytes:
-        """Return the state as JSON."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Return the state in JSON."""
-        values: dict[str, Any] = json.loads(data)
-        values["open"] = {key: Open(**one) for key, one in values["open"].items()}
-        return cls(**values)
+from algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
 
 
 class Participant:
@@ -162,10 +117,12 @@ class Participant:
         sealed: Mapping[str, bytes],
         content: bytes,
         words: Words,
+        weights: Mapping[str, float] | None = None,
     ) -> Words:
         """Return ``words`` (n,) with all masks. ``members``: who takes part;
         ``offers``: those of the neighbours; ``sealed``: the shares in them that are for
-        this client; ``content``: the digest of what the members were sent.
+        this client; ``content``: the digest of what the members were sent; ``weights``:
+        those of all members, if the server has decided them.
         """
         now = self._step(session, OFFERED)
         met = sorted(set(members))
@@ -173,6 +130,8 @@ class Participant:
             raise Refusal("the list of members names one twice, or not this client")
         if len(met) < least_survivors(len(met), session.corrupted):
             raise Refusal(f"{len(met)} members are too few for a sum that hides one")
+        now.weights = dict(weights or {})
+        self._check_weights(session, now, met)
         named = {offer.name: offer for offer in offers}
         wanted = set(now.channels) & set(met)
         if session.consistency and wanted != set(met) - {self.name}:
@@ -288,12 +247,17 @@ class Participant:
             raise Refusal("this client answered, but is not among the survivors")
         if len(alive) < least:
             raise Refusal(f"{len(alive)} survivors of {len(now.members)}: at least {least} needed")
+        self._check_weights(session, now, survivors)
         changed = len(alive ^ set(self.state.cohort)) if self.state.cohort else 0
         if 0 < changed < session.min_change:
             raise Refusal(
                 f"the survivors differ from those of the last sum by {changed} clients, at least "
                 f"{session.min_change} needed: the difference of two sums would show them"
             )
+
+    def _check_weights(self, session: Session, now: Open, names: Sequence[str]) -> None:
+        if now.weights and (why := shares_fault(now.weights, names, session.corrupted)):
+            raise Refusal(why)
 
     def _opened(self, session: Session, now: Open, offer: Offer, sealed: bytes) -> bytes:
         """Return both shares that a neighbour has made for this client."""

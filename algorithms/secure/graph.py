@@ -12,7 +12,7 @@ here are those of the draw itself, over all clients.
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 #: Smallest sum that may be revealed.
 LEAST = 3
@@ -30,6 +30,17 @@ def threshold(count: int, corrupted: int) -> int:
 def least_survivors(members: int, corrupted: int) -> int:
     """Return how many clients a sum must have."""
     return max(LEAST, threshold(members, corrupted))
+
+
+def shares_fault(weights: Mapping[str, float], names: Iterable[str], corrupted: int) -> str:
+    """Return why a sum of the clients ``names`` with decided weights would show one of
+    them, or "": one weighs more than all others without the heaviest ``corrupted``.
+    """
+    own = sorted((weights.get(name, math.nan) for name in names), reverse=True)
+    rest = sum(own[1 + corrupted :])
+    if not all(weight >= 0 for weight in own) or not 0 < own[0] <= (1 + 1e-9) * rest:
+        return f"a client weighs {own[0]:.3g}, and the others {rest:.3g}: the sum would show it"
+    return ""
 
 
 def neighbours(names: Sequence[str], degree: int = 0) -> dict[str, list[str]]:

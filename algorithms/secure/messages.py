@@ -3,7 +3,7 @@ numbers and lists of these. They travel as JSON.
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -138,6 +138,15 @@ def commitment(session: Session, name: str, secret: bytes) -> bytes:
 def content_digest(parts: Sequence[bytes | str | int]) -> bytes:
     """Return the digest of what the members of a session are sent."""
     return digest("content", *parts)
+
+
+def weighted_digest(content: bytes, weights: Mapping[str, float]) -> bytes:
+    """Return the digest of what the members are sent, with the weights that were
+    decided, if any were.
+    """
+    if not weights:
+        return content
+    return digest("weights", content, *(f"{n} {weights[n]!r}" for n in sorted(weights)))
 
 
 def list_digest(context: bytes, survivors: list[str]) -> bytes:

@@ -42,7 +42,8 @@ class Terms(Fields):
     the arrays, too; ``clients``: members at most; ``bound``: on the size of an array's
     number; ``max_weight``: on the weight; ``max_norm``: on the norm of the update (0:
     none), which ``clip`` shortens; ``noise``: z, noise of the sum in units of
-    ``max_norm`` (0: none).
+    ``max_norm`` (0: none); ``clear``: the metrics that each client shows before the
+    server decides the weights of the arrays.
     """
 
     replies: str
@@ -54,6 +55,7 @@ class Terms(Fields):
     max_norm: float
     clip: bool
     noise: float = 0.0
+    clear: list[str] = field(default_factory=list)
 
     def exponents(self) -> dict[str, tuple[int, float]]:
         """Return (exponent, largest size) of the kinds of numbers: real arrays, whole
@@ -128,11 +130,17 @@ class Layout:
 
 
 def to_vector(
-    terms: Terms, sent: Named, arrays: Named, metrics: Mapping[str, Any], honest: int = 1
+    terms: Terms,
+    sent: Named,
+    arrays: Named,
+    metrics: Mapping[str, Any],
+    decided: float | None = None,
+    honest: int = 1,
 ) -> tuple[Words, Layout]:
     """Return a reply as words (n,), and their layout. ``sent``: the arrays of the
-    message; ``honest``: the fewest honest clients that the sum may have. Raises
-    ``ValueError`` if a number is not within its bound.
+    message. ``decided``: the weight of the arrays, if it is not the sample count.
+    ``honest``: the fewest honest clients that the sum may have. Raises ``ValueError``
+    if a number is not within its bound.
     """
     kinds, layout, out = terms.exponents(), Layout(), []
     if terms.noise:
@@ -144,6 +152,7 @@ def to_vector(
             f"{terms.max_weight}"
         )
     weight = count if terms.weighted else 1.0
+    weight = weight if decided is None else decided
     start = sent if terms.replies == "model" else {}
     if terms.replies == "model" and {n: a.shape for n, a in arrays.items()} != {
         n: a.shape for n, a in sent.items()

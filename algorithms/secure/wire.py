@@ -9,6 +9,10 @@ from typing import Any
 #: The type of the messages of secure sums, the record that they add, and the masked
 #: vector in a reply.
 QUERY, RECORD, MASKED = "query.secure", "secure", "masked"
+#: The record of metrics in the clear, and which these may be, in a reply that is masked
+#: once weights are decided.
+CLEAR = "clear"
+CLEARED = {"loss-before", "num-examples"}
 #: The field of that record.
 FACTS = "json"
 

@@ -5,6 +5,9 @@
 It answers ``query.secure`` (keys, survivors, unmasking), lets the app train, and masks
 the reply (``algorithms.secure``). Nothing of a training reply leaves in the clear but
 the names of its arrays and metrics, and that of the method. Evaluation is not changed.
+Where the server weights clients by their losses, the reply is kept in the state, the
+loss (``clear`` of the terms) leaves in the clear, and once the weights are decided a
+step ``mask`` masks what was kept.
 
 The node configuration may name ``secure-key``, a private key for signatures (the one
 that the SuperNode is registered with, or an Ed25519 key), and ``secure-peers``, a file
@@ -15,14 +18,8 @@ takes the keys that it is sent first, which a lying server can choose. ``secure-
 is the smallest noise multiplier with which this site takes part.
 """
 
-import base64
-import fcntl
-import hashlib
-import json
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -30,15 +27,11 @@ from flwr.clientapp import ClientApp
 
 from algorithms.common.sent import METHOD
 from algorithms.common.wire import fields, read
-from algorithms.secure.wire import MASKED, QUERY, RECORD, packed, unpacked
-from clients.base.adapter import client_id
+from algorithms.secure.wire import CLEAR, CLEARED, MASKED, QUERY, RECORD, packed, unpacked
+from clients.base.secure_client import SecureClient
 
-if TYPE_CHECKING:  # late: most runs need no cryptography
-    from algorithms.secure.keys import SigningKey
-
-#: The file in ``store-dir`` that says which steps of which sessions were taken.
-STEPS = "secure-steps"
-MOST_RUNS = 100
+#: Begins the names of the records in the state that hold a reply until it is masked.
+KEPT = "secure-kept"
 
 
 class SecureApp(ClientApp):
@@ -73,11 +66,13 @@ class SecureApp(ClientApp):
 
         asked = unpacked(message.content[RECORD])
         step = str(asked.get("step"))
-        with _Client(context) as client:
+        with SecureClient(context) as client:
             if step == "hello":
                 return _reply(message, client.participant.hello().to_fields())
             session = Session.from_fields(asked["session"])
             client.claim(session, step)
+            if step == "mask":
+                return _mask(message, client, asked)
             if step == "offer":
                 hellos = [Hello.from_fields(row) for row in asked["hellos"]]
                 return _reply(message, client.participant.offer(session, hellos).to_fields())
@@ -92,9 +87,8 @@ class SecureApp(ClientApp):
             raise ValueError(f"secure sums have no step {step!r}")
 
     def _train(self, message: Message, context: Context) -> Message:
-        from algorithms.secure.fixed_point import to_bytes
         from algorithms.secure.graph import least_survivors
-        from algorithms.secure.messages import Offer, Session, bytes_of, content_digest
+        from algorithms.secure.messages import Session, content_digest
         from algorithms.secure.vector import Terms, content_parts, to_vector
 
         asked = unpacked(message.content[RECORD])
@@ -104,141 +98,84 @@ class SecureApp(ClientApp):
             raise ValueError(
                 f"noise-multiplier = {terms.noise:g}, but this site has secure-noise = {least:g}"
             )
-        members = [str(name) for name in asked["members"]]
-        offers = [Offer.from_fields({**row, "holders": [], "sealed": []}) for row in asked["keys"]]
-        sealed = {str(name): bytes_of(text) for name, text in asked["sealed"].items()}
+        if hidden := set(terms.clear) - CLEARED:
+            raise ValueError(f"{sorted(hidden)}: of a training reply only {CLEARED} may be clear")
         content = RecordDict({n: r for n, r in message.content.items() if n != RECORD})
         digest = content_digest(content_parts(content, terms))
         sent = _arrays(content)
         message.content = content
-        with _Client(context) as client:
-            client.claim(session, "mask")  # before the work, of which the server sees nothing
+        with SecureClient(context) as client:
+            # before the work, of which the server sees nothing
+            client.claim(session, "train" if terms.clear else "mask")
         reply = self.app(message, context)
         if reply.has_error():
             return reply
-        corrupted = session.corrupted
-        honest = least_survivors(len(members), corrupted) - corrupted
         arrays, metrics = _arrays(reply.content), _metrics(reply.content)
-        words, layout = to_vector(terms, sent, arrays, metrics, honest)
-        with _Client(context) as client:
-            masked = client.participant.mask(session, members, offers, sealed, digest, words)
-            said: dict[str, Any] = {"layout": layout.to_text(), METHOD: _method(reply.content)}
-            if asked.get("next"):
-                later = Session.from_fields(asked["next"])
-                client.claim(later, "offer")
-                said["offer"] = client.participant.offer_again(later, session).to_fields()
-        record = ArrayRecord({MASKED: Array(*fields(to_bytes(masked)))})
-        return Message(
-            RecordDict({MASKED: record, RECORD: ConfigRecord(packed(said))}), reply_to=message
-        )
+        honest = least_survivors(len(asked["members"]), session.corrupted) - session.corrupted
+        words, layout = to_vector(terms, sent, arrays, metrics, honest=honest)
+        said: dict[str, Any] = {"layout": layout.to_text(), METHOD: _method(reply.content)}
+        with SecureClient(context) as client:
+            if not terms.clear:
+                return _masked(message, client, asked, digest, words, said)
+            kept = {**asked, "said": said, "digest": digest.hex()}
+            context.state[KEPT] = ConfigRecord(packed(kept))
+            context.state[f"{KEPT}-sent"], context.state[f"{KEPT}-arrays"] = (
+                ArrayRecord({name: Array(*fields(array)) for name, array in named.items()})
+                for named in (sent, arrays)
+            )
+            context.state[f"{KEPT}-metrics"] = MetricRecord(metrics)
+        shown = MetricRecord({name: metrics[name] for name in terms.clear if name in metrics})
+        record = ConfigRecord(packed({}))
+        return Message(RecordDict({CLEAR: shown, RECORD: record}), reply_to=message)
 
 
-class _Client:
-    """The participant of a context; its state is stored when a step went well."""
+def _mask(message: Message, client: SecureClient, asked: Mapping[str, Any]) -> Message:
+    """Mask the reply that is kept, with the weight that the server has decided."""
+    from algorithms.secure.keys import Refusal
+    from algorithms.secure.vector import Terms, to_vector
 
-    def __init__(self, context: Context) -> None:
-        self.context, self.name = context, str(client_id(context))
-        folder = context.node_config.get("store-dir")
-        self.folder = Path(str(folder)) if folder else None
+    state = client.context.state
+    kept = unpacked(state.pop(KEPT)) if KEPT in state else {}
+    if kept.get("session") != asked["session"]:
+        raise Refusal("no reply of this session is kept here")
+    sent, arrays, metrics = (
+        RecordDict({KEPT: state.pop(f"{KEPT}-{part}")}) for part in ("sent", "arrays", "metrics")
+    )
+    weight = float(asked["weights"].get(client.name, -1))
+    terms = Terms.from_fields(kept["terms"])
+    words, _ = to_vector(terms, _arrays(sent), _arrays(arrays), _metrics(metrics), weight)
+    return _masked(message, client, asked, bytes.fromhex(kept["digest"]), words, kept["said"])
 
-    def __enter__(self) -> "_Client":
-        from algorithms.secure.client import Participant, State
 
-        kept = self.context.state.get(RECORD)
-        known: Mapping[str, Any] = kept if isinstance(kept, ConfigRecord) else {}
-        state = State.from_bytes(bytes(known["state"])) if "state" in known else State()
-        key, self.made = self._key(known)
-        self.participant = Participant(self.name, key, state, self._peers())
-        return self
+def _masked(
+    message: Message,
+    client: SecureClient,
+    asked: Mapping[str, Any],
+    digest: bytes,
+    words: Any,
+    said: dict[str, Any],
+) -> Message:
+    """Return the masked words, and the offer for the next session if it is asked for.
+    ``digest``: of what the client was sent for training.
+    """
+    from algorithms.secure.fixed_point import to_bytes
+    from algorithms.secure.messages import Offer, Session, bytes_of, weighted_digest
 
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind is None:
-            facts: dict[str, Any] = {"state": self.participant.state.to_bytes()}
-            if self.made:
-                facts["key"] = self.made
-            self.context.state[RECORD] = ConfigRecord(facts)
-
-    def _key(self, known: Mapping[str, Any]) -> tuple["SigningKey", bytes]:
-        """Return the key for signatures, and its bytes if the state has to keep it."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        from algorithms.secure.keys import load_signing_key, new_signing_key
-
-        if path := self.context.node_config.get("secure-key"):
-            try:
-                return load_signing_key(Path(str(path)).read_bytes()), b""
-            except (OSError, ValueError) as error:
-                raise ValueError(f"secure-key = {path}: {error}") from None
-        if self.folder is None:
-            made = bytes(known["key"]) if "key" in known else new_signing_key().private_bytes_raw()
-            return Ed25519PrivateKey.from_private_bytes(made), made
-        file = self.folder / self._file("secure-key")
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not file.exists():
-            draft = file.with_suffix(f".{os.getpid()}.partial")
-            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                os.write(handle, new_signing_key().private_bytes_raw())
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-            try:
-                os.link(draft, file)  # fails if another process was first
-            except FileExistsError:
-                pass
-            finally:
-                draft.unlink()
-        return Ed25519PrivateKey.from_private_bytes(file.read_bytes()), b""
-
-    def _file(self, stem: str) -> str:
-        # the name of a client may be any text
-        return f"{stem}-{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
-
-    def _peers(self) -> dict[str, bytes] | None:
-        """Return the keys of the sites that this one knows; ``None``: it knows none."""
-        path = self.context.node_config.get("secure-peers")
-        if not path:
-            return None
-        peers: dict[str, bytes] = {}
-        try:
-            for number, line in enumerate(Path(str(path)).read_text().splitlines(), start=1):
-                words = line.split()
-                if not words or line.startswith("#"):
-                    continue
-                if len(words) < 3 or words[0] in peers:
-                    raise ValueError(f"line {number} is not NAME TYPE KEY, or names one again")
-                base64.b64decode(words[2], validate=True)
-                peers[words[0]] = f"{words[1]} {words[2]}".encode()
-        except (OSError, ValueError) as error:
-            raise ValueError(f"secure-peers = {path}: {error}") from None
-        return peers
-
-    def claim(self, session: Any, step: str) -> None:
-        """Note on disk that a step of a session is taken, if there is a ``store-dir``.
-        Raises ``Refusal`` if it was before: two messages at once each see the same
-        state.
-        """
-        from algorithms.secure.keys import Refusal
-
-        if self.folder is None:
-            return
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path, tag = self.folder / self._file(STEPS), session.tag.hex()
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        with os.fdopen(handle, "r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            text = file.read()
-            runs: dict[str, dict[str, int]] = json.loads(text) if text else {}
-            steps = runs.pop(tag, {})
-            if steps.get(step, 0) >= session.number:
-                raise Refusal(f"step {step} of session {session.number} was taken before")
-            steps[step] = session.number
-            runs[tag] = steps
-            file.seek(0)
-            file.truncate()
-            json.dump(dict(list(runs.items())[-MOST_RUNS:]), file)
-            file.flush()
-            os.fsync(file.fileno())
+    session = Session.from_fields(asked["session"])
+    members = [str(name) for name in asked["members"]]
+    offers = [Offer.from_fields({**row, "holders": [], "sealed": []}) for row in asked["keys"]]
+    sealed = {str(name): bytes_of(text) for name, text in asked["sealed"].items()}
+    weights = {str(name): float(weight) for name, weight in asked.get("weights", {}).items()}
+    digest = weighted_digest(digest, weights)
+    masked = client.participant.mask(session, members, offers, sealed, digest, words, weights)
+    if asked.get("next"):
+        later = Session.from_fields(asked["next"])
+        client.claim(later, "offer")
+        said["offer"] = client.participant.offer_again(later, session).to_fields()
+    record = ArrayRecord({MASKED: Array(*fields(to_bytes(masked)))})
+    return Message(
+        RecordDict({MASKED: record, RECORD: ConfigRecord(packed(said))}), reply_to=message
+    )
 
 
 def _reply(message: Message, facts: Mapping[str, Any]) -> Message:

@@ -72,7 +72,7 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
         )
     if settings.secure.on:
         try:
-            check_sums(strategy)
+            check_sums(strategy, settings.secure)
         except ValueError as error:
             raise UserError(f"secure.on = true: {error}") from None
     if settings.node_sums:

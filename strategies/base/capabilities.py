@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -41,7 +41,9 @@ class Capabilities:
     makes it private), "uniform average" (the same with equal weights), "single replies"
     (replies are used individually). ``later``: the kind of replies after the first
     round, if it differs. ``subset``: some of the replies may be passed on as if the
-    other clients had not answered, though single replies are used. ``sums``: a sum of
+    other clients had not answered, though single replies are used. ``losses``: all that
+    is taken from single replies are losses and sample counts, from which weights follow
+    (:class:`WeighingAhead`). ``sums``: a sum of
     the replies would do, though single ones are checked; every reply may hold the mean
     then (:func:`needs_only_sums`). ``beside``: prefix
     of the names of arrays that a reply like the model holds beside it. ``any_scale``:
@@ -54,6 +56,7 @@ class Capabilities:
     aggregation: Literal["weighted average", "uniform average", "single replies"] = "single replies"
     later: Literal["model", "update", "sums", "other"] | None = None
     subset: bool = False
+    losses: bool = False
     sums: bool = False
     beside: str = ""
     any_scale: bool = False
@@ -131,6 +134,19 @@ def require_declaration(strategy: Strategy, what: str) -> Capabilities:
             "(strategies.base.capabilities)"
         )
     return found
+
+
+def weigher(strategy: Strategy) -> "WeighingAhead | None":
+    """Return the strategy, it or one that it wraps, that can decide the weights of a
+    round from metrics; ``None`` if there is none, or if single replies are used.
+    """
+    found = declared(strategy)
+    if found is None or not found.losses:
+        return None
+    inner = getattr(strategy, "strategy", None)
+    if isinstance(strategy, WeighingAhead):
+        return strategy
+    return weigher(inner) if isinstance(inner, Strategy) else None
 
 
 def needs_only_sums(strategy: Strategy) -> bool:
@@ -214,6 +230,20 @@ class DecidingWeights(Protocol):
     """
 
     last_weights: dict[int | str, float]
+
+
+@runtime_checkable
+class WeighingAhead(Protocol):
+    """A strategy that decides the weights of a round from metrics alone."""
+
+    @property
+    def weighing_metrics(self) -> tuple[str, ...]:
+        """The metrics that it needs of each client."""
+
+    def weigh(self, replies: Sequence[Message], most: float) -> dict[int, float]:
+        """Return the weights, which sum to 1, of a round's replies by node, none above
+        ``most``. ``aggregate_train`` of this round takes them.
+        """
 
 
 @runtime_checkable

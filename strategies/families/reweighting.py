@@ -31,9 +31,9 @@ start from is cut (:func:`algorithms.fairness.responses.cut`).
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import WARNING
 from typing import Any
@@ -60,7 +60,7 @@ from strategies.base.capabilities import (
     state_of,
 )
 from strategies.base.client_grid import clients_of
-from strategies.base.messages import arrays_of, innermost, metrics_of, valid_losses
+from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost, metrics_of, valid_losses
 from strategies.base.relative_bounds import HARDENED
 from strategies.base.roster import ClientId
 from strategies.base.slots import Slots, pack_ids
@@ -124,6 +124,10 @@ class Decision:
     factors: Floats | None = None
 
 
+#: Of rules that decide from losses alone: secure sums let them do so before the sum.
+BY_LOSSES = Capabilities("model", "single replies", subset=True, losses=True)
+
+
 class Reweighting(Wrapper):
     """Wrapper of a ``strategy`` that averages by weight; raises ``ValueError`` if it is
     not declared to do so.
@@ -168,6 +172,7 @@ class Reweighting(Wrapper):
         self._met = 0  # the last round in which these were counted
         self._names: Mapping[int, ClientId] = {}
         self._sent = ArrayRecord()
+        self._ahead: tuple[dict[int, float], dict[str, float]] | None = None
         self.loss_scale = 0.0  # the largest median loss of a round so far
 
     # --- hooks ------------------------------------------------------------------------
@@ -203,6 +208,7 @@ class Reweighting(Wrapper):
         clients if the rule needs it.
         """
         self.enter_loop(config)
+        self._ahead = None
         if self.asks_losses:
             config.update(Asked(loss_before=True).to_config())
         self._meet(grid, server_round)
@@ -223,39 +229,12 @@ class Reweighting(Wrapper):
         """
         received = list(replies)
         failed = [reply for reply in received if reply.has_error()]
-        named = [
-            (self._names[reply.metadata.src_node_id], reply)
-            for reply in received
-            if not reply.has_error()
-        ]
-        rows = (
-            valid_losses(named)
-            if self.asks_losses
-            else [(client, reply, np.nan) for client, reply in named]
-        )
-        if not rows:
+        answered = [reply for reply in received if not reply.has_error()]
+        used, decision = self._weighed(answered) if self._ahead else self._decided(answered)
+        if not used:
             self.last_weights = {}
             return None, None
-        unsorted = self.clients.at(client for client, _, _ in rows)
-        order = np.argsort(unsorted, kind="stable")
-        valid, places = [rows[place] for place in order], unsorted[order]
-        used = [row[1] for row in valid]
         contents, key = [reply.content for reply in used], weight_key(self.strategy)
-        self.samples[places] = [float(metrics_of(content)[key]) for content in contents]
-        if self.rule is not None and self.prior == "samples":
-            self.rule.set_prior(self._prior())
-        prior = (
-            normalise(self.samples[places])
-            if self.prior == "samples"
-            else np.full(len(places), 1 / len(places))
-        )
-        update_rows = partial(updates, self._sent, [arrays_of(content)[0] for content in contents])
-        losses = self._cut(valid) if self.asks_losses else np.zeros(0)
-        decision = self.decide(Replies(places, losses, prior, update_rows))
-        weights = bounded(decision.weights, self.cap * prior) if self.cap else decision.weights
-        self.last_weights = {
-            client: float(w) for (client, _, _), w in zip(valid, weights, strict=True)
-        }
         models = (
             [None] * len(used)
             if decision.factors is None
@@ -263,13 +242,75 @@ class Reweighting(Wrapper):
         )
         weighted = [
             with_weight(reply, key, w, model)
-            for reply, w, model in zip(used, weights, models, strict=True)
+            for reply, w, model in zip(used, decision.weights, models, strict=True)
         ]
         with _metrics_as_replied(self.strategy, contents):
             arrays, metrics = self.strategy.aggregate_train(server_round, [*weighted, *failed])
         return arrays, MetricRecord(
-            {**(metrics or {}), **decision.facts, "weight-max": float(weights.max())}
+            {**(metrics or {}), **decision.facts, "weight-max": float(decision.weights.max())}
         )
+
+    @property
+    def weighing_metrics(self) -> tuple[str, ...]:
+        """The metrics of single clients from which :meth:`weigh` decides."""
+        counts = (weight_key(self.strategy),) if self.prior == "samples" else ()
+        return (LOSS_BEFORE, *counts)
+
+    def weigh(self, replies: Sequence[Message], most: float) -> dict[int, float]:
+        """Decide the weights of a round by node, none above ``most``, from replies that
+        hold no models yet. ``aggregate_train`` takes these weights, renormalised over
+        the clients that are left by then.
+        """
+        used, decision = self._decided(replies)
+        if not used:
+            return {}
+        weights = decision.weights
+        if (largest := float(weights.max())) > most:
+            log(WARNING, "the largest weight of a client, %.3g, counts as %.3g", largest, most)
+            weights = bounded(weights, np.full(len(used), most))
+        nodes = [reply.metadata.src_node_id for reply in used]
+        self._ahead = dict(zip(nodes, weights.tolist(), strict=True)), decision.facts
+        return self._ahead[0]
+
+    def _weighed(self, answered: Sequence[Message]) -> tuple[list[Message], Decision]:
+        """Return the replies with the weights that :meth:`weigh` has decided."""
+        ahead, facts = self._ahead or ({}, {})
+        nodes = [reply.metadata.src_node_id for reply in answered]
+        weights = normalise(np.array([ahead[node] for node in nodes]))
+        names = [self._names[node] for node in nodes]
+        self.last_weights = dict(zip(names, weights.tolist(), strict=True))
+        return list(answered), Decision(weights, facts)
+
+    def _decided(self, answered: Sequence[Message]) -> tuple[list[Message], Decision]:
+        """Decide the weights; return the replies in use, by position, with them."""
+        named = [(self._names[reply.metadata.src_node_id], reply) for reply in answered]
+        rows = (
+            valid_losses(named)
+            if self.asks_losses
+            else [(client, reply, np.nan) for client, reply in named]
+        )
+        if not rows:
+            return [], Decision(np.zeros(0))
+        unsorted = self.clients.at(client for client, _, _ in rows)
+        order = np.argsort(unsorted, kind="stable")
+        valid, places = [rows[place] for place in order], unsorted[order]
+        used = [row[1] for row in valid]
+        contents, key = [reply.content for reply in used], weight_key(self.strategy)
+        self.samples[places] = [float(metrics_of(content).get(key, np.nan)) for content in contents]
+        if self.rule is not None and self.prior == "samples":
+            self.rule.set_prior(self._prior())
+        prior = (
+            normalise(self.samples[places])
+            if self.prior == "samples"
+            else np.full(len(places), 1 / len(places))
+        )
+        losses = self._cut(valid) if self.asks_losses else np.zeros(0)
+        decision = self.decide(Replies(places, losses, prior, partial(self._updates, contents)))
+        weights = bounded(decision.weights, self.cap * prior) if self.cap else decision.weights
+        self.last_weights = {
+            client: float(w) for (client, _, _), w in zip(valid, weights, strict=True)
+        }
+        return used, replace(decision, weights=weights)
 
     # --- saved state ------------------------------------------------------------------
 
@@ -313,6 +354,9 @@ class Reweighting(Wrapper):
             if loss > used:
                 log(WARNING, "client %s: its loss %.3g counts as %.3g", client, loss, used)
         return losses
+
+    def _updates(self, contents: Sequence[RecordDict]) -> Floats:
+        return updates(self._sent, [arrays_of(content)[0] for content in contents])
 
     def _prior(self) -> Floats:
         """Return all clients' shares of the samples (K,); a client that has not replied

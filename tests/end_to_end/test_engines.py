@@ -5,6 +5,7 @@ client that hangs.
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 
 from benchmarks.sensor_windows import windows, write
@@ -237,12 +239,12 @@ def test_a_client_that_hangs_and_lies_loses_its_replies_but_the_run_continues(si
     assert all(said in why for said, (*_, why) in zip(reasons, failed, strict=True)), failed
 
 
-def test_plain_flwr_run(tmp_path, short_folder):
-    """As a Flower user does, in a copy of the project: `flwr run .` with the test's own
-    home and ports, and counters.
+@pytest.fixture
+def flwr_run(tmp_path, short_folder):
+    """Return a function that starts `flwr run .` as a Flower user does, with the test's
+    own home and ports.
     """
-    app = copy_app(tmp_path)
-    home, ports, page = tmp_path / "home", (free_port(), free_port()), free_port()
+    home, ports = tmp_path / "home", (free_port(), free_port())
     (home / "x").mkdir(parents=True)
     environment = os.environ | {
         "HOME": str(home),
@@ -253,17 +255,27 @@ def test_plain_flwr_run(tmp_path, short_folder):
         "FLWR_LOCAL_CONTROL_API_PORT": str(ports[1]),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    command = [program("flwr"), "run", ".", "--stream"]
-    command += ["--federation-config", "num-supernodes=20 client-resources-num-cpus=1"]
-    command += ["--run-config", f"num-rounds=2 train.local-epochs=1 metrics-port={page}"]
-    try:
-        with scraped(page) as pages:
-            done = subprocess.run(
-                command, cwd=app, env=environment, capture_output=True, text=True, timeout=240
-            )
-    finally:
-        end_marked(f"FLWR_HOME={home}", None, 10)
-    (folder,) = (home / "fedapps-results").iterdir()
+
+    def run(app, nodes, settings):
+        command = [program("flwr"), "run", ".", "--stream", "--run-config", settings]
+        command += [
+            "--federation-config",
+            f"num-supernodes={nodes} client-resources-num-cpus=1",
+        ]
+        return subprocess.run(
+            command, cwd=app, env=environment, capture_output=True, text=True, timeout=240
+        )
+
+    yield run
+    end_marked(f"FLWR_HOME={home}", None, 10)
+
+
+def test_plain_flwr_run(tmp_path, flwr_run):
+    """In a copy of the project, with counters."""
+    app, page = copy_app(tmp_path), free_port()
+    with scraped(page) as pages:
+        done = flwr_run(app, 20, f"num-rounds=2 train.local-epochs=1 metrics-port={page}")
+    (folder,) = (tmp_path / "home" / "fedapps-results").iterdir()
     summary = summary_of(folder)
     assert summary["status"] == "completed", done.stdout[-3000:]
     assert summary["rounds-completed"] == 2
@@ -272,3 +284,39 @@ def test_plain_flwr_run(tmp_path, short_folder):
     labels = f'{{method="fedavg",run="{folder.name}",task="digits"}}'
     assert f"fedapps_rounds_planned{labels} 2.0" in pages[-1]
     assert f"fedapps_rounds_total{labels} " in pages[-1]
+
+
+def test_secure_sums_in_an_app_of_flowers_quickstart(tmp_path, flwr_run):
+    """With the lines that docs/secure-sums.md adds, the model is that of the app."""
+    page = (ROOT / "docs" / "secure-sums.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```diff\n(.*?)^```$", page, re.M | re.S)
+    lines = block.splitlines()
+    assert [sum(line.startswith(sign) for line in lines) for sign in "+-"] == [4, 1]
+    models = {}
+    for variant in ("plain", "secure"):
+        app = tmp_path / variant
+        shutil.copytree(ROOT / "examples" / "quickstart", app)
+        saved = tmp_path / f"{variant}.npz"
+        for file, own in re.findall(r"^# (\w+\.py).*?\n(.*?)(?=^#|\Z)", block, re.M | re.S):
+            path = app / "quickstart" / file
+            text = path.read_text(encoding="utf-8")
+            added = "\n".join(re.findall(r"^\+(\S.*)", own, re.M))
+            if variant == "secure":
+                for old, new in re.findall(r"^-(.*)\n\+(.*)", own, re.M):
+                    assert old in text
+                    text = text.replace(old, new)
+                at_end = file == "client_app.py"
+                text = f"{text}\n{added}\n" if at_end else text.replace("\n\n", f"\n\n{added}\n", 1)
+            # SecureApp refuses what is not masked: both halves, or no model
+            assert ("Secure" in text) == (variant == "secure")
+            if file == "server_app.py":
+                text += "    arrays = result.arrays.to_torch_state_dict()\n"
+                text += f"    __import__('numpy').savez({str(saved)!r}, **arrays)\n"
+            path.write_text(text, encoding="utf-8")
+        done = flwr_run(app, 4, "num-server-rounds=3")
+        assert saved.exists(), done.stdout[-3000:]
+        with np.load(saved) as arrays:
+            models[variant] = dict(arrays)
+    assert models["plain"].keys() == models["secure"].keys()
+    for name, array in models["plain"].items():
+        np.testing.assert_allclose(models["secure"][name], array, rtol=1e-5, atol=1e-6)

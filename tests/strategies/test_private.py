@@ -2,13 +2,11 @@
 around our strategies.
 """
 
-import copy
 import errno
 import json
 import os
 import shutil
 import signal
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -489,52 +487,6 @@ def test_flowers_local_mod():
         mods=[LocalDpMod(1.0, 0.0, 1.0, 1e-5)],
     )
     np.testing.assert_allclose(result["w"], np.mean(clipped(1.0)), rtol=1e-4)
-
-
-def test_secure_aggregation_under_flowers_legacy_workflow():
-    """Five NumPyClients of ours, whose messages only the legacy mod and workflow mask:
-    the weighted average, up to quantisation.
-    """
-    from flwr.app import Context, RecordDict
-    from flwr.client.mod import secaggplus_mod
-    from flwr.clientapp import ClientApp
-    from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
-
-    compat = pytest.importorskip("flwr.compat.common.recorddict_compat")  # where 1.41 has it
-    from flwr.server import LegacyContext, ServerConfig
-    from flwr.server.strategy import FedAvg as LegacyFedAvg
-    from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
-
-    def make(context):
-        number = 1 + int(context.node_config["partition-id"])
-        return EchoClient(0.1 * number, number).to_client()
-
-    class Sent(InlineGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            messages = list(messages)
-            for message in messages:
-                # as if it had travelled: the workflow uses its own again
-                message.content = copy.deepcopy(message.content)
-            return super().send_and_receive(messages, timeout=timeout)
-
-    grid = Sent(ClientApp(client_fn=make, mods=[secaggplus_mod]), 5)
-    grid.set_run(SimpleNamespace(run_id=1))
-    start = ndarrays_to_parameters([np.zeros(4, np.float32)])
-    strategy = LegacyFedAvg(
-        min_fit_clients=5, min_available_clients=5, fraction_evaluate=0.0, initial_parameters=start
-    )
-    context = LegacyContext(
-        Context(1, 1, {}, RecordDict(), {}), config=ServerConfig(num_rounds=2), strategy=strategy
-    )
-    masked = SecAggPlusWorkflow(
-        num_shares=3, reconstruction_threshold=2, clipping_range=3.0, timeout=20
-    )
-    DefaultWorkflow(fit_workflow=masked)(grid, context)
-    (got,) = parameters_to_ndarrays(
-        compat.arrayrecord_to_parameters(context.state.array_records["parameters"], keep_input=True)
-    )
-    wanted = 2 * sum(0.1 * n * n for n in range(1, 6)) / sum(range(1, 6))
-    np.testing.assert_allclose(got, wanted, atol=5e-4)
 
 
 def simulate_any(strategy, client_fn, mods=None):

@@ -18,21 +18,29 @@ from clients import SecureApp, to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import (
     AFL,
+    TERM,
+    AAggFFD,
+    AAggFFOptions,
     AAggFFS,
+    AFLOptions,
     ClientGrid,
     FedAdam,
     FedAvg,
     FedDyn,
+    FedMGDA,
     FedProx,
     Local,
     PrivacyOptions,
     Private,
+    PropFair,
+    QFedAvg,
     Robust,
     RobustOptions,
     Scaffold,
     SecureOptions,
     SecureSum,
     SuPerFed,
+    TERMOptions,
     TooFewReplies,
     UpdateBound,
     run_rounds,
@@ -78,6 +86,11 @@ class Losing(WrappedGrid):
         sent = list(messages)
         first = sent[0].content.get(RECORD) if sent else None
         if first is None:
+            train = bool(sent) and sent[0].metadata.message_type == "train"
+            self.round += train  # of a plain run
+            step = "train" if train else ""
+            place = lambda message: message.metadata.dst_node_id - 1000
+            sent = [m for m in sent if not self.lost(step, self.round, place(m))]
             return self.grid.send_and_receive(sent, timeout=timeout)
         step = json.loads(bytes(first["json"])).get("step", "train")
         self.round += step == "train"
@@ -248,13 +261,130 @@ def test_the_same_seed_gives_the_same_model_and_other_masks():
     assert not set(masks[0]) & set(masks[1])
 
 
+# --- weights by losses ----------------------------------------------------------------
+
+CLEAR = SecureOptions(on=True, clear_losses=True)
+
+
+def losing(i):
+    """A client whose loss depends on the model that it is sent."""
+
+    class Client(EchoClient):
+        def fit(self, parameters, config):
+            loss = abs(float(parameters[0][0]) - SHIFTS[i]) + 0.1 * i
+            self.metrics = {"loss-before": loss, "half": 0.5 * i}
+            return super().fit(parameters, config)
+
+    return Client(SHIFTS[i], num_examples=1 + 5 * i)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AAggFFS(FedAdam()),
+        lambda: AAggFFS(FedAvg(), AAggFFOptions(prior="samples")),
+        lambda: AAggFFD(FedAvg()),
+        lambda: AFL(FedProx(), AFLOptions(gamma=0.02)),
+        lambda: TERM(FedAdam(), TERMOptions(lambda_=0.1, prior="samples")),
+        lambda: PropFair(AAggFFS(FedAvg())),
+    ],
+)
+@pytest.mark.parametrize("gone", [False, True])
+def test_weights_by_losses_are_those_of_the_plain_run(make, gone):
+    """Also where a client is lost in training, another one in each round."""
+    lost = lambda step, number, place: gone and step == "train" and place == number % 7
+    one, other = make(), make()
+    plain, *_, first = run(one, 7, rounds=5, make=losing, lost=lost)
+    found, inner, _, second = run(other, 7, rounds=5, make=losing, lost=lost, options=CLEAR)
+    for name, array in plain.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-6)
+        assert found[name].dtype == array.dtype
+    for number in range(1, 6):
+        a, b = (r.train_metrics_clientapp[number] for r in (first, second))
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_allclose(b[name], a[name], rtol=1e-4)
+    one, other = (s.strategy if isinstance(s, PropFair) else s for s in (one, other))
+    assert len(one.last_weights) == 7 - gone
+    assert other.last_weights == pytest.approx(one.last_weights, rel=1e-5)
+    assert max(other.last_weights.values()) > 1.1 * min(other.last_weights.values())
+    assert inner.steps.count("mask") == 5
+
+
+def test_a_client_that_is_lost_after_its_loss_has_no_weight():
+    """The weights are those of all losses, renormalised over the clients that stay."""
+    lost = lambda step, number, place: step == "mask" and place == 2
+    plain = TERM(FedAvg(), TERMOptions(lambda_=0.3))
+    run(plain, make=losing)
+    found, *_ = run(
+        left := TERM(FedAvg(), TERMOptions(lambda_=0.3)), make=losing, lost=lost, options=CLEAR
+    )
+    weights = {i: w for i, w in plain.last_weights.items() if i != 2}
+    want = sum(w * SHIFTS[i] for i, w in weights.items()) / sum(weights.values())
+    np.testing.assert_allclose(found["v"], START["v"] + want, rtol=1e-6)
+    assert left.last_weights.keys() == weights.keys()
+    assert sum(left.last_weights.values()) == pytest.approx(1)
+
+
+def test_a_loss_that_is_refused_leaves_its_client_out(caplog):
+    def make(i):
+        return EchoClient(SHIFTS[i], 10, {"loss-before": -1.0 if i == 1 else 0.5 + i})
+
+    plain, *_ = run(AAggFFS(FedAvg()), make=make)
+    with caplog.at_level("INFO", "flwr"):
+        found, inner, *_ = run(AAggFFS(FedAvg()), make=make, options=CLEAR)
+    np.testing.assert_allclose(found["v"], plain["v"], rtol=1e-6)
+    assert "each client's loss-before is in the clear" in caplog.text
+    assert "its loss cannot be used" in caplog.text
+    shown = [r for s, r in inner.seen if s == "train"]
+    assert all(set(r.content) == {"clear", RECORD} for r in shown)
+    assert all(set(r.content["clear"]) == {"loss-before"} for r in shown)
+
+
+def test_a_weight_above_a_half_counts_as_a_half():
+    def make(i):
+        return EchoClient(SHIFTS[i], 10, {"loss-before": 30.0 if i == 3 else 0.5})
+
+    options = TERMOptions(lambda_=1.0)
+    found, *_ = run(strategy := TERM(FedAvg(), options), make=make, options=CLEAR)
+    assert strategy.last_weights[3] == pytest.approx(0.5)
+    want = 0.5 * SHIFTS[3] + 0.125 * sum(SHIFTS[i] for i in (0, 1, 2, 4))
+    np.testing.assert_allclose(found["v"], START["v"] + want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("one", [False, True])
+def test_weights_that_single_out_a_client_are_refused(one):
+    """For all clients, or for one only: then the masks do not cancel."""
+
+    def change(step, facts, place):
+        if step == "mask" and (not one or place == 1):
+            facts["weights"] = {name: 1.0 if name == "0" else 1e-6 for name in facts["members"]}
+
+    inner = Losing(InlineGrid(app_of(losing), 5), change=change)
+    strategy = AAggFFS(FedAvg())
+    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, CLEAR)
+    with suppress(TooFewReplies):
+        run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
+    refused = [r.error.reason for s, r in inner.seen if s == "mask" and r.has_error()]
+    assert len(refused) == (1 if one else 5)
+    assert all("the sum would show it" in text for text in refused)
+
+
+def test_other_metrics_are_never_shown():
+    def change(step, facts, place):
+        if step == "train":
+            facts["terms"]["clear"] = ["half"]
+
+    lie(change, "may be clear", CLEAR, strategy=AAggFFS(FedAvg()), make=losing)
+
+
 # --- a server that lies ---------------------------------------------------------------
 
 
-def lie(change, match, options=ON, count=5):
+def lie(change, match, options=ON, count=5, strategy=None, make=client):
     """A server that changes what clients are sent gets no sum, and clients say why."""
-    inner = Losing(InlineGrid(app_of(), count), change=change)
-    strategy = FedAvg()
+    inner = Losing(InlineGrid(app_of(make), count), change=change)
+    strategy = strategy or FedAvg()
     grid = secured(ClientGrid(inner, seed=0, num_clients=count), strategy, options)
     with pytest.raises(TooFewReplies):
         run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
@@ -361,8 +491,10 @@ def test_a_second_message_at_once_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: AAggFFS(FedAdam()), "looks at single clients' replies"),
-        (lambda: AFL(FedAvg()), "looks at single clients' replies"),
+        (lambda: AAggFFS(FedAdam()), "set secure.clear-losses = true"),
+        (lambda: AFL(FedAvg()), "set secure.clear-losses = true"),
+        (lambda: QFedAvg(FedAvg()), "looks at single clients' replies"),
+        (lambda: FedMGDA(FedAvg()), "looks at single clients' replies"),
         (lambda: Robust(FedAvg(), RobustOptions("median")), "looks at single clients' replies"),
         (lambda: Private(FedAvg(), PrivacyOptions(1.0)), "clips single clients' updates"),
         (lambda: Local(), "no vectors that could be added"),
@@ -409,7 +541,7 @@ def test_a_client_outside_of_its_bounds_is_left_out(make, bound, why):
     np.testing.assert_allclose(found["w"], 0.1, rtol=1e-5)
     inner = grid.grid
     assert isinstance(inner, SecureGrid)
-    assert why in inner._faults[1001]
+    assert why in inner.faults[1001]
 
 
 def test_updates_are_clipped_by_the_clients():

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from algorithms.secure.graph import check_degree, local_threshold, neighbours, risks, tail
+from algorithms.secure.graph import (
+    check_degree,
+    local_threshold,
+    neighbours,
+    risks,
+    shares_fault,
+    tail,
+)
 
 
 def test_the_tail_is_that_of_a_draw():
@@ -40,3 +47,21 @@ def test_the_degree_that_an_error_names_is_allowed():
     with pytest.raises(ValueError, match="choose"):
         check_degree(1000, degree - 2, 50, 50)
     assert local_threshold(1000, degree, 50) > degree / 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "corrupted", "shown"),
+    [
+        ([1, 1, 1], 0, False),
+        ([3, 2, 1], 0, False),  # as much as the others together
+        ([3.1, 2, 1], 0, True),
+        ([0, 0, 0], 0, True),  # no mean
+        ([1, -1e-9, 1], 0, True),
+        ([2, 2, 1, 1], 1, False),
+        ([2, 2, 1, 0.5], 1, True),  # one that colludes knows its own part
+    ],
+)
+def test_weights_that_would_show_a_client(weights, corrupted, shown):
+    named = {str(place): weight for place, weight in enumerate(weights)}
+    assert bool(shares_fault(named, named, corrupted)) == shown
+    assert shares_fault(named, [*named, "another"], corrupted)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.secure.client import Participant, State
+from algorithms.secure.client import Participant
 from algorithms.secure.fixed_point import from_bytes, to_bytes, whole
 from algorithms.secure.graph import least_survivors, local_threshold, neighbours
 from algorithms.secure.keys import Refusal, derived, identity, new_signing_key
@@ -17,6 +17,7 @@ from algorithms.secure.masks import add_stream
 from algorithms.secure.messages import Session, context_digest
 from algorithms.secure.server import Unmaskable, unmask
 from algorithms.secure.sharing import combine, split
+from algorithms.secure.state import State
 
 CONTENT = b"the model and its settings"
 

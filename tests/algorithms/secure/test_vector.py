@@ -92,3 +92,25 @@ def test_all_of_a_message_is_in_the_digest():
     ):
         assert parts != other
     assert parts == content_parts({"config": {"rate": 0.1, "round": 1}}, TERMS)
+
+
+@pytest.mark.parametrize("count", [3, 50, 1000])
+def test_a_mean_by_decided_weights_is_within_its_bound(count):
+    """``n^2 p 2^-45`` of the bound on a number; metrics keep the sample counts."""
+    rng = np.random.default_rng(count)
+    terms = replace(TERMS, clients=count, replies="update", max_weight=2**26 // max(count, 1024))
+    rows = rng.uniform(-16, 16, (count, 20))
+    shares = rng.dirichlet(np.full(count, 0.3))
+    weights = terms.max_weight * (shares / shares.max())
+    total = np.zeros(20 + 3, np.uint64)
+    for k, (row, weight) in enumerate(zip(rows, weights, strict=True)):
+        words, layout = to_vector(
+            terms, {}, {"w": row}, {"num-examples": 1 + k, "loss": 2.0 * k}, float(weight)
+        )
+        total += words
+    arrays, metrics, samples = from_sum(terms, layout, {}, total)
+    bound = count**2 * shares.max() * 2.0**-45 * 16
+    np.testing.assert_allclose(arrays["w"], shares @ rows, rtol=0, atol=bound + 1e-14)
+    counts = np.arange(1, count + 1)
+    assert samples == counts.sum()
+    assert metrics["loss"] == pytest.approx(2 * (counts - 1) @ counts / counts.sum(), rel=1e-3)

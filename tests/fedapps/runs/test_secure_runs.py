@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
+from algorithms.secure.wire import RECORD, packed
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.errors import UserError
@@ -27,10 +29,18 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_the_model_is_that_of_the_plain_run_and_the_report_shows_the_sums(method, tmp_path):
-    run_inline(tmp_path / "plain", method=method, **SMALL)
-    run_inline(tmp_path / "secure", method=method, **SMALL, **{"secure.on": True})
+FAIR = {"aaggff.base": "fedadam", "secure.clear-losses": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "phases"),
+    [("fedavg", {}, "3"), ("scaffold", {}, "3"), ("aaggff-s", FAIR, "4")],
+)
+def test_the_model_is_that_of_the_plain_run_and_the_report_shows_the_sums(
+    method, options, phases, tmp_path
+):
+    run_inline(tmp_path / "plain", method=method, **SMALL, **options)
+    run_inline(tmp_path / "secure", method=method, **SMALL, **options, **{"secure.on": True})
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "secure"))
     for name, array in one.items():
         np.testing.assert_allclose(other[name], array, rtol=1e-5, atol=1e-6)
@@ -39,7 +49,7 @@ def test_the_model_is_that_of_the_plain_run_and_the_report_shows_the_sums(method
         # six bytes for four, and what else there is to say
         assert 1.45 * row["bytes-up"] < row["travelled-up"] < 1.7 * row["bytes-up"]
     section = secure_section(read_run(tmp_path / "secure"))
-    assert section.rows[0][:4] == ("2 of 2", "4 to 4", "100.0 %", "3")
+    assert section.rows[0][:4] == ("2 of 2", "4 to 4", "100.0 %", phases)
     assert secure_section(read_run(tmp_path / "plain")) is None
     assert "Secure sums" in (tmp_path / "secure" / "report.html").read_text()
     assert not (tmp_path / "secure" / "confusion.csv").exists()
@@ -59,7 +69,7 @@ def test_clients_that_share_nodes_give_the_same_bits(tmp_path):
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"method": "aaggff-s"}, "AAggFFS looks at single clients' replies"),
+        ({"method": "aaggff-s"}, r"AAggFFS weights .* set secure\.clear-losses = true"),
         ({"method": "fedevg"}, "are no vectors that could be added"),
         ({"robust.rule": "median"}, "Robust looks at single clients' replies"),
     ],
@@ -87,3 +97,10 @@ def test_a_site_can_demand_secure_sums():
     policy = SitePolicy(secure_sums=True)
     assert policy.refuses_run({"method": "fedavg", "secure.on": True}) == ""
     assert "secure-sums = true" in policy.refuses_run({"method": "fedavg"})
+
+
+def test_a_site_can_keep_its_losses():
+    frame = ConfigRecord(packed({}))
+    content = RecordDict({"clear": MetricRecord({"loss-before": 1.0}), RECORD: frame})
+    assert SitePolicy(metrics="loss-before").refuses_reply(content) == ""
+    assert "'loss-before'" in SitePolicy(metrics="loss").refuses_reply(content)

@@ -1,0 +1,193 @@
+"""Sessions of secure sums: the keys of the clients, whom each of them masks with, and
+their offers.
+"""
+
+import math
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import RecordDict
+
+from algorithms.secure.graph import check_degree, least_survivors, local_threshold, neighbours
+from algorithms.secure.keys import fresh
+from algorithms.secure.messages import Hello, Offer, Session, text_of
+from algorithms.secure.server import fault
+from strategies.base.secure_calls import SecureCalls
+
+#: Share of a round's clients that may be gone, for the check of a graph of neighbours.
+GONE = 0.1
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How sums are made. ``degree``: neighbours of a client (0: all others).
+    ``corrupted``: clients of a round that may collude with the server. ``consistency``:
+    clients sign the list of survivors. ``min_change``: by how many clients two cohorts
+    must differ.
+    """
+
+    degree: int = 0
+    corrupted: int = 0
+    consistency: bool = True
+    min_change: int = 0
+
+
+class Failed(RuntimeError):
+    """A round cannot be summed."""
+
+
+@dataclass
+class Prepared:
+    """A session for which offers are made: its nodes and their keys by client name, its
+    graph.
+    """
+
+    session: Session
+    nodes: dict[str, int]
+    hellos: dict[str, Hello]
+    graph: dict[str, list[str]]
+    offers: dict[str, Offer]
+
+    def by_name(self, replies: Mapping[int, RecordDict]) -> dict[str, RecordDict]:
+        """Return the replies of nodes by client name."""
+        return {name: replies[node] for name, node in self.nodes.items() if node in replies}
+
+
+class Sessions:
+    """The sessions of a run, whose questions go through ``calls``."""
+
+    def __init__(self, calls: SecureCalls, protocol: Protocol) -> None:
+        self.calls, self.protocol = calls, protocol
+        self._tag, self._number = fresh(), 0
+        self._hellos: dict[int, Hello] = {}
+        self._known: dict[str, bytes] = {}  # identities by name
+        self.later: Prepared | None = None
+
+    def open(
+        self, nodes: Sequence[int], connected: set[int], timeout: float | None
+    ) -> tuple[Prepared, int]:
+        """Return a session of nodes, with the offers of those that made one, and the
+        number of phases that this took.
+        """
+        for node in [n for n in self._hellos if n in self.calls.failed or n not in connected]:
+            del self._hellos[node]
+        self.calls.failed.clear()
+        phases = self._greet([node for node in nodes if node not in self._hellos], timeout)
+        hellos = {h.name: h for node in nodes if (h := self._hellos.get(node))}
+        # offers of the last round are of use to the same clients with the same keys
+        now = self.later if self.later and self.later.hellos == hellos else None
+        now, self.later = now or self.prepared(nodes), None
+        return now, phases + self._gather(now, timeout)
+
+    def _greet(self, nodes: Sequence[int], timeout: float | None) -> int:
+        """Learn the keys of nodes that are not known; return the number of phases."""
+        taken = {hello.name for hello in self._hellos.values()}
+        question = {"step": "hello"}
+        for node, facts in self.calls.ask(dict.fromkeys(nodes, question), timeout).items():
+            with self.calls.noted(node):
+                hello = Hello.from_fields(facts)
+                if hello.name in taken:
+                    raise ValueError(f"another client is called {hello.name}, too")
+                if self._known.setdefault(hello.name, hello.identity) != hello.identity:
+                    raise ValueError(
+                        f"client {hello.name} has another key than before, which the others "
+                        "refuse: give its node secure-key or store-dir"
+                    )
+                taken.add(hello.name)
+                self._hellos[node] = hello
+        return bool(nodes)
+
+    def prepared(self, nodes: Sequence[int], like: Prepared | None = None) -> Prepared:
+        """Return a new session of nodes, with the graph of another one if its nodes are
+        the same.
+        """
+        protocol = self.protocol
+        self._number += 1
+        session = Session(
+            self._tag,
+            self._number,
+            protocol.corrupted,
+            protocol.consistency,
+            protocol.min_change,
+        )
+        names = {self._hellos[node].name: node for node in nodes if node in self._hellos}
+        hellos = {name: self._hellos[node] for name, node in names.items()}
+        if like is not None:
+            return Prepared(session, names, hellos, like.graph, {})
+        if 0 < protocol.degree < len(names) - 1:
+            gone = math.ceil(GONE * len(names))
+            check_degree(len(names), protocol.degree, protocol.corrupted, gone)
+        graph = neighbours(sorted(names), protocol.degree)
+        return Prepared(session, names, hellos, graph, {})
+
+    def _gather(self, now: Prepared, timeout: float | None) -> int:
+        """Ask for the offers that are missing; return the number of phases."""
+        questions = {}
+        for name, node in now.nodes.items():
+            if name not in now.offers:
+                hellos = [now.hellos[other].to_fields() for other in now.graph[name]]
+                facts = {"step": "offer", "session": now.session.to_fields(), "hellos": hellos}
+                questions[node] = facts
+        names = {node: name for name, node in now.nodes.items()}
+        for node, facts in self.calls.ask(questions, timeout).items():
+            with self.calls.noted(node):
+                self.take_offer(now, names[node], facts)
+        return bool(questions)
+
+    def take_offer(self, now: Prepared, name: str, facts: Any) -> None:
+        """Note a client's offer. Raises ``ValueError``."""
+        offer = Offer.from_fields(facts)
+        if why := fault(offer, name, now.graph[name]):
+            raise ValueError(why)
+        now.offers[name] = offer
+
+    def members(self, now: Prepared) -> list[str]:
+        """Return who takes part: clients that made offers, as enough neighbours did."""
+        members = sorted(now.offers)
+        while True:
+            count = len(now.nodes)
+            kept = [
+                name
+                for name in members
+                if len(set(now.graph[name]) & set(members))
+                >= local_threshold(
+                    len(now.graph[name]) + 1, len(now.graph[name]), self.protocol.corrupted
+                )
+            ]
+            if len(kept) == len(members):
+                break
+            members = kept
+        if len(members) < least_survivors(len(members), self.protocol.corrupted):
+            raise Failed(f"{len(members)} of {count} clients have made their keys")
+        return members
+
+    def enough(self, survivors: Sized, members: Sized) -> None:
+        """Raise ``Failed`` if too few clients are left."""
+        least = least_survivors(len(members), self.protocol.corrupted)
+        if len(survivors) < least:
+            raise Failed(f"{len(survivors)} of {len(members)} clients are left, {least} needed")
+
+    def parts(
+        self, now: Prepared, members: list[str], later: Prepared | None
+    ) -> dict[str, dict[str, Any]]:
+        """Return what the members need to mask, by client."""
+        shown = {name: _public(now.offers[name]) for name in members}
+        alive, out = set(members), {}
+        for name in members:
+            near = [now.offers[other] for other in now.graph[name] if other in alive]
+            facts: dict[str, Any] = {
+                "session": now.session.to_fields(),
+                "members": members,
+                "keys": [shown[offer.name] for offer in near],
+                "sealed": {o.name: text_of(o.sealed[o.holders.index(name)]) for o in near},
+            }
+            if later is not None:
+                facts["next"] = later.session.to_fields()
+            out[name] = facts
+        return out
+
+
+def _public(offer: Offer) -> dict[str, Any]:
+    """Return the fields of an offer that neighbours need."""
+    return {k: v for k, v in offer.to_fields().items() if k not in ("holders", "sealed")}
