@@ -57,30 +57,6 @@ class Additive:
         """Return the number of learners."""
         return sum(map(len, self.blocks))
 
-    def weights(self) -> list[NDArray[np.float64]]:
-        """Return, block by block, the weight of each learner in the whole function."""
-        out, rest = [], 1.0
-        for block in reversed(self.blocks):
-            out.append(block.coefficients * rest)
-            rest *= block.shrink
-        return out[::-1]
-
-    def pruned(self, share: float) -> "Additive":
-        """Return the function as one block without its least important learners: their
-        absolute weights sum to <= ``share`` of all.
-        """
-        weights = np.concatenate([np.zeros(0), *self.weights()])
-        order = np.argsort(np.abs(weights), kind="stable")
-        total = np.abs(weights[order]).cumsum()
-        kept = np.sort(order[total > share * total[-1]]) if len(weights) else order
-        learners = {
-            name: array[kept]
-            for name, array in stacked(
-                [block.learners for block in self.blocks if len(block)]
-            ).items()
-        }
-        return Additive(self.clip, [Block(1.0, weights[kept], learners)] if len(kept) else [])
-
     # --- as named arrays --------------------------------------------------------------
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from algorithms.boosting.additive import Additive
 from algorithms.boosting.additive_values import values_at
@@ -92,13 +91,6 @@ def load_function(folder: Path | str) -> Additive:
             f"{path} holds no boosted function ({error}): name the results folder of a finished "
             "run of ffgb"
         ) from error
-
-
-def save_function(function: Additive, path: Path | str) -> None:
-    """Write a function (for example a pruned one) as a safetensors file."""
-    save_file(
-        {name: np.asarray(array, order="C") for name, array in function.to_arrays().items()}, path
-    )
 
 
 def predictor(

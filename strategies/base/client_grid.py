@@ -386,11 +386,6 @@ class ClientGrid(WrappedGrid):
             return self._members or known
         return {node: self._ids[node] for node in self._connected()}
 
-    @property
-    def client_ids(self) -> list[ClientId]:
-        """The ids of the connected clients, sorted."""
-        return list(self.clients.values())
-
     def sample(
         self, server_round: int, num_clients: int, purpose: str = "sampling"
     ) -> Sequence[int]:

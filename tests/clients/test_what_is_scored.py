@@ -19,6 +19,7 @@ from clients import (
 )
 from clients.base.training import TrainOptions, get_arrays
 from tests.helpers import blobs, small_net
+from tests.quadratics import Scalar
 
 CONFIG = {
     "learning-rate": 0.05,
@@ -109,11 +110,6 @@ def test_scaffolds_variate_is_the_gradient_where_it_is_constant(momentum):
     """Seven samples in batches of three, two epochs: K = 6 steps, of which two are
     partial.
     """
-
-    class Scalar(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.zeros(1))
 
     split = Split(torch.zeros(7, 1), torch.zeros(7, dtype=torch.int64))
     client = Slope(lambda seed: Scalar(), ClientData(split, split, split))

@@ -28,6 +28,7 @@ from strategies import (
     run_rounds,
 )
 from tests.helpers import EchoClient, LossyClient, arrays_of, simulate
+from tests.quadratics import Scalar
 
 START = {"w": np.zeros(2)}
 CONFIG = {"learning-rate": 0.5, "lr-decay": 0.5, "lr-decay-every": 2}
@@ -230,12 +231,6 @@ def test_fedmgdas_direction_raises_no_clients_loss_to_first_order():
 
 
 # --- all of them ----------------------------------------------------------------------
-
-
-class Scalar(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(1))
 
 
 TARGETS, SIZES = [0.0, 0.0, 1.0], [8, 8, 1]

@@ -4,13 +4,14 @@ per round; and its client's steps.
 
 import numpy as np
 import pytest
-import torch
 from flwr.client import NumPyClient
 
-from clients import ClientData, FedAvgClient, FedDynClient, Split
+from clients import FedAvgClient, FedDynClient
 from clients.base.store import MessageStore
 from strategies import ClientGrid, FedAvg, FedDyn, FedDynOptions
 from tests.helpers import EchoClient, arrays_of, simulate
+from tests.quadratics import CONFIG as PLAIN
+from tests.quadratics import quadratic
 
 ALPHA = 0.7
 M, D = 5, 3
@@ -108,35 +109,8 @@ def test_statistics_and_counters_are_averaged_and_not_corrected():
 # --- the client -----------------------------------------------------------------------
 
 
-class Scalar(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(1))
-
-
-def torch_quadratic(kind, i, store=None):
-    class Client(kind):
-        def loss(self, x, y):
-            return ([1.0, 10.0][i] / 2 * (self.model.w - [0.0, 1.0][i]) ** 2).sum()
-
-        def evaluate(self, parameters, config):
-            return 0.0, 1, {}
-
-    one = Split(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
-    return Client(lambda seed: Scalar(), ClientData(one, one, one), i, store)
-
-
-PLAIN = {
-    "learning-rate": 0.02,
-    "lr-decay": 1.0,
-    "momentum": 0.0,
-    "weight-decay": 0.0,
-    "batch-size": 10,
-}
-
-
 def test_the_clients_steps_are_those_of_its_local_problem():
-    client = torch_quadratic(FedDynClient, 1)
+    client = quadratic(FedDynClient, 1)
     config = {**PLAIN, "local-epochs": 3, "feddyn-alpha": ALPHA}
     g = 0.0
     for start in (5.0, -2.0):  # in the second round g is not 0
@@ -159,7 +133,7 @@ def test_many_local_steps_and_one_client_a_round(method, kind):
 
     def client(i, context):
         stores.setdefault(i, MessageStore(context.state))
-        return torch_quadratic(kind, i, stores[i])
+        return quadratic(kind, i, stores[i])
 
     strategy = FedDyn(FedDynOptions(1.0)) if method is FedDyn else FedAvg()
     grid = sampled_grid(client, 2, 1)
@@ -172,7 +146,7 @@ def test_many_local_steps_and_one_client_a_round(method, kind):
 
 
 def test_training_that_diverged_is_not_kept():
-    client = torch_quadratic(FedDynClient, 1)
+    client = quadratic(FedDynClient, 1)
     with pytest.raises(ValueError, match=r"lower train\.learning-rate"):
         client.fit(
             [np.float32([5.0])],
@@ -182,7 +156,7 @@ def test_training_that_diverged_is_not_kept():
 
 
 def test_the_state_of_another_net_is_a_clear_error():
-    client = torch_quadratic(FedDynClient, 1)
+    client = quadratic(FedDynClient, 1)
     client.store.save("feddyn", [np.zeros(4, np.float32)], {})
     with pytest.raises(ValueError, match="g_i of another architecture"):
         client.fit([np.float32([5.0])], {**PLAIN, "local-epochs": 1, "feddyn-alpha": ALPHA})

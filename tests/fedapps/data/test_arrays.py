@@ -25,10 +25,7 @@ from fedapps.settings.settings import read_settings
 PEOPLE, CHANNELS, STEPS, CLASSES = 5, 3, 16, 4
 
 
-@pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 def windows(count=60, seed=0, people=tuple(range(1, PEOPLE + 1))):

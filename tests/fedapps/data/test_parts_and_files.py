@@ -5,7 +5,6 @@ file of each client.
 import itertools
 import re
 
-import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -24,11 +23,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble
 from fedapps.settings.settings import read_settings
 
-
-@pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 def rows(count=120, seed=0):

@@ -34,10 +34,7 @@ marvin sheila tree wow backward forward follow learn visual _silence_
 """.split()  # noqa: SIM905
 
 
-@pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 def write(folder, splits, features):

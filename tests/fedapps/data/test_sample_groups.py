@@ -21,11 +21,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.settings import read_settings
 
-
-@pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 def write(folder, columns, features=None):

@@ -41,10 +41,7 @@ SCORED = {
 JOB = {"num-clients": 4, "data.validation": 0.2}
 
 
-@pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 def split(task, **given):

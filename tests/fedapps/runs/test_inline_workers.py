@@ -2,7 +2,6 @@
 the cores that the runs of a sweep share.
 """
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -20,6 +19,7 @@ from fedapps.errors import UserError
 from fedapps.runs import inline_grid
 from fedapps.runs.launch import Launch
 from fedapps.sweeps import pool
+from tests.helpers import rounds_of
 
 JOB = {
     "method": "scaffold",
@@ -32,12 +32,6 @@ JOB = {
 
 def children(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def rounds(folder):
-    path = folder / "rounds.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def eventually(condition):
@@ -59,19 +53,19 @@ def test_a_killed_worker_costs_replies_and_ctrl_c_leaves_no_process(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    eventually(lambda: len(rounds(out)) > 1)
+    eventually(lambda: len(rounds_of(out)) > 1)
 
     def failed():
         # it may have been between two clients, which costs nothing
         os.kill(children(process.pid)[0], signal.SIGKILL)
-        at = len(rounds(out))
-        eventually(lambda: len(rounds(out)) > at + 1)
-        return [row for row in rounds(out) if row["failures"]]
+        at = len(rounds_of(out))
+        eventually(lambda: len(rounds_of(out)) > at + 1)
+        return [row for row in rounds_of(out) if row["failures"]]
 
     row = eventually(failed)[0]
     assert "worker process of this client was killed by SIGKILL" in row["failures"][0]["reason"]
     assert 0 < len(row["failures"]) < 5
-    assert not rounds(out)[-1]["failures"]
+    assert not rounds_of(out)[-1]["failures"]
     left = children(process.pid)
     assert len(left) == 2
     process.send_signal(signal.SIGINT)

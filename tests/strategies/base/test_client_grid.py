@@ -400,7 +400,7 @@ def test_an_app_without_an_answer_is_asked_once_and_costs_one_line(app, caplog):
     grid = Asked(app, 40)
     client_grid = ClientGrid(grid)
     client_grid.wait()
-    assert client_grid.client_ids == list(grid.contexts)
+    assert list(client_grid.clients.values()) == list(grid.contexts)
     assert grid.questions == 1
     (record,) = [record for record in caplog.records if "connect" not in record.getMessage()]
     assert "does not answer query.identity" in record.getMessage()
@@ -418,7 +418,7 @@ def test_a_mod_may_read_the_round_of_the_question_who_a_client_is():
     rounds = []
     client_grid = ClientGrid(InlineGrid(answer_identity(ClientApp(mods=[mod])), 3))
     client_grid.wait()
-    assert client_grid.client_ids == [0, 1, 2]
+    assert list(client_grid.clients.values()) == [0, 1, 2]
     assert rounds == [0, 0, 0]
 
 
