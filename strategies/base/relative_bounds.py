@@ -159,10 +159,11 @@ def _update(
     """Return the update of a reply by group. ``starts``: the models sent so far, by the
     identity of their messages' contents.
     """
-    if models and id(sent.content) not in starts:
-        model = arrays_of(sent.content)[0]
-        starts[id(sent.content)] = {name: read(array) for name, array in model.items()}
-    start = starts.get(id(sent.content), {})
+    content = sent.content
+    if models and id(content) not in starts:
+        model = arrays_of(content)[0]
+        starts[id(content)] = {name: read(array) for name, array in model.items()}
+    start = starts.get(id(content), {})
     out = {statistic: _Update(client) for statistic in GROUPS}
     squares = dict.fromkeys(GROUPS, 0.0)
     for record in arrays_of(reply.content):
