@@ -28,7 +28,7 @@ class WireError(ValueError):
 
 
 @lru_cache(maxsize=4096)
-def _header(dtype: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], bytes] | None:
+def _header(dtype: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], bytes, int] | None:
     kind = np.dtype(dtype)
     if kind.kind not in "biufc" or kind.subdtype:
         return None
@@ -36,6 +36,7 @@ def _header(dtype: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], bytes] |
         kind,
         f"{{'descr': {np.lib.format.dtype_to_descr(kind)!r}, 'fortran_order': False, 'shape': "
         f"{shape!r}, }}".encode(),
+        kind.itemsize * math.prod(shape),
     )
 
 
@@ -73,7 +74,7 @@ def read(array: Any) -> NDArray[Any]:
         dtype, shape = str(array.dtype), tuple(array.shape)
         if array.stype != "numpy.ndarray" or not isinstance(array.data, bytes):
             raise WireError(f"an array of kind {str(array.stype)[:40]!r}: it must be .npy bytes")
-        plain = len(dtype) <= 16 and len(shape) <= 32 and all(type(size) is int for size in shape)
+        plain = len(dtype) <= 16 and len(shape) <= 32 and set(map(type, shape)) <= {int}
         values = decode(array.data, dtype, shape) if plain else None
         if values is not None:
             return values
@@ -101,9 +102,9 @@ def decode(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | No
     expected = _header(dtype, shape) if data[:8] == _MAGIC else None
     if expected is None:
         return None
-    kind, text = expected
+    kind, text, size = expected
     start = 10 + int.from_bytes(data[8:10], "little")
-    if data[10 : 10 + len(text)] != text or len(data) != start + kind.itemsize * math.prod(shape):
+    if data[10 : 10 + len(text)] != text or len(data) != start + size:
         return None
     return np.frombuffer(data, kind, offset=start).reshape(shape)
 

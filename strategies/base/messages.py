@@ -111,11 +111,10 @@ def trains(message: Message) -> bool:
     return message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
 
 
-def shape_fault(sent: RecordDict, received: RecordDict) -> str | None:
-    """Return how a training reply differs from the model that was sent, in names or
-    shapes, or ``None``.
+def shape_fault(want: ArrayRecord, got: list[ArrayRecord]) -> str | None:
+    """Return how the arrays of a training reply differ from the model that was sent, in
+    names or shapes, or ``None``.
     """
-    want, got = arrays_of(sent)[0], arrays_of(received)
     if len(got) != 1:
         return f"{len(got)} array records in the reply: exactly one is needed"
     if set(want) != set(got[0]):

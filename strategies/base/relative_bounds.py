@@ -157,12 +157,13 @@ def _update(
     beside: str,
 ) -> dict[bool, _Update]:
     """Return the update of a reply by group. ``starts``: the models sent so far, by the
-    identity of their records.
+    identity of their messages' contents.
     """
-    model = arrays_of(sent.content)[0] if models else ArrayRecord()
-    if models and id(model) not in starts:
-        starts[id(model)] = {name: read(array) for name, array in model.items()}
-    start = starts.get(id(model), {})
+    content = sent.content
+    if models and id(content) not in starts:
+        model = arrays_of(content)[0]
+        starts[id(content)] = {name: read(array) for name, array in model.items()}
+    start = starts.get(id(content), {})
     out = {statistic: _Update(client) for statistic in GROUPS}
     squares = dict.fromkeys(GROUPS, 0.0)
     for record in arrays_of(reply.content):

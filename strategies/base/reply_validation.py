@@ -139,10 +139,10 @@ class Rules:
         received = arrays_of(got)
         if self.sums and training:
             return _sums_fault(sent, received)
-        if like and (fault := shape_fault(sent, got)):
-            return fault
         if like:
-            in_order(received[0], list(model := arrays_of(sent)[0]))
+            if fault := shape_fault(model := arrays_of(sent)[0], received):
+                return fault
+            in_order(received[0], list(model))
         records = [
             (record, {name: read(array) for name, array in record.items()}) for record in received
         ]
