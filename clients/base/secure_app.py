@@ -111,7 +111,9 @@ class SecureApp(ClientApp):
         if reply.has_error():
             return reply
         arrays, metrics = _arrays(reply.content), _metrics(reply.content)
-        honest = least_survivors(len(asked["members"]), session.corrupted) - session.corrupted
+        honest = 1
+        if terms.noise:
+            honest = least_survivors(len(asked["members"]), session.corrupted) - session.corrupted
         words, layout = to_vector(terms, sent, arrays, metrics, honest=honest)
         said: dict[str, Any] = {"layout": layout.to_text(), METHOD: _method(reply.content)}
         with SecureClient(context) as client:
