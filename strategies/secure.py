@@ -86,6 +86,11 @@ class SecureOptions(Options):
         """Check combinations of options."""
         if self.neighbours % 2:
             raise ValueError(f"neighbours = {self.neighbours}: must be an even number")
+        if self.min_change and self.clear_losses:
+            raise ValueError(
+                f"min-change = {self.min_change}: weights that change from sum to sum tell clients "
+                "apart, too: set it to 0, or clear-losses = false"
+            )
         if self.neighbours and self.consistency:
             raise ValueError(
                 f"neighbours = {self.neighbours}: a server that lies could choose them: set it to "

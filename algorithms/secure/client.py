@@ -130,6 +130,8 @@ class Participant:
             raise Refusal("the list of members names one twice, or not this client")
         if len(met) < least_survivors(len(met), session.corrupted):
             raise Refusal(f"{len(met)} members are too few for a sum that hides one")
+        if weights and session.min_change:
+            raise Refusal("min-change hides no client whose weight changes from sum to sum")
         now.weights = dict(weights or {})
         self._check_weights(session, now, met)
         named = {offer.name: offer for offer in offers}

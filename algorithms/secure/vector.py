@@ -81,8 +81,9 @@ class Terms(Fields):
                 f"leave less than 20 bits to a number: choose at most {2**26 // self.clients}"
             )
         self.exponents()
-        if self.noise and not (self.clip and self.max_norm and self.replies == "model"):
-            raise ValueError("noise needs models as replies, and updates that are shortened")
+        shortened = self.clip and self.max_norm and self.replies == "model"
+        if self.noise and (self.clear or not shortened):
+            raise ValueError("noise needs models as replies, shortened updates and no metric")
 
     def noise_scale(self, honest: int) -> int:
         """Return the standard deviation of a client's noise, in units of its numbers:

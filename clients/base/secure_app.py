@@ -14,8 +14,9 @@ that the SuperNode is registered with, or an Ed25519 key), and ``secure-peers``,
 with a line ``NAME TYPE KEY`` for each site of the federation: its client id and its
 public key as ``ssh-keygen`` writes it. Without a key the client makes one, and keeps it
 in ``store-dir``, if there is one, or else as long as its state. Without the peers it
-takes the keys that it is sent first, which a lying server can choose. ``secure-noise``
-is the smallest noise multiplier with which this site takes part.
+takes the keys that it is sent first, which a lying server can choose. With the peers
+it takes part in weights by losses only if ``secure-clear-losses`` is true.
+``secure-noise`` is the smallest noise multiplier with which this site takes part.
 """
 
 from collections.abc import Callable, Mapping
@@ -93,13 +94,20 @@ class SecureApp(ClientApp):
 
         asked = unpacked(message.content[RECORD])
         session, terms = Session.from_fields(asked["session"]), Terms.from_fields(asked["terms"])
-        least = float(str(context.node_config.get("secure-noise", 0)))
+        node = context.node_config
+        least = float(str(node.get("secure-noise", 0)))
         if not terms.noise >= least:
             raise ValueError(
                 f"noise-multiplier = {terms.noise:g}, but this site has secure-noise = {least:g}"
             )
         if hidden := set(terms.clear) - CLEARED:
             raise ValueError(f"{sorted(hidden)}: of a training reply only {CLEARED} may be clear")
+        closed = {"secure-peers", "secure-noise"} & node.keys()
+        if terms.clear and closed and not node.get("secure-clear-losses"):
+            raise ValueError(
+                "this site shows no losses, and takes no weights from the server: set "
+                "secure-clear-losses=true in its node configuration, or choose a method without"
+            )
         content = RecordDict({n: r for n, r in message.content.items() if n != RECORD})
         digest = content_digest(content_parts(content, terms))
         sent = _arrays(content)

@@ -8,12 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
 from algorithms.common.wire import read
-from algorithms.secure.wire import QUERY, RECORD
+from algorithms.secure.messages import Session
+from algorithms.secure.vector import Terms
+from algorithms.secure.wire import QUERY, RECORD, packed
 from clients import SecureApp, to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import (
@@ -370,6 +372,22 @@ def test_weights_that_single_out_a_client_are_refused(one):
     assert all("the sum would show it" in text for text in refused)
 
 
+def test_a_site_that_knows_its_peers_shows_losses_only_if_it_says_so(tmp_path):
+    base = InlineGrid(app_of(losing), 4)
+    (tmp_path / "peers").write_text("")
+    node = base.contexts[1000].node_config
+    node["secure-peers"] = str(tmp_path / "peers")
+    terms = Terms("model", "num-examples", True, 4, 16.0, 10, 0.0, False, ["loss-before"])
+    facts = {"session": Session(b"1", 1, 0, True, 0).to_fields(), "terms": terms.to_fields()}
+    for allowed in (False, True):
+        node["secure-clear-losses"] = allowed
+        content = RecordDict({"arrays": to_record(["w"], [START["w"]]), "config": ConfigRecord()})
+        content[RECORD] = ConfigRecord(packed(facts))
+        (reply,) = base.send_and_receive([Message(content, 1000, "train")])
+        assert reply.has_error() != allowed
+        assert allowed or "this site shows no losses" in reply.error.reason
+
+
 def test_other_metrics_are_never_shown():
     def change(step, facts, place):
         if step == "train":
@@ -554,6 +572,8 @@ def test_updates_are_clipped_by_the_clients():
 def test_options_that_contradict_each_other():
     with pytest.raises(ValueError, match="neighbours = 4: a server that lies could choose them"):
         SecureOptions(on=True, neighbours=4)
+    with pytest.raises(ValueError, match="min-change = 2: weights that change"):
+        SecureOptions(on=True, min_change=2, clear_losses=True)
     with pytest.raises(ValueError, match="must be an even number"):
         SecureOptions(on=True, neighbours=3, consistency=False)
     with pytest.raises(ValueError, match=r"neighbours = 4: with 7 clients, .* choose"):
