@@ -377,7 +377,7 @@ def test_a_site_that_knows_its_peers_shows_losses_only_if_it_says_so(tmp_path):
     (tmp_path / "peers").write_text("")
     node = base.contexts[1000].node_config
     node["secure-peers"] = str(tmp_path / "peers")
-    terms = Terms("model", "num-examples", True, 4, 16.0, 10, 0.0, False, ["loss-before"])
+    terms = Terms("model", "num-examples", True, 4, 16.0, 10, 0.0, False, clear=["loss-before"])
     facts = {"session": Session(b"1", 1, 0, True, 0).to_fields(), "terms": terms.to_fields()}
     for allowed in (False, True):
         node["secure-clear-losses"] = allowed
