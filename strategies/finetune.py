@@ -8,17 +8,21 @@ Bagdasaryan, Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020
 
 Contract: FedAvg's. The configuration of an evaluation holds ``finetune-epochs`` and
 ``finetune-rate``, the learning rate (0: that of the round), and the options of local
-training. With ``finetune-epochs`` = -1 each client chooses the number of epochs by its
-validation loss (``clients/finetune.py``), which is this project's own rule.
+training. With -1 epochs the number is chosen by the validation losses of all clients
+together (``strategies/families/shared_choice.py``), which is this project's own rule:
+a message with ``finetune-epochs`` = -1 asks for the losses after each of
+``FINETUNE_EPOCHS``.
 """
 
-from dataclasses import dataclass
-from typing import Unpack
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.common.sent import Reads
-from algorithms.personal.sent import FinetuneSent
-from strategies.fedavg import FedAvg, FedAvgArguments
+from algorithms.personal.sent import FINETUNE_EPOCHS, FinetuneSent
+from strategies.families.shared_choice import SharedChoice
+from strategies.fedavg import FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -27,22 +31,37 @@ class FinetuneOptions(Options):
 
     epochs: int = option(
         -1,
-        "local epochs before the model is used; -1: 0, 1, 2, 4 or 8, by a client's validation loss",
+        "local epochs before the model is used; -1: 0, 1, 2, 4 or 8, by all clients' validation "
+        "losses",
         low=-1,
     )
     rate: float = option(0.0, "learning rate of these epochs; 0: that of the round", low=0)
 
 
-class Finetune(FedAvg):
+class Finetune(SharedChoice):
     """Strategy of fine-tuning; the averaging is FedAvg's."""
 
     client_half: Reads = (FinetuneSent,)
+    chosen_as = FinetuneSent.key("epochs")
 
     def __init__(
         self, options: FinetuneOptions | None = None, **kwargs: Unpack[FedAvgArguments]
     ) -> None:
         super().__init__(**kwargs)
         self.options = options or FinetuneOptions()
+
+    @property
+    def candidates(self) -> Sequence[float]:
+        """The numbers of epochs, unless one is given."""
+        return FINETUNE_EPOCHS if self.options.epochs < 0 else ()
+
+    def question(self) -> dict[str, Any]:
+        """Ask for the losses after every number of epochs."""
+        return replace(FinetuneSent.of(self.options), epochs=-1).to_config()
+
+    def answer(self, chosen: float | None) -> dict[str, Any]:
+        """Send the number of epochs: 1 if nobody has validation samples."""
+        return {self.chosen_as: 1 if chosen is None else int(chosen)}
 
     def evaluate_options(
         self, server_round: int, num_rounds: int

@@ -45,7 +45,14 @@ from algorithms.common.checks import check_choice
 from algorithms.common.measures import LEADING
 from algorithms.common.options import Options, option
 from algorithms.common.sent import ProximalSent, Reads
-from algorithms.personal.choice import counted, least, pooled_curve, shrinkage, shrunk
+from algorithms.personal.choice import (
+    counted,
+    least,
+    pooled_curve,
+    shrinkage,
+    shrunk,
+    sound_curve,
+)
 from algorithms.personal.sent import SuPerFedScoring, SuPerFedTraining
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import metrics_of
@@ -298,14 +305,7 @@ def _complete(metrics: Mapping[str, Any], score: str) -> bool:
     """Return whether a client's curves are lists of finite numbers of one length, and
     its number of samples positive.
     """
-    curves, samples = (
-        [metrics.get(name) for name in (*CURVES, score)],
-        metrics.get("validation-samples"),
+    grid, samples = metrics.get("lambda-grid"), metrics.get("validation-samples")
+    return isinstance(grid, list) and all(
+        sound_curve(metrics.get(name), samples, len(grid)) for name in (*CURVES, score)
     )
-    if not all(
-        isinstance(curve, list) and curve and all(math.isfinite(value) for value in curve)
-        for curve in curves
-    ):
-        return False
-    alike = len({len(curve) for curve in curves if isinstance(curve, list)}) == 1
-    return alike and isinstance(samples, int | float) and math.isfinite(samples) and samples > 0

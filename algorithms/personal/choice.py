@@ -52,6 +52,20 @@ def shrunk(own: Floats, pooled: Floats, samples: int, k: float) -> Floats:
     return weight * centred(own) + (1 - weight) * centred(pooled)
 
 
+def sound_curve(curve: object, samples: object, length: int) -> bool:
+    """Return whether a client's ``curve`` is a list of this ``length`` of finite
+    numbers, of a positive number of ``samples``.
+    """
+    return (
+        isinstance(curve, list)
+        and len(curve) == length > 0
+        and all(isinstance(value, int | float) and math.isfinite(value) for value in curve)
+        and isinstance(samples, int | float)
+        and math.isfinite(samples)
+        and samples > 0
+    )
+
+
 def pooled_curve(losses: Floats, samples: Floats) -> Floats:
     """Return the mean of the curves ``losses`` (clients, grid), bounded, weighted by
     the clients' ``samples`` (clients,).

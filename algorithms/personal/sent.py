@@ -13,9 +13,15 @@ class LocalSent(Sent, prefix="local-"):
     share: float = 1.0
 
 
+#: The numbers of epochs among which fine-tuning chooses.
+FINETUNE_EPOCHS = (0, 1, 2, 4, 8)
+
+
 @dataclass(frozen=True)
 class FinetuneSent(Sent, prefix="finetune-", method="finetune"):
-    """How a client trains before it is scored."""
+    """How a client trains before it is scored; -1 epochs ask for the validation losses
+    after each of :data:`FINETUNE_EPOCHS`.
+    """
 
     epochs: int
     rate: float

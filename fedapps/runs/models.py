@@ -34,6 +34,7 @@ from fedapps.tasks.client_names import LONGEST, client_names
 from fedapps.toml_text import read_toml
 from strategies.base.capabilities import declared
 from strategies.base.messages import innermost
+from strategies.families.shared_choice import SharedChoice
 from strategies.families.shared_part import SharedPart
 
 if TYPE_CHECKING:
@@ -226,6 +227,8 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
         }
     )
     strategy = build_strategy(settings, task)
+    if isinstance(inner := innermost(strategy), SharedChoice):
+        inner.recall(number, run.evaluation.get(inner.chosen_as))
     with quiet_flower():
         (sent,) = strategy.configure_evaluate(number, arrays, config, InlineGrid(ClientApp(), 1))
     (record,), (configured,) = (
