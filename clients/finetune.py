@@ -3,8 +3,9 @@
 from typing import Any
 
 from algorithms.personal.sent import FINETUNE_EPOCHS, FinetuneSent
-from clients.base.scores import candidate_metrics
+from clients.base.data import Split
 from clients.base.training import Arrays, Config, set_arrays
+from clients.families.candidates import answer
 from clients.families.personal_model import PersonalClient
 
 
@@ -22,19 +23,21 @@ class FinetuneClient(PersonalClient):
         """
         if FinetuneSent.from_config(config).epochs >= 0:
             return super().evaluate(parameters, config)
-        losses = (self.loss_after(parameters, epochs, config) for epochs in FINETUNE_EPOCHS)
-        return candidate_metrics(self.data, losses)
+        return answer(
+            self.data,
+            lambda own: [self.loss_after(parameters, e, own, config) for e in FINETUNE_EPOCHS],
+        )
 
-    def loss_after(self, parameters: Arrays, epochs: int, config: Config) -> float:
-        """Return the validation loss of the received model after some epochs."""
+    def loss_after(self, parameters: Arrays, epochs: int, split: Split, config: Config) -> float:
+        """Return the loss of the received model after some epochs."""
         set_arrays(self.model, parameters)
         self.take_own({**config, self.epochs_before_use: epochs})
-        return self.mean_loss(self.data.validation)
+        return self.mean_loss(split)
 
     def take_own(self, config: Config) -> dict[str, float]:
-        """Train ``self.model`` for the epochs of fine-tuning."""
+        """Train ``self.model`` for the epochs of fine-tuning; return their number."""
         sent = FinetuneSent.from_config(config)
         own = {"learning-rate": sent.rate, "lr-decay": 1.0} if sent.rate else {}
         if sent.epochs:
             self.train({**config, **own, "local-epochs": sent.epochs})
-        return {}
+        return {self.epochs_before_use: float(sent.epochs)}

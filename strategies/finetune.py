@@ -8,20 +8,20 @@ Bagdasaryan, Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020
 
 Contract: FedAvg's. The configuration of an evaluation holds ``finetune-epochs`` and
 ``finetune-rate``, the learning rate (0: that of the round), and the options of local
-training. With -1 epochs the number is chosen by the validation losses of all clients
-together (``strategies/families/shared_choice.py``), which is this project's own rule:
-a message with ``finetune-epochs`` = -1 asks for the losses after each of
-``FINETUNE_EPOCHS``.
+training. With -1 epochs a client's number is chosen by its validation losses, shrunk
+towards those of all clients (``strategies/families/pooled_choice.py``), which is this
+project's own rule: a message with ``finetune-epochs`` = -1 asks for the losses after
+each of ``FINETUNE_EPOCHS``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.common.sent import Reads
 from algorithms.personal.sent import FINETUNE_EPOCHS, FinetuneSent
-from strategies.families.shared_choice import SharedChoice
+from strategies.families.pooled_choice import PooledChoice
 from strategies.fedavg import FedAvgArguments
 
 
@@ -31,18 +31,17 @@ class FinetuneOptions(Options):
 
     epochs: int = option(
         -1,
-        "local epochs before the model is used; -1: 0, 1, 2, 4 or 8, by all clients' validation "
-        "losses",
+        "local epochs before the model is used; -1: 0, 1, 2, 4 or 8, by validation losses of the "
+        "client and of all",
         low=-1,
     )
     rate: float = option(0.0, "learning rate of these epochs; 0: that of the round", low=0)
 
 
-class Finetune(SharedChoice):
+class Finetune(PooledChoice):
     """Strategy of fine-tuning; the averaging is FedAvg's."""
 
     client_half: Reads = (FinetuneSent,)
-    chosen_as = FinetuneSent.key("epochs")
 
     def __init__(
         self, options: FinetuneOptions | None = None, **kwargs: Unpack[FedAvgArguments]
@@ -59,9 +58,13 @@ class Finetune(SharedChoice):
         """Ask for the losses after every number of epochs."""
         return replace(FinetuneSent.of(self.options), epochs=-1).to_config()
 
-    def answer(self, chosen: float | None) -> dict[str, Any]:
+    def answer(self, chosen: Any) -> dict[str, Any]:
         """Send the number of epochs: 1 if nobody has validation samples."""
-        return {self.chosen_as: 1 if chosen is None else int(chosen)}
+        return {FinetuneSent.key("epochs"): 1 if chosen is None else chosen}
+
+    def chosen_of(self, metrics: Mapping[str, Any]) -> Any:
+        """Return the number of epochs."""
+        return int(float(metrics[FinetuneSent.key("epochs")]))
 
     def evaluate_options(
         self, server_round: int, num_rounds: int

@@ -141,16 +141,17 @@ class SuPerFedTraining(Sent, prefix="superfed-", method="superfed"):
     mixing: str = "none"
 
 
+#: The lambdas at which SuPerFed's clients are scored; what a server sends in place of
+#: one to ask for the validation losses at each.
+LAMBDAS = [i / 10 for i in range(11)]
+ASKED = -1.0
+
+
 @dataclass(frozen=True)
 class SuPerFedScoring(SuPerFedTraining):
-    """What SuPerFed sends for evaluation: also how clients choose lambda, and the
-    pooled curve of the last evaluation.
-
-    ``lambda_``: set by the client itself, to repeat its earlier choice.
+    """What SuPerFed sends for evaluation. ``lambda_``: of the mixture to score; -1: the
+    server asks for the validation losses; ``None``: the client chooses.
     """
 
-    lambda_choice: str = "own"
     catch_up: int = 0
-    pooled_loss: list[float] | None = None
-    pooled_samples: float | None = None
     lambda_: float | None = None

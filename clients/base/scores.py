@@ -2,7 +2,6 @@
 two models.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,8 +21,6 @@ from algorithms.fairness.groups import group_sums
 from clients.base.options import Config
 
 Scores = dict[str, Any]
-#: The loss of a candidate that has diverged.
-WORST = 1e9
 #: The list of ``algorithms.common.target_errors.error_sums``, flattened.
 ERROR_SUMS = "error-sums"
 #: The counts of ``algorithms.common.confusion``, flattened.
@@ -67,20 +64,6 @@ class ScoresValidation:
             self.data = data
         name = leading_of(metrics)
         return {f"validation-{name}": metrics[name], "validation-loss": loss}
-
-
-def candidate_metrics(data: Any, losses: Iterable[float]) -> tuple[float, int, dict[str, Any]]:
-    """Return the reply to a server that asks for the validation ``losses`` of its
-    candidates (``strategies/families/shared_choice.py``), in their order.
-
-    They are not computed if the client has no validation samples in ``data``. A
-    candidate that has diverged counts as ``WORST``.
-    """
-    if data.validation is data.train or not len(data.validation):
-        return 0.0, 1, {"candidate-losses": [], "validation-samples": 0}
-    found = [loss if loss < WORST else WORST for loss in losses]
-    samples = len(data.validation)
-    return min(found), samples, {"candidate-losses": found, "validation-samples": samples}
 
 
 def higher_is_better(scores: Scores) -> float:

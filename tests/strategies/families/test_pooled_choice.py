@@ -1,5 +1,5 @@
-"""A choice that all clients share, against sums computed by hand from FedAvg's clients;
-clients that fail, lie or have nothing to say.
+"""A choice by the losses of all clients, against curves computed by hand from FedAvg's
+clients; clients that fail, lie or have nothing to say.
 """
 
 import logging
@@ -38,7 +38,7 @@ def data_of(client, shift):
 
 
 def run(kind=FinetuneClient, shift=0.0, clients=4, data=data_of, options=None, grid=InlineGrid):
-    """Return the strategy, the rounds and, by client, its last metrics and model."""
+    """Return the strategy, the rounds and, by client, its last reply and model."""
     seen, models, rounds = {}, {}, []
 
     class Noting(kind):
@@ -68,47 +68,64 @@ def run(kind=FinetuneClient, shift=0.0, clients=4, data=data_of, options=None, g
     return strategy, rounds, seen, models
 
 
-def sums_by_hand(rounds, shift, clients=range(4)):
-    """Return the sums over clients of the validation losses after each number of
-    epochs, computed by FedAvg's clients.
+def curves_by_hand(rounds, shift, clients=range(4)):
+    """Return the validation losses after each number of epochs, by FedAvg's clients,
+    less their means: shape (clients, candidates); and the numbers of samples.
     """
     sent = [array.numpy() for array in rounds[-1].arrays.values()]
-    sums = np.zeros(len(FINETUNE_EPOCHS))
-    for i in clients:
+    curves = np.zeros((len(clients), len(FINETUNE_EPOCHS)))
+    for row, i in enumerate(clients):
         data = data_of(i, shift)
         for place, epochs in enumerate(FINETUNE_EPOCHS):
             client = FedAvgClient(small_net, data, i)
             config = {**TRAIN, "server-round": ROUNDS, "local-epochs": epochs}
             trained = client.fit(sent, config)[0] if epochs else sent
             tested = replace(data, test=data.validation)
-            loss = FedAvgClient(small_net, tested, i).evaluate(trained, config)[0]
-            sums[place] += loss * len(data.validation)
-    return sums
+            curves[row, place] = FedAvgClient(small_net, tested, i).evaluate(trained, config)[0]
+    samples = np.array([len(data_of(i, shift).validation) for i in clients])
+    return curves - curves.mean(axis=1, keepdims=True), samples
+
+
+def choices_by_hand(curves, samples):
+    """Return the number of epochs of each client: n of its samples count beside 12 of
+    all clients'.
+    """
+    pooled = samples @ curves / samples.sum()
+    mixed = [(n * own + 12 * pooled) / (n + 12) for own, n in zip(curves, samples, strict=True)]
+    return [FINETUNE_EPOCHS[int(one.argmin())] for one in mixed]
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, -1])
-def test_all_clients_take_the_epochs_of_the_least_sum(shift):
-    """Partial batches and momentum; never above the sum of the global model."""
-    strategy, rounds, seen, models = run(shift=shift)
-    sums = sums_by_hand(rounds, shift)
-    chosen = strategy.chosen[1]
-    assert chosen == FINETUNE_EPOCHS[int(sums.argmin())]
-    assert rounds[-1].evaluate_metrics["finetune-epochs"] == chosen
+def test_a_client_takes_the_epochs_of_its_losses_shrunk_to_those_of_all(shift):
+    """Partial batches and momentum. The scored model is that of so many epochs, and by
+    these losses never worse than the global one.
+    """
+    _, rounds, seen, models = run(shift=shift)
+    wanted = choices_by_hand(*curves_by_hand(rounds, shift))
+    assert [seen[i][2]["finetune-epochs"] for i in range(4)] == wanted
     sent = [array.numpy() for array in rounds[-1].arrays.values()]
     for i, (loss, _, _) in seen.items():
-        config = {**TRAIN, "server-round": ROUNDS, "local-epochs": chosen}
+        config = {**TRAIN, "server-round": ROUNDS, "local-epochs": wanted[i]}
         client = FedAvgClient(small_net, data_of(i, shift), i)
-        trained = client.fit(sent, config)[0] if chosen else sent
+        trained = client.fit(sent, config)[0] if wanted[i] else sent
         for got, want in zip(models[i], trained, strict=True):
             np.testing.assert_array_equal(got, want)
         assert loss == client.evaluate(trained, config)[0]
 
 
 def test_the_choices_differ():
-    """Else the exam above would not see a strategy that always takes the same."""
-    chosen = {run(shift=shift)[0].chosen[1] for shift in (0.0, 1.0, -1)}
-    assert len(chosen) > 1
-    assert 0 in chosen
+    """Between clients and jobs, and from those by own losses alone, or by the sum: else
+    the exam above would not see it.
+    """
+    alone, together, found = [], [], []
+    for shift in (0.0, 1.0, -1):
+        curves, samples = curves_by_hand(run(shift=shift)[1], shift)
+        found.append(choices_by_hand(curves, samples))
+        alone.append([FINETUNE_EPOCHS[int(one.argmin())] for one in curves])
+        together.append([FINETUNE_EPOCHS[int((samples @ curves).argmin())]] * len(curves))
+    assert len({tuple(one) for one in found}) > 1
+    assert found not in (alone, together)
+    assert any(0 in one for one in found)
 
 
 class Failing(FinetuneClient):
@@ -121,14 +138,14 @@ class Failing(FinetuneClient):
 
 
 def test_a_client_that_fails_before_the_choice_is_scored_with_that_of_the_others():
-    strategy, rounds, seen, _ = run(Failing, shift=1.0)
-    sums = sums_by_hand(rounds, 1.0, [0, 1, 3])
-    assert strategy.chosen[1] == FINETUNE_EPOCHS[int(sums.argmin())]
-    assert sorted(seen) == [0, 1, 2, 3]
+    _, rounds, seen, _ = run(Failing, shift=1.0)
+    curves, samples = curves_by_hand(rounds, 1.0, [0, 1, 3])
+    of_others = FINETUNE_EPOCHS[int((samples @ curves).argmin())]
+    a, b, c = choices_by_hand(curves, samples)
+    assert [seen[i][2]["finetune-epochs"] for i in range(4)] == [a, b, of_others, c]
     assert rounds[-1].evaluated.clients == [0, 1, 2, 3]
-    assert [(f.client, f.reason) for f in rounds[-1].failures] == [
-        (2, "RuntimeError: out of reach")
-    ]
+    failures = [(failure.client, failure.reason) for failure in rounds[-1].failures]
+    assert failures == [(2, "RuntimeError: out of reach")]
 
 
 class Silent(FinetuneClient):
@@ -148,28 +165,24 @@ def without_validation(client, shift):
 @pytest.mark.parametrize("how", [{"kind": Silent}, {"data": without_validation}])
 def test_if_nothing_is_known_clients_take_one_epoch(how, caplog):
     with caplog.at_level(logging.WARNING):
-        strategy, rounds, seen, _ = run(**how)
-    assert strategy.chosen == (ROUNDS, None)
-    assert "finetune-epochs" not in rounds[-1].evaluate_metrics
-    assert "no shared choice" in caplog.text
+        seen = run(**how)[2]
+    assert "no client has reported its validation losses" in caplog.text
     fixed = run(options=FinetuneOptions(epochs=1), **how)[2]
     assert {i: reply[0] for i, reply in seen.items()} == {i: r[0] for i, r in fixed.items()}
 
 
-class Diverging(FinetuneClient):
-    """Eight epochs are too many for client 0."""
+def test_a_candidate_that_diverges_at_a_client_is_not_its_choice_and_no_failure():
+    plain = run()[2]
+    hit = next(i for i in plain if plain[i][2]["finetune-epochs"] == 8)
 
-    def loss_after(self, parameters, epochs, config):
-        loss = super().loss_after(parameters, epochs, config)
-        return float("nan") if self.client_id == 0 and epochs == 8 else loss
+    class Diverging(FinetuneClient):
+        def loss_after(self, parameters, epochs, split, config):
+            loss = super().loss_after(parameters, epochs, split, config)
+            return float("nan") if self.client_id == hit and epochs == 8 else loss
 
-
-def test_a_candidate_that_diverges_at_one_client_is_not_taken_and_its_other_losses_count():
-    strategy, rounds, _, _ = run(Diverging, shift=0.0)
-    sums = sums_by_hand(rounds, 0.0)
-    assert strategy.chosen[1] in FINETUNE_EPOCHS[:-1]
+    _, rounds, seen, _ = run(Diverging)
+    assert seen[hit][2]["finetune-epochs"] < 8
     assert not rounds[-1].failures
-    assert strategy.chosen[1] == FINETUNE_EPOCHS[int(sums[:-1].argmin())]
 
 
 class Liar(FinetuneClient):
@@ -183,8 +196,9 @@ class Liar(FinetuneClient):
 
 
 def test_one_of_twelve_clients_does_not_choose_for_all():
-    honest = run(shift=-1, clients=12)[0].chosen
-    assert run(Liar, shift=-1, clients=12)[0].chosen == honest
+    honest, lied = (run(kind, shift=-1, clients=12)[0] for kind in (FinetuneClient, Liar))
+    assert honest.choices.of_all < 8
+    assert lied.choices.of_all < 8
 
 
 def test_the_bytes_of_the_question_are_counted():
