@@ -32,7 +32,7 @@ class FinetuneClient(PersonalClient):
         """Return the loss of the received model after some epochs."""
         set_arrays(self.model, parameters)
         self.take_own({**config, self.epochs_before_use: epochs})
-        return self.mean_loss(split)
+        return float(self.score(split)["loss"])
 
     def take_own(self, config: Config) -> dict[str, float]:
         """Train ``self.model`` for the epochs of fine-tuning; return their number."""

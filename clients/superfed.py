@@ -15,7 +15,8 @@ cosine term is off: FedProx on theta_f.
 Evaluation scores lambda = 0, 0.1, ..., 1 on the local test set and reports the lambda
 that the server sends, or else that with the least validation loss, and also lambda =
 0.5, the global model alone (lambda = 0) and, as in the reference program, the best
-lambda on the test set ("oracle").
+lambda on the test set ("oracle"). If the server says so, the mixture is trained before
+it is scored.
 Running statistics of normalisation layers belong to no mixture: beyond lambda = 0 they
 are estimated anew on the client's training samples.
 
@@ -40,7 +41,7 @@ from algorithms.common.sent import ProximalSent
 from algorithms.common.steps import Gradient, Numbers, State, Tensors
 from algorithms.personal.choice import least
 from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
-from algorithms.personal.sent import ASKED, LAMBDAS, SuPerFedScoring, SuPerFedTraining
+from algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
 from algorithms.personal.shared_layer import SharedFirstLayer
 from clients.base.data import Split
 from clients.base.evaluation import Scores
@@ -79,10 +80,7 @@ class SuPerFedClient(FedProxClient):
         """
         sent = SuPerFedScoring.from_config(config)
         if sent.lambda_ == ASKED:
-            return answer(
-                self.data,
-                lambda own: [one["loss"] for (one,) in self.along(parameters, [own], config)],
-            )
+            return answer(self.data, lambda own: self.candidate_losses(parameters, own, config))
         scored = self.along(parameters, [self.data.validation, self.data.test], config)
         validated, tested = (list(column) for column in zip(*scored, strict=True))
         losses = losses_of(validated)
@@ -97,18 +95,46 @@ class SuPerFedClient(FedProxClient):
             if name in tested[0]
         }
         name = leading_of(tested[0])
+        chosen = tested[best]
+        if sent.tune:
+            self.tune(parameters, LAMBDAS[best], config)
+            chosen = self.score(self.data.test)
         half = {f"half-{name}": tested[5][name], "half-loss": tested[5]["loss"]}
         oracle = {f"oracle-{name}": max(tested, key=higher_is_better)[name]}
-        scores = {**tested[best], **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
+        scores = {**chosen, **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
         own = {
             "validation-samples": len(self.data.validation),
             "lambda-validation-loss": losses.tolist(),
+            "tuned-epochs": sent.tune,
         }
         return (
             scores["loss"],
             len(self.data.test),
             {**scores, **curves, **own, "lambda-grid": LAMBDAS},
         )
+
+    def candidate_losses(self, parameters: Arrays, split: Split, config: Config) -> list[float]:
+        """Return the losses over lambda and, if they are to be trained first, of the
+        models at both ends.
+        """
+        losses = [scores["loss"] for (scores,) in self.along(parameters, [split], config)]
+        for end in ENDS if SuPerFedScoring.from_config(config).tune else ():
+            self.tune(parameters, end, config)
+            losses.append(self.score(split)["loss"])
+        return losses
+
+    def tune(self, parameters: Arrays, value: float, config: Config) -> None:
+        """Turn ``self.model`` into the mixture at lambda = ``value``, trained as
+        FedProx's client trains, for the epochs that the server sends.
+        """
+        set_arrays(self.model, parameters)
+        torch._foreach_lerp_(
+            [p.detach() for p in trainable(self.model).values()], self.personal(config), value
+        )
+        if value:
+            estimate_statistics(self.model, self.data.train.x)
+        if epochs := SuPerFedScoring.from_config(config).tune:
+            self.train({**config, "local-epochs": epochs})
 
     def along(
         self, parameters: Arrays, splits: Sequence[Split], config: Config
@@ -150,15 +176,8 @@ class SuPerFedClient(FedProxClient):
     def scored(
         self, parameters: Arrays, config: Config, metrics: dict[str, Any]
     ) -> dict[str, Tensor]:
-        """Return the mixture at the chosen lambda."""
-        set_arrays(self.model, parameters)
-        torch._foreach_lerp_(
-            [p.detach() for p in trainable(self.model).values()],
-            self.personal(config),
-            metrics["lambda"],
-        )
-        if metrics["lambda"]:
-            estimate_statistics(self.model, self.data.train.x)
+        """Return the mixture that was scored."""
+        self.tune(parameters, metrics["lambda"], config)
         return super().scored(parameters, config, metrics)
 
     def personal(self, config: Config) -> list[Tensor]:

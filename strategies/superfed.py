@@ -16,8 +16,11 @@ personal theta_l, which it keeps and never sends, at random mixtures of the two;
 training configuration holds ``proximal-mu``, ``superfed-nu``, ``superfed-init``,
 ``superfed-step-scale`` and ``superfed-mixing`` ("model", "layer", or "none" before
 mixing starts). The evaluation configuration holds the same, ``superfed-catch-up`` and,
-unless clients choose by themselves, ``superfed-lambda``; -1 asks for the validation
-losses over ``LAMBDAS`` (``strategies/families/pooled_choice.py``).
+unless clients choose by themselves, ``superfed-lambda`` and ``superfed-tune``, the
+mixture and the epochs for which it is trained before use. -1 for lambda asks for the
+validation losses over ``LAMBDAS`` and, if ``superfed-tune`` is not 0, of the models at
+both ends after these epochs (``strategies/families/pooled_choice.py``). Such training
+before use is this project's own; the thesis has none.
 
 If evaluation replies hold ``lambda-grid``, ``lambda-accuracy``,
 ``lambda-validation-loss`` (over that grid) and ``validation-samples``,
@@ -40,7 +43,7 @@ from algorithms.common.measures import LEADING
 from algorithms.common.options import Options, option
 from algorithms.common.sent import ProximalSent, Reads
 from algorithms.personal.choice import counted, pooled_curve, sound_curve
-from algorithms.personal.sent import ASKED, LAMBDAS, SuPerFedScoring, SuPerFedTraining
+from algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import metrics_of
 from strategies.base.records import most_common
@@ -51,11 +54,32 @@ Floats = NDArray[np.float64]
 #: The values of options that are not given, by form: chosen on held-out jobs
 #: (``experiments/personal-forms.toml``), or printed in the thesis.
 FORMS: dict[str, dict[str, Any]] = {
-    "chosen": {"nu": 0.0, "init": "global", "step_scale": 2.0, "catch_up": 1},
-    "thesis": {"nu": 1.0, "init": "own", "step_scale": 1.0, "catch_up": 0},
+    "chosen": {
+        "nu": 0.0,
+        "init": "global",
+        "step_scale": 2.0,
+        "catch_up": 1,
+        "lambda_choice": "shrunk",
+        "tune": 8,
+    },
+    "thesis": {
+        "nu": 1.0,
+        "init": "own",
+        "step_scale": 1.0,
+        "catch_up": 0,
+        "lambda_choice": "own",
+        "tune": 0,
+    },
 }
 #: The values that stand for an option that is not given.
-NOT_GIVEN = {"nu": -1.0, "init": "auto", "step_scale": 0.0, "catch_up": -1}
+NOT_GIVEN = {
+    "nu": -1.0,
+    "init": "auto",
+    "step_scale": 0.0,
+    "catch_up": -1,
+    "lambda_choice": "auto",
+    "tune": -1,
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +90,7 @@ class SuPerFedOptions(Options):
 
     form: str = option(
         "chosen",
-        "values of nu, init, step-scale and catch-up that are not given; thesis: as printed",
+        "values of the other options that are not given; thesis: as printed",
         choices=FORMS,
     )
     mu: float = option(0.01, "weight of the proximal term", low=0)
@@ -97,10 +121,16 @@ class SuPerFedOptions(Options):
         low=-1,
     )
     lambda_choice: str = option(
-        "own",
+        "auto",
         "validation losses that choose lambda: own, own shrunk towards all clients', or all "
-        "clients'",
-        choices=CHOICES,
+        "clients'; auto: by the form",
+        choices=["auto", *CHOICES],
+    )
+    tune: int = option(
+        -1,
+        "local epochs after which the federated and the personal model are candidates beside the "
+        "mixtures, unless lambda-choice is own; -1: by the form",
+        low=-1,
     )
 
     def check(self) -> None:
@@ -181,20 +211,22 @@ class SuPerFed(PooledChoice):
 
     @property
     def candidates(self) -> Sequence[Any]:
-        """The lambdas."""
-        return LAMBDAS
+        """The mixtures as (lambda, epochs of training before use)."""
+        tune = self.options.tune
+        return [(value, 0) for value in LAMBDAS] + [(end, tune) for end in ENDS if tune]
 
     def question(self) -> dict[str, Any]:
-        """Ask for the losses at every lambda."""
-        return self.answer(ASKED)
+        """Ask for the losses of all candidates."""
+        return self.answer((ASKED, self.options.tune))
 
     def answer(self, chosen: Any) -> dict[str, Any]:
-        """Send the lambda; a client without one chooses."""
-        return {} if chosen is None else {SuPerFedScoring.key("lambda_"): chosen}
+        """Send the mixture; a client without one chooses."""
+        keys = SuPerFedScoring.key("lambda_"), SuPerFedScoring.key("tune")
+        return {} if chosen is None else dict(zip(keys, chosen, strict=True))
 
     def chosen_of(self, metrics: Mapping[str, Any]) -> Any:
-        """Return the lambda."""
-        return float(metrics["lambda"])
+        """Return the mixture."""
+        return float(metrics["lambda"]), int(float(metrics["tuned-epochs"]))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

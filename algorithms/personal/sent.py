@@ -145,13 +145,17 @@ class SuPerFedTraining(Sent, prefix="superfed-", method="superfed"):
 #: one to ask for the validation losses at each.
 LAMBDAS = [i / 10 for i in range(11)]
 ASKED = -1.0
+#: The lambdas of the federated and the personal model.
+ENDS = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class SuPerFedScoring(SuPerFedTraining):
     """What SuPerFed sends for evaluation. ``lambda_``: of the mixture to score; -1: the
-    server asks for the validation losses; ``None``: the client chooses.
+    server asks for the validation losses; ``None``: the client chooses. ``tune``: the
+    epochs for which that mixture is trained; of a question, the two models at the ends.
     """
 
     catch_up: int = 0
     lambda_: float | None = None
+    tune: int = 0
