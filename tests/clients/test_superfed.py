@@ -3,6 +3,7 @@ the client.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from clients import FedAvgClient, SuPerFedClient, to_client_app
+from clients import FedAvgClient, FedProxClient, SuPerFedClient, to_client_app
 from clients.base.evaluation import Objective
 from clients.base.training import TrainOptions, get_arrays
 from fedapps.engines.inline import InlineGrid
@@ -388,6 +389,32 @@ def test_a_client_answers_with_its_losses_and_takes_the_lambda_that_it_is_sent()
         )
 
 
+@pytest.mark.parametrize(("end", "place"), [(0.0, 11), (1.0, 12)])
+def test_a_model_at_an_end_of_the_line_may_be_trained_before_use(end, place):
+    """As FedProx's client trains theta_f or theta_l in the round. Nothing is kept."""
+    sent = get_arrays(small_net(5))
+    client, data = lambda_client()
+    asked = client.evaluate(sent, {**CONFIG, "superfed-lambda": -1.0, "superfed-tune": 3})[2]
+    assert len(asked["candidate-losses"]) == 13
+    start = sent if end == 0 else get_arrays(small_net(77))
+    other = FedProxClient(small_net, data, 0)
+    trained, _, _ = other.fit(start, {**CONFIG, "local-epochs": 3})
+    loss, _, _ = FedProxClient(small_net, replace(data, test=data.validation), 0).evaluate(
+        trained, CONFIG
+    )
+    assert asked["candidate-losses"][place] == pytest.approx(loss, rel=1e-5)
+    config = {**CONFIG, "superfed-lambda": end, "superfed-tune": 3}
+    loss, _, reported = client.evaluate(sent, config)
+    assert loss == pytest.approx(other.evaluate(trained, CONFIG)[0], rel=1e-5)
+    assert (reported["lambda"], reported["tuned-epochs"]) == (end, 3)
+    tensors, metrics = client.personal_state_dict(sent, config)
+    assert metrics == reported
+    for tensor, want in zip(tensors.values(), trained, strict=True):
+        np.testing.assert_allclose(tensor.numpy(), want, rtol=1e-4, atol=1e-6)
+    kept = client.store.load("personal", CONFIG, before=False)
+    np.testing.assert_array_equal(kept[0], get_arrays(small_net(77))[0])
+
+
 @pytest.mark.parametrize("choice", ["own", "shrunk", "shared"])
 def test_the_server_chooses_lambda_by_the_curves_of_this_evaluation(choice):
     """12 samples of a client count beside 12 of all clients' (shrunk)."""
@@ -402,7 +429,7 @@ def test_the_server_chooses_lambda_by_the_curves_of_this_evaluation(choice):
             return reply
 
     clients = [superfed(i, None, Spy) for i in range(3)]
-    strategy = SuPerFed(SuPerFedOptions(start=0.0, init="own", lambda_choice=choice))
+    strategy = SuPerFed(SuPerFedOptions(start=0.0, init="own", lambda_choice=choice, tune=0))
     simulate(strategy, lambda i, _: clients[i], 3, INITIAL, 2, CONFIG, evaluate_every=0)
     weights = {i: len(clients[i].data.validation) for i in curves}
     centred = {i: curve - curve.mean() for i, curve in curves.items()}
