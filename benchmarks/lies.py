@@ -150,10 +150,10 @@ def says(**metrics: float) -> Tell:
 
 def _curve(reply: Reply) -> None:
     """Claim 9e14 validation samples, for which the worst lambda is the best."""
-    if "lambda-validation-loss" in reply.metrics:
+    if "candidate-losses" in reply.metrics:
         reply.metrics["validation-samples"] = 9e14
-        losses = reply.metrics["lambda-validation-loss"]
-        reply.metrics["lambda-validation-loss"] = [-loss for loss in losses]
+        losses = reply.metrics["candidate-losses"]
+        reply.metrics["candidate-losses"] = [-loss for loss in losses]
 
 
 def _flat(value: float, place: int) -> Tell:

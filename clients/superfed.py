@@ -13,8 +13,10 @@ initialisation and never leaves the client. Before the start round lambda = 0 an
 cosine term is off: FedProx on theta_f.
 
 Evaluation scores lambda = 0, 0.1, ..., 1 on the local test set and reports the lambda
-with the best validation accuracy, and also lambda = 0.5, the global model alone (lambda
-= 0) and, as in the reference program, the best lambda on the test set ("oracle").
+that the server sends, or else that with the least validation loss, and also lambda =
+0.5, the global model alone (lambda = 0) and, as in the reference program, the best
+lambda on the test set ("oracle"). If the server says so, the mixture is trained before
+it is scored.
 Running statistics of normalisation layers belong to no mixture: beyond lambda = 0 they
 are estimated anew on the client's training samples.
 
@@ -37,19 +39,19 @@ from algorithms.common.modules import estimate_statistics, has_running_statistic
 from algorithms.common.seeds import generator
 from algorithms.common.sent import ProximalSent
 from algorithms.common.steps import Gradient, Numbers, State, Tensors
-from algorithms.personal.choice import half_noise, least, shrunk
+from algorithms.personal.choice import least
 from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
-from algorithms.personal.sent import SuPerFedScoring, SuPerFedTraining
+from algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
 from algorithms.personal.shared_layer import SharedFirstLayer
 from clients.base.data import Split
 from clients.base.evaluation import Scores
 from clients.base.scores import as_global, higher_is_better
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from clients.families.candidates import answer
 from clients.fedprox import FedProxClient
 from clients.steps.sgd import Number, Optimiser, add, between, inner, parted
 
 Floats = NDArray[np.float64]
-LAMBDAS = [i / 10 for i in range(11)]
 # Metrics reported as curves over lambda, if the objective has them.
 CURVES = ("accuracy", "loss", "ece", "mce", "auroc", "rmse", "mae")
 
@@ -73,11 +75,74 @@ class SuPerFedClient(FedProxClient):
         return get_arrays(self.model), len(self.data.train), {"loss": loss, **before}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Evaluate the mixtures over lambda; see the module docstring."""
+        """Evaluate the mixtures over lambda; see the module docstring. If the server
+        asks for them (lambda -1), return their validation losses only.
+        """
+        sent = SuPerFedScoring.from_config(config)
+        if sent.lambda_ == ASKED:
+            return answer(self.data, lambda own: self.candidate_losses(parameters, own, config))
+        scored = self.along(parameters, [self.data.validation, self.data.test], config)
+        validated, tested = (list(column) for column in zip(*scored, strict=True))
+        losses = losses_of(validated)
+        best = (
+            least(losses, np.array([higher_is_better(scores) for scores in validated]))
+            if sent.lambda_ is None
+            else LAMBDAS.index(sent.lambda_)
+        )
+        curves = {
+            f"lambda-{name}": [scores[name] for scores in tested]
+            for name in CURVES
+            if name in tested[0]
+        }
+        name = leading_of(tested[0])
+        chosen = tested[best]
+        if sent.tune:
+            self.tune(parameters, LAMBDAS[best], config)
+            chosen = self.score(self.data.test)
+        half = {f"half-{name}": tested[5][name], "half-loss": tested[5]["loss"]}
+        oracle = {f"oracle-{name}": max(tested, key=higher_is_better)[name]}
+        scores = {**chosen, **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
+        own = {
+            "validation-samples": len(self.data.validation),
+            "lambda-validation-loss": losses.tolist(),
+            "tuned-epochs": sent.tune,
+        }
+        return (
+            scores["loss"],
+            len(self.data.test),
+            {**scores, **curves, **own, "lambda-grid": LAMBDAS},
+        )
+
+    def candidate_losses(self, parameters: Arrays, split: Split, config: Config) -> list[float]:
+        """Return the losses over lambda and, if they are to be trained first, of the
+        models at both ends.
+        """
+        losses = [scores["loss"] for (scores,) in self.along(parameters, [split], config)]
+        for end in ENDS if SuPerFedScoring.from_config(config).tune else ():
+            self.tune(parameters, end, config)
+            losses.append(self.score(split)["loss"])
+        return losses
+
+    def tune(self, parameters: Arrays, value: float, config: Config) -> None:
+        """Turn ``self.model`` into the mixture at lambda = ``value``, trained as
+        FedProx's client trains, for the epochs that the server sends.
+        """
+        set_arrays(self.model, parameters)
+        torch._foreach_lerp_(
+            [p.detach() for p in trainable(self.model).values()], self.personal(config), value
+        )
+        if value:
+            estimate_statistics(self.model, self.data.train.x)
+        if epochs := SuPerFedScoring.from_config(config).tune:
+            self.train({**config, "local-epochs": epochs})
+
+    def along(
+        self, parameters: Arrays, splits: Sequence[Split], config: Config
+    ) -> list[list[Scores]]:
+        """Return the scores of the mixtures over lambda, on each split."""
         set_arrays(self.model, parameters)
         mixed = [p.detach() for p in trainable(self.model).values()]
         federated, personal = [t.clone() for t in mixed], self.personal(config)
-        splits = [self.data.validation, self.data.test, *self.halves(config)]
         estimates = has_running_statistics(self.model)
         inputs = [split.x for split in splits]
         shared = (
@@ -87,7 +152,7 @@ class SuPerFedClient(FedProxClient):
         )
         at = [i for i in range(len(mixed)) if shared is None or i not in shared.at]
         same = nn.Identity().eval()
-        scored: list[list[Scores]] = [[] for _ in splits]
+        scored: list[list[Scores]] = []
         for value in LAMBDAS:
             _mix(
                 [mixed[i] for i in at],
@@ -98,93 +163,21 @@ class SuPerFedClient(FedProxClient):
             if estimates and value:  # at 0 it is the received model
                 estimate_statistics(self.model, self.data.train.x)
             if shared is None:
-                scores_now = [self.score(split) for split in splits]
+                scored.append([self.score(split) for split in splits])
             else:  # outputs are scored as those of a net that changes nothing
-                scores_now = [
-                    self.objective.score(same, Split(outputs, split.y, split.groups))
-                    for outputs, split in zip(shared.outputs(value), splits, strict=True)
-                ]
-            for of_split, now in zip(scored, scores_now, strict=True):
-                of_split.append(now)
-        validated, tested, *halved = scored
-        best = self.best_lambda(validated, config)
-        curves = {
-            f"lambda-{name}": [scores[name] for scores in tested]
-            for name in CURVES
-            if name in tested[0]
-        }
-        name = leading_of(tested[0])
-        half = {f"half-{name}": tested[5][name], "half-loss": tested[5]["loss"]}
-        oracle = {f"oracle-{name}": max(tested, key=higher_is_better)[name]}
-        scores = {**tested[best], **as_global(tested[0]), **half, **oracle, "lambda": LAMBDAS[best]}
-        own = {
-            "validation-samples": len(self.data.validation),
-            "lambda-validation-loss": losses_of(validated).tolist(),
-        }
-        if halved:
-            first, second = map(losses_of, halved)
-            own["lambda-validation-noise"] = half_noise(
-                first, second, (len(splits[2]), len(splits[3]))
-            )
-        return (
-            scores["loss"],
-            len(self.data.test),
-            {**scores, **curves, **own, "lambda-grid": LAMBDAS},
-        )
-
-    def halves(self, config: Config) -> list[Split]:
-        """Return the two halves of the validation samples (every other one), if the
-        server needs to know how noisy their losses are.
-        """
-        data = self.data.validation
-        if SuPerFedScoring.from_config(config).lambda_choice != "shrunk" or len(data) < 2:
-            return []
-        return [
-            Split(data.x[i::2], data.y[i::2], None if data.groups is None else data.groups[i::2])
-            for i in (0, 1)
-        ]
-
-    def best_lambda(self, validated: list[Scores], config: Config) -> int:
-        """Return the position of the client's lambda, and store it if it does not
-        follow from the client's own state alone.
-        """
-        sent = SuPerFedScoring.from_config(config)
-        if sent.lambda_ is not None:  # chosen earlier
-            return LAMBDAS.index(sent.lambda_)
-        losses, pooled = (
-            losses_of(validated),
-            np.array(sent.pooled_loss or [], dtype=np.float64),
-        )
-        known = pooled.shape == losses.shape and np.isfinite([losses, pooled]).all()
-        if known and sent.pooled_samples is not None:
-            losses = shrunk(losses, pooled, len(self.data.validation), sent.pooled_samples)
-        best = least(losses, np.array([higher_is_better(scores) for scores in validated]))
-        if sent.lambda_choice != "own":
-            self.store.save("lambda", [np.array([LAMBDAS[best]])], config)
-        return best
-
-    def personal_state_dict(
-        self, parameters: Arrays, config: Config
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the mixture at the lambda of the last evaluation, and the metrics."""
-        kept = self.store.load("lambda", config, before=False)
-        return super().personal_state_dict(
-            parameters,
-            {**config, SuPerFedScoring.key("lambda_"): float(kept[0][0])} if kept else config,
-        )
+                scored.append(
+                    [
+                        self.objective.score(same, Split(outputs, split.y, split.groups))
+                        for outputs, split in zip(shared.outputs(value), splits, strict=True)
+                    ]
+                )
+        return scored
 
     def scored(
         self, parameters: Arrays, config: Config, metrics: dict[str, Any]
     ) -> dict[str, Tensor]:
-        """Return the mixture at the chosen lambda."""
-        set_arrays(self.model, parameters)
-        torch._foreach_lerp_(
-            [p.detach() for p in trainable(self.model).values()],
-            self.personal(config),
-            metrics["lambda"],
-        )
-        if metrics["lambda"]:
-            estimate_statistics(self.model, self.data.train.x)
+        """Return the mixture that was scored."""
+        self.tune(parameters, metrics["lambda"], config)
         return super().scored(parameters, config, metrics)
 
     def personal(self, config: Config) -> list[Tensor]:

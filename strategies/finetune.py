@@ -8,17 +8,21 @@ Bagdasaryan, Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020
 
 Contract: FedAvg's. The configuration of an evaluation holds ``finetune-epochs`` and
 ``finetune-rate``, the learning rate (0: that of the round), and the options of local
-training. With ``finetune-epochs`` = -1 each client chooses the number of epochs by its
-validation loss (``clients/finetune.py``), which is this project's own rule.
+training. With -1 epochs a client's number is chosen by its validation losses, shrunk
+towards those of all clients (``strategies/families/pooled_choice.py``), which is this
+project's own rule: a message with ``finetune-epochs`` = -1 asks for the losses after
+each of ``FINETUNE_EPOCHS``.
 """
 
-from dataclasses import dataclass
-from typing import Unpack
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 from algorithms.common.options import Options, option
 from algorithms.common.sent import Reads
-from algorithms.personal.sent import FinetuneSent
-from strategies.fedavg import FedAvg, FedAvgArguments
+from algorithms.personal.sent import FINETUNE_EPOCHS, FinetuneSent
+from strategies.families.pooled_choice import PooledChoice
+from strategies.fedavg import FedAvgArguments
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,14 @@ class FinetuneOptions(Options):
 
     epochs: int = option(
         -1,
-        "local epochs before the model is used; -1: 0, 1, 2, 4 or 8, by a client's validation loss",
+        "local epochs before the model is used; -1: 0, 1, 2, 4 or 8, by validation losses of the "
+        "client and of all",
         low=-1,
     )
     rate: float = option(0.0, "learning rate of these epochs; 0: that of the round", low=0)
 
 
-class Finetune(FedAvg):
+class Finetune(PooledChoice):
     """Strategy of fine-tuning; the averaging is FedAvg's."""
 
     client_half: Reads = (FinetuneSent,)
@@ -43,6 +48,23 @@ class Finetune(FedAvg):
     ) -> None:
         super().__init__(**kwargs)
         self.options = options or FinetuneOptions()
+
+    @property
+    def candidates(self) -> Sequence[float]:
+        """The numbers of epochs, unless one is given."""
+        return FINETUNE_EPOCHS if self.options.epochs < 0 else ()
+
+    def question(self) -> dict[str, Any]:
+        """Ask for the losses after every number of epochs."""
+        return replace(FinetuneSent.of(self.options), epochs=-1).to_config()
+
+    def answer(self, chosen: Any) -> dict[str, Any]:
+        """Send the number of epochs: 1 if nobody has validation samples."""
+        return {FinetuneSent.key("epochs"): 1 if chosen is None else chosen}
+
+    def chosen_of(self, metrics: Mapping[str, Any]) -> Any:
+        """Return the number of epochs."""
+        return int(float(metrics[FinetuneSent.key("epochs")]))
 
     def evaluate_options(
         self, server_round: int, num_rounds: int

@@ -15,24 +15,21 @@ Contract: FedAvg's. The client trains the received theta_f, which it returns, an
 personal theta_l, which it keeps and never sends, at random mixtures of the two; the
 training configuration holds ``proximal-mu``, ``superfed-nu``, ``superfed-init``,
 ``superfed-step-scale`` and ``superfed-mixing`` ("model", "layer", or "none" before
-mixing starts). The evaluation configuration holds the same, ``superfed-catch-up``,
-``superfed-lambda-choice`` and, from the second evaluation on and unless clients choose
-by themselves, ``superfed-pooled-loss`` (the clients' pooled curve at the last
-evaluation, over their grid of lambda) and ``superfed-pooled-samples`` (k of
-``algorithms/personal/choice.py``).
+mixing starts). The evaluation configuration holds the same, ``superfed-catch-up`` and,
+unless clients choose by themselves, ``superfed-lambda`` and ``superfed-tune``, the
+mixture and the epochs for which it is trained before use. -1 for lambda asks for the
+validation losses over ``LAMBDAS`` and, if ``superfed-tune`` is not 0, of the models at
+both ends after these epochs (``strategies/families/pooled_choice.py``). Such training
+before use is this project's own; the thesis has none.
 
 If evaluation replies hold ``lambda-grid``, ``lambda-accuracy``,
 ``lambda-validation-loss`` (over that grid) and ``validation-samples``,
 ``pooled-accuracy`` is the mean test accuracy at the one lambda (``pooled-lambda``) that
-has the least validation loss over all clients. Where they also hold
-``lambda-validation-noise``, that of the curve, ``shrunk-accuracy`` is the mean at the
-lambdas that the clients would choose by this evaluation's pooled curve, and
-``shrink-samples`` is k. Where numbers are predicted, ``rmse`` takes the place of
-``accuracy`` in these names.
+has the least validation loss over all clients. Where numbers are predicted, ``rmse``
+takes the place of ``accuracy`` in these names.
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -45,23 +42,44 @@ from algorithms.common.checks import check_choice
 from algorithms.common.measures import LEADING
 from algorithms.common.options import Options, option
 from algorithms.common.sent import ProximalSent, Reads
-from algorithms.personal.choice import counted, least, pooled_curve, shrinkage, shrunk
-from algorithms.personal.sent import SuPerFedScoring, SuPerFedTraining
+from algorithms.personal.choice import counted, pooled_curve, sound_curve
+from algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
 from strategies.base.client_grid import clients_of
 from strategies.base.messages import metrics_of
 from strategies.base.records import most_common
-from strategies.fedavg import FedAvg, FedAvgArguments
+from strategies.families.pooled_choice import CHOICES, PooledChoice
+from strategies.fedavg import FedAvgArguments
 
 Floats = NDArray[np.float64]
-CHOICES = ("own", "shrunk", "shared")
 #: The values of options that are not given, by form: chosen on held-out jobs
 #: (``experiments/personal-forms.toml``), or printed in the thesis.
 FORMS: dict[str, dict[str, Any]] = {
-    "chosen": {"nu": 0.0, "init": "global", "step_scale": 2.0, "catch_up": 1},
-    "thesis": {"nu": 1.0, "init": "own", "step_scale": 1.0, "catch_up": 0},
+    "chosen": {
+        "nu": 0.0,
+        "init": "global",
+        "step_scale": 2.0,
+        "catch_up": 1,
+        "lambda_choice": "shrunk",
+        "tune": 8,
+    },
+    "thesis": {
+        "nu": 1.0,
+        "init": "own",
+        "step_scale": 1.0,
+        "catch_up": 0,
+        "lambda_choice": "own",
+        "tune": 0,
+    },
 }
 #: The values that stand for an option that is not given.
-NOT_GIVEN = {"nu": -1.0, "init": "auto", "step_scale": 0.0, "catch_up": -1}
+NOT_GIVEN = {
+    "nu": -1.0,
+    "init": "auto",
+    "step_scale": 0.0,
+    "catch_up": -1,
+    "lambda_choice": "auto",
+    "tune": -1,
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +90,7 @@ class SuPerFedOptions(Options):
 
     form: str = option(
         "chosen",
-        "values of nu, init, step-scale and catch-up that are not given; thesis: as printed",
+        "values of the other options that are not given; thesis: as printed",
         choices=FORMS,
     )
     mu: float = option(0.01, "weight of the proximal term", low=0)
@@ -103,10 +121,16 @@ class SuPerFedOptions(Options):
         low=-1,
     )
     lambda_choice: str = option(
-        "own",
+        "auto",
         "validation losses that choose lambda: own, own shrunk towards all clients', or all "
-        "clients'",
-        choices=CHOICES,
+        "clients'; auto: by the form",
+        choices=["auto", *CHOICES],
+    )
+    tune: int = option(
+        -1,
+        "local epochs after which the federated and the personal model are candidates beside the "
+        "mixtures, unless lambda-choice is own; -1: by the form",
+        low=-1,
     )
 
     def check(self) -> None:
@@ -122,7 +146,7 @@ class SuPerFedOptions(Options):
         return replace(self, **{name: values[name] for name in missing})
 
 
-class SuPerFed(FedAvg):
+class SuPerFed(PooledChoice):
     """SuPerFed-MM (``mixing="model"``) and SuPerFed-LM (``mixing="layer"``)
     strategy.
     """
@@ -142,7 +166,6 @@ class SuPerFed(FedAvg):
         self.own_measures: Mapping[str, float] = {}
         self.draws = 0.0  # times a client was sampled so far, on average
         self.mixed = False  # whether the last training mixed
-        self.pool: Floats = np.zeros(0)  # k and the pooled curve of the last evaluation
 
     def train_options(
         self, server_round: int, num_rounds: int
@@ -159,10 +182,7 @@ class SuPerFed(FedAvg):
     def evaluate_options(
         self, server_round: int, num_rounds: int
     ) -> dict[str, bool | int | float | str]:
-        """Send the same, how long a client without a personal model trains one, how
-        clients choose lambda and, if they use it, the pooled curve of the last
-        evaluation.
-        """
+        """Send the same, and how long a client without a personal model trains one."""
         o = self.options
         # as in the round's training, which has raised `draws` since
         mixed = self.mixed or server_round > int(o.start * num_rounds)
@@ -171,12 +191,8 @@ class SuPerFed(FedAvg):
             o.step_scale,
             o.init,
             self.mixing if mixed else "none",
-            lambda_choice=o.lambda_choice,
             catch_up=o.catch_up,
         )
-        if len(self.pool) and o.lambda_choice != "own":
-            k = math.inf if o.lambda_choice == "shared" else float(self.pool[0])
-            own = replace(own, pooled_loss=self.pool[1:].tolist(), pooled_samples=k)
         return {**ProximalSent(o.mu).to_config(), **own.to_config()}
 
     def configure_train(
@@ -188,6 +204,30 @@ class SuPerFed(FedAvg):
         self.draws += len(messages) / max(1, len(clients_of(grid)))
         return messages
 
+    @property
+    def chosen_by(self) -> str:
+        """Whose validation losses choose lambda."""
+        return self.options.lambda_choice
+
+    @property
+    def candidates(self) -> Sequence[Any]:
+        """The mixtures as (lambda, epochs of training before use)."""
+        tune = self.options.tune
+        return [(value, 0) for value in LAMBDAS] + [(end, tune) for end in ENDS if tune]
+
+    def question(self) -> dict[str, Any]:
+        """Ask for the losses of all candidates."""
+        return self.answer((ASKED, self.options.tune))
+
+    def answer(self, chosen: Any) -> dict[str, Any]:
+        """Send the mixture; a client without one chooses."""
+        keys = SuPerFedScoring.key("lambda_"), SuPerFedScoring.key("tune")
+        return {} if chosen is None else dict(zip(keys, chosen, strict=True))
+
+    def chosen_of(self, metrics: Mapping[str, Any]) -> Any:
+        """Return the mixture."""
+        return float(metrics["lambda"]), int(float(metrics["tuned-epochs"]))
+
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
@@ -195,23 +235,16 @@ class SuPerFed(FedAvg):
         valid = [reply for reply in replies if not reply.has_error()]
         curves = collected([metrics_of(reply.content) for reply in valid])
         self.own_measures = curves.measures() if curves else {}
-        if curves and np.isfinite(pool := np.array([0.0, *curves.pooled])).all():
-            pool[0] = curves.k
-            self.pool = pool
         metrics = super().aggregate_evaluate(server_round, valid)
         return metrics and MetricRecord({**metrics, **self.own_measures})
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the mean number of draws and the pooled curve."""
-        return {"draws": np.array(self.draws), "pool": self.pool}
+        """Return the mean number of draws."""
+        return {"draws": np.array(self.draws)}
 
     def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        if state:
-            self.draws, self.pool = (
-                float(state["draws"]),
-                np.asarray(state["pool"], dtype=np.float64),
-            )
+        self.draws = float(state.get("draws", self.draws))
 
 
 CURVES = ("lambda-grid", "lambda-validation-loss")
@@ -223,51 +256,21 @@ class Curves:
 
     ``scores`` (on test samples; ``name``: which leading score), ``losses`` (on
     validation samples): shape (clients, grid). ``samples`` (clients,): numbers of
-    validation samples, as they count; ``noise`` (some clients,): noise of their losses,
-    from ``algorithms.personal.choice.half_noise``.
+    validation samples, as they count.
     """
 
     grid: tuple[float, ...]
     scores: Floats
     losses: Floats
     samples: Floats
-    noise: Floats
     name: str = "accuracy"
 
-    @property
-    def pooled(self) -> Floats:
-        """The pooled curve, shape (grid,)."""
-        return pooled_curve(self.losses, self.samples)
-
-    @property
-    def k(self) -> float:
-        """The samples at which a client's own curve and the pooled one count alike; 0
-        if the noise is not known.
-        """
-        k = shrinkage(self.losses, self.samples, self.noise) if len(self.noise) else 0.0
-        return 0.0 if math.isnan(k) else k
-
     def measures(self) -> dict[str, float]:
-        """Return the mean scores at one lambda for all clients, and at the lambdas that
-        their shrunk curves choose.
-        """
-        pooled = self.pooled
-        best = int(np.argmin(pooled))
-        measures = {
+        """Return the mean score at one lambda for all clients, and that lambda."""
+        best = int(np.argmin(pooled_curve(self.losses, self.samples)))
+        return {
             f"pooled-{self.name}": float(self.scores[:, best].mean()),
             "pooled-lambda": float(self.grid[best]),
-        }
-        if not len(self.noise):
-            return measures
-        chosen = [
-            least(shrunk(own, pooled, int(n), self.k))
-            for own, n in zip(self.losses, self.samples, strict=True)
-        ]
-        at_shrunk = float(self.scores[np.arange(len(chosen)), chosen].mean())
-        return {
-            **measures,
-            f"shrunk-{self.name}": at_shrunk,
-            "shrink-samples": min(self.k, float(self.samples.sum())),
         }
 
 
@@ -288,24 +291,14 @@ def collected(metrics: list[dict[str, Any]]) -> Curves | None:
         np.array([one[key] for one in whole], dtype=float) for key in (f"lambda-{name}", CURVES[1])
     )
     samples = np.array([one["validation-samples"] for one in whole], dtype=float)
-    noise = [one.get("lambda-validation-noise") for one in whole]
-    known = [n for n in noise if isinstance(n, int | float) and math.isfinite(n) and n >= 0]
-    counts = counted(losses, samples)
-    return Curves(grid, scores, losses, counts, np.array(known, dtype=float), name)
+    return Curves(grid, scores, losses, counted(losses, samples), name)
 
 
 def _complete(metrics: Mapping[str, Any], score: str) -> bool:
     """Return whether a client's curves are lists of finite numbers of one length, and
     its number of samples positive.
     """
-    curves, samples = (
-        [metrics.get(name) for name in (*CURVES, score)],
-        metrics.get("validation-samples"),
+    grid, samples = metrics.get("lambda-grid"), metrics.get("validation-samples")
+    return isinstance(grid, list) and all(
+        sound_curve(metrics.get(name), samples, len(grid)) for name in (*CURVES, score)
     )
-    if not all(
-        isinstance(curve, list) and curve and all(math.isfinite(value) for value in curve)
-        for curve in curves
-    ):
-        return False
-    alike = len({len(curve) for curve in curves if isinstance(curve, list)}) == 1
-    return alike and isinstance(samples, int | float) and math.isfinite(samples) and samples > 0

@@ -13,9 +13,15 @@ class LocalSent(Sent, prefix="local-"):
     share: float = 1.0
 
 
+#: The numbers of epochs among which fine-tuning chooses.
+FINETUNE_EPOCHS = (0, 1, 2, 4, 8)
+
+
 @dataclass(frozen=True)
 class FinetuneSent(Sent, prefix="finetune-", method="finetune"):
-    """How a client trains before it is scored."""
+    """How a client trains before it is scored; -1 epochs ask for the validation losses
+    after each of :data:`FINETUNE_EPOCHS`.
+    """
 
     epochs: int
     rate: float
@@ -135,16 +141,21 @@ class SuPerFedTraining(Sent, prefix="superfed-", method="superfed"):
     mixing: str = "none"
 
 
+#: The lambdas at which SuPerFed's clients are scored; what a server sends in place of
+#: one to ask for the validation losses at each.
+LAMBDAS = [i / 10 for i in range(11)]
+ASKED = -1.0
+#: The lambdas of the federated and the personal model.
+ENDS = (0.0, 1.0)
+
+
 @dataclass(frozen=True)
 class SuPerFedScoring(SuPerFedTraining):
-    """What SuPerFed sends for evaluation: also how clients choose lambda, and the
-    pooled curve of the last evaluation.
-
-    ``lambda_``: set by the client itself, to repeat its earlier choice.
+    """What SuPerFed sends for evaluation. ``lambda_``: of the mixture to score; -1: the
+    server asks for the validation losses; ``None``: the client chooses. ``tune``: the
+    epochs for which that mixture is trained; of a question, the two models at the ends.
     """
 
-    lambda_choice: str = "own"
     catch_up: int = 0
-    pooled_loss: list[float] | None = None
-    pooled_samples: float | None = None
     lambda_: float | None = None
+    tune: int = 0

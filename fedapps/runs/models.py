@@ -7,7 +7,7 @@ the scores that the run recorded.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from fedapps.tasks.client_names import LONGEST, client_names
 from fedapps.toml_text import read_toml
 from strategies.base.capabilities import declared
 from strategies.base.messages import innermost
+from strategies.families.pooled_choice import PooledChoice
 from strategies.families.shared_part import SharedPart
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def exported(
             f"method = {settings.method!r}: its clients have no personal torch model: leave out "
             "--client to export the global one"
         )
-    parameters, config = message(settings, task, run)
+    parameters, config = message(settings, task, run, row)
     tensors, metrics = client.personal_state_dict(parameters, config)
     name = leading_of(metrics)
     now, then = float(metrics[name]), float(row[name])
@@ -203,9 +204,11 @@ def settings_in(folder: Path, own: bool = False, trust: bool = False) -> Setting
     return settings
 
 
-def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arrays and the configuration of the run's last evaluation. Raises
-    ``UserError``.
+def message(
+    settings: Settings, task: Any, run: RunFolder, row: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arrays and the configuration of the run's last evaluation, for the
+    client with the scores ``row``. Raises ``UserError``.
     """
     rounds = [row["round"] for row in run.rounds if "evaluate" in row]
     if not rounds:
@@ -226,6 +229,8 @@ def message(settings: Settings, task: Any, run: RunFolder) -> tuple[list[Any], d
         }
     )
     strategy = build_strategy(settings, task)
+    if isinstance(inner := innermost(strategy), PooledChoice):
+        inner.recall(number, row)
     with quiet_flower():
         (sent,) = strategy.configure_evaluate(number, arrays, config, InlineGrid(ClientApp(), 1))
     (record,), (configured,) = (

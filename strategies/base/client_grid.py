@@ -22,7 +22,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import ERROR, INFO, WARNING
 from typing import Any, cast
 
@@ -42,6 +42,8 @@ from strategies.base.wrapped_grid import WrappedGrid
 IDENTITY = f"{MessageType.QUERY}.identity"
 # seconds that a run waits for the identity of a node that connects after the start
 LATECOMER_TIMEOUT = 60.0
+#: Seconds that a phase waits for replies unless the loop says otherwise, as in Flower.
+TIMEOUT = 3600.0
 LONGEST_NAME, LONGEST_FAULT = 100, 500
 
 
@@ -84,6 +86,19 @@ class Exchange:
     bytes_down: int = 0
     travel: Travel | None = None
 
+    def after(self, earlier: "Exchange") -> "Exchange":
+        """Return the record of this phase, with the bytes and failures of the phase
+        ``earlier`` that prepared it.
+        """
+        known = {failure.client for failure in self.failures}
+        failures = self.failures + [f for f in earlier.failures if f.client not in known]
+        return replace(
+            self,
+            failures=sorted(failures, key=lambda failure: order(failure.client)),
+            bytes_up=self.bytes_up + earlier.bytes_up,
+            bytes_down=self.bytes_down + earlier.bytes_down,
+        )
+
 
 class ClientGrid(WrappedGrid):
     """A ``Grid`` around ``grid``; see the module docstring.
@@ -94,9 +109,10 @@ class ClientGrid(WrappedGrid):
     a simulation know). ``start_timeout``: seconds to wait for them. ``same_arrays``: a
     training reply must carry arrays of the names, shapes and types that were sent.
     ``bound``: on a client's update and weight. ``rules``: the validation rules for
-    replies; ``run_rounds`` sets those that depend on the strategy. ``num_new``: how
-    many clients take no part (``strategies.base.newcomers``), drawn by the seed of
-    those that are there at the start; ``new_clients``: which, if it is known.
+    replies; ``run_rounds`` sets those that depend on the strategy, and ``timeout``, the
+    seconds that a phase waits for replies. ``num_new``: how many clients take no part
+    (``strategies.base.newcomers``), drawn by the seed of those that are there at the
+    start; ``new_clients``: which, if it is known.
     """
 
     def __init__(
@@ -124,6 +140,7 @@ class ClientGrid(WrappedGrid):
         self.start_timeout = start_timeout
         self.rules = Rules(like_model=same_arrays, bound=bound or UpdateBound())
         self.last = Exchange()
+        self.timeout = TIMEOUT
         self._simulation = is_simulation(grid)
         self._relative = RelativeBounds()
         self._ids: dict[int, ClientId] = {}

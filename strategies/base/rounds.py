@@ -184,6 +184,7 @@ def run_rounds(
     according to ``strict``.
     """
     client_grid = grid if isinstance(grid, ClientGrid) else ClientGrid(grid)
+    client_grid.timeout = timeout
     patience = patience or Patience()
     train_config = ConfigRecord() if train_config is None else train_config
     # what a strategy writes into one is not for the other
@@ -244,9 +245,11 @@ def run_rounds(
             messages = list(
                 strategy.configure_evaluate(number, arrays, evaluate_config, client_grid)
             )
+            # a strategy may ask the clients before it sends what they score
+            asked_first = client_grid.last if client_grid.last is not now.trained else Exchange()
             replies = client_grid.send_and_receive(messages, timeout=timeout)
             if messages:
-                now.evaluated = client_grid.last
+                now.evaluated = client_grid.last.after(asked_first)
                 _log_replies("aggregate_evaluate", strategy, now.evaluated)
             if replies:
                 now.evaluate_metrics = strategy.aggregate_evaluate(number, replies)

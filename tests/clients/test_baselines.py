@@ -5,8 +5,6 @@ Momentum, weight decay and partial batches are on; two of three clients are samp
 round, and one fails in the second round.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -181,63 +179,6 @@ def test_finetune_scores_the_model_that_fedavgs_client_would_send_next():
         client.evaluate(sent, {**config, "finetune-epochs": 2, "finetune-rate": 0.0})[0]
         == plain.evaluate(decayed, config)[0]
     )
-
-
-def with_validation(train, validation):
-    return replace(train, validation=validation.train)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("shift", range(6))
-def test_a_client_that_chooses_its_epochs_never_ends_below_the_received_model(shift, momentum):
-    """Validation samples like the training samples, or unlike them: then fine-tuning
-    harms, and the received model stays. Partial batches.
-    """
-    data = with_validation(blobs(1), blobs(11, shift=shift))
-    sent = get_arrays(small_net(5))
-    config = {**TRAIN, "server-round": 3, "momentum": momentum, "learning-rate": 0.3}
-    client = FinetuneClient(small_net, data, 1)
-    _, _, metrics = client.evaluate(sent, {**config, "finetune-epochs": -1, "finetune-rate": 0.0})
-    after = client.mean_loss(data.validation)
-    epochs = int(metrics["finetune-epochs"])
-    losses = {}
-    for tried in (0, 1, 2, 4, 8):
-        fixed = FinetuneClient(small_net, data, 1)
-        loss, _, _ = fixed.evaluate(
-            sent, {**config, "finetune-epochs": tried, "finetune-rate": 0.0}
-        )
-        losses[tried] = fixed.mean_loss(data.validation)
-        if tried == epochs:  # the model of that many epochs, to the bit
-            assert (loss, losses[tried]) == (metrics["loss"], after)
-    assert after <= losses[0]
-    tried = [0, 1, 2, 4, 8]
-    later = tried[tried.index(epochs) + 1 :]
-    assert not later or losses[later[0]] >= after
-    if epochs == 0:
-        assert metrics["loss"] == metrics["global-loss"]
-
-
-def test_the_choices_of_epochs_differ():
-    """Else the exam above would not see a client that always takes the same number."""
-    chosen = set()
-    for shift in range(6):
-        data = with_validation(blobs(1), blobs(11, shift=shift))
-        client = FinetuneClient(small_net, data, 1)
-        config = {**TRAIN, "learning-rate": 0.3, "finetune-epochs": -1, "finetune-rate": 0.0}
-        metrics = client.evaluate(get_arrays(small_net(5)), config)[2]
-        chosen.add(metrics["finetune-epochs"])
-    assert 0.0 in chosen
-    assert len(chosen) > 1
-
-
-def test_a_client_without_validation_samples_fine_tunes_for_one_epoch():
-    sent, data = get_arrays(small_net(5)), blobs(1)
-    data = replace(data, validation=data.train)
-    client = FinetuneClient(small_net, data, 1)
-    chosen = client.evaluate(sent, {**TRAIN, "finetune-epochs": -1, "finetune-rate": 0.0})
-    fixed = client.evaluate(sent, {**TRAIN, "finetune-epochs": 1, "finetune-rate": 0.0})
-    assert chosen[0] == fixed[0]
-    assert chosen[2]["finetune-epochs"] == 1
 
 
 # --- parts of a model -----------------------------------------------------------------

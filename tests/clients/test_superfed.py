@@ -3,6 +3,7 @@ the client.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from clients import FedAvgClient, SuPerFedClient, to_client_app
+from clients import FedAvgClient, FedProxClient, SuPerFedClient, to_client_app
 from clients.base.evaluation import Objective
 from clients.base.training import TrainOptions, get_arrays
 from fedapps.engines.inline import InlineGrid
@@ -357,162 +358,86 @@ def test_a_run_reports_it():
 # --- lambda by the client's curve, all clients', or the one shrunk to the other -------
 
 
-def curve_client(losses, data=None, halves=None):
-    """A client whose validation losses are given, over the eleven lambdas; test scores
-    count the calls.
-    """
-    data, calls = data or blobs(), []
-
-    def score(_, split):
-        if split.y is data.test.y:
-            return {"accuracy": len(calls) / 100, "loss": 0.5}
-        calls.append(split)
-        return {
-            "accuracy": 0.5,
-            "loss": losses[len(calls) - 1] if halves is None else halves(split, len(calls) - 1),
-        }
-
-    return SuPerFedClient(small_net, data, 0, objective=Objective(functional.cross_entropy, score))
-
-
-OWN = [2.0] * 9 + [1.0, 2.0]  # by itself: 0.9
-POOLED = [3.0] * 2 + [1.5] + [3.0] * 8  # all clients: 0.2
-
-
-@pytest.mark.parametrize(
-    ("k", "chosen"),
-    [(0.0, 0.9), (5.0, 0.9), (11.0, 0.2), (math.inf, 0.2)],
-    ids=["own", "little", "much", "shared"],
-)
-def test_the_pooled_curve_counts_as_so_many_samples(k, chosen):
-    """Twelve validation samples: the dips are 1 and 1.5 deep, so that they are equal at
-    12 / (12 + k) = 0.6, k = 8.
-    """
-    client = curve_client(OWN)
-    config = {
-        **CONFIG,
-        "superfed-lambda-choice": "shared",
-        "superfed-pooled-loss": POOLED,
-        "superfed-pooled-samples": k,
-    }
-    assert len(client.data.validation) == 12
-    assert client.evaluate(list(INITIAL.values()), config)[2]["lambda"] == chosen
-
-
-@pytest.mark.parametrize("pooled", [[], [1.0, 2.0], [math.nan, *[1.0] * 10], None])
-def test_without_a_usable_pooled_curve_a_client_chooses_by_itself(pooled):
-    config = {**CONFIG, "superfed-lambda-choice": "shared", "superfed-pooled-samples": math.inf}
-    config |= {} if pooled is None else {"superfed-pooled-loss": pooled}
-    assert curve_client(OWN).evaluate(list(INITIAL.values()), config)[2]["lambda"] == 0.9
-
-
-def test_what_was_reported_is_what_is_exported():
-    """Without the server's curve, which an export does not have, the client takes the
-    lambda of its last evaluation.
-    """
-    data, sent = blobs(seed=2, n=200), get_arrays(small_net(5))
+def lambda_client():
+    data = blobs(seed=2, n=200)
     client = SuPerFedClient(small_net, data, 0)
     client.store.save("personal", get_arrays(small_net(77)), {"server-round": 1})
-    alone = client.evaluate(sent, CONFIG)[2]["lambda"]
-    curve = [1.0] * 11
-    curve[3 if alone != 0.3 else 4] = 0.0
-    config = {**CONFIG, "superfed-lambda-choice": "shared"}
-    reported = client.evaluate(
-        sent, {**config, "superfed-pooled-loss": curve, "superfed-pooled-samples": math.inf}
-    )[2]
-    assert reported["lambda"] == pytest.approx(0.3 if alone != 0.3 else 0.4)
-    tensors, metrics = client.personal_state_dict(sent, config)
-    assert metrics["accuracy"] == reported["accuracy"]
-    assert metrics["lambda"] == reported["lambda"]
+    return client, data
+
+
+def test_a_client_answers_with_its_losses_and_takes_the_lambda_that_it_is_sent():
+    """The curve is that of an evaluation; the exported net is the scored mixture."""
+    sent = get_arrays(small_net(5))
+    client, data = lambda_client()
+    alone = client.evaluate(sent, CONFIG)[2]
+    asked = client.evaluate(sent, {**CONFIG, "superfed-lambda": -1.0})[2]
+    assert asked == {
+        "candidate-losses": pytest.approx(alone["lambda-validation-loss"], rel=1e-5),
+        "validation-samples": 40,
+    }
+    other = 0.3 if alone["lambda"] != 0.3 else 0.4
+    reported = client.evaluate(sent, {**CONFIG, "superfed-lambda": other})[2]
+    assert reported["lambda"] == other
+    assert reported["accuracy"] == alone["lambda-accuracy"][round(10 * other)]
+    tensors, metrics = client.personal_state_dict(sent, {**CONFIG, "superfed-lambda": other})
+    assert metrics == reported
     net = small_net(0)
     net.load_state_dict(tensors)
     with torch.no_grad():
         assert float((net(data.test.x).argmax(1) == data.test.y).float().mean()) == pytest.approx(
             reported["accuracy"]
         )
-    assert client.personal_state_dict(sent, config)[1] == metrics
 
 
-def test_shrunk_clients_tell_how_noisy_their_losses_are():
-    """The two halves' curves: 0.2 apart at one of the eleven lambdas."""
-    half = lambda split, call: 1.2 if len(split) == 6 and call == 4 else 1.0
-    client = curve_client(None, halves=half)
-    metrics = client.evaluate(
-        list(INITIAL.values()), {**CONFIG, "superfed-lambda-choice": "shrunk"}
-    )[2]
-    assert metrics["lambda-validation-noise"] == pytest.approx(6 * 6 / 12 * 0.04 * 10 / 11)
-    assert (
-        "lambda-validation-noise"
-        not in curve_client(OWN).evaluate(list(INITIAL.values()), CONFIG)[2]
+@pytest.mark.parametrize(("end", "place"), [(0.0, 11), (1.0, 12)])
+def test_a_model_at_an_end_of_the_line_may_be_trained_before_use(end, place):
+    """As FedProx's client trains theta_f or theta_l in the round. Nothing is kept."""
+    sent = get_arrays(small_net(5))
+    client, data = lambda_client()
+    asked = client.evaluate(sent, {**CONFIG, "superfed-lambda": -1.0, "superfed-tune": 3})[2]
+    assert len(asked["candidate-losses"]) == 13
+    start = sent if end == 0 else get_arrays(small_net(77))
+    other = FedProxClient(small_net, data, 0)
+    trained, _, _ = other.fit(start, {**CONFIG, "local-epochs": 3})
+    loss, _, _ = FedProxClient(small_net, replace(data, test=data.validation), 0).evaluate(
+        trained, CONFIG
     )
+    assert asked["candidate-losses"][place] == pytest.approx(loss, rel=1e-5)
+    config = {**CONFIG, "superfed-lambda": end, "superfed-tune": 3}
+    loss, _, reported = client.evaluate(sent, config)
+    assert loss == pytest.approx(other.evaluate(trained, CONFIG)[0], rel=1e-5)
+    assert (reported["lambda"], reported["tuned-epochs"]) == (end, 3)
+    tensors, metrics = client.personal_state_dict(sent, config)
+    assert metrics == reported
+    for tensor, want in zip(tensors.values(), trained, strict=True):
+        np.testing.assert_allclose(tensor.numpy(), want, rtol=1e-4, atol=1e-6)
+    kept = client.store.load("personal", CONFIG, before=False)
+    np.testing.assert_array_equal(kept[0], get_arrays(small_net(77))[0])
 
 
 @pytest.mark.parametrize("choice", ["own", "shrunk", "shared"])
-def test_the_server_sends_the_pooled_curve_of_the_last_evaluation(choice):
-    """A run, and a second strategy that goes on from the first one's state: the same
-    replies.
-    """
-    seen = []
+def test_the_server_chooses_lambda_by_the_curves_of_this_evaluation(choice):
+    """12 samples of a client count beside 12 of all clients' (shrunk)."""
+    curves, chosen = {}, {}
 
     class Spy(SuPerFedClient):
         def evaluate(self, parameters, config):
-            scores = super().evaluate(parameters, config)
-            seen.append(
-                (
-                    config["server-round"],
-                    config.get("superfed-pooled-loss"),
-                    config.get("superfed-pooled-samples"),
-                    scores[2],
-                )
-            )
-            return scores
+            reply = super().evaluate(parameters, config)
+            if "lambda" in reply[2]:
+                curves[self.client_id] = np.array(reply[2]["lambda-validation-loss"])
+                chosen[self.client_id] = reply[2]["lambda"]
+            return reply
 
     clients = [superfed(i, None, Spy) for i in range(3)]
-    strategy = SuPerFed(SuPerFedOptions(start=0.0, lambda_choice=choice))
-    simulate(strategy, lambda i, _: clients[i], 3, INITIAL, 2, CONFIG)
-    assert [curve for round_, curve, _, _ in seen if round_ == 1] == [None] * 3
-    of_first = [metrics for round_, _, _, metrics in seen if round_ == 1]
-    weights = np.array([m["validation-samples"] for m in of_first])
-    want = weights @ np.array([m["lambda-validation-loss"] for m in of_first]) / weights.sum()
-    for round_, curve, k, metrics in seen:
-        if round_ == 2 and choice != "own":
-            np.testing.assert_allclose(curve, want - want.mean(), rtol=1e-9)
-            assert (k == math.inf) == (choice == "shared") or k > 0
-            assert choice != "shared" or metrics["lambda"] == pytest.approx(
-                int(np.argmin(want)) / 10
-            )
-        elif round_ == 2:
-            assert curve is None
-    resumed = SuPerFed(SuPerFedOptions(start=0.0, lambda_choice=choice))
-    resumed.load_state_dict(strategy.state_dict())
-    seen.clear()
-    simulate(resumed, lambda i, _: clients[i], 3, INITIAL, 3, CONFIG, first_round=3)
-    assert (seen[0][1] is None) == (choice == "own")
-
-
-def test_what_a_client_lies_about_its_curve_reaches_nobody():
-    one = {
-        "lambda-grid": [0.0, 1.0],
-        "lambda-accuracy": [0.9, 0.5],
-        "lambda-validation-loss": [1.0, 2.0],
-        "validation-samples": 4,
-    }
-    honest = [
-        {**one, "lambda-validation-noise": 0.1},
-        {**one, "lambda-validation-loss": [1.0, 3.0], "lambda-validation-noise": 0.2},
-    ]
-    want = collected(honest)
-    for lie in (
-        {"lambda-validation-noise": math.nan},
-        {"lambda-validation-noise": "x"},
-        {"lambda-validation-noise": -1.0},
-    ):
-        result = collected([*honest, {**one, **lie}])
-        assert len(result.noise) == 2
-        assert math.isfinite(result.k)
-    assert collected([*honest, {**one, "lambda-validation-loss": [math.inf, 0.0]}]).k == want.k
-    huge = collected([{**one, "lambda-validation-loss": [1e300, -1e300]}, *honest])
-    assert not math.isnan(huge.k)
+    strategy = SuPerFed(SuPerFedOptions(start=0.0, init="own", lambda_choice=choice, tune=0))
+    simulate(strategy, lambda i, _: clients[i], 3, INITIAL, 2, CONFIG, evaluate_every=0)
+    weights = {i: len(clients[i].data.validation) for i in curves}
+    centred = {i: curve - curve.mean() for i, curve in curves.items()}
+    pooled = sum(weights[i] * centred[i] for i in curves) / sum(weights.values())
+    k = {"own": 0.0, "shrunk": 12.0, "shared": 1e12}[choice]
+    for i, curve in centred.items():
+        mixed = (weights[i] * curve + k * pooled) / (weights[i] + k)
+        assert chosen[i] == pytest.approx(int(mixed.argmin()) / 10), i
 
 
 # --- where theta_l starts, how far it steps, when -------------------------------------

@@ -15,6 +15,7 @@ from algorithms.frank_wolfe.vector_domains import Box, L1Ball, L2Ball, Simplex
 from clients.families.problems import ObjectiveProblem
 from clients.fedfw import FedFWClient
 from clients.projected import ProjectedClient
+from fedapps.tasks.convex import Lasso
 from strategies.fedfw import FedFW, FedFWOptions
 from strategies.projected_fedavg import ProjectedFedAvg, ProjectedOptions
 from tests.constrained import World
@@ -97,6 +98,41 @@ def test_with_sampled_clients_the_falling_dual_step_beats_the_printed_one_and_fe
     rivals = [objective("fedfw", lambda_0=penalty) for penalty in (0.15, 0.5, 1.5)]
     rivals += [objective("fedfw-plus", lambda_0=0.5, dual_step=0.0)]
     assert objective("fedfw-plus", lambda_0=0.5) < 0.8 * min(rivals)
+
+
+def lasso_rows(radius):
+    """A LASSO of ten clients, its domain, and its minimum over it by projected gradient
+    steps. ``radius``: of the l1 ball, in those of the solution without it.
+    """
+    rng = np.random.default_rng(2)
+    a, x = rng.normal(size=(40, 60)), np.zeros(60)
+    x[rng.choice(60, 5, replace=False)] = rng.normal(size=5)
+    b = a @ x
+    domain = L1Ball((60,), radius * float(np.abs(x).sum()))
+    rows = np.split(np.arange(40), 10)
+    problems = [ObjectiveProblem(LeastSquares(a[at], b[at])) for at in rows]
+    best, step = np.zeros(60), 0.5 / np.linalg.norm(a, 2) ** 2
+    for _ in range(5_000):
+        best = domain.project(best - step * 2 * a.T @ (a @ best - b))
+    return domain, problems, lambda x: float(np.square(a @ x - b).sum()), best
+
+
+@pytest.mark.parametrize(("radius", "near"), [(1.0, 0.03), (0.5, 0.008)])
+def test_the_defaults_of_the_lasso_keep_its_solution_and_beat_fedfws_as_printed(radius, near):
+    """Bare fedfw-plus, in the paper's setting. With half the radius no point of the
+    ball solves all clients' equations, so the dual variables must not vanish.
+    """
+    domain, problems, f, best = lasso_rows(radius)
+    least, start = f(best), f(np.zeros(60))
+
+    def excess(variant, rounds, **options):
+        penalty = Lasso.lambda_0[variant == "fedfw-plus"]
+        strategy = FedFW(domain, FedFWOptions(**options), variant, lambda_0=penalty)
+        return (f(World(domain, problems).run(strategy, rounds)[0]) - least) / start
+
+    bare = excess("fedfw-plus", 800)
+    assert -1e-6 < bare < near
+    assert bare < 0.8 * excess("fedfw", 800)
 
 
 # --- x_bar is the mean of the clients' points -----------------------------------------

@@ -55,8 +55,8 @@ def accuracy(net, data):
 def test_superfeds_exported_lambda_is_that_of_the_run_even_if_pooled_curves_chose_it(
     choice, tmp_path
 ):
-    """The run's second evaluation used the pooled curve of the first, which the export
-    does not have. Clients that mixing did not reach train first.
+    """The export has one client's curve only. Clients that mixing did not reach train
+    first.
     """
     folder = tmp_path / "r"
     more = [f"superfed.lambda-choice={choice}", "superfed.catch-up=1", "superfed.init=global"]
