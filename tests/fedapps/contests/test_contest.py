@@ -5,17 +5,22 @@ with real runs, whose test samples are not read before the final.
 import csv
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from algorithms.common.seeds import generator
-from fedapps.contests.contest import Contest, State, load_state
-from fedapps.contests.page import outcome, verdict_text, write_verdict
+from fedapps.contests.contest import Contest
+from fedapps.contests.page import write_verdict
+from fedapps.contests.plan import affordable_rounds, stage_seconds
 from fedapps.contests.run import run_contest
-from fedapps.contests.setup import affordable_rounds, stage_seconds, start
-from fedapps.contests.trials import RATE, Contestant, Trials, in_process
-from fedapps.errors import UserError
+from fedapps.contests.setup import start
+from fedapps.contests.state import State, load_state
+from fedapps.contests.trials import RATE, Contestant, Trials, assembled, in_process
+from fedapps.contests.verdict import outcome, verdict_text
+from fedapps.errors import RunFailed, UserError
+from fedapps.runs.assembly import build_task
 from fedapps.settings.settings import read_settings
 from fedapps.testing.truths import truth
 from fedapps.toml_text import read_toml
@@ -37,14 +42,14 @@ class Fake(Trials):
         self.means, self.best, self.stop_after = means, best or {}, stop_after
         self.log, self.at, self.now = [], {}, 0.0
 
-    def missing(self, trials):
-        return [t for t in dict.fromkeys(trials) if self.at.get(t.folder, 0) < t.until]
+    def done(self, trial):
+        return self.at.get(trial.folder, 0)
 
     def run(self, trials):
         for trial in self.missing(trials):
             if len(self.log) >= self.stop_after:
                 raise Interrupted
-            self.now += trial.until - self.at.get(trial.folder, 0)
+            self.now += trial.until - self.done(trial)
             self.at[trial.folder] = trial.until
             self.log.append(trial)
             self.costs[trial.who.method] = 1.0
@@ -103,6 +108,52 @@ def test_islands_are_told_to_train_alone(tmp_path):
     one.run()
     assert outcome(one).verdict.kind == "alone"
     assert verdict_text(one, outcome(one)).startswith("Train alone.")
+
+
+def test_a_client_that_diverges_in_the_final_is_named_and_in_no_mean(tmp_path):
+    one = contest(tmp_path, MEANS)
+    one.run()
+    whole, scores = outcome(one), one.trials.scores
+
+    def lost(trial, measure):
+        own = dict(scores(trial, measure))
+        if trial.final and trial.who.method == "ditto" and trial.seed % 2:
+            del own["site 0"]  # the site that scores worst
+        return own
+
+    one.trials.scores = lost
+    found = outcome(one)
+    assert found.clients == [f"site {k}" for k in range(1, 8)]
+    assert "Not in these means, diverged: site 0 under ditto (3 of 5 seeds)" in (
+        verdict_text(one, found)
+    )
+    assert "7 clients." in verdict_text(one, found)
+    for method, table in whole.scores.items():
+        np.testing.assert_array_equal(found.scores[method], table[:, 1:])
+    one.trials.scores = lambda trial, measure: {
+        k: v for k, v in lost(trial, measure).items() if k in ("site 0", "site 1")
+    }
+    with pytest.raises(RunFailed, match=r"has 1 clients .* site 0 under ditto \(3 of 5 seeds\)"):
+        outcome(one)
+
+
+def test_who_diverges_in_the_race_is_dropped_and_named_and_the_contest_goes_on(tmp_path):
+    one = contest(tmp_path, MEANS)
+    scores = one.trials.scores
+
+    def lost(trial, measure):
+        own, method = dict(scores(trial, measure)), trial.who.method
+        if trial.seed == 7 and method in ("finetune", "local"):
+            del own["site 3" if method == "finetune" else "site 5"]
+        return own
+
+    one.trials.scores = lost
+    one.run()
+    assert one.state.unscored == {"site 5": "training alone diverges"}
+    dropped = {who: why for who, why in one.state.dropped.items() if "finetune" in who}
+    assert list(dropped.values()) == ["failed, or diverged at site 3"] * 2
+    assert set(one.state.finalists) == {"ditto", "fedavg", "local"}
+    assert outcome(one).verdict.method == "ditto"
 
 
 def test_a_best_rate_at_the_edge_extends_the_grid_once(tmp_path):
@@ -204,8 +255,7 @@ def test_test_samples_change_nothing_before_the_final(tmp_path):
         one.race()
         state = json.loads((folder / "out" / "contest.json").read_text())
         states.append({k: state[k] for k in ("rates", "tried", "steps", "leader", "delta")})
-        means = {k: v[0] for k, v in state["race_gains"].items()}
-        states[-1]["gains"] = means
+        states[-1]["gains"] = state["race_gains"]
     assert states[0] == states[1]
     # the final reads them
     one.final()
@@ -229,11 +279,33 @@ def test_test_samples_change_nothing_before_the_final(tmp_path):
 
 @pytest.mark.parametrize(
     "given",
-    [{"method": "fedavg"}, {"data.score-on": "validation"}, {"data.split-seed": "seed"}],
+    [
+        {"method": "fedavg"},
+        {"data.score-on": "validation"},
+        {"task": "text", "text.score-on": "test"},
+        {"data.split-seed": "seed"},
+    ],
 )
 def test_what_a_contest_chooses_is_refused(tmp_path, given):
     with pytest.raises(UserError, match="choose"):
         start(given, tmp_path, in_process)
+
+
+def test_the_race_scores_samples_by_which_no_method_chooses(tmp_path):
+    given = written(tmp_path / "data", poison=False)
+    for base in (given, {}):
+        tasks = [assembled(base, method) for method in ("finetune", "superfed-mm", "local")]
+        plain = build_task(replace(tasks[0][0], data=replace(tasks[0][0].data, score_on="test")))
+        number = tasks[0][0].num_clients
+        for k in range(3):
+            train, chosen_by, scored = tasks[0][1].split(k, number)
+            assert not set(chosen_by) & set(scored)
+            assert {*chosen_by, *scored} == set(plain.split(k, number)[1])
+            assert set(train) == set(plain.split(k, number)[0])
+            for _, task in tasks[1:]:
+                assert [*map(list, task.split(k, number))] == [
+                    *map(list, (train, chosen_by, scored))
+                ]
 
 
 def test_contestants_are_named_by_method_and_rate():

@@ -95,6 +95,6 @@ def test_a_table_has_every_part_of_every_client(tmp_path):
     truth("same", 0).write(tmp_path / "b.csv", 0, exact=True)
     rows, exact = (list(csv.DictReader((tmp_path / name).open())) for name in ("a.csv", "b.csv"))
     assert len(rows) == K * sum(SIZES)
-    assert len(exact) == K * (sum(SIZES[:2]) + 2 * D)
-    for part in ("train", "validation"):
-        assert [r for r in rows if r["part"] == part] == [r for r in exact if r["part"] == part]
+    assert len(exact) == K * (sum(SIZES) + 2 * D)
+    first = [r for k in range(K) for r in exact[k * (sum(SIZES) + 2 * D) :][: sum(SIZES)]]
+    assert first == rows
