@@ -84,15 +84,15 @@ def job(folder: Path, rounds: int = 3) -> PlannedRun:
 def test_a_pool_keeps_its_process_and_replaces_one_that_was_killed(tmp_path: Path) -> None:
     before = set(active_children())
     with Pool(1) as pool:
-        assert not [ended.error for ended in pool([job(tmp_path / "a"), job(tmp_path / "b")])]
+        assert not any(ended.error for ended in pool([job(tmp_path / "a"), job(tmp_path / "b")]))
         (first,) = set(active_children()) - before
-        assert not [ended.error for ended in pool([job(tmp_path / "c")])]
+        assert not any(ended.error for ended in pool([job(tmp_path / "c")]))
         assert set(active_children()) - before == {first}
         first.kill()
         first.join()
         # what was under way is lost, or nothing was
         assert {ended.error for ended in pool([job(tmp_path / "d")])} <= {"", DIED}
-        assert not [ended.error for ended in pool([job(tmp_path / "e")])]
+        assert not any(ended.error for ended in pool([job(tmp_path / "e")]))
     assert set(active_children()) == before
 
 
