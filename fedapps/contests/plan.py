@@ -25,10 +25,15 @@ def grid(method: str, centre: float, exponents: Iterable[float]) -> list[float]:
     return [centre * 10**e for e in exponents] if has_rate(method) else [0.0]
 
 
+def seconds(state: State, method: str, rounds: int, evaluations: int = 1) -> float:
+    """Return about how long a run of a method takes."""
+    each, evaluation = state.costs.get(method) or map(max, *state.costs.values(), (0.0, 0.0))
+    return state.start_seconds + rounds * each + evaluations * evaluation
+
+
 def wall_seconds(state: State, jobs: int, missing: Iterable[tuple[str, int]]) -> float:
     """Return about how long these rounds of these methods take, each in a run."""
-    dearest = max(state.costs.values(), default=0.0)
-    work = [state.costs.get(m, dearest) * n + state.start_seconds for m, n in missing]
+    work = [seconds(state, method, rounds) for method, rounds in missing]
     return sum(work) / jobs + max(work, default=0.0) * (jobs > 1)
 
 
@@ -36,16 +41,15 @@ def stage_seconds(state: State, jobs: int, rounds: int) -> tuple[float, float, f
     """Return about how long the rates, the first step of the race and the final take,
     in which the dearest method may lead.
     """
-    cost, start = state.costs, state.start_seconds
     grids = {m: len(GRID) if has_rate(m) else 1 for m in state.methods if m != LOCAL}
-    first = len(ALONE_GRID) * (cost[LOCAL] * rounds + start)
-    first += sum(n * (cost[m] * rounds / PARTS + start) for m, n in grids.items())
+    first = len(ALONE_GRID) * seconds(state, LOCAL, rounds)
+    first += sum(n * seconds(state, m, rounds // PARTS) for m, n in grids.items())
     race = FIRST_SEEDS * sum(
-        min(grids.get(m, 1), 2) * (cost[m] * rounds / 4 + start) for m in state.methods
+        min(grids.get(m, 1), 2) * seconds(state, m, rounds // 4) for m in state.methods
     )
-    finalists = [*(cost[m] for m in KEPT), max(cost[m] for m in state.methods)]
-    final = FINAL_SEEDS * sum(c * rounds + start for c in finalists)
-    return first / jobs, race / jobs, final / jobs
+    finalists = [seconds(state, m, rounds, 4) for m in KEPT]
+    finalists += [max(seconds(state, m, rounds, 4) for m in state.methods)]
+    return first / jobs, race / jobs, FINAL_SEEDS * sum(finalists) / jobs
 
 
 def affordable_rounds(state: State, jobs: int, most: int) -> int:

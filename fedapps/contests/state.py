@@ -39,7 +39,7 @@ class State:
     leader: str = ""
     race_gains: dict[str, float] = field(default_factory=dict)
     done: bool = False
-    costs: dict[str, float] = field(default_factory=dict)
+    costs: dict[str, list[float]] = field(default_factory=dict)
     start_seconds: float = 0.0
     errors: dict[str, str] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ only.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -112,20 +113,20 @@ class Trials:
     execute: Execute
     ended: Callable[[Trial, str], None] = lambda trial, error: None
     errors: dict[str, str] = field(default_factory=dict)
-    #: Seconds of work per round and method, of the newest trial.
-    costs: dict[str, float] = field(default_factory=dict)
+    #: Seconds of a round and of an evaluation by method, of its newest trial.
+    costs: dict[str, list[float]] = field(default_factory=dict)
     _checked: dict[str, dict[str, Any]] = field(default_factory=dict)
     _scores: dict[Trial, Scores] = field(default_factory=dict)
 
     def config(self, trial: Trial) -> dict[str, Any]:
         """Return the settings of a trial that the contest chooses, but ``until``."""
-        part = self.rounds // PARTS
         config: dict[str, Any] = {
             "method": trial.who.method,
             "seed": trial.seed,
             "num-rounds": self.rounds,
-            "evaluate-every": part,
-            "checkpoint-every": part,
+            # a pause is evaluated; the final's curves have four points
+            "evaluate-every": self.rounds // 4 if trial.final else self.rounds,
+            "checkpoint-every": self.rounds // PARTS,
             score_on(self.base): "test" if trial.final else HELD_OUT,
         }
         if trial.who.rate:
@@ -183,9 +184,16 @@ class Trials:
         return self._checked[method]
 
     def note_cost(self, trial: Trial) -> None:
-        """Remember the seconds of a round of a trial's method."""
-        run = self.read(trial)
-        self.costs[trial.who.method] = run.numbers["seconds"] / max(run.rounds_completed, 1)
+        """Remember the seconds of a trial's method, unless all its rounds have an
+        evaluation.
+        """
+        plain: list[float] = []
+        scored: list[float] = []
+        for row in self.read(trial).rounds[1:]:  # the first round warms up
+            (scored if "evaluate" in row else plain).append(float(row["seconds"]))
+        if plain and scored:
+            each = fmean(plain)
+            self.costs[trial.who.method] = [each, max(fmean(scored) - each, 0.0)]
 
     def read(self, trial: Trial) -> RunFolder:
         """Return the content of a trial's folder."""

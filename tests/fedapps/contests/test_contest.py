@@ -52,7 +52,7 @@ class Fake(Trials):
             self.now += trial.until - self.done(trial)
             self.at[trial.folder] = trial.until
             self.log.append(trial)
-            self.costs[trial.who.method] = 1.0
+            self.costs[trial.who.method] = [1.0, 0.0]
             self.ended(trial, "")
 
     def scores(self, trial, measure):
@@ -202,7 +202,7 @@ def test_the_budget_is_kept(tmp_path, budget):
 
 
 def test_rounds_are_cut_until_the_budget_suffices():
-    state = State({}, {}, 0, 1000.0, list(METHODS), costs=dict.fromkeys(METHODS, 1.0))
+    state = State({}, {}, 0, 1000.0, list(METHODS), costs=dict.fromkeys(METHODS, [1.0, 0.1]))
     state.start_seconds = 0.5
     rounds = affordable_rounds(state, 2, 400)
     assert rounds < 400
