@@ -65,6 +65,8 @@ FAMILY = {
     "fedrep": "body",
     LOCAL: "alone",
 }
+#: Fine-tuning of a net with a body keeps the direction that averaging has found.
+IN_BODY = {"finetune": "body"}
 METHODS = (LOCAL, "fedavg", "finetune", "ditto", "ifca", "apfl")
 SETTINGS = {
     "task": "regression",
@@ -94,6 +96,7 @@ def contest(name: str, seed: int, folder: Path) -> dict[str, Any]:
     result = outcome(found)
     leader, method = found.state.leader, result.verdict.method
     return {
+        "case": name,
         "verdict": result.verdict.kind,
         "method": method,
         "leader": leader,
@@ -175,6 +178,7 @@ def estimated(name: str, seed: int) -> dict[str, Any]:
     intervals = simultaneous(final)
     verdict = decide(final, intervals, leader, delta, "finetune")
     return {
+        "case": name,
         "verdict": verdict.kind,
         "method": verdict.method,
         "leader": leader,
@@ -204,11 +208,12 @@ def judged(one: dict[str, Any]) -> dict[str, Any]:
     gain = risks["alone"] - best
     near = {family for family, risk in risks.items() if risk <= best + delta}
     federate = one["verdict"] == FEDERATE
+    families = {**FAMILY, **(IN_BODY if one["case"] == "body" else {})}
     inside = [low <= one["exact"][m] <= high for m, (low, _, high) in one["intervals"].items()]
     low, mean, high = one["intervals"][one["leader"]]
     error, truth_ = (high - low) / 4, one["exact"][one["leader"]]
     return {
-        "right": federate and FAMILY[one["method"]] in near if gain >= 3 * delta else None,
+        "right": federate and families[one["method"]] in near if gain >= 3 * delta else None,
         "false": federate if gain < delta else None,
         "hold": all(inside),
         "bias": (mean - truth_) / error,
