@@ -19,6 +19,8 @@ contest goes on from there.
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from fedapps.contests.plan import (
     FINAL_SEEDS,
     FIRST_SEEDS,
@@ -36,7 +38,7 @@ from fedapps.contests.trials import (
     Contestant,
     Scores,
     Trial,
-    gains_over,
+    as_table,
 )
 from fedapps.errors import RunFailed
 from fedapps.results.simultaneous import Table, upper_bound
@@ -76,7 +78,7 @@ class Contest(Rates):
             if number < len(state.steps):
                 continue
             seeds = [self.seed + 1 + i for i in range(n)]
-            trials = [Trial(who, s, until) for who in self.contestants() for s in seeds]
+            trials = [t for who in self.contestants() for t in self._trials(who, seeds, until)]
             # a step that has begun is ended: its trials have left the last step's round
             if number and state.begun < number and not self._worth(number, trials):
                 break
@@ -95,40 +97,42 @@ class Contest(Rates):
         state.finalists = {leader.method: leader.rate, LOCAL: state.rates[LOCAL][0]}
         for best in self._baselines(gains):
             state.finalists.setdefault(best.method, best.rate)
-        state.race_gains = {str(who): float(table.mean()) for who, table in gains.items()}
+        state.race_gains = {str(who): mean_of(table) for who, table in gains.items()}
         state.race_ended = True
         self.save()
 
     def _gains(self, seeds: Sequence[int], until: int) -> dict[Contestant, Table]:
-        """Return the gains over training alone (S, K) of those who are left, at the
-        clients that have a score of that with every seed. Who has none at one of them
-        is dropped.
+        """Return the gains over training alone (S, K) of those who are left, NaN for a
+        client that takes no part with a seed. A client where training alone diverges is
+        left out; who diverges at another is dropped.
         """
-        state = self.state
-        alone = self._scores(LOCAL, state.rates[LOCAL][0], seeds, until)
+        state, gains = self.state, {}
+        trials = self._trials(Contestant(LOCAL, state.rates[LOCAL][0]), seeds, until)
+        alone = self._scores(trials)
+        new = {trial.seed: self.trials.newcomers(trial) for trial in trials}
         everyone = sorted({k for own in alone.values() for k in own})
-        clients = [k for k in everyone if all(k in own for own in alone.values())]
+        clients = [k for k in everyone if all(k in alone[s] or k in new[s] for s in seeds)]
         if not clients:
-            raise RunFailed("training alone has no client with a score: raise min-samples")
+            raise RunFailed("training alone diverges at every client: lower train.learning-rate")
         state.unscored |= {k: "training alone diverges" for k in everyone if k not in clients}
-        gains = {}
         for who in self.contestants():
             if who.method == LOCAL:
                 continue
-            scores = self._scores(who.method, who.rate, seeds, until)
-            lost = [k for k in clients if not all(k in own for own in scores.values())]
+            own = self._scores(self._trials(who, seeds, until))
+            lost = [k for k in clients if any(k in alone[s] and k not in own[s] for s in seeds)]
             if lost:
                 shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
                 state.dropped[str(who)] = f"failed, or diverged at {shown}"
             else:
-                gains[who] = gains_over(alone, scores, clients)
+                gains[who] = as_table(own, clients) - as_table(alone, clients)
         return gains
 
-    def _scores(
-        self, method: str, rate: float, seeds: Sequence[int], until: int
-    ) -> dict[int, Scores]:
-        trials = {seed: Trial(Contestant(method, rate), seed, until) for seed in seeds}
-        return {s: self.trials.scores(trial, self.state.measure) for s, trial in trials.items()}
+    @staticmethod
+    def _trials(who: Contestant, seeds: Sequence[int], until: int) -> list[Trial]:
+        return [Trial(who, seed, until) for seed in seeds]
+
+    def _scores(self, trials: Sequence[Trial]) -> dict[int, Scores]:
+        return {trial.seed: self.trials.scores(trial, self.state.measure) for trial in trials}
 
     @staticmethod
     def _leader(gains: Mapping[Contestant, Table]) -> Contestant:
@@ -136,7 +140,7 @@ class Contest(Rates):
             raise RunFailed(
                 "every federated method failed or diverged at a client: lower train.learning-rate"
             )
-        return max(gains, key=lambda who: float(gains[who].mean()))
+        return max(gains, key=lambda who: mean_of(gains[who]))
 
     def _baselines(self, gains: Mapping[Contestant, Table]) -> list[Contestant]:
         """Return fine-tuning and FedAvg, each at its best rate."""
@@ -198,8 +202,12 @@ class Contest(Rates):
 
     def final_scores(self) -> dict[str, dict[int, Scores]]:
         """Return the finalists' scores by seed and client."""
-        scores: dict[str, dict[int, Scores]] = {}
+        by_method: dict[str, list[Trial]] = {}
         for trial in self.final_trials():
-            own = self.trials.scores(trial, self.state.measure)
-            scores.setdefault(trial.who.method, {})[trial.seed] = own
-        return scores
+            by_method.setdefault(trial.who.method, []).append(trial)
+        return {method: self._scores(trials) for method, trials in by_method.items()}
+
+
+def mean_of(table: Table) -> float:
+    """Return the mean over seeds of the clients' means."""
+    return float(np.nanmean(table, axis=1).mean())

@@ -7,7 +7,7 @@ import numpy as np
 
 from algorithms.common.measures import lower_is_better
 from fedapps.charts import html
-from fedapps.contests.contest import Contest
+from fedapps.contests.contest import Contest, mean_of
 from fedapps.contests.trials import LOCAL, Contestant, Trial, score_on
 from fedapps.contests.verdict import FEW, Outcome, between, outcome, size, verdict_text
 from fedapps.formats import bytes_text, metric_name, metric_text, seconds_text
@@ -43,14 +43,14 @@ def ranking(contest: Contest, found: Outcome) -> Section:
     runs = finalists_runs(contest)
     new = newcomer_means(next(iter(runs.values()))[0].evaluation)
     rows = []
-    for method, scores in sorted(found.scores.items(), key=lambda pair: -pair[1].mean()):
-        cells = [method, metric_text(state.measure, sign * float(scores.mean()), unit=False)]
+    for method, scores in sorted(found.scores.items(), key=lambda pair: -mean_of(pair[1])):
+        cells = [method, metric_text(state.measure, sign * mean_of(scores), unit=False)]
         if method == LOCAL:
             cells += ["-", "-", "-", "-"]
         else:
             table, like = found.gains[method], found.intervals[method]
-            these = t_interval(table.mean(1).tolist())
-            share = table.mean(0)
+            these = t_interval(np.nanmean(table, 1).tolist())
+            share = np.nanmean(table, 0)
             cells += [
                 size(state.measure, like.mean),
                 between(state.measure, these),
@@ -97,12 +97,12 @@ def clients_section(contest: Contest, found: Outcome) -> Section:
     measure = contest.state.measure
     method = found.verdict.method or contest.state.leader
     table = found.gains[method]
-    gains = table.mean(0)
+    gains = np.nanmean(table, 0)
     order = np.argsort(-gains)
     shown = list(order) if len(order) <= 2 * FEW else [*order[:FEW], *order[-FEW:]]
     rows = []
     for k in shown:
-        low, high = table[:, k].min(), table[:, k].max()
+        low, high = np.nanmin(table[:, k]), np.nanmax(table[:, k])
         word = "gains" if low > 0 else "loses" if high < 0 else "either"
         cells = (
             size(measure, float(gains[k])),

@@ -62,8 +62,8 @@ def affordable_rounds(state: State, jobs: int, most: int) -> int:
         if least <= state.budget:
             return rounds
     raise UserError(
-        f"--budget {seconds_text(state.budget)}: even {PARTS} rounds take about "
-        f"{seconds_text(least)}: raise it, or name fewer methods with --methods"
+        f"a budget of {seconds_text(state.budget)}: even with {PARTS} rounds the contest takes "
+        f"about {seconds_text(least)}: raise it, or name fewer methods"
     )
 
 

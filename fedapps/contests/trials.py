@@ -15,14 +15,15 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from algorithms.common.measures import lower_is_better
 from fedapps.errors import RunFailed, UserError
 from fedapps.methods import find_method
 from fedapps.notes import each_once
+from fedapps.records.newcomers import MARK
 from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.records.writer import status_of
+from fedapps.results.simultaneous import Table
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.settings import Settings, chosen
 from fedapps.sweeps.plan import without_reserved
@@ -212,12 +213,14 @@ class Trials:
             }
         return self._scores[trial]
 
+    def newcomers(self, trial: Trial) -> set[str]:
+        """Return the clients that take no part with this seed (``num-new-clients``)."""
+        return {str(row["client"]) for row in self.read(trial).clients if row.get(MARK)}
 
-def gains_over(
-    alone: Mapping[int, Scores], ours: Mapping[int, Scores], clients: Sequence[str]
-) -> NDArray[np.float64]:
-    """Return d[s, k] = ours - alone (S, K), of clients that both have in all seeds."""
-    return np.array([[own[k] - alone[seed][k] for k in clients] for seed, own in ours.items()])
+
+def as_table(scores: Mapping[int, Scores], clients: Sequence[str]) -> Table:
+    """Return scores as a table (S, K); NaN where a client has none."""
+    return np.array([[own.get(k, np.nan) for k in clients] for own in scores.values()])
 
 
 def assembled(base: Mapping[str, Any], method: str) -> tuple[Settings, Task]:

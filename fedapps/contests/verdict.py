@@ -3,11 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedapps.contests.contest import Contest
-from fedapps.contests.plan import FINAL_SEEDS
-from fedapps.contests.trials import FINETUNE, LOCAL
+from fedapps.contests.trials import FINETUNE, LOCAL, as_table
 from fedapps.errors import RunFailed
 from fedapps.formats import is_percent, metric_name, metric_text
 from fedapps.results.seeds import Interval
@@ -20,9 +17,9 @@ FEW = 8
 @dataclass(frozen=True)
 class Outcome:
     """The result of a finished contest. ``scores``: of each finalist, (S, K), at
-    ``clients``; ``gains``: over training alone; ``intervals``: those that hold
-    together, for sites like these. ``diverged``: the clients without a score in every
-    run, with method and number of seeds; they are in no mean.
+    ``clients``, NaN where one takes no part with a seed; ``gains``: over training
+    alone; ``intervals``: those that hold together, for sites like these. ``diverged``:
+    the clients where a finalist has no score; they are in no mean.
     """
 
     verdict: Verdict
@@ -35,27 +32,27 @@ class Outcome:
 
 def outcome(contest: Contest) -> Outcome:
     """Return the result of a contest whose final has ended. Raises ``RunFailed`` if
-    fewer than two clients have a score in all its runs.
+    fewer than two clients have a score of all finalists.
     """
     by_seed = contest.final_scores()
+    new = {t.seed: contest.trials.newcomers(t) for t in contest.final_trials()}
     everyone = sorted({k for runs in by_seed.values() for own in runs.values() for k in own})
     diverged = {}
     for k in everyone:
-        lost = {m: sum(k not in own for own in runs.values()) for m, runs in by_seed.items()}
+        lost = {
+            m: sum(k not in own and k not in new[s] for s, own in runs.items())
+            for m, runs in by_seed.items()
+        }
         if any(lost.values()):
-            diverged[k] = " and ".join(
-                f"{m} ({n} of {FINAL_SEEDS} seeds)" for m, n in lost.items() if n
-            )
+            counts = ", ".join(f"{m} {n} of {len(new)} seeds" for m, n in lost.items() if n)
+            diverged[k] = f"{k} ({counts})"
     clients = [k for k in everyone if k not in diverged]
     if len(clients) < 2:
         raise RunFailed(
-            f"the final has {len(clients)} clients with a score in all runs, two are needed: "
-            f"{_named(diverged)}"
+            f"the final has {len(clients)} clients with a score of all finalists, 2 are needed; "
+            f"diverged: {_named(diverged)}"
         )
-    scores = {
-        m: np.array([[own[k] for k in clients] for own in runs.values()])
-        for m, runs in by_seed.items()
-    }
+    scores = {m: as_table(runs, clients) for m, runs in by_seed.items()}
     gains = {m: table - scores[LOCAL] for m, table in scores.items() if m != LOCAL}
     intervals = simultaneous(gains)
     verdict = decide(gains, intervals, contest.state.leader, contest.state.delta, FINETUNE)
@@ -63,8 +60,7 @@ def outcome(contest: Contest) -> Outcome:
 
 
 def _named(diverged: Mapping[str, str]) -> str:
-    shown = [f"{client} under {how}" for client, how in diverged.items()][:FEW]
-    return f"diverged: {', '.join(shown)}{', ...' if len(diverged) > FEW else ''}"
+    return ", ".join([*diverged.values()][:FEW]) + ", ..." * (len(diverged) > FEW)
 
 
 def verdict_text(contest: Contest, found: Outcome) -> str:
@@ -104,7 +100,9 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
             + (f"About {more} would tell." if more else "More seeds would not tell.")
         )
     text += f" {s} fresh seeds, {k} clients."
-    return f"{text} Not in these means, {_named(found.diverged)}." if found.diverged else text
+    if found.diverged:
+        text += f" In no mean, since a finalist diverged there: {_named(found.diverged)}."
+    return text
 
 
 def size(measure: str, value: float) -> str:

@@ -1,10 +1,10 @@
 """Intervals of several gains that hold together, and the verdict that they allow.
 
-A gain is a complete table d[s, k] of seeds s and clients k: the score of a method minus
-that of training alone. Each has a crossed interval (``fedapps.results.seeds``). The
-max-t intervals of several gains all hold in 95 % of studies: their common level c is
-such that the largest of correlated statistics stays below its quantile, P(min_m p_m < 1
-- c) = 5 %, with the correlations of the clients' mean gains.
+A gain is a table d[s, k] of seeds s and clients k: the score of a method minus that of
+training alone. Each has a crossed interval (``fedapps.results.seeds``). The max-t
+intervals of several gains all hold in 95 % of studies: their common level c is such
+that the largest of correlated statistics stays below its quantile, P(min_m p_m < 1 - c)
+= 5 %, with the correlations of the clients' mean gains.
 
 Source: Hothorn, Bretz, Westfall, "Simultaneous Inference in General Parametric Models",
 Biometrical Journal 50, 2008, doi 10.1002/bimj.200810425, section 3.
@@ -58,7 +58,8 @@ def joint_level(tables: Mapping[str, Table], level: float = 0.95) -> float:
         return level
     from scipy.special import ndtr  # imported here because it is slow to import
 
-    means = np.stack([table.mean(0) for table in tables.values()])
+    means = np.stack([np.nanmean(table, axis=0) for table in tables.values()])
+    means = means[:, np.isfinite(means).all(0)]
     apart = means - means.mean(1, keepdims=True)
     sizes = np.linalg.norm(apart, axis=1)
     unit = apart / np.where(sizes > 0, sizes, 1.0)[:, None]
@@ -124,6 +125,7 @@ def more_needed(table: Table, interval: Interval, distance: float) -> tuple[int,
     """Return about how many more seeds, or more sites, would shorten the interval to
     ``distance`` on each side; 0 if that many are not worth naming.
     """
+    table = table[:, np.isfinite(table).all(0)]
     s, k = table.shape
     if s < 2 or k < 2 or distance <= 0:
         return 0, 0

@@ -40,7 +40,7 @@ class Fake(Trials):
     def __init__(self, out, means, best=None, stop_after=10**9):
         super().__init__({}, out, 16, lambda runs: ())
         self.means, self.best, self.stop_after = means, best or {}, stop_after
-        self.log, self.at, self.now = [], {}, 0.0
+        self.log, self.at, self.now, self.new = [], {}, 0.0, set()
 
     def done(self, trial):
         return self.at.get(trial.folder, 0)
@@ -55,6 +55,9 @@ class Fake(Trials):
             self.costs[trial.who.method] = [1.0, 0.0]
             self.ended(trial, "")
 
+    def newcomers(self, trial):
+        return {f"site {trial.seed % 2}"} & self.new
+
     def scores(self, trial, measure):
         assert self.at[trial.folder] == trial.until, "scores of another round"
         rng = generator(0, f"fake {trial.folder}", trial.until)
@@ -62,7 +65,8 @@ class Fake(Trials):
         mean = self.means[trial.who.method] - 0.1 * away**2
         client = np.linspace(-0.1, 0.1, 8)
         noise = 0.002 * rng.normal(size=8)
-        return {f"site {k}": float(mean + client[k] + noise[k]) for k in range(8)}
+        own = {f"site {k}": float(mean + client[k] + noise[k]) for k in range(8)}
+        return {k: v for k, v in own.items() if k not in self.newcomers(trial)}
 
 
 def contest(tmp_path, means, *, state=None, best=None, stop_after=10**9, budget=0.0):
@@ -124,17 +128,29 @@ def test_a_client_that_diverges_in_the_final_is_named_and_in_no_mean(tmp_path):
     one.trials.scores = lost
     found = outcome(one)
     assert found.clients == [f"site {k}" for k in range(1, 8)]
-    assert "Not in these means, diverged: site 0 under ditto (3 of 5 seeds)" in (
-        verdict_text(one, found)
-    )
+    named = "In no mean, since a finalist diverged there: site 0 (ditto 3 of 5 seeds)."
+    assert named in verdict_text(one, found)
     assert "7 clients." in verdict_text(one, found)
     for method, table in whole.scores.items():
         np.testing.assert_array_equal(found.scores[method], table[:, 1:])
     one.trials.scores = lambda trial, measure: {
         k: v for k, v in lost(trial, measure).items() if k in ("site 0", "site 1")
     }
-    with pytest.raises(RunFailed, match=r"has 1 clients .* site 0 under ditto \(3 of 5 seeds\)"):
+    with pytest.raises(RunFailed, match=r"has 1 clients .* site 0 \(ditto 3 of 5 seeds\)"):
         outcome(one)
+
+
+def test_clients_that_are_new_with_a_seed_have_not_diverged(tmp_path):
+    one = contest(tmp_path, MEANS)
+    one.trials.new = {"site 0", "site 1"}
+    one.run()
+    found = outcome(one)
+    assert not one.state.unscored
+    assert not found.diverged
+    assert len(found.clients) == 8
+    assert np.isnan(found.scores["ditto"]).sum() == 5
+    assert found.verdict.method == "ditto"
+    assert "8 clients." in verdict_text(one, found)
 
 
 def test_who_diverges_in_the_race_is_dropped_and_named_and_the_contest_goes_on(tmp_path):
@@ -202,7 +218,7 @@ def test_the_budget_is_kept(tmp_path, budget):
 
 
 def test_rounds_are_cut_until_the_budget_suffices():
-    state = State({}, {}, 0, 1000.0, list(METHODS), costs=dict.fromkeys(METHODS, [1.0, 0.1]))
+    state = State({}, {}, 0, 1000.0, list(METHODS), costs={m: [1.0, 0.1] for m in METHODS})
     state.start_seconds = 0.5
     rounds = affordable_rounds(state, 2, 400)
     assert rounds < 400
@@ -210,7 +226,7 @@ def test_rounds_are_cut_until_the_budget_suffices():
     rates, race, final = stage_seconds(state, 2, rounds + 8)
     assert 1.1 * (rates + race) > 600 or 1.1 * (rates + race + final) > 1000
     state.budget = 10.0
-    with pytest.raises(UserError, match="even 8 rounds take about"):
+    with pytest.raises(UserError, match="even with 8 rounds the contest takes about"):
         affordable_rounds(state, 2, 400)
 
 
