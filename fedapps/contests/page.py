@@ -53,8 +53,8 @@ def ranking(contest: Contest, found: Outcome) -> Section:
             share = np.nanmean(table, 0)
             cells += [
                 size(state.measure, like.mean),
-                between(state.measure, these),
-                between(state.measure, like),
+                between(state.measure, these.low, these.high),
+                between(state.measure, like.low, like.high),
                 f"{(share > 0).sum()} / {(share < 0).sum()}",
             ]
         cells += [_average(runs[method], f"{state.measure}-worst10", state.measure)]
@@ -104,10 +104,7 @@ def clients_section(contest: Contest, found: Outcome) -> Section:
     for k in shown:
         low, high = np.nanmin(table[:, k]), np.nanmax(table[:, k])
         word = "gains" if low > 0 else "loses" if high < 0 else "either"
-        cells = (
-            size(measure, float(gains[k])),
-            f"{size(measure, low)} to {size(measure, high)}",
-        )
+        cells = size(measure, float(gains[k])), between(measure, low, high)
         rows.append((found.clients[k], *cells, word))
     note = "From the lowest to the highest seed; gains, loses: with every seed."
     if len(order) > 2 * FEW:

@@ -74,12 +74,13 @@ def start(
         contest.say(f"going on after {seconds_text(state.elapsed)} in {out}")
         return contest
     out.mkdir(parents=True, exist_ok=True)
-    for method, reason in left_out.items():
-        say(f"{method} is left out: {reason}")
+    for name, reason in {**left_out, **unscored}.items():
+        say(f"{name} is left out{' of the race' * (name in unscored)}: {reason}")
     most = int(full["num-rounds"]) // PARTS * PARTS
     if not most:
         raise UserError(f"num-rounds = {full['num-rounds']}: a contest needs at least {PARTS}")
-    state = State(asked, full, most, budget, known, left_out, unscored, most_seeds=most_seeds)
+    state = State(asked, full, most, budget, known, left_out, unscored=unscored)
+    state.most_seeds = most_seeds
     if budget:
         measure_costs(state, given, out / "pilot", execute, jobs)
         state.rounds = affordable_rounds(state, jobs, most)

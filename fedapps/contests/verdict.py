@@ -73,7 +73,8 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
         text = (
             f"Federate, with {verdict.method}. On the test samples it gains "
             f"{size(state.measure, one.mean)} of {name} over training alone "
-            f"({between(state.measure, one)}), more than the {delta} that count as a difference."
+            f"({between(state.measure, one.low, one.high)}), more than the {delta} that count as a "
+            "difference."
         )
         if verdict.method != state.leader:
             text += (
@@ -96,7 +97,7 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
         text = (
             f"Cannot tell. {verdict.method}, the leader of the race, gains "
             f"{size(state.measure, one.mean)} of {name} over training alone "
-            f"({between(state.measure, one)}), and {delta} count as a difference. "
+            f"({between(state.measure, one.low, one.high)}), and {delta} count as a difference. "
             + (f"About {more} would tell." if more else "More seeds would not tell.")
         )
     text += f" {s} fresh seeds, {k} clients."
@@ -110,6 +111,7 @@ def size(measure: str, value: float) -> str:
     return f"{100 * value:.1f} points" if is_percent(measure) else metric_text(measure, value)
 
 
-def between(measure: str, one: Interval) -> str:
+def between(measure: str, low: float, high: float) -> str:
     """Return the bounds of a gain as text."""
-    return f"{size(measure, one.low)} to {size(measure, one.high)}"
+    first = f"{100 * low:.1f}" if is_percent(measure) else size(measure, low)
+    return f"{first} to {size(measure, high)}"

@@ -17,7 +17,7 @@ from fedapps.contests.plan import affordable_rounds, stage_seconds
 from fedapps.contests.run import run_contest
 from fedapps.contests.setup import start
 from fedapps.contests.state import State, load_state
-from fedapps.contests.trials import RATE, Contestant, Trials, assembled, in_process
+from fedapps.contests.trials import RATE, Contestant, Trial, Trials, assembled, in_process
 from fedapps.contests.verdict import outcome, verdict_text
 from fedapps.errors import RunFailed, UserError
 from fedapps.runs.assembly import build_task
@@ -244,8 +244,10 @@ SETTINGS = {
 }
 
 
-def written(folder, poison):
-    """Write three sites of a known truth; ``poison``: with wrong test targets."""
+def written(folder, poison, left_out=()):
+    """Write three sites of a known truth; ``poison``: with wrong test targets.
+    ``left_out``: sites and parts without rows.
+    """
     folder.mkdir()
     truth("same", 0).write(folder / "all.csv", 0)
     with (folder / "all.csv").open() as file:
@@ -254,6 +256,8 @@ def written(folder, poison):
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         for row in rows:
+            if (row["client"], row["part"]) in left_out:
+                continue
             bad = poison and row["part"] == "test"
             writer.writerow(row | ({"y": 100 * float(row["y"])} if bad else {}))
     return {**SETTINGS, "data.source": str(folder / "data.csv")}
@@ -322,6 +326,45 @@ def test_the_race_scores_samples_by_which_no_method_chooses(tmp_path):
                 assert [*map(list, task.split(k, number))] == [
                     *map(list, (train, chosen_by, scored))
                 ]
+
+
+def test_a_client_without_validation_samples_is_named_and_the_others_are_scored(tmp_path):
+    said = []
+    given = written(tmp_path / "data", False, [("site-02", "validation")])
+    one = start(
+        given, tmp_path / "out", in_process, methods=("fedavg",), most_seeds=3, say=said.append
+    )
+    assert one.state.unscored == {"site-02": "no validation samples"}
+    assert said == ["site-02 is left out of the race: no validation samples"]
+    trial = Trial(Contestant("finetune", 0.02), 1, 2)
+    one.trials.run([trial])
+    assert not one.state.errors
+    assert set(one.trials.scores(trial, "rmse")) == {"site-01", "site-03"}
+    (failure,) = one.trials.read(trial).failures  # it trains
+    assert failure.client == "site-02"
+    assert "no samples to be scored on" in failure.reason
+    everyone = [(f"site-0{k}", "validation") for k in (1, 2, 3)]
+    with pytest.raises(UserError, match=r"validation"):
+        start(written(tmp_path / "none", False, everyone), tmp_path / "no", in_process)
+
+
+def test_every_method_of_a_contest_has_the_same_samples(tmp_path):
+    """Tasks on tables and some methods have no validation samples by default."""
+    methods = ("local", "fedavg", "finetune", "histogram-boosting")
+    one = start({"task": "regression", "num-clients": 4}, tmp_path, in_process, methods=methods)
+    assert not one.state.left_out
+    splits = []
+    for method in methods:
+        settings, task = assembled(one.trials.base, method)
+        assert settings.data.validation == 0.2
+        splits.append([[part.tolist() for part in task.split(k, 4)] for k in range(4)])
+    assert all(split == splits[0] for split in splits)
+    assert all(len(part) for client in splits[0] for part in client)
+
+
+def test_a_method_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="did you mean 'ditto'"):
+        start({}, tmp_path, in_process, methods=("dito",))
 
 
 def test_contestants_are_named_by_method_and_rate():
