@@ -243,7 +243,7 @@ def portfolio(
 ) -> tuple[list[str], dict[str, str], dict[str, Any], dict[str, str]]:
     """Return the methods that can run with these settings, why the others cannot, the
     settings in full, and the clients that the race cannot score. Raises ``UserError``
-    if training alone or FedAvg cannot run, or no client can be scored.
+    if training alone or FedAvg cannot run.
     """
     known, left_out = [], {}
     full: dict[str, Any] = {}
@@ -274,10 +274,7 @@ def _unscored(task: Task, settings: Settings) -> dict[str, str]:
         return len(task.client_data(k, total).test) if isinstance(task, HasNet) else 1
 
     names = client_names(task, total) or tuple(map(str, range(total)))
-    none = [names[k] for k in range(total) if not scored(k)]
-    if len(none) == total:
-        raise UserError("a contest needs validation samples, and no client has any")
-    return dict.fromkeys(none, "no validation samples")
+    return {names[k]: "no validation samples" for k in range(total) if not scored(k)}
 
 
 def _normalises(task: Any) -> bool:
