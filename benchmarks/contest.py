@@ -96,12 +96,9 @@ def contest(name: str, seed: int, folder: Path) -> dict[str, Any]:
     result = outcome(found)
     leader, method = found.state.leader, result.verdict.method
     return {
-        "case": name,
         "verdict": result.verdict.kind,
         "method": method,
         "leader": leader,
-        "risks": federation.risks(),
-        "delta": 0.02 * federation.error_of_a_mean,
         "intervals": {m: [one.low, one.mean, one.high] for m, one in result.intervals.items()},
         "exact": exact_gains(federation, found),
         "race": found.state.race_gains[str(Contestant(leader, found.state.finalists[leader]))],
@@ -178,7 +175,6 @@ def estimated(name: str, seed: int) -> dict[str, Any]:
     intervals = simultaneous(final)
     verdict = decide(final, intervals, leader, delta, "finetune")
     return {
-        "case": name,
         "verdict": verdict.kind,
         "method": verdict.method,
         "leader": leader,
@@ -199,6 +195,13 @@ def shrinkage(u: Any, validation: list[Any]) -> float:
         for a in (0.0, 0.25, 0.5, 0.75, 1.0)
     }
     return min(errors, key=lambda a: errors[a])
+
+
+def known(name: str, seed: int) -> dict[str, Any]:
+    """Return what is known of a federation before any contest."""
+    federation = truth(name, seed)
+    delta = 0.02 * federation.error_of_a_mean
+    return {"case": name, "risks": federation.risks(), "delta": delta}
 
 
 def judged(one: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +242,7 @@ def main() -> None:
     for seed in range(arguments.contests):  # all cases of a seed first: stopping is fair
         for name in cases:
             if arguments.estimators:
-                found[name].append(estimated(name, seed))
+                found[name].append({**estimated(name, seed), **known(name, seed)})
                 continue
             path = arguments.out / f"{name}-{seed}.json"
             if not path.exists() and not arguments.only_print:
@@ -248,7 +251,8 @@ def main() -> None:
                 path.write_text(json.dumps(result, indent=1), encoding="utf-8")
                 shutil.rmtree(folder)
             if path.exists():
-                found[name].append(json.loads(path.read_text(encoding="utf-8")))
+                one = json.loads(path.read_text(encoding="utf-8"))
+                found[name].append({**one, **known(name, seed)})
     table = Table(title="Contests with a known answer")
     names = ("right", "false", "hold", "bias", "in race", "verdicts")
     for column in ("case", "contests", *names):

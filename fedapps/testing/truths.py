@@ -158,7 +158,8 @@ def _wrong(rng: np.random.Generator) -> Federation:
     one = _linear(rng, 0.0)
     at = rng.permutation(K) < 2  # their targets have nothing to do with their features
     noise = np.where(at, np.sqrt(1 + (one.weights**2).sum(1)), 1.0)
-    return replace(one, weights=np.where(at[:, None], 0.0, one.weights), noise=noise)
+    weights = np.where(at[:, None], 0.0, one.weights)
+    return replace(one, weights=weights, noise=noise, groups=at.astype(np.int64))
 
 
 def _null(rng: np.random.Generator) -> Federation:

@@ -63,7 +63,7 @@ def test_the_right_families_are_those_that_the_cases_are_named_for():
     assert best["body"] == "body"
     assert best["same"] in ("pooled", "mixture")
     assert best["threshold"] == "mixture"
-    assert best["wrong-labels"] == "mixture"
+    assert best["wrong-labels"] == "clusters"
     for name in ("islands", "null"):
         risks = truth(name, 5).risks()
         gain = risks["alone"] - min(risks.values())
