@@ -1,6 +1,6 @@
 """Contests on federations of which the right answer is known.
 
-    python benchmarks/contest.py [--cases same,islands,...] [--contests 20] [--out DIR]
+    python benchmarks/contest.py [--cases null,islands,...] [--contests 20] [--out DIR]
     python benchmarks/contest.py --estimators [--contests 400]
 
 Each contest (``fedapps.contests``, six methods, eight rounds, no budget) is on another
@@ -18,8 +18,8 @@ command can be stopped and repeated; ``--only-print`` starts none. Printed per c
 mixtures and cluster means stand in for the methods. A seed decides which training
 sample of each client is left out.
 
-The exact gain is that of the final's own models: the same runs, scored on points where
-the squared error of a linear model is its expectation.
+The exact gain is that of the final's own models: each is scored on points, too, where
+the squared error of a linear model is its expectation (``Federation.exact``).
 """
 
 import argparse
@@ -28,6 +28,8 @@ import logging
 import shutil
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -41,12 +43,18 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms.common.seeds import generator
-from fedapps.contests.contest import FINAL_SEEDS
-from fedapps.contests.page import outcome
+from clients.base.data import Split
+from clients.base.evaluation import Objective
+from clients.base.scores import Scores
+from fedapps.contests.contest import Contest
+from fedapps.contests.plan import FINAL_SEEDS
 from fedapps.contests.setup import start
-from fedapps.contests.trials import LOCAL, Contestant, Trials, gain_table, in_process
+from fedapps.contests.trials import LOCAL, Contestant, in_process
+from fedapps.contests.verdict import outcome
 from fedapps.results.simultaneous import FEDERATE, decide, simultaneous
-from fedapps.testing.truths import PARTS, SIZES, TRUTHS, Federation, truth
+from fedapps.tasks import Regression
+from fedapps.tasks.registry import TASKS
+from fedapps.testing.truths import PARTS, SIZES, D, Federation, truth
 
 FAMILY = {
     "fedavg": "pooled",
@@ -54,8 +62,12 @@ FAMILY = {
     "apfl": "mixture",
     "ditto": "mixture",
     "ifca": "clusters",
+    "fedrep": "body",
     LOCAL: "alone",
 }
+#: Fine-tuning of a net with a body keeps the direction that averaging has found.
+IN_BODY = {"finetune": "body"}
+METHODS = (LOCAL, "fedavg", "finetune", "ditto", "ifca", "apfl")
 SETTINGS = {
     "task": "regression",
     "data.natural-id": "client",
@@ -66,51 +78,65 @@ SETTINGS = {
     "train.local-epochs": 5,
     "train.batch-size": 16,
 }
-CASES = [name for name in TRUTHS if name != "body"]  # a linear net has no body
+BODY = {"model.name": "fedapps.testing.truths:body_net", "model.start": "random"}
+CASES = ("null", "islands", "same", "threshold", "clusters", "body", "shift", "wrong-labels")
 
 
 def contest(name: str, seed: int, folder: Path) -> dict[str, Any]:
     """Run a contest and return what is known of it."""
-    federation, began = truth(name, seed), time.monotonic()
+    federation, began = truth(name, seed), (time.monotonic(), time.process_time())
     folder.mkdir(parents=True, exist_ok=True)
-    federation.write(folder / "data.csv", seed)
+    federation.write(folder / "data.csv", seed, exact=True)
     given = {**SETTINGS, "data.source": str(folder / "data.csv"), "seed": 1000 * seed}
-    found = start(given, folder / "contest", in_process, methods=tuple(FAMILY), most_seeds=4)
+    methods = METHODS
+    if name == "body":  # a linear net with a body, and a method that shares it
+        given, methods = {**given, **BODY}, (*METHODS[:-1], "fedrep")
+    found = start(given, folder / "contest", in_process, methods=methods, most_seeds=4)
     found.run()
     result = outcome(found)
     leader, method = found.state.leader, result.verdict.method
-    exact = exact_gains(federation, found.trials, found.final_trials(), folder, seed)
-    intervals = {m: [one.low, one.mean, one.high] for m, one in result.intervals.items()}
     return {
         "verdict": result.verdict.kind,
         "method": method,
         "leader": leader,
-        "risks": federation.risks(),
-        "delta": 0.02 * federation.error_of_a_mean,
-        "intervals": intervals,
-        "exact": exact,
-        "race": found.state.race_gains[str(Contestant(leader, found.state.finalists[leader]))][0],
-        "seconds": time.monotonic() - began,
-        "cpu-seconds": time.process_time(),
+        "intervals": {m: [one.low, one.mean, one.high] for m, one in result.intervals.items()},
+        "exact": exact_gains(federation, found),
+        "race": found.state.race_gains[str(Contestant(leader, found.state.finalists[leader]))],
+        "seconds": time.monotonic() - began[0],
+        "cpu-seconds": time.process_time() - began[1],
     }
 
 
-def exact_gains(
-    federation: Federation, trials: Trials, final: list[Any], folder: Path, seed: int
-) -> dict[str, float]:
+class WithExact(Regression):
+    """Scores the exact points, the last ones of a test set, apart."""
+
+    @property
+    def objective(self) -> Objective:
+        """The loss and the scores."""
+        plain = super().objective
+        return replace(plain, score=partial(scored_apart, plain.score))
+
+
+def scored_apart(score: Any, model: Any, data: Split) -> Scores:
+    """Return the scores of a set; of a test set without its exact points, and the root
+    mean squared error at these as ``exact``.
+    """
+    n = SIZES[2]
+    if len(data) != n + 2 * D:
+        return score(model, data)
+    samples, points = Split(data.x[:n], data.y[:n]), Split(data.x[n:], data.y[n:])
+    return {**score(model, samples), "exact": score(model, points)["rmse"]}
+
+
+def exact_gains(federation: Federation, found: Contest) -> dict[str, float]:
     """Return the exact mean gain of the final's models, by method."""
-    federation.write(folder / "exact.csv", seed, exact=True)
-    base = {**trials.base, "data.source": str(folder / "exact.csv")}
-    again = Trials(base, folder / "exact", trials.rounds, in_process)
-    again.run(final)
     noise = {f"site-{k + 1:02d}": float(s) for k, s in enumerate(federation.noise)}
-    scores: dict[str, dict[int, dict[str, float]]] = {}
-    for trial in final:
-        errors = again.scores(trial, "rmse")
-        risks = {k: -float(np.hypot(noise[k], error)) for k, error in errors.items()}
-        scores.setdefault(trial.who.method, {})[trial.seed] = risks
-    gains = {m: gain_table(own, scores[LOCAL]) for m, own in scores.items() if m != LOCAL}
-    return {m: float(table.mean()) for m, table in gains.items()}
+    risks: dict[str, list[float]] = {}
+    for trial in found.final_trials():
+        rows = {row["client"]: row["exact"] for row in found.trials.read(trial).clients}
+        own = [float(np.hypot(noise[k], error)) for k, error in rows.items()]
+        risks.setdefault(trial.who.method, []).append(fmean(own))
+    return {m: fmean(risks[LOCAL]) - fmean(own) for m, own in risks.items() if m != LOCAL}
 
 
 def estimated(name: str, seed: int) -> dict[str, Any]:
@@ -146,7 +172,8 @@ def estimated(name: str, seed: int) -> dict[str, Any]:
     finalists = dict.fromkeys((leader, "finetune", "fedavg"))
     final = {m: gains["T"][m][3:] for m in finalists}
     delta = 0.02 * federation.error_of_a_mean
-    verdict, intervals = decide(final, leader, delta, "finetune"), simultaneous(final)
+    intervals = simultaneous(final)
+    verdict = decide(final, intervals, leader, delta, "finetune")
     return {
         "verdict": verdict.kind,
         "method": verdict.method,
@@ -170,6 +197,13 @@ def shrinkage(u: Any, validation: list[Any]) -> float:
     return min(errors, key=lambda a: errors[a])
 
 
+def known(name: str, seed: int) -> dict[str, Any]:
+    """Return what is known of a federation before any contest."""
+    federation = truth(name, seed)
+    delta = 0.02 * federation.error_of_a_mean
+    return {"case": name, "risks": federation.risks(), "delta": delta}
+
+
 def judged(one: dict[str, Any]) -> dict[str, Any]:
     """Return whether a contest was right, and how far its numbers are off."""
     risks, delta = one["risks"], one["delta"]
@@ -177,11 +211,12 @@ def judged(one: dict[str, Any]) -> dict[str, Any]:
     gain = risks["alone"] - best
     near = {family for family, risk in risks.items() if risk <= best + delta}
     federate = one["verdict"] == FEDERATE
+    families = {**FAMILY, **(IN_BODY if one["case"] == "body" else {})}
     inside = [low <= one["exact"][m] <= high for m, (low, _, high) in one["intervals"].items()]
     low, mean, high = one["intervals"][one["leader"]]
     error, truth_ = (high - low) / 4, one["exact"][one["leader"]]
     return {
-        "right": federate and FAMILY[one["method"]] in near if gain >= 3 * delta else None,
+        "right": federate and families[one["method"]] in near if gain >= 3 * delta else None,
         "false": federate if gain < delta else None,
         "hold": all(inside),
         "bias": (mean - truth_) / error,
@@ -192,19 +227,22 @@ def judged(one: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Run the missing contests and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--cases", default="")
     parser.add_argument("--contests", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("results/contest-truths"))
     parser.add_argument("--estimators", action="store_true", help="judge the statistics alone")
     parser.add_argument("--only-print", action="store_true")
     arguments = parser.parse_args()
-    cases = arguments.cases.split(",")
+    TASKS["regression"] = replace(TASKS["regression"], build=WithExact)
+    # the estimators are linear and have no body
+    usual = [name for name in CASES if name != "body" or not arguments.estimators]
+    cases = arguments.cases.split(",") if arguments.cases else usual
     logging.getLogger("fedapps.notes").setLevel(logging.ERROR)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
     for seed in range(arguments.contests):  # all cases of a seed first: stopping is fair
         for name in cases:
             if arguments.estimators:
-                found[name].append(estimated(name, seed))
+                found[name].append({**estimated(name, seed), **known(name, seed)})
                 continue
             path = arguments.out / f"{name}-{seed}.json"
             if not path.exists() and not arguments.only_print:
@@ -213,7 +251,8 @@ def main() -> None:
                 path.write_text(json.dumps(result, indent=1), encoding="utf-8")
                 shutil.rmtree(folder)
             if path.exists():
-                found[name].append(json.loads(path.read_text(encoding="utf-8")))
+                one = json.loads(path.read_text(encoding="utf-8"))
+                found[name].append({**one, **known(name, seed)})
     table = Table(title="Contests with a known answer")
     names = ("right", "false", "hold", "bias", "in race", "verdicts")
     for column in ("case", "contests", *names):

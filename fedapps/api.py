@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from algorithms.common.options import kebab
+from fedapps.contests.page import sections
 from fedapps.contests.run import run_contest
 from fedapps.data.in_memory import data_table, is_array, is_frame, is_written
 from fedapps.errors import RunFailed, UserError, in_python
@@ -187,17 +188,21 @@ def contest(
     whether to federate, and with which method.
 
     ``settings``: those of all runs, as of :func:`run`. ``budget``: seconds that it may
-    take. ``methods``: those beside training alone, FedAvg and fine-tuning; by default
-    the portfolio of `fedapps contest`. ``jobs``: runs at a time, 0 for one per core.
-    ``progress``: whether to print what has been decided. An interrupted contest goes on
-    when the call is repeated.
+    take, 0 for no limit. ``methods``: those beside training alone, FedAvg and
+    fine-tuning; by default the portfolio of `fedapps contest`. ``jobs``: runs at a
+    time, 0 for one per core. ``progress``: whether to print what has been decided. An
+    interrupted contest goes on when the call is repeated.
     """
+    if isinstance(budget, str) or budget < 0:
+        raise UserError(f"budget = {budget!r}: give seconds, or 0 for no limit")
+    if isinstance(methods, str):
+        raise UserError(f"methods = {methods!r}: give a list of names")
     say = print if progress else lambda line: None
     contest, found, text = run_contest(
         flat(settings), Path(out), budget=budget, methods=methods, jobs=jobs, say=say
     )
     kind, method = found.verdict.kind, found.verdict.method
-    return Verdict(contest.trials.out, kind, method, text)
+    return Verdict(contest.trials.out, kind, method, text, sections(contest, found))
 
 
 @in_python

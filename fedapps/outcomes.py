@@ -7,8 +7,7 @@ terminal.
 
 import io
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,8 @@ from fedapps.results.gains import records
 from fedapps.results.notebook import Plot, Plots
 from fedapps.results.parts import run_figures
 from fedapps.results.report import state_sentence
+from fedapps.results.sections import Section
+from fedapps.results.simultaneous import FEDERATE
 from fedapps.runs.assembly import build_task
 from fedapps.runs.deal import MAX_CLIENTS, Deal, figure
 from fedapps.runs.models import (
@@ -38,6 +39,7 @@ from fedapps.settings.settings import Settings
 from fedapps.sweeps.page import figures, tables_html
 from fedapps.sweeps.tables import Results
 from fedapps.sweeps.texts import markdown_table
+from fedapps.toml_text import read_toml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,19 +47,41 @@ if TYPE_CHECKING:
     from fedapps.data.scaling import Scale
 
 
-@dataclass(frozen=True)
 class Verdict:
     """The verdict of a contest. ``folder``: with verdict.html and winner.toml.
-    ``kind``: "federate" (with ``method``), "alone" or "cannot tell".
+    ``kind``: "federate" (with ``method``), "alone" or "cannot tell". ``text``: one
+    paragraph.
     """
 
-    folder: Path
-    kind: str
-    method: str
-    text: str
+    def __init__(
+        self, folder: Path, kind: str, method: str, text: str, sections: Sequence[Section]
+    ) -> None:
+        self.folder, self.kind, self.method, self.text = folder, kind, method, text
+        self._sections = sections
+
+    def __repr__(self) -> str:
+        chosen = f"{self.kind} with {self.method}" if self.kind == FEDERATE else self.kind
+        return f"<fedapps.Verdict {chosen}: {self.folder}>"
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def table(self) -> Any:
+        """One row per finalist: score and gain on the test samples, intervals, costs,
+        as text (a DataFrame).
+        """
+        final = self._sections[0]
+        return frame([dict(zip(final.header, row, strict=True)) for row in final.rows])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the verdict's method: ``fedapps.run(**verdict.settings)``."""
+        return read_toml(self.folder / "winner.toml")
+
+    def _repr_html_(self) -> str:
+        shown = [html.paragraph(self.text), self._sections[0].as_html()]
+        return "\n".join([*shown, _place(self.folder / "verdict.html")])
 
 
 class Run:

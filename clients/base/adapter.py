@@ -26,6 +26,7 @@ from flwr.common import log
 
 from algorithms.common.sent import Scoring
 from algorithms.common.wire import fields, read
+from clients.base.data import ArrayData, ClientData
 from clients.base.newcomers import newcomer_metrics
 from clients.base.options import acknowledged, notice_unread
 from clients.base.scores import CONFUSION
@@ -73,6 +74,9 @@ def to_client_app(
         client = _numpy_client(client_fn(context))
         notice_unread(type(client), config)
         sent = Scoring.from_config(config)
+        data = getattr(client, "data", None)
+        if isinstance(data, ClientData | ArrayData) and not len(data.test):
+            raise ValueError("the client has no samples to be scored on")
         more = _validation_scores(client, arrays, config) if sent.validation else {}
         loss, num_examples, metrics = client.evaluate(arrays, config)
         reported = {"loss": float(loss), **metrics, **more}

@@ -2,6 +2,7 @@
 and test sets.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ class ArraySplit:
 
     def vectors(self) -> "ArraySplit":
         """Return the same with inputs (n, features)."""
-        return replace(self, x=self.x.reshape(len(self.y), -1))
+        return replace(self, x=self.x.reshape(len(self.y), math.prod(self.x.shape[1:])))
 
     def tensors(self) -> Split:
         """Return the same as tensors."""

@@ -1,105 +1,29 @@
 """The verdict of a contest: its text, tables and page, and the winner's settings."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from algorithms.common.measures import lower_is_better
 from fedapps.charts import html
-from fedapps.contests.contest import Contest
-from fedapps.contests.trials import FINETUNE, LOCAL, Contestant, Trial
-from fedapps.formats import bytes_text, is_percent, metric_name, metric_text, seconds_text
+from fedapps.contests.contest import Contest, mean_of
+from fedapps.contests.trials import LOCAL, Contestant, Trial, score_on
+from fedapps.contests.verdict import FEW, Outcome, between, outcome, size, verdict_text
+from fedapps.formats import bytes_text, metric_name, metric_text, seconds_text
 from fedapps.records.files import write_text
 from fedapps.records.reader import RunFolder
 from fedapps.results.compare import compared
+from fedapps.results.newcomers import newcomer_means
 from fedapps.results.parts import COMPARISON, charts, plots
 from fedapps.results.sections import Section
-from fedapps.results.seeds import Interval, t_interval
-from fedapps.results.simultaneous import ALONE, FEDERATE, Table, Verdict, decide, simultaneous
+from fedapps.results.seeds import t_interval
+from fedapps.results.simultaneous import ALONE
 from fedapps.toml_text import to_toml
 
 WINNER = "winner.toml"
 #: Settings of a trial that are not the winner's.
-OF_TRIALS = (
-    "out",
-    "resume",
-    "until",
-    "seed",
-    "data.score-on",
-    "evaluate-every",
-    "checkpoint-every",
-)
-FEW = 8
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a finished contest. ``gains``: of each finalist over training
-    alone, (S, K); ``intervals``: those that hold together, for sites like these.
-    """
-
-    verdict: Verdict
-    gains: Mapping[str, Table]
-    intervals: Mapping[str, Interval]
-    clients: Sequence[str]
-
-
-def outcome(contest: Contest) -> Outcome:
-    """Return the result of a contest whose final has ended."""
-    gains = contest.final_gains()
-    verdict = decide(gains, contest.state.leader, contest.state.delta, FINETUNE)
-    alone = contest.final_scores()[LOCAL]
-    clients = sorted({k for own in alone.values() for k in own})
-    return Outcome(verdict, gains, simultaneous(gains), clients)
-
-
-def verdict_text(contest: Contest, found: Outcome) -> str:
-    """Return the verdict as one paragraph of plain words."""
-    state, verdict = contest.state, found.verdict
-    delta, s, k = _size(state.measure, state.delta), *next(iter(found.gains.values())).shape
-    name = metric_name(state.measure)
-    if verdict.kind == FEDERATE:
-        one = found.intervals[verdict.method]
-        text = (
-            f"Federate, with {verdict.method}. On the test samples it gains "
-            f"{_size(state.measure, one.mean)} of {name} over training alone "
-            f"({_between(state.measure, one)}), more than the {delta} that count as a difference."
-        )
-        if verdict.method != state.leader:
-            text += (
-                f" {state.leader} led the race, and {verdict.method} is within {delta} of it and "
-                "simpler."
-            )
-    elif verdict.kind == ALONE:
-        best = max(found.intervals, key=lambda m: found.intervals[m].high)
-        text = (
-            f"Train alone. No finalist gains more than {delta} of {name} over training alone: the "
-            f"largest upper bound is {_size(state.measure, found.intervals[best].high)} ({best})."
-        )
-    else:
-        one = found.intervals[verdict.method]
-        more = " or ".join(
-            f"{number} more {what}"
-            for number, what in ((verdict.seeds, "seeds"), (verdict.sites, "sites"))
-            if number
-        )
-        text = (
-            f"Cannot tell. {verdict.method}, the leader of the race, gains "
-            f"{_size(state.measure, one.mean)} of {name} over training alone "
-            f"({_between(state.measure, one)}), and {delta} count as a difference. "
-            + (f"About {more} would tell." if more else "More seeds would not tell.")
-        )
-    return f"{text} {s} fresh seeds, {k} clients."
-
-
-def _size(measure: str, value: float) -> str:
-    return f"{100 * value:.1f} points" if is_percent(measure) else metric_text(measure, value)
-
-
-def _between(measure: str, one: Interval) -> str:
-    return f"{_size(measure, one.low)} to {_size(measure, one.high)}"
+OF_TRIALS = ("out", "resume", "until", "seed", "evaluate-every", "checkpoint-every")
 
 
 def sections(contest: Contest, found: Outcome) -> list[Section]:
@@ -114,13 +38,13 @@ def sections(contest: Contest, found: Outcome) -> list[Section]:
 
 def ranking(contest: Contest, found: Outcome) -> Section:
     """Return the finalists by their gains, with both intervals and their costs."""
-    state, scores = contest.state, contest.final_scores()
+    state = contest.state
     sign = -1.0 if lower_is_better(state.measure) else 1.0
     runs = finalists_runs(contest)
+    new = newcomer_means(next(iter(runs.values()))[0].evaluation)
     rows = []
-    order = sorted(scores, key=lambda m: -_mean(scores[m]))
-    for method in order:
-        cells = [method, metric_text(state.measure, sign * _mean(scores[method]), unit=False)]
+    for method, scores in sorted(found.scores.items(), key=lambda pair: -mean_of(pair[1])):
+        cells = [method, metric_text(state.measure, sign * mean_of(scores), unit=False)]
         if method == LOCAL:
             cells += ["-", "-", "-", "-"]
         else:
@@ -128,13 +52,13 @@ def ranking(contest: Contest, found: Outcome) -> Section:
             these = t_interval(np.nanmean(table, 1).tolist())
             share = np.nanmean(table, 0)
             cells += [
-                _size(state.measure, like.mean),
-                _between(state.measure, these),
-                _between(state.measure, like),
+                size(state.measure, like.mean),
+                between(state.measure, these.low, these.high),
+                between(state.measure, like.low, like.high),
                 f"{(share > 0).sum()} / {(share < 0).sum()}",
             ]
         cells += [_average(runs[method], f"{state.measure}-worst10", state.measure)]
-        cells += [_average(runs[method], "ece-mean", "ece-mean")]
+        cells += [_average(runs[method], key, key) for key in ("ece-mean", *new)]
         numbers = [run.numbers for run in runs[method]]
         traffic = [n.get("bytes-up", 0) + n.get("bytes-down", 0) for n in numbers]
         cells += [bytes_text(float(np.mean(traffic)))]
@@ -149,6 +73,7 @@ def ranking(contest: Contest, found: Outcome) -> Section:
         "clients that gain / lose",
         "worst 10 %",
         "ECE",
+        *new.values(),
         "bytes",
         "seconds",
     )
@@ -157,6 +82,11 @@ def ranking(contest: Contest, found: Outcome) -> Section:
         "clients with other seeds. Sites like these: for other clients, too; these intervals hold "
         "together for all finalists in 95 % of contests, and the verdict uses them."
     )
+    for method, own in runs.items():
+        names = dict.fromkeys(k for run in own for k in run.diverged if k not in found.diverged)
+        if names:
+            shown = ", ".join(list(names)[:FEW]) + ", ..." * (len(names) > FEW)
+            note += f" {method} diverged in training at {shown}, whose scores count."
     return Section("Final", note, header, tuple(rows))
 
 
@@ -166,17 +96,15 @@ def clients_section(contest: Contest, found: Outcome) -> Section:
     """
     measure = contest.state.measure
     method = found.verdict.method or contest.state.leader
-    gains = np.nanmean(found.gains[method], 0)
+    table = found.gains[method]
+    gains = np.nanmean(table, 0)
     order = np.argsort(-gains)
     shown = list(order) if len(order) <= 2 * FEW else [*order[:FEW], *order[-FEW:]]
     rows = []
     for k in shown:
-        low, high = np.nanmin(found.gains[method][:, k]), np.nanmax(found.gains[method][:, k])
+        low, high = np.nanmin(table[:, k]), np.nanmax(table[:, k])
         word = "gains" if low > 0 else "loses" if high < 0 else "either"
-        cells = (
-            _size(measure, float(gains[k])),
-            f"{_size(measure, low)} to {_size(measure, high)}",
-        )
+        cells = size(measure, float(gains[k])), between(measure, low, high)
         rows.append((found.clients[k], *cells, word))
     note = "From the lowest to the highest seed; gains, loses: with every seed."
     if len(order) > 2 * FEW:
@@ -191,10 +119,10 @@ def curse(contest: Contest, found: Outcome) -> Section:
     rows = []
     for method, rate in state.finalists.items():
         if method != LOCAL:
-            race = state.race_gains[str(Contestant(method, rate))][0]
+            race = state.race_gains[str(Contestant(method, rate))]
             final = found.intervals[method].mean
-            change = _size(state.measure, final - race)
-            rows.append((method, *(_size(state.measure, v) for v in (race, final)), change))
+            change = size(state.measure, final - race)
+            rows.append((method, *(size(state.measure, v) for v in (race, final)), change))
     note = (
         "The leader was chosen by its gain in the race, so that gain is likely too high. Fresh "
         "seeds and test samples do not know of the choice."
@@ -206,14 +134,17 @@ def curse(contest: Contest, found: Outcome) -> Section:
 def race_section(contest: Contest) -> Section:
     """Return what became of every contestant."""
     state = contest.state
-    gains = sorted(state.race_gains.items(), key=lambda pair: -pair[1][0])
-    rows = [(name, _size(state.measure, gain), "until the end") for name, (gain, _) in gains]
+    gains = sorted(state.race_gains.items(), key=lambda pair: -pair[1])
+    rows = [(name, size(state.measure, gain), "until the end") for name, gain in gains]
     rows += [(name, "-", reason) for name, reason in state.dropped.items()]
     rows += [(name, "-", f"left out: {reason}") for name, reason in state.left_out.items()]
     note = (
-        f"Gains over local on validation samples with {len(state.race_seeds)} seeds. Rates were "
-        "chosen with one seed more."
+        f"Gains over local on half of the validation samples, with {len(state.race_seeds)} seeds; "
+        "methods choose by the other half. Rates were chosen with one seed more."
     )
+    if state.unscored:
+        named = [f"{client} ({why})" for client, why in state.unscored.items()]
+        note += f" Not in these scores: {', '.join(named)}."
     return Section("Race", note, ("contestant", "gain in the race", "in the race"), tuple(rows))
 
 
@@ -223,10 +154,6 @@ def finalists_runs(contest: Contest) -> dict[str, list[RunFolder]]:
     for trial in contest.final_trials():
         runs.setdefault(trial.who.method, []).append(contest.trials.read(trial))
     return runs
-
-
-def _mean(scores: Mapping[int, Mapping[str, float]]) -> float:
-    return float(np.mean([np.mean(list(own.values())) for own in scores.values()]))
 
 
 def _average(runs: Sequence[RunFolder], key: str, unit: str) -> str:
@@ -242,7 +169,8 @@ def winners_settings(contest: Contest, found: Outcome) -> dict[str, Any]:
     who = Contestant(method, contest.state.finalists[method])
     trial = Trial(who, contest.seed, contest.trials.rounds, final=True)
     config = {**contest.trials.full(method), **contest.trials.config(trial)}
-    return {key: value for key, value in config.items() if key not in OF_TRIALS}
+    left_out = (*OF_TRIALS, score_on(contest.trials.base))
+    return {key: value for key, value in config.items() if key not in left_out}
 
 
 def commands(contest: Contest, found: Outcome) -> list[tuple[str, str]]:

@@ -1,18 +1,18 @@
 """A whole contest in the sweeps' pool: ``fedapps contest`` and ``fedapps.contest``."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedapps.contests.contest import Contest
-from fedapps.contests.page import Outcome, write_verdict
+from fedapps.contests.page import write_verdict
 from fedapps.contests.setup import start
 from fedapps.contests.trials import PORTFOLIO
+from fedapps.contests.verdict import Outcome
 from fedapps.engines.processes import cores
 from fedapps.notes import each_once
 from fedapps.sweeps.execution import Way, only_one
-from fedapps.sweeps.pool import run_all
+from fedapps.sweeps.pool import Pool
 
 
 def run_contest(
@@ -27,8 +27,8 @@ def run_contest(
     """Run or continue the contest in ``out``; write and return its verdict."""
     out, jobs = out.expanduser().absolute(), Way(jobs=jobs).jobs or cores()
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    execute = partial(run_all, processes=jobs)
-    with only_one(out), each_once():  # a note on the data holds for all runs
+    # a note on the data holds for all runs
+    with only_one(out), each_once(), Pool(jobs) as execute:
         contest = start(
             given,
             out,

@@ -7,17 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedapps.contests.contest import (
-    ALONE_GRID,
-    FINAL_SEEDS,
-    FIRST_SEEDS,
-    GRID,
-    KEPT,
-    RACE_ENDS,
-    Contest,
-    State,
-    load_state,
-)
+from fedapps.contests.contest import Contest
+from fedapps.contests.plan import KEPT, affordable_rounds, described
+from fedapps.contests.state import State, load_state
 from fedapps.contests.trials import (
     LOCAL,
     PARTS,
@@ -26,16 +18,17 @@ from fedapps.contests.trials import (
     Execute,
     Trial,
     Trials,
-    has_rate,
     portfolio,
+    score_on,
 )
 from fedapps.errors import UserError
 from fedapps.formats import seconds_text
 
 #: Settings that a contest chooses itself.
 RESERVED = ("method", "train.learning-rate", "evaluate-every", "checkpoint-every", "until", "out")
-PILOT_ROUNDS = 2
-MARGIN = 1.1
+PILOT_ROUNDS = 3
+#: Share of the validation samples, the same for all methods.
+VALIDATION = 0.2
 
 
 def start(
@@ -55,20 +48,20 @@ def start(
     ``given``: settings of all runs. ``budget``: seconds, 0: no limit. ``jobs``: runs at
     a time. ``most_seeds``: of the race.
     """
-    for key in RESERVED:
+    if "data.source" in given:  # the default task has a data set of its own
+        given = {"task": "classification", **given}
+    scored = score_on(given)
+    for key in (*RESERVED, scored):
         if key in given:
             raise UserError(f"{key}: a contest chooses it: leave it out")
-    if given.get("data.score-on", "test") != "test":
-        raise UserError("data.score-on: a contest chooses it: leave it out")
     if given.get("data.split-seed", "0") == "seed":
         raise UserError(
             "data.split-seed = 'seed': the seeds of a contest must share their test samples: "
             "choose a number"
         )
-    if "data.source" in given:  # the default task has a data set of its own
-        given = {"task": "classification", **given}
+    given = {f"{scored.partition('.')[0]}.validation": VALIDATION, **given}
     began = time.monotonic()
-    known, left_out, full = portfolio(given, methods)
+    known, left_out, full, unscored = portfolio(given, methods)
     asked = {"given": dict(given), "methods": list(methods)}
     if (state := load_state(out)) is not None:
         if state.asked != asked:
@@ -81,12 +74,13 @@ def start(
         contest.say(f"going on after {seconds_text(state.elapsed)} in {out}")
         return contest
     out.mkdir(parents=True, exist_ok=True)
-    for method, reason in left_out.items():
-        say(f"{method} is left out: {reason}")
+    for name, reason in {**left_out, **unscored}.items():
+        say(f"{name} is left out{' of the race' * (name in unscored)}: {reason}")
     most = int(full["num-rounds"]) // PARTS * PARTS
     if not most:
         raise UserError(f"num-rounds = {full['num-rounds']}: a contest needs at least {PARTS}")
-    state = State(asked, full, most, budget, known, left_out, most_seeds=most_seeds)
+    state = State(asked, full, most, budget, known, left_out, unscored=unscored)
+    state.most_seeds = most_seeds
     if budget:
         measure_costs(state, given, out / "pilot", execute, jobs)
         state.rounds = affordable_rounds(state, jobs, most)
@@ -94,7 +88,7 @@ def start(
         say(f"{state.rounds} rounds instead of num-rounds = {full['num-rounds']}")
     contest = Contest(state, Trials(given, out, state.rounds, execute), say, jobs)
     if budget:
-        say(f"{len(known)} methods, {jobs} runs at a time: {described(state, jobs)}")
+        say(f"{len(state.methods)} methods, {jobs} runs at a time: {described(state, jobs)}")
     state.elapsed = time.monotonic() - began
     contest.save()
     return contest
@@ -107,6 +101,8 @@ def measure_costs(
     rounds.
     """
     pilot = Trials(given, out, PARTS, execute)
+    # starts the processes, once for the whole contest
+    pilot.run(Trial(Contestant(LOCAL), seed, 1) for seed in range(1, jobs + 1))
     trials = [Trial(Contestant(method), 0, PILOT_ROUNDS) for method in state.methods]
     began = time.monotonic()
     pilot.run(trials)
@@ -118,52 +114,6 @@ def measure_costs(
             state.left_out[trial.who.method] = pilot.errors[trial.folder]
             state.methods.remove(trial.who.method)
             continue
-        run = pilot.read(trial)
-        work += run.numbers["seconds"]
-        state.costs[trial.who.method] = float(run.rounds[-1]["seconds"])
+        work += pilot.read(trial).numbers["seconds"]
+    state.costs |= pilot.costs
     state.start_seconds = max(wall * min(jobs, len(trials)) - work, 0.0) / len(trials)
-
-
-def stage_seconds(state: State, jobs: int, rounds: int) -> tuple[float, float, float]:
-    """Return about how long the rates, the first step of the race and the final
-    take.
-    """
-    start, cost = state.start_seconds, state.costs
-    others = [m for m in state.methods if m != LOCAL]
-    rates = {m: (len(GRID) if has_rate(m) else 1) for m in others}
-    first = (len(ALONE_GRID)) * (cost[LOCAL] * rounds + start)
-    first += sum(n * (cost[m] * rounds / PARTS + start) for m, n in rates.items())
-    race = FIRST_SEEDS * sum(
-        (2 if has_rate(m) and m != LOCAL else 1) * (cost[m] * rounds / 4 + start)
-        for m in state.methods
-    )
-    four = [cost[m] for m in KEPT] + [max(cost.values())]
-    final = FINAL_SEEDS * sum(c * rounds + start for c in four)
-    return first / jobs, race / jobs, final / jobs
-
-
-def affordable_rounds(state: State, jobs: int, most: int) -> int:
-    """Return the most rounds, a multiple of ``PARTS``, with which the contest keeps to
-    its budget. Raises ``UserError`` if there are none.
-    """
-    for rounds in range(most, 0, -PARTS):
-        rates, race, final = stage_seconds(state, jobs, rounds)
-        if (
-            MARGIN * (rates + race) <= RACE_ENDS * state.budget
-            and MARGIN * (rates + race + final) <= state.budget
-        ):
-            return rounds
-    least = MARGIN * max((rates + race) / RACE_ENDS, rates + race + final)
-    raise UserError(
-        f"--budget {seconds_text(state.budget)}: even {PARTS} rounds take about "
-        f"{seconds_text(least)}: raise it, or name fewer methods with --methods"
-    )
-
-
-def described(state: State, jobs: int) -> str:
-    """Return what the stages will take, as text."""
-    rates, race, final = stage_seconds(state, jobs, state.rounds)
-    return (
-        f"rates about {seconds_text(rates)}, race {seconds_text(race)} or more, final "
-        f"{seconds_text(final)}, of {seconds_text(state.budget)}"
-    )

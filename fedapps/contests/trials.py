@@ -2,26 +2,35 @@
 
 A trial is one run in ``cells/`` of the contest's folder. It is paused after its round
 ``until`` and lengthened later, under the same settings: ``num-rounds`` is what
-schedules go by. All but the trials of the final are scored on validation samples
-(``data.score-on``), so that test samples are read in the final only.
+schedules go by. All but the trials of the final are scored on held-out samples
+(``data.score-on``): half of each client's validation samples. Methods choose epochs or
+lambda by the other half, so no score flatters them. Test samples are read in the final
+only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from algorithms.common.measures import lower_is_better
-from fedapps.errors import UserError
+from fedapps.errors import RunFailed, UserError
+from fedapps.methods import find_method
 from fedapps.notes import each_once
+from fedapps.records.newcomers import MARK
 from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.records.writer import status_of
+from fedapps.results.simultaneous import Table
 from fedapps.runs.prepare import assemble, with_defaults
+from fedapps.settings.settings import Settings, chosen
 from fedapps.sweeps.plan import without_reserved
-from fedapps.sweeps.pool import Ended, PlannedRun, run_one
+from fedapps.sweeps.pool import DIED, Ended, PlannedRun, run_one
+from fedapps.tasks.capabilities import HasNet, SplitsSamples, Task
+from fedapps.tasks.client_names import client_names
+from fedapps.tasks.registry import find_task
 
 LOCAL, AVERAGE, FINETUNE = "local", "fedavg", "finetune"
 #: The methods that take part unless others are named, those without federation first.
@@ -43,10 +52,13 @@ PORTFOLIO = (
     "histogram-boosting",
 )
 RATE = "train.learning-rate"
+HELD_OUT = "held-out"
 #: A contest's rounds are cut into this many parts: a trial can pause after each.
 PARTS = 8
 
 Execute = Callable[[Sequence[PlannedRun]], Iterable[Ended]]
+#: The score of each client, higher is better.
+Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -102,20 +114,21 @@ class Trials:
     execute: Execute
     ended: Callable[[Trial, str], None] = lambda trial, error: None
     errors: dict[str, str] = field(default_factory=dict)
-    #: Seconds of work per round and method, of the newest trial.
-    costs: dict[str, float] = field(default_factory=dict)
+    #: Seconds of a round and of an evaluation by method, of its newest trial.
+    costs: dict[str, list[float]] = field(default_factory=dict)
     _checked: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _scores: dict[Trial, Scores] = field(default_factory=dict)
 
     def config(self, trial: Trial) -> dict[str, Any]:
         """Return the settings of a trial that the contest chooses, but ``until``."""
-        part = self.rounds // PARTS
         config: dict[str, Any] = {
             "method": trial.who.method,
             "seed": trial.seed,
             "num-rounds": self.rounds,
-            "evaluate-every": part,
-            "checkpoint-every": part,
-            "data.score-on": "test" if trial.final else "validation",
+            # a pause is evaluated; the final's curves have four points
+            "evaluate-every": self.rounds // 4 if trial.final else self.rounds,
+            "checkpoint-every": self.rounds // PARTS,
+            score_on(self.base): "test" if trial.final else HELD_OUT,
         }
         if trial.who.rate:
             config[RATE] = trial.who.rate
@@ -126,8 +139,20 @@ class Trials:
         return [
             trial
             for trial in dict.fromkeys(trials)
-            if trial.folder not in self.errors and not self._reached(trial)
+            if trial.folder not in self.errors and self.done(trial) < trial.until
         ]
+
+    def done(self, trial: Trial) -> int:
+        """Return how many rounds of a trial are done; of one that was killed fewer than
+        it is for.
+        """
+        folder = self.out / "cells" / trial.folder
+        status = status_of(folder) if (folder / "summary.json").exists() else None
+        if status == "completed":
+            return self.rounds
+        rounds = [int(p.name) for p in (folder / "checkpoint").glob("*") if p.name.isdigit()]
+        done = max(rounds, default=0)
+        return done if status == "interrupted" else min(done, trial.until - 1)
 
     def run(self, trials: Iterable[Trial]) -> None:
         """Execute the trials that are missing; what failed is in ``errors``."""
@@ -142,6 +167,11 @@ class Trials:
             runs.append(run)
         for ended in self.execute(runs) if runs else ():
             trial = planned[ended.run.folder]
+            if ended.error == DIED:  # no fault of the method
+                raise RunFailed(
+                    "a process of the contest died, probably out of memory: lower --jobs, and "
+                    "repeat the command to go on"
+                )
             if ended.error:
                 self.errors[trial.folder] = ended.error
             else:
@@ -151,77 +181,78 @@ class Trials:
     def full(self, method: str) -> dict[str, Any]:
         """Return the settings of a method in full, with the number of clients."""
         if method not in self._checked:
-            given = {**self.base, "method": method, "data.score-on": "validation"}
-            with each_once():
-                settings, *_ = assemble(with_defaults(given))
-            self._checked[method] = without_reserved(settings)
+            self._checked[method] = without_reserved(assembled(self.base, method)[0])
         return self._checked[method]
 
     def note_cost(self, trial: Trial) -> None:
-        """Remember the seconds of a round of a trial's method."""
-        run = self.read(trial)
-        self.costs[trial.who.method] = run.numbers["seconds"] / max(run.rounds_completed, 1)
+        """Remember the seconds of a trial's method, unless all its rounds have an
+        evaluation.
+        """
+        plain: list[float] = []
+        scored: list[float] = []
+        for row in self.read(trial).rounds[1:]:  # the first round warms up
+            (scored if "evaluate" in row else plain).append(float(row["seconds"]))
+        if plain and scored:
+            each = fmean(plain)
+            self.costs[trial.who.method] = [each, max(fmean(scored) - each, 0.0)]
 
     def read(self, trial: Trial) -> RunFolder:
         """Return the content of a trial's folder."""
         return read_run(self.out / "cells" / trial.folder)
 
-    def _reached(self, trial: Trial) -> bool:
-        folder = self.out / "cells" / trial.folder
-        if not (folder / "summary.json").exists():
-            return False
-        if status_of(folder) == "completed":
-            return True
-        # paused there; an interrupted trial has no checkpoint of its last round
-        rounds = [int(p.name) for p in (folder / "checkpoint").glob("*") if p.name.isdigit()]
-        done = max(rounds, default=0)
-        return status_of(folder) == "interrupted" and done >= trial.until
-
-    def scores(self, trial: Trial, measure: str) -> dict[str, float]:
-        """Return the score of each client, higher is better; {} for a failed trial."""
+    def scores(self, trial: Trial, measure: str) -> Scores:
+        """Return the score of each client; {} for a failed trial."""
         if trial.folder in self.errors:
             return {}
-        sign = -1.0 if lower_is_better(measure) else 1.0
-        return {
-            str(row["client"]): sign * float(row[measure])
-            for row in self.read(trial).clients
-            if is_number(row.get(measure)) and np.isfinite(row[measure])
-        }
+        if trial not in self._scores:
+            sign = -1.0 if lower_is_better(measure) else 1.0
+            self._scores[trial] = {
+                str(row["client"]): sign * float(row[measure])
+                for row in self.read(trial).clients
+                if is_number(row.get(measure)) and np.isfinite(row[measure])
+            }
+        return self._scores[trial]
 
-    def table(
-        self, who: Contestant, seeds: Sequence[int], until: int, measure: str, final: bool = False
-    ) -> dict[int, dict[str, float]]:
-        """Return the scores of a contestant by seed and client."""
-        return {seed: self.scores(Trial(who, seed, until, final), measure) for seed in seeds}
+    def newcomers(self, trial: Trial) -> set[str]:
+        """Return the clients that take no part with this seed (``num-new-clients``)."""
+        return {str(row["client"]) for row in self.read(trial).clients if row.get(MARK)}
 
 
-def gain_table(
-    ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]
-) -> NDArray[np.float64]:
-    """Return d[s, k] = ours - theirs (S, K) over all clients that appear; NaN where one
-    has no score.
-    """
-    clients = sorted({k for table in (*ours.values(), *theirs.values()) for k in table})
-    rows = [
-        [ours[seed].get(k, np.nan) - theirs[seed].get(k, np.nan) for k in clients] for seed in ours
-    ]
-    return np.array(rows, dtype=np.float64).reshape(len(ours), len(clients))
+def as_table(scores: Mapping[int, Scores], clients: Sequence[str]) -> Table:
+    """Return scores as a table (S, K); NaN where a client has none."""
+    return np.array([[own.get(k, np.nan) for k in clients] for own in scores.values()])
+
+
+def assembled(base: Mapping[str, Any], method: str) -> tuple[Settings, Task]:
+    """Return settings and task of a method in the race. Raises ``UserError``."""
+    with each_once():
+        settings, task, _ = assemble(
+            with_defaults({**base, "method": method, score_on(base): HELD_OUT})
+        )
+    return settings, task
+
+
+def score_on(base: Mapping[str, Any]) -> str:
+    """Return the setting of the part that clients are scored on."""
+    kind = find_task(chosen(base)[1])
+    return f"{kind.table if hasattr(kind.options, 'score_on') else 'data'}.score-on"
 
 
 def portfolio(
     base: Mapping[str, Any], methods: Sequence[str] = PORTFOLIO
-) -> tuple[list[str], dict[str, str], dict[str, Any]]:
-    """Return the methods that can run with these settings, why the others cannot, and
-    the settings in full. Raises ``UserError`` if training alone or FedAvg cannot.
+) -> tuple[list[str], dict[str, str], dict[str, Any], dict[str, str]]:
+    """Return the methods that can run with these settings, why the others cannot, the
+    settings in full, and the clients that the race cannot score. Raises ``UserError``
+    if training alone or FedAvg cannot run.
     """
     known, left_out = [], {}
     full: dict[str, Any] = {}
+    unscored: dict[str, str] = {}
     for method in dict.fromkeys((LOCAL, AVERAGE, FINETUNE, *methods)):
-        wanted = {**base, "method": method, "data.score-on": "validation"}
+        find_method(method)  # a name that does not exist is no method that cannot run
         try:
-            with each_once():
-                settings, task_object, _ = assemble(with_defaults(wanted))
-            if method == "fedbn" and not _normalises(task_object):
+            settings, task = assembled(base, method)
+            if method == "fedbn" and not _normalises(task):
                 raise UserError("the net has no normalisation layer, so it would be fedavg")
         except (UserError, ValueError) as error:
             if method in (LOCAL, AVERAGE, FINETUNE):
@@ -229,8 +260,21 @@ def portfolio(
             left_out[method] = str(error)
             continue
         known.append(method)
-        full = full or without_reserved(settings)
-    return known, left_out, full
+        if not full:
+            full, unscored = without_reserved(settings), _unscored(task, settings)
+    return known, left_out, full, unscored
+
+
+def _unscored(task: Task, settings: Settings) -> dict[str, str]:
+    total = settings.num_clients
+
+    def scored(k: int) -> int:
+        if isinstance(task, SplitsSamples):
+            return len(task.split(k, total)[2])
+        return len(task.client_data(k, total).test) if isinstance(task, HasNet) else 1
+
+    names = client_names(task, total) or tuple(map(str, range(total)))
+    return {names[k]: "no validation samples" for k in range(total) if not scored(k)}
 
 
 def _normalises(task: Any) -> bool:

@@ -196,11 +196,6 @@ class DataOptions(Options):
                 f"group-split = {self.group_split!r}: partition = {self.partition!r} may deal the "
                 "rows of a person to several clients: choose natural"
             )
-        if self.group_split and self.score_on == "held-out":
-            raise ValueError(
-                f"group-split = {self.group_split!r}: score-on = 'held-out' would score rows of "
-                "persons that choose: set score-on = validation"
-            )
         if self.group_split and (self.part or self.test or self.validation_split):
             raise ValueError(
                 f"group-split = {self.group_split!r}: the data name their own parts: leave it ''"

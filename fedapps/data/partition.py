@@ -217,27 +217,31 @@ def rows_by_person(
 
 
 def scored(
-    rows: tuple[Indices, Indices, Indices], options: DataOptions
+    rows: tuple[Indices, Indices, Indices],
+    options: DataOptions,
+    persons: Categorical | None = None,
 ) -> tuple[Indices, Indices, Indices]:
     """Return the rows of a client's training, validation and test sets, with the
-    validation set, or every other row of it, in place of the test set if clients are
-    scored on it.
+    validation set, or half of it, in place of the test set if clients are scored on it.
+
+    The half is every other row, or the rows of every other person. A client with one
+    row or person there is scored on it and has no validation set; one with none is not
+    scored.
     """
     if options.score_on == "test":
         return rows
-    if not len(rows[1]):
-        raise UserError(
-            f"data.score-on = {options.score_on!r}: a client has no validation samples: set "
-            "data.validation, to 0.2 say"
-        )
+    train, validation, _ = rows
     if options.score_on == "validation":
-        return rows[0], rows[1], rows[1]
-    if len(rows[1]) < 2:
-        raise UserError(
-            "data.score-on = 'held-out': a client has one validation sample, two are needed: set "
-            "data.validation, to 0.4 say, or data.min-samples"
-        )
-    return rows[0], rows[1][1::2], rows[1][::2]
+        if not len(validation):
+            raise UserError(
+                "data.score-on = 'validation': a client has no validation samples: set "
+                "data.validation, to 0.2 say"
+            )
+        return train, validation, validation
+    number = np.arange(len(validation))
+    if persons is not None:
+        number = np.unique(persons.codes[validation], return_inverse=True)[1]
+    return train, validation[number % 2 == 1], validation[number % 2 == 0]
 
 
 def client_data(

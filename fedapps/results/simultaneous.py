@@ -90,15 +90,20 @@ def simultaneous(tables: Mapping[str, Table], level: float = 0.95) -> dict[str, 
     return intervals
 
 
-def decide(tables: Mapping[str, Table], leader: str, delta: float, near: str = "") -> Verdict:
-    """Return the verdict on gains over training alone. ``leader``: the method chosen
-    before these gains were measured.
+def decide(
+    tables: Mapping[str, Table],
+    intervals: Mapping[str, Interval],
+    leader: str,
+    delta: float,
+    near: str = "",
+) -> Verdict:
+    """Return the verdict on gains over training alone, given their simultaneous
+    intervals. ``leader``: the method chosen before these gains were measured.
 
     Federate if the leader's lower bound is above ``delta``: with ``near`` (fine-tuning,
     the simpler method) if that is shown to gain, too, and is within ``delta`` of the
     leader. Alone if no upper bound reaches ``delta``.
     """
-    intervals = simultaneous(tables)
     ours = intervals[leader]
     if ours.low > delta:
         other = intervals.get(near)

@@ -192,12 +192,13 @@ def _execute(
                 *([audited] if audited else []),
                 *([image_grids] if image_grids else []),
                 send_rounds_needed,
-                lambda now: best.exhausted or now.number == settings.until,
+                lambda now: best.exhausted,
                 *([trackers] if trackers else []),
                 *callbacks,
             ],
             log_result=False,  # the results folder holds it
             new_epochs=[1, settings.new_epochs],
+            until=settings.until,
         )
     except BaseException as error:
         if isinstance(error, FolderLost):  # nothing here is this run's any more

@@ -160,8 +160,8 @@ class Settings(Options):
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
     until: int = option(
         0,
-        "pause after this round, with a checkpoint to resume from; num-rounds stays what schedules "
-        "go by; 0: never",
+        "pause after this round, with scores and a checkpoint to resume from; num-rounds stays "
+        "what schedules go by; 0: never",
         low=0,
     )
     min_replies: int = option(1, "a round with fewer valid replies fails", low=1)

@@ -8,13 +8,14 @@ starts again if there is none. A failing run does not stop the others.
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fedapps import json_log, notes
 from fedapps.engines.processes import Cores, threads, without_main
@@ -25,6 +26,8 @@ from fedapps.settings.settings import Settings, read_settings
 #: In a process of the pool: the cores that it shares with the others. The last runs of
 #: a sweep have worker processes on those that became free.
 SHARED: list[Cores] = []
+#: The error of a run whose process, or that of another run, was killed.
+DIED = "its process died, probably out of memory: lower --jobs"
 
 
 @dataclass(frozen=True)
@@ -68,51 +71,90 @@ def run_all(runs: Iterable[PlannedRun], processes: int) -> Iterator[Ended]:
     """Start the runs in this number of processes and yield each when it ends. Of runs
     that share a folder only one is started.
     """
-    jobs = {run.folder: run for run in runs}
-    if not jobs:
-        return
-    # Inherited by the worker processes: with more threads they would compete for cores.
-    os.environ |= threads(1)
-    size = min(processes, len(jobs))
-    others = set(active_children())
-    context = get_context("spawn")
-    shared = Cores(processes, context.Value("i", processes))
-    with ProcessPoolExecutor(
-        size, mp_context=context, initializer=_start_worker, initargs=(shared,)
-    ) as pool:
-        with without_main():
-            running = {pool.submit(run_one, run): run for run in jobs.values()}
-        try:
-            for future in as_completed(running):
-                try:
-                    yield Ended(running[future], future.result())
-                except BrokenProcessPool:
-                    yield Ended(
-                        running[future],
-                        {},
-                        "its process died, probably out of memory: lower --jobs",
-                    )
-                except Exception as error:
-                    yield Ended(running[future], {}, f"{type(error).__name__}: {error}")
-        except BaseException:
-            # On Ctrl-C the pool would wait for the current runs and start more, which
-            # takes minutes.
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in set(active_children()) - others:
+    with Pool(processes) as pool:
+        yield from pool(runs)
+
+
+class Pool:
+    """A context in which this number of processes, which start when they are needed,
+    execute the runs of several calls.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self._executor: ProcessPoolExecutor | None = None
+        self._others: set[Any] = set()
+        self._jobs: dict[Path, PlannedRun] = {}
+
+    def __enter__(self) -> Self:
+        self._others = set(active_children())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._executor is not None:
+            # On Ctrl-C it would wait for the current runs and start more, which takes
+            # minutes.
+            self._executor.shutdown(wait=kind is None, cancel_futures=True)
+        if kind is not None:
+            for process in set(active_children()) - self._others:
                 process.terminate()
                 process.join()
-            mark_interrupted(jobs)
-            raise
+            mark_interrupted(self._jobs)
+
+    def __call__(self, runs: Iterable[PlannedRun]) -> Iterator[Ended]:
+        """Execute the runs and yield each when it ends, as :func:`run_all` does."""
+        self._jobs = {run.folder: run for run in runs}
+        if not self._jobs:
+            return
+        try:
+            running = self._submitted()
+        except BrokenProcessPool:  # a process was killed since the last call
+            self._executor = None
+            running = self._submitted()
+        for future in as_completed(running):
+            try:
+                yield Ended(running[future], future.result())
+            except BrokenProcessPool:
+                self._executor = None
+                yield Ended(running[future], {}, DIED)
+            except Exception as error:
+                yield Ended(running[future], {}, f"{type(error).__name__}: {error}")
+
+    def _submitted(self) -> dict[Future[dict[str, Any]], PlannedRun]:
+        executor = self._executor = self._executor or self._started()
+        with without_main():
+            return {executor.submit(run_one, run): run for run in self._jobs.values()}
+
+    def _started(self) -> ProcessPoolExecutor:
+        # Inherited by the worker processes: with more threads they would compete for
+        # cores.
+        os.environ |= threads(1)
+        context = get_context("spawn")
+        shared = Cores(self.processes, context.Value("i", self.processes))
+        return ProcessPoolExecutor(
+            self.processes, mp_context=context, initializer=_start_worker, initargs=(shared,)
+        )
 
 
 def _start_worker(shared: Cores) -> None:
     """Ignore Ctrl-C, which a terminal sends to all its processes: the main process
     terminates the workers. It also printed the notes on the runs.
     """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     SHARED.append(shared)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     notes.logger.setLevel(logging.ERROR)
     json_log.respect_no_color()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent was killed, which cannot end it any more: its
+    run would go on, and keep others from the folder.
+    """
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def mark_interrupted(folders: Iterable[Path]) -> None:

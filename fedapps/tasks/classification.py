@@ -130,7 +130,7 @@ class Classification(DealtSamples, NetByShape):
         mine, test = self.partition(num_clients)[client], None if tests is None else tests[client]
         rows = self.split_of(mine, client, share, test)
         own = rows if validations is None else (rows[0], validations[client], rows[2])
-        return partitions.scored(own, self.context.data)
+        return partitions.scored(own, self.context.data, self.samples.persons)
 
     def remarks(self, num_clients: int) -> list[str]:
         """Return a line for each thing that a user should know of the partition: who is

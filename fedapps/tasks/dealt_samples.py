@@ -63,7 +63,8 @@ class DealtSamples(TorchTask):
         """Return a client's training, validation and test samples."""
         mine = self.partition(num_clients)[client]
         rows = self.split_of(mine, client, self.context.data.validation)
-        return partitions.client_data(self.samples, partitions.scored(rows, self.context.data))
+        own = partitions.scored(rows, self.context.data, self.samples.persons)
+        return partitions.client_data(self.samples, own)
 
     def split_of(
         self, mine: Rows, client: int, validation: float, test: Rows | None = None

@@ -138,9 +138,12 @@ class Text(TorchTask):
         )
         kept = max(1, len(train) - math.ceil(self.options.validation * len(train)))
         left, spared = Split(train.x[:kept], train.y[:kept]), Split(train.x[kept:], train.y[kept:])
-        if not len(spared):
-            left = spared = train
-        return ClientData(left, spared, spared if self.options.score_on == "validation" else test)
+        chosen_by = spared
+        if self.options.score_on == "validation":
+            test = spared
+        elif self.options.score_on == "held-out":
+            chosen_by, test = (Split(spared.x[i::2], spared.y[i::2]) for i in (1, 0))
+        return ClientData(left, chosen_by if len(chosen_by) else left, test)
 
 
 def encode(text: str) -> Tokens:

@@ -71,7 +71,7 @@ class Rows(Classification):
         rows = partitions.stratified_rows(
             self.samples, mine, client_id, c.split_seed, c.data.validation
         )
-        return partitions.scored(rows, c.data)
+        return partitions.scored(rows, c.data, self.samples.persons)
 
     @property
     def num_features(self) -> int:

@@ -22,14 +22,20 @@ Su, "A Theorem of the Alternative for Personalized Federated Learning", 2021, ar
 """
 
 import csv
+import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.common.seeds import generator
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Floats = NDArray[np.float64]
 #: Features, clients; samples of a client to train on, to validate with, to test on.
@@ -108,19 +114,21 @@ class Federation:
         self, path: Path, seed: int, sizes: tuple[int, int, int] = SIZES, exact: bool = False
     ) -> None:
         """Write the samples as a table with the columns client, part, x1 .. xd, y.
-        ``exact``: the test samples are those of :meth:`exact`.
+        ``exact``: each client's last test samples are those of :meth:`exact`.
         """
         d = self.weights.shape[1]
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["client", "part", *(f"x{j + 1}" for j in range(d)), "y"])
             for k in range(len(self.weights)):
-                for part, n in zip(PARTS, sizes, strict=True):
-                    at_points = exact and part == "test"
-                    x, y = self.exact(k) if at_points else self.samples(seed, k, part, n)
-                    name = f"site-{k + 1:02d}"
+                parts = [
+                    (part, *self.samples(seed, k, part, n))
+                    for part, n in zip(PARTS, sizes, strict=True)
+                ]
+                parts += [("test", *self.exact(k))] * exact
+                for part, x, y in parts:
                     for row, target in zip(x.tolist(), y.tolist(), strict=True):
-                        writer.writerow([name, part, *row, target])
+                        writer.writerow([f"site-{k + 1:02d}", part, *row, target])
 
 
 def _best(distance: float, own: float, cross: float) -> float:
@@ -150,7 +158,8 @@ def _wrong(rng: np.random.Generator) -> Federation:
     one = _linear(rng, 0.0)
     at = rng.permutation(K) < 2  # their targets have nothing to do with their features
     noise = np.where(at, np.sqrt(1 + (one.weights**2).sum(1)), 1.0)
-    return replace(one, weights=np.where(at[:, None], 0.0, one.weights), noise=noise)
+    weights = np.where(at[:, None], 0.0, one.weights)
+    return replace(one, weights=weights, noise=noise, groups=at.astype(np.int64))
 
 
 def _null(rng: np.random.Generator) -> Federation:
@@ -180,3 +189,18 @@ TRUTHS: dict[str, Callable[[np.random.Generator], Federation]] = {
 def truth(name: str, seed: int) -> Federation:
     """Return the federation of a case, drawn with a seed."""
     return TRUTHS[name](generator(seed, f"truth {name}"))
+
+
+def body_net(input_shape: tuple[int, int, int], num_classes: int) -> "nn.Module":
+    """Return a linear net with a body of one feature and a head: the net of the case
+    ``body`` (``model.name = "fedapps.testing.truths:body_net"``).
+    """
+    from torch import nn  # late: the truths need no PyTorch
+
+    return nn.Sequential(
+        OrderedDict(
+            flat=nn.Flatten(),
+            body=nn.Linear(math.prod(input_shape), 1, bias=False),
+            head=nn.Linear(1, num_classes),
+        )
+    )

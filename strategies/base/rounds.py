@@ -161,6 +161,7 @@ def run_rounds(
     log_result: bool = True,
     new_epochs: Sequence[int] = (1, 5),
     strict: bool = False,
+    until: int = 0,
 ) -> Result:
     """Run rounds ``first_round`` to ``num_rounds`` of ``strategy`` and return Flower's
     ``Result``.
@@ -175,7 +176,8 @@ def run_rounds(
     the log ends with the metrics of all rounds. ``new_epochs``: after how many local
     epochs the new clients of the grid are scored, beside as they are; nothing depends
     on their replies. ``strict``: end the run if clients do not say that they do their
-    half of the method; by default that is logged.
+    half of the method; by default that is logged. ``until``: stop after this round,
+    which is evaluated.
 
     Raises ``TooFewReplies`` according to ``patience``, if no round had enough valid
     training replies, and if the last round or the last evaluation had not;
@@ -239,7 +241,7 @@ def run_rounds(
             log(INFO, AGGREGATED, now.train_metrics)
             result.train_metrics_clientapp[number] = now.train_metrics
 
-        stopping = number == num_rounds or is_finished(strategy)
+        stopping = number in (num_rounds, until) or is_finished(strategy)
         if stopping or (evaluate_every and number % evaluate_every == 0):
             evaluate_config.update({"server-round": number, "num-rounds": num_rounds})
             messages = list(
@@ -274,13 +276,9 @@ def run_rounds(
         # every callback runs, whatever the others return
         wishes = [callback(now) for callback in callbacks]
         tally.check(patience, number)
-        if any(wishes) or is_finished(strategy):
-            log(
-                INFO,
-                "stopped after round %d by %s",
-                number,
-                "a callback" if any(wishes) else "the strategy",
-            )
+        if any(wishes) or is_finished(strategy) or number == until:
+            by = "a callback" if any(wishes) else "until" if number == until else "the strategy"
+            log(INFO, "stopped after round %d by %s", number, by)
             now.fault = now.fault or _fault(now, patience)
             break
     fault = now.fault if now else ""

@@ -5,17 +5,22 @@ with real runs, whose test samples are not read before the final.
 import csv
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from algorithms.common.seeds import generator
-from fedapps.contests.contest import Contest, State, load_state
-from fedapps.contests.page import outcome, verdict_text, write_verdict
+from fedapps.contests.contest import Contest
+from fedapps.contests.page import write_verdict
+from fedapps.contests.plan import affordable_rounds, stage_seconds
 from fedapps.contests.run import run_contest
-from fedapps.contests.setup import affordable_rounds, stage_seconds, start
-from fedapps.contests.trials import RATE, Contestant, Trials, in_process
-from fedapps.errors import UserError
+from fedapps.contests.setup import start
+from fedapps.contests.state import State, load_state
+from fedapps.contests.trials import RATE, Contestant, Trial, Trials, assembled, in_process
+from fedapps.contests.verdict import outcome, verdict_text
+from fedapps.errors import RunFailed, UserError
+from fedapps.runs.assembly import build_task
 from fedapps.settings.settings import read_settings
 from fedapps.testing.truths import truth
 from fedapps.toml_text import read_toml
@@ -35,20 +40,23 @@ class Fake(Trials):
     def __init__(self, out, means, best=None, stop_after=10**9):
         super().__init__({}, out, 16, lambda runs: ())
         self.means, self.best, self.stop_after = means, best or {}, stop_after
-        self.log, self.at, self.now = [], {}, 0.0
+        self.log, self.at, self.now, self.new = [], {}, 0.0, set()
 
-    def missing(self, trials):
-        return [t for t in dict.fromkeys(trials) if self.at.get(t.folder, 0) < t.until]
+    def done(self, trial):
+        return self.at.get(trial.folder, 0)
 
     def run(self, trials):
         for trial in self.missing(trials):
             if len(self.log) >= self.stop_after:
                 raise Interrupted
-            self.now += trial.until - self.at.get(trial.folder, 0)
+            self.now += trial.until - self.done(trial)
             self.at[trial.folder] = trial.until
             self.log.append(trial)
-            self.costs[trial.who.method] = 1.0
+            self.costs[trial.who.method] = [1.0, 0.0]
             self.ended(trial, "")
+
+    def newcomers(self, trial):
+        return {f"site {trial.seed % 2}"} & self.new
 
     def scores(self, trial, measure):
         assert self.at[trial.folder] == trial.until, "scores of another round"
@@ -57,7 +65,8 @@ class Fake(Trials):
         mean = self.means[trial.who.method] - 0.1 * away**2
         client = np.linspace(-0.1, 0.1, 8)
         noise = 0.002 * rng.normal(size=8)
-        return {f"site {k}": float(mean + client[k] + noise[k]) for k in range(8)}
+        own = {f"site {k}": float(mean + client[k] + noise[k]) for k in range(8)}
+        return {k: v for k, v in own.items() if k not in self.newcomers(trial)}
 
 
 def contest(tmp_path, means, *, state=None, best=None, stop_after=10**9, budget=0.0):
@@ -103,6 +112,64 @@ def test_islands_are_told_to_train_alone(tmp_path):
     one.run()
     assert outcome(one).verdict.kind == "alone"
     assert verdict_text(one, outcome(one)).startswith("Train alone.")
+
+
+def test_a_client_that_diverges_in_the_final_is_named_and_in_no_mean(tmp_path):
+    one = contest(tmp_path, MEANS)
+    one.run()
+    whole, scores = outcome(one), one.trials.scores
+
+    def lost(trial, measure):
+        own = dict(scores(trial, measure))
+        if trial.final and trial.who.method == "ditto" and trial.seed % 2:
+            del own["site 0"]  # the site that scores worst
+        return own
+
+    one.trials.scores = lost
+    found = outcome(one)
+    assert found.clients == [f"site {k}" for k in range(1, 8)]
+    named = "In no mean, since a finalist diverged there: site 0 (ditto 3 of 5 seeds)."
+    assert named in verdict_text(one, found)
+    assert "7 clients." in verdict_text(one, found)
+    for method, table in whole.scores.items():
+        np.testing.assert_array_equal(found.scores[method], table[:, 1:])
+    one.trials.scores = lambda trial, measure: {
+        k: v for k, v in lost(trial, measure).items() if k in ("site 0", "site 1")
+    }
+    with pytest.raises(RunFailed, match=r"has 1 clients .* site 0 \(ditto 3 of 5 seeds\)"):
+        outcome(one)
+
+
+def test_clients_that_are_new_with_a_seed_have_not_diverged(tmp_path):
+    one = contest(tmp_path, MEANS)
+    one.trials.new = {"site 0", "site 1"}
+    one.run()
+    found = outcome(one)
+    assert not one.state.unscored
+    assert not found.diverged
+    assert len(found.clients) == 8
+    assert np.isnan(found.scores["ditto"]).sum() == 5
+    assert found.verdict.method == "ditto"
+    assert "8 clients." in verdict_text(one, found)
+
+
+def test_who_diverges_in_the_race_is_dropped_and_named_and_the_contest_goes_on(tmp_path):
+    one = contest(tmp_path, MEANS)
+    scores = one.trials.scores
+
+    def lost(trial, measure):
+        own, method = dict(scores(trial, measure)), trial.who.method
+        if trial.seed == 7 and method in ("finetune", "local"):
+            del own["site 3" if method == "finetune" else "site 5"]
+        return own
+
+    one.trials.scores = lost
+    one.run()
+    assert one.state.unscored == {"site 5": "training alone diverges"}
+    dropped = {who: why for who, why in one.state.dropped.items() if "finetune" in who}
+    assert list(dropped.values()) == ["failed, or diverged at site 3"] * 2
+    assert set(one.state.finalists) == {"ditto", "fedavg", "local"}
+    assert outcome(one).verdict.method == "ditto"
 
 
 def test_a_best_rate_at_the_edge_extends_the_grid_once(tmp_path):
@@ -151,7 +218,7 @@ def test_the_budget_is_kept(tmp_path, budget):
 
 
 def test_rounds_are_cut_until_the_budget_suffices():
-    state = State({}, {}, 0, 1000.0, list(METHODS), costs=dict.fromkeys(METHODS, 1.0))
+    state = State({}, {}, 0, 1000.0, list(METHODS), costs={m: [1.0, 0.1] for m in METHODS})
     state.start_seconds = 0.5
     rounds = affordable_rounds(state, 2, 400)
     assert rounds < 400
@@ -159,7 +226,7 @@ def test_rounds_are_cut_until_the_budget_suffices():
     rates, race, final = stage_seconds(state, 2, rounds + 8)
     assert 1.1 * (rates + race) > 600 or 1.1 * (rates + race + final) > 1000
     state.budget = 10.0
-    with pytest.raises(UserError, match="even 8 rounds take about"):
+    with pytest.raises(UserError, match="even with 8 rounds the contest takes about"):
         affordable_rounds(state, 2, 400)
 
 
@@ -177,8 +244,10 @@ SETTINGS = {
 }
 
 
-def written(folder, poison):
-    """Write three sites of a known truth; ``poison``: with wrong test targets."""
+def written(folder, poison, left_out=()):
+    """Write three sites of a known truth; ``poison``: with wrong test targets.
+    ``left_out``: sites and parts without rows.
+    """
     folder.mkdir()
     truth("same", 0).write(folder / "all.csv", 0)
     with (folder / "all.csv").open() as file:
@@ -187,6 +256,8 @@ def written(folder, poison):
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         for row in rows:
+            if (row["client"], row["part"]) in left_out:
+                continue
             bad = poison and row["part"] == "test"
             writer.writerow(row | ({"y": 100 * float(row["y"])} if bad else {}))
     return {**SETTINGS, "data.source": str(folder / "data.csv")}
@@ -204,8 +275,7 @@ def test_test_samples_change_nothing_before_the_final(tmp_path):
         one.race()
         state = json.loads((folder / "out" / "contest.json").read_text())
         states.append({k: state[k] for k in ("rates", "tried", "steps", "leader", "delta")})
-        means = {k: v[0] for k, v in state["race_gains"].items()}
-        states[-1]["gains"] = means
+        states[-1]["gains"] = state["race_gains"]
     assert states[0] == states[1]
     # the final reads them
     one.final()
@@ -229,11 +299,69 @@ def test_test_samples_change_nothing_before_the_final(tmp_path):
 
 @pytest.mark.parametrize(
     "given",
-    [{"method": "fedavg"}, {"data.score-on": "validation"}, {"data.split-seed": "seed"}],
+    [
+        {"method": "fedavg"},
+        {"data.score-on": "validation"},
+        {"task": "text", "text.score-on": "test"},
+        {"data.split-seed": "seed"},
+    ],
 )
 def test_what_a_contest_chooses_is_refused(tmp_path, given):
     with pytest.raises(UserError, match="choose"):
         start(given, tmp_path, in_process)
+
+
+def test_the_race_scores_samples_by_which_no_method_chooses(tmp_path):
+    given = written(tmp_path / "data", poison=False)
+    for base in (given, {}):
+        tasks = [assembled(base, method) for method in ("finetune", "superfed-mm", "local")]
+        plain = build_task(replace(tasks[0][0], data=replace(tasks[0][0].data, score_on="test")))
+        number = tasks[0][0].num_clients
+        for k in range(3):
+            train, chosen_by, scored = tasks[0][1].split(k, number)
+            assert not set(chosen_by) & set(scored)
+            assert {*chosen_by, *scored} == set(plain.split(k, number)[1])
+            assert set(train) == set(plain.split(k, number)[0])
+            for _, task in tasks[1:]:
+                assert [*map(list, task.split(k, number))] == [
+                    *map(list, (train, chosen_by, scored))
+                ]
+
+
+def test_a_client_without_validation_samples_is_named_and_the_others_are_scored(tmp_path):
+    said = []
+    given = written(tmp_path / "data", False, [("site-02", "validation")])
+    one = start(
+        given, tmp_path / "out", in_process, methods=("fedavg",), most_seeds=3, say=said.append
+    )
+    assert one.state.unscored == {"site-02": "no validation samples"}
+    assert said == ["site-02 is left out of the race: no validation samples"]
+    trial = Trial(Contestant("finetune", 0.02), 1, 2)
+    one.trials.run([trial])
+    assert not one.state.errors
+    assert set(one.trials.scores(trial, "rmse")) == {"site-01", "site-03"}
+    (failure,) = one.trials.read(trial).failures  # it trains
+    assert failure.client == "site-02"
+    assert "no samples to be scored on" in failure.reason
+
+
+def test_every_method_of_a_contest_has_the_same_samples(tmp_path):
+    """Tasks on tables and some methods have no validation samples by default."""
+    methods = ("local", "fedavg", "finetune", "histogram-boosting")
+    one = start({"task": "regression", "num-clients": 4}, tmp_path, in_process, methods=methods)
+    assert not one.state.left_out
+    splits = []
+    for method in methods:
+        settings, task = assembled(one.trials.base, method)
+        assert settings.data.validation == 0.2
+        splits.append([[part.tolist() for part in task.split(k, 4)] for k in range(4)])
+    assert all(split == splits[0] for split in splits)
+    assert all(len(part) for client in splits[0] for part in client)
+
+
+def test_a_method_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="did you mean 'ditto'"):
+        start({}, tmp_path, in_process, methods=("dito",))
 
 
 def test_contestants_are_named_by_method_and_rate():

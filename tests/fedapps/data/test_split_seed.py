@@ -8,7 +8,8 @@ import datasets
 import numpy as np
 import pytest
 
-from fedapps.data.partition import rows_by_person
+from fedapps.data.options import DataOptions
+from fedapps.data.partition import rows_by_person, scored
 from fedapps.data.samples import Categorical
 from fedapps.errors import UserError
 from fedapps.runs.assembly import Parts, build_task
@@ -141,6 +142,19 @@ def test_held_out_samples_are_half_of_the_validation_samples():
     assert not scored & test
 
 
+@pytest.mark.parametrize(
+    ("validation", "halves"), [(5, (2, 3)), (2, (1, 1)), (1, (0, 1)), (0, (0, 0))]
+)
+def test_a_client_with_too_few_validation_samples_is_not_refused(validation, halves):
+    """One is scored on, none leaves the client without a score."""
+    options = DataOptions(score_on="held-out")
+    rows = np.arange(9), np.arange(9, 9 + validation), np.arange(20, 24)
+    own, chosen_by, scored_on = scored(rows, options)
+    assert own is rows[0]
+    assert (len(chosen_by), len(scored_on)) == halves
+    assert sorted([*chosen_by, *scored_on]) == rows[1].tolist()
+
+
 def table(folder, people):
     """Three clients, whose people have four rows each."""
     folder.mkdir()
@@ -173,6 +187,14 @@ def test_no_person_is_in_two_parts(tmp_path):
         assert [len(part) for part in people] == [6, 2, 2]
         assert len(set.union(*people)) == 10
         assert sum(map(len, rows)) == 40
+    half = build_task(read_settings({**given, "data.validation": 0.5, "data.score-on": "held-out"}))
+    whole = build_task(read_settings({**given, "data.validation": 0.5})).split(0, 3)
+    own, chosen_by, scored = half.split(0, 3)
+    assert own.tolist() == whole[0].tolist()
+    assert sorted([*chosen_by, *scored]) == whole[1].tolist()
+    halves = [{int(row) // 4 for row in part} for part in (chosen_by, scored)]
+    assert [len(part) for part in halves] == [2, 3]
+    assert not halves[0] & halves[1]
     few = build_task(read_settings(table(tmp_path / "few", people=2)))
     with pytest.raises(UserError, match=r"data.group-split: client 0 has rows of 2 persons, 3 are"):
         few.split(0, 3)
@@ -198,7 +220,5 @@ def test_persons_of_several_clients_and_dealt_rows_are_refused(tmp_path):
         read_settings({**given, "data.partition": "iid"})
     with pytest.raises(UserError, match=r"data.split-seed = '-1': must be a whole number from 0"):
         read_settings({"data.split-seed": -1})
-    with pytest.raises(UserError, match="'held-out' would score rows of persons that choose"):
-        read_settings({**given, "data.score-on": "held-out"})
     with pytest.raises(UserError, match=r"score-on = 'validation': clients have no validation"):
         read_settings({"data.score-on": "validation", "data.validation": 0.0})

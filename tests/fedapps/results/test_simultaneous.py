@@ -74,7 +74,7 @@ def table(mean, spread=0.1):
 )
 def test_the_verdict_follows_the_bounds(gains, kind, method):
     tables = {name: table(mean) for name, mean in gains.items()}
-    found = decide(tables, "ditto", 1.0, near="finetune")
+    found = decide(tables, simultaneous(tables), "ditto", 1.0, near="finetune")
     assert (found.kind, found.method) == (kind, method)
 
 

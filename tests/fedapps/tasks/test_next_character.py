@@ -193,6 +193,11 @@ def test_settings_can_be_chosen_on_text_that_is_neither_trained_on_nor_tested_on
     assert torch.equal(chosen.test.y, plain.validation.y)
     assert torch.equal(chosen.train.x, plain.train.x)
     assert not torch.equal(plain.test.x, plain.validation.x)
+    half = text(source=play, length=4, validation=0.6, score_on="held-out").client_data(1, 2)
+    whole = text(source=play, length=4, validation=0.6).client_data(1, 2).validation
+    assert len(whole) > 1
+    assert torch.equal(half.test.x, whole.x[::2])
+    assert torch.equal(half.validation.x, whole.x[1::2])
     with pytest.raises(UserError, match=r"text\.score-on = 'validation': needs .* set validation"):
         text(source=play, score_on="validation")
 

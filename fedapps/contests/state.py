@@ -1,0 +1,64 @@
+"""What a contest has decided so far, and the file that keeps it."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedapps.errors import UserError
+from fedapps.records.files import write_text
+
+FILE = "contest.json"
+
+
+@dataclass
+class State:
+    """What a contest has decided so far; it is written after every decision."""
+
+    #: The settings and methods that were asked for, and the settings of all runs.
+    asked: dict[str, Any]
+    given: dict[str, Any]
+    rounds: int
+    budget: float
+    methods: list[str]
+    left_out: dict[str, str] = field(default_factory=dict)
+    elapsed: float = 0.0
+    measure: str = ""
+    delta: float = 0.0
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    tried: dict[str, dict[str, float]] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+    #: Clients that are not in the race's scores, with the reason.
+    unscored: dict[str, str] = field(default_factory=dict)
+    most_seeds: int = 10
+    begun: int = -1
+    race_seeds: list[int] = field(default_factory=list)
+    race_ended: bool = False
+    finalists: dict[str, float] = field(default_factory=dict)
+    leader: str = ""
+    race_gains: dict[str, float] = field(default_factory=dict)
+    done: bool = False
+    costs: dict[str, list[float]] = field(default_factory=dict)
+    start_seconds: float = 0.0
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def write(self, out: Path) -> None:
+        """Write it into the contest's folder."""
+        text = json.dumps(vars(self), indent=1, ensure_ascii=False)
+        write_text(out / FILE, text + "\n")
+
+
+def load_state(out: Path) -> State | None:
+    """Return the state of the contest in a folder, or ``None``. Raises ``UserError`` if
+    it cannot be read.
+    """
+    path = out / FILE
+    if not path.exists():
+        return None
+    try:
+        return State(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{path}: cannot be read ({error}): choose another --out, or delete that folder"
+        ) from None
