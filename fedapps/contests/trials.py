@@ -20,6 +20,7 @@ from fedapps.notes import each_once
 from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.records.writer import status_of
 from fedapps.runs.prepare import assemble, with_defaults
+from fedapps.settings.settings import check_used
 from fedapps.sweeps.plan import without_reserved
 from fedapps.sweeps.pool import Ended, PlannedRun, run_one
 
@@ -212,10 +213,12 @@ def portfolio(
     base: Mapping[str, Any], methods: Sequence[str] = PORTFOLIO
 ) -> tuple[list[str], dict[str, str], dict[str, Any]]:
     """Return the methods that can run with these settings, why the others cannot, and
-    the settings in full. Raises ``UserError`` if training alone or FedAvg cannot.
+    the settings in full. Raises ``UserError`` if training alone or FedAvg cannot, or if
+    no method uses a setting.
     """
     known, left_out = [], {}
     full: dict[str, Any] = {}
+    used: set[str] = set()
     for method in dict.fromkeys((LOCAL, AVERAGE, FINETUNE, *methods)):
         wanted = {**base, "method": method, "data.score-on": "validation"}
         try:
@@ -229,7 +232,9 @@ def portfolio(
             left_out[method] = str(error)
             continue
         known.append(method)
+        used |= settings.flat().keys()
         full = full or without_reserved(settings)
+    check_used(base, used)
     return known, left_out, full
 
 

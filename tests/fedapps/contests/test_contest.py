@@ -236,6 +236,12 @@ def test_what_a_contest_chooses_is_refused(tmp_path, given):
         start(given, tmp_path, in_process)
 
 
+@pytest.mark.parametrize("key", ["dp.max-epsilon", "ffgb.local-steps"])
+def test_what_no_contestant_uses_is_refused(tmp_path, key):
+    with pytest.raises(UserError, match=f"{key} = 3"):
+        start({key: 3, "num-clients": 3}, tmp_path, in_process, methods=("fedavg",))
+
+
 def test_contestants_are_named_by_method_and_rate():
     assert str(Contestant("ditto", 0.05)) == "ditto at 0.05"
     assert str(Contestant("histogram-boosting")) == "histogram-boosting"
