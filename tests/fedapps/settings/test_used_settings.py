@@ -12,7 +12,7 @@ from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import default_config, read_settings
 from fedapps.settings.tables import PARTS
 from fedapps.sweeps.plan import read_plan
-from fedapps.toml_text import toml_text, toml_value
+from fedapps.toml_text import to_toml, toml_value
 
 SHORT = ["num-rounds=1", "num-clients=3", "train.local-epochs=1"]
 
@@ -108,7 +108,7 @@ def test_the_settings_that_a_run_recorded_can_be_run_again(tmp_path):
 
 
 def test_a_recorded_run_can_be_resumed_with_a_part_turned_off(tmp_path):
-    toml = toml_text(settings("dp.noise-multiplier=1", "dp.max-epsilon=3").flat())
+    toml = to_toml(settings("dp.noise-multiplier=1", "dp.max-epsilon=3").flat())
     (tmp_path / "settings.toml").write_text(toml)
     again = settings(str(tmp_path / "settings.toml"))
     assert (again.dp.noise_multiplier, again.dp.max_epsilon) == (1, 3)
