@@ -41,7 +41,6 @@ from fedapps.sweeps import execution
 from fedapps.sweeps.plan import read_plan
 from fedapps.sweeps.pool import Ended, run_one
 from fedapps.toml_text import toml_value
-from strategies import AAggFFD, FedAvg
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "own-project"
@@ -568,10 +567,6 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
         )
     else:
         assert isinstance(names["app"], ClientApp)
-    if "FairClient" in names:
-        fair = AAggFFD(FedAvg())
-        fair.start(InlineGrid(names["app"], 10), start, 2)
-        assert len(set(fair.last_weights.values())) == 10  # every client has a loss of its own
     if "report" in names:
         assert capsys.readouterr().out.splitlines()[-1].startswith("20 5 ")
 
