@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from algorithms.common.options import Options, kebab
 from clients.base.options import TrainOptions
@@ -18,9 +18,6 @@ from fedapps.tasks.registry import TASKS, TaskKind, find_task
 from fedapps.toml_text import Value
 from strategies import PrivacyOptions, RobustOptions, SecureOptions
 
-if TYPE_CHECKING:
-    from fedapps.settings.settings import Settings
-
 #: Defaults in a configuration that differ from those of ``Settings``: ``read_settings``
 #: replaces ``auto`` by the method's task, its set, and the way to deal that.
 CONFIGURED: dict[str, Value] = dict.fromkeys(("task", "data.source", "data.partition"), "auto")
@@ -28,12 +25,12 @@ CONFIGURED: dict[str, Value] = dict.fromkeys(("task", "data.source", "data.parti
 
 @dataclass(frozen=True)
 class Part:
-    """A table common to all runs: its dataclass, whether a run uses it, and what makes
-    a run use it ("" if all do).
+    """A table common to all runs: its dataclass, whether a run with given ``Settings``
+    uses it, and what makes a run use it ("" if all do).
     """
 
     options: type[Options]
-    used: Callable[["Settings"], bool] = lambda _: True
+    used: Callable[[Any], bool] = lambda _: True
     switch: str = ""
 
 
