@@ -155,7 +155,8 @@ def index(root: Path) -> str:
         f"Papers: {', '.join(f'[{paper.title}](#{anchor(paper.title)})' for paper in known)}. "
         "Two jobs on digits compare methods: [many small sites](many-sites.md), where federation "
         "pays, and [two classes per client](two-classes.md), where it does not. "
-        "[What the bare names do](personal-forms.md): personal methods by default.",
+        "[What the bare names do](personal-forms.md): personal methods by default. "
+        "[Ten natural tables](natural-tables.md): all defaults of tables.",
         "",
         READING,
     ]
