@@ -20,7 +20,7 @@ from algorithms.common.sent import RoundFacts
 from algorithms.common.steps import Epochs
 from algorithms.personal.sent import LocalSent
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
-from clients.fedavg import FedAvgClient, as_global
+from clients.fedavg import FedAvgClient
 from clients.steps.batches import epochs
 from clients.steps.sgd import Descent
 
@@ -41,14 +41,12 @@ class LocalClient(FedAvgClient):
         return [], len(self.data.train), {} if loss is None else {"loss": loss}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
-        """Evaluate the client's own model, and the server's, which stays the initial
-        one.
+        """Evaluate the client's own model; the server's is not trained, so it has no
+        score.
         """
-        set_arrays(self.model, parameters)
-        of_server = as_global(self.score(self.data.test))
         set_arrays(self.model, self.own_model(config, before=False))
         scores = self.score(self.data.test)
-        return scores["loss"], len(self.data.test), {**scores, **of_server}
+        return scores["loss"], len(self.data.test), scores
 
     def train_share(self, config: Config) -> float | None:
         """Take the steps that are due, in place; return the mean loss of these,

@@ -39,9 +39,12 @@ OPTION = re.compile(
     r"(?<![\w/-])--(?P<name>[a-z][a-z-]*)"
     r"(?: (?P<engine>inline|ray|deployment)\b| (?=[-\d/]|[^\s:]+:))?"
 )
+#: The names in the message about an unknown setting.
+UNKNOWN = re.compile(r"unknown setting '[^']*': (did you mean '[^']*')?")
 #: What stands for an argument in messages about settings, and the file that data in
 #: memory become.
 SETTINGS = (
+    (UNKNOWN, lambda match: match[0].replace("-", "_")),
     (re.compile(r"\bdata\.label=([\w-]+)"), r"label='\1'"),
     (re.compile(r"\bdata\.natural-id=([\w-]+)"), r"client='\1'"),
     (re.compile(r"\bdata\.label\b"), "label"),

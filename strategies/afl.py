@@ -8,9 +8,8 @@ that did not answer (the paper's 0 lets the weight of a client sink while it is 
 and Pi the projection onto the simplex. The weights of a round are the new p of its
 clients, renormalised.
 
-Contract: that of the wrapped strategy; in addition the reply holds the metric
-``loss-before``, the mean training loss of the model as it was received, which the
-training configuration requests by ``loss-before`` = true.
+Contract: that of the wrapped strategy, and the metric ``loss-before`` (see
+``strategies/families/reweighting.py``).
 """
 
 from dataclasses import dataclass

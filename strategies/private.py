@@ -31,11 +31,11 @@ Differences from Flower's wrappers (``DifferentialPrivacyServerSideFixedClipping
 which add the noise after the server's step, divide by the number of replies, fail on
 integer arrays, and account only for their own FedAvg.
 
-Contract: that of the wrapped strategy: FedAvg or one that averages like it; or
-FedBoost, whose update is the gradient with respect to alpha; or FedEvg, whose update is
-``e_i grad E_i`` at all samples: its noisy mean is not divided by the mean of
-e_i. Counters are not changed. Sample counts are not used: all clients have equal
-weight.
+Contract: that of the wrapped strategy: FedAvg, one that averages like it, FedBoost or
+FedEvg. All clients have equal weight; counters are not changed.
+
+FedBoost's update is the gradient with respect to alpha, FedEvg's ``e_i grad E_i``
+at all samples: its noisy mean is not divided by the mean of e_i.
 """
 
 import copy

@@ -7,9 +7,8 @@ gradient weights client k by its share of ``exp(lambda F_k)``; with ``prior`` "s
 the mean is weighted by samples. lambda = 0 is the average by the prior. The strategy
 keeps no state between rounds.
 
-Contract: that of the wrapped strategy; in addition the reply holds the metric
-``loss-before``, the mean training loss of the model as it was received, which the
-training configuration requests by ``loss-before`` = true.
+Contract: that of the wrapped strategy, and the metric ``loss-before`` (see
+``strategies/families/reweighting.py``).
 """
 
 from dataclasses import dataclass

@@ -29,8 +29,8 @@ IGNORED = -100
 
 
 def score(model: nn.Module, data: Split) -> Scores:
-    """Return accuracy, top5, ece, mce (15 bins), loss (mean cross-entropy) and those of
-    :func:`class_scores` over all samples of ``data``.
+    """Return accuracy, ece, mce (15 bins), loss (mean cross-entropy), those of
+    :func:`class_scores` and, of more than five classes, top5, over all of ``data``.
     """
     logits = outputs_of(model, data.x)
     labels = data.y.cpu().numpy()
@@ -39,7 +39,7 @@ def score(model: nn.Module, data: Split) -> Scores:
     classes, predicted = probabilities.shape[1], probabilities.argmax(1)
     return {
         "accuracy": topk_accuracy(probabilities, labels, 1),
-        "top5": topk_accuracy(probabilities, labels, min(5, probabilities.shape[1])),
+        **({"top5": topk_accuracy(probabilities, labels, 5)} if classes > 5 else {}),
         "ece": ece,
         "mce": mce,
         "loss": float(functional.cross_entropy(logits, data.y)),

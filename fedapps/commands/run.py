@@ -180,8 +180,8 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     assigned, used = assignments(arguments.settings), settings.flat()
     check_used(assigned, used)
     # A file may hold the options of several methods.
-    if others := unused(given.keys() - assigned.keys(), used):
-        logger.warning("not used by method %s: %s", settings.method, ", ".join(sorted(others)))
+    if others := unused({k: v for k, v in given.items() if k not in assigned}, used):
+        logger.warning("not used by this run: %s", ", ".join(sorted(others)))
     return settings
 
 

@@ -25,7 +25,7 @@ from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.records.writer import status_of
 from fedapps.results.simultaneous import Table
 from fedapps.runs.prepare import assemble, with_defaults
-from fedapps.settings.settings import Settings, chosen
+from fedapps.settings.settings import Settings, check_used, chosen
 from fedapps.sweeps.plan import without_reserved
 from fedapps.sweeps.pool import DIED, Ended, PlannedRun, run_one
 from fedapps.tasks.capabilities import HasNet, SplitsSamples, Task
@@ -243,11 +243,12 @@ def portfolio(
 ) -> tuple[list[str], dict[str, str], dict[str, Any], dict[str, str]]:
     """Return the methods that can run with these settings, why the others cannot, the
     settings in full, and the clients that the race cannot score. Raises ``UserError``
-    if training alone or FedAvg cannot run.
+    if training alone or FedAvg cannot run, or if no method uses a setting.
     """
     known, left_out = [], {}
     full: dict[str, Any] = {}
     unscored: dict[str, str] = {}
+    used: set[str] = set()
     for method in dict.fromkeys((LOCAL, AVERAGE, FINETUNE, *methods)):
         find_method(method)  # a name that does not exist is no method that cannot run
         try:
@@ -260,8 +261,10 @@ def portfolio(
             left_out[method] = str(error)
             continue
         known.append(method)
+        used |= settings.flat().keys()
         if not full:
             full, unscored = without_reserved(settings), _unscored(task, settings)
+    check_used(base, used)
     return known, left_out, full, unscored
 
 

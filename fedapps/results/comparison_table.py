@@ -237,7 +237,7 @@ def columns_of(rows: list[Row]) -> list[Column]:
     # clients, or the worst tenth is one client.
     alike = [(f"global-{name}-mean", f"{name}-mean") for name in LEADING]
     for key, like in [*alike, *((f"{name}-worst10", f"{name}-worst") for name in LEADING)]:
-        if all(row.values.get(key) == row.values.get(like) for row in rows):
+        if all(row.values.get(key) in (None, row.values.get(like)) for row in rows):
             columns = [column for column in columns if column.key != key]
     if any(column.key in LEADING_MEANS for column in columns):
         return columns

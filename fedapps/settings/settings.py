@@ -397,18 +397,7 @@ class Settings(Options):
             elif part.name in ("base", "halves"):
                 for other in value if part.name == "halves" else (value,) if value else ():
                     out = other.flat() | out
-            elif (
-                (part.name == "public" and not any(method.public for method in self.methods))
-                or (part.name == "dp" and not self.dp.noise_multiplier)
-                or (part.name == "robust" and self.robust.rule == "none")
-                or (part.name == "secure" and not self.secure.on)
-                or (part.name == "sites" and not self.sites.own)
-                or (
-                    part.name == "synthetic"
-                    and not any(method.synthetic for method in self.methods)
-                    and not self.data.synthetic
-                )
-            ):
+            elif part.name in PARTS and not PARTS[part.name].used(self):
                 continue
             elif is_dataclass(value):
                 out |= flattened(value, part.name)
@@ -452,20 +441,39 @@ def unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown setting {key!r}: {hint}`fedapps settings` lists all keys"
 
 
-def unused(given: Iterable[str], used: Container[str]) -> list[str]:
-    """Return the keys in ``given`` that are options of a method or task but not in
-    ``used``, the settings of the run or runs.
+def unused(given: Mapping[str, Any], used: Container[str]) -> list[str]:
+    """Return the keys in ``given`` that stand in a table and are not in ``used``, the
+    settings of the run or runs. The default of a part that is off does not count.
     """
-    others = {*PARTS, *OF_SWEEPS, "versions"}
-    return [k for k in given if "." in k and k not in used and k.partition(".")[0] not in others]
+    others, known = (*OF_SWEEPS, "versions"), _parts()
+    return [
+        key
+        for key, value in given.items()
+        if "." in key
+        and key not in used
+        and key.partition(".")[0] not in others
+        and (key not in known or value != known[key])
+    ]
+
+
+@cache
+def _parts() -> Mapping[str, Value]:
+    """Return the defaults of the tables common to all runs."""
+    parts = (defaults_of(part.options, table) for table, part in PARTS.items())
+    return MappingProxyType({key: value for part in parts for key, value in part.items()})
 
 
 def check_used(given: Mapping[str, Any], used: Container[str]) -> None:
-    """Raise ``UserError`` for a given option of a method or task whose key is not in
-    ``used``, the settings of the run or runs.
+    """Raise ``UserError`` for a given option that is not in ``used``, the settings of
+    the run or runs.
     """
     for key in unused(given, used):
         table, value = key.partition(".")[0], given[key]
+        if table in PARTS:
+            raise UserError(
+                f"{key} = {value!r}: has no effect without {PARTS[table].switch}: set this, or "
+                f"leave {key} out"
+            )
         kinds: dict[str, Any] = {**METHODS, **TASKS}
         owners = [name for name, one in kinds.items() if one.table == table]
         choice = f"choose {' or '.join(owners[:4])}, or " if owners else ""
@@ -529,7 +537,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         elif part.name == "halves":
             values[part.name] = _halves(values["options"], config)
         elif part.name in PARTS:
-            values[part.name] = read_table(PARTS[part.name], part.name, config)
+            values[part.name] = read_table(PARTS[part.name].options, part.name, config)
         elif (key := kebab(part.name)) in config:
             values[part.name] = typed(key, config[key], known[key])
     settings: Settings = built(Settings, values, "")

@@ -1,7 +1,7 @@
 """The tables of settings: the dataclass of each table, and how a table is read."""
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -21,17 +21,44 @@ from strategies import PrivacyOptions, RobustOptions, SecureOptions
 #: Defaults in a configuration that differ from those of ``Settings``: ``read_settings``
 #: replaces ``auto`` by the method's task, its set, and the way to deal that.
 CONFIGURED: dict[str, Value] = dict.fromkeys(("task", "data.source", "data.partition"), "auto")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table common to all runs: its dataclass, whether a run with given ``Settings``
+    uses it, and what makes a run use it ("" if all do).
+    """
+
+    options: type[Options]
+    used: Callable[[Any], bool] = lambda _: True
+    switch: str = ""
+
+
+def _methods(trait: str) -> str:
+    return "method = " + " or ".join(n for n, method in METHODS.items() if getattr(method, trait))
+
+
 #: Tables common to all runs.
-PARTS: dict[str, type[Options]] = {
-    "data": DataOptions,
-    "model": ModelOptions,
-    "train": TrainOptions,
-    "public": PublicOptions,
-    "dp": PrivacyOptions,
-    "robust": RobustOptions,
-    "secure": SecureOptions,
-    "sites": SiteOptions,
-    "synthetic": SyntheticOptions,
+PARTS = {
+    "data": Part(DataOptions),
+    "model": Part(ModelOptions),
+    "train": Part(TrainOptions),
+    "public": Part(
+        PublicOptions, lambda run: any(m.public for m in run.methods), _methods("public")
+    ),
+    "dp": Part(
+        PrivacyOptions, lambda run: run.dp.noise_multiplier > 0, "dp.noise-multiplier above 0"
+    ),
+    "robust": Part(
+        RobustOptions, lambda run: run.robust.rule != "none", "another robust.rule than 'none'"
+    ),
+    "secure": Part(SecureOptions, lambda run: run.secure.on, "secure.on = true"),
+    "sites": Part(SiteOptions, lambda run: run.sites.own, "sites.labels or sites.columns"),
+    "synthetic": Part(
+        SyntheticOptions,
+        lambda run: bool(run.data.synthetic) or any(m.synthetic for m in run.methods),
+        f"{_methods('synthetic')}, or data.synthetic",
+    ),
 }
 _defaults: dict[tuple[Any, str], Mapping[str, Value]] = {}
 
@@ -43,7 +70,7 @@ def option_tables(config: Mapping[str, Any] | None = None) -> dict[str, type[Opt
     Values of ``config`` may be lists. Raises ``UserError`` if the user's own table has
     the name of another table.
     """
-    tables = dict(PARTS)
+    tables = {name: part.options for name, part in PARTS.items()}
     ours: list[Method | TaskKind] = [*METHODS.values(), *TASKS.values()]
     for kind in ours:
         if kind.options is not None:

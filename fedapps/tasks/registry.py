@@ -72,7 +72,7 @@ DIGITS_JOB = {
     "public.samples": 1000,
 }
 #: Epochs and rate: of a grid the least validation loss of FedAvg on four tables
-#: (docs/tasks.md#natural-tables).
+#: (docs/results/natural-tables.md).
 TABULAR_JOB: dict[str, bool | int | float | str] = {
     "clients-per-round": 0,
     "data.partition": "natural",

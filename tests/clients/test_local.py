@@ -84,14 +84,10 @@ def test_training_in_shares_is_the_same_as_whole_rounds_of_training(
 )
 def test_after_t_rounds_every_client_has_taken_its_share_of_the_steps(a_round, after):
     for rounds, steps in enumerate(after, 1):
-        stores, result = run(rounds, a_round)
+        stores, _ = run(rounds, a_round)
         assert [
             int(store.load("progress", {}, before=False)[0][1]) for store in stores.values()
         ] == [steps] * 5
-    assert (
-        result.evaluate_metrics_clientapp[1]["accuracy"]
-        > result.evaluate_metrics_clientapp[1]["global-accuracy"]
-    )
 
 
 def test_what_counts_as_a_step_is_a_step(monkeypatch):

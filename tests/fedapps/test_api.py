@@ -109,7 +109,7 @@ def test_the_models_are_those_that_were_scored(done):
 def test_errors_are_those_of_the_command(tmp_path, done):
     for given, said in (
         ({"method": "fedavgg"}, "method = 'fedavgg': did you mean 'fedavg'"),
-        ({"num_round": 2}, "unknown setting 'num-round': did you mean 'num-rounds'"),
+        ({"num_round": 2}, "unknown setting 'num_round': did you mean 'num_rounds'"),
         ({"data": {"alpha": -1.0}}, "data.alpha = -1"),
         (
             {"method": ["fedavg"]},

@@ -188,7 +188,7 @@ def test_a_repeated_sweep_continues_and_failures_are_reported(in_process, tmp_pa
 def test_mistakes_of_a_sweep(tmp_path):
     for given, said in (
         ({"method": ["fedavg", "fedavgg"]}, "method = 'fedavgg': did you mean 'fedavg'"),
-        ({"num_round": [1, 2]}, "unknown setting 'num-round': did you mean 'num-rounds'"),
+        ({"num_round": [1, 2]}, "unknown setting 'num_round': did you mean 'num_rounds'"),
         ({"sweep": {"row": ["seed"]}}, "did you mean 'rows'"),
         ({"seed": []}, "the list is empty"),
         ({"engine": "deployment"}, "engine = 'deployment': choose one of inline, ray"),

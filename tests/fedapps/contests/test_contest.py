@@ -364,6 +364,12 @@ def test_a_method_that_does_not_exist_is_an_error(tmp_path):
         start({}, tmp_path, in_process, methods=("dito",))
 
 
+@pytest.mark.parametrize("key", ["dp.max-epsilon", "ffgb.local-steps"])
+def test_what_no_contestant_uses_is_refused(tmp_path, key):
+    with pytest.raises(UserError, match=f"{key} = 3"):
+        start({key: 3, "num-clients": 3}, tmp_path, in_process, methods=("fedavg",))
+
+
 def test_contestants_are_named_by_method_and_rate():
     assert str(Contestant("ditto", 0.05)) == "ditto at 0.05"
     assert str(Contestant("histogram-boosting")) == "histogram-boosting"

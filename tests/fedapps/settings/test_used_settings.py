@@ -10,7 +10,9 @@ from fedapps.methods import find_method
 from fedapps.results.run_plots import comparison_figure, measure_figure
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import default_config, read_settings
+from fedapps.settings.tables import PARTS
 from fedapps.sweeps.plan import read_plan
+from fedapps.toml_text import to_toml, toml_value
 
 SHORT = ["num-rounds=1", "num-clients=3", "train.local-epochs=1"]
 
@@ -39,6 +41,53 @@ def test_an_option_of_another_method_is_refused(capsys, tmp_path):
     settings("method=warm-start", "warm-start.then=ditto", "ditto.epochs=2")
 
 
+@pytest.mark.parametrize(
+    ("given", "switch"),
+    [
+        ("dp.max-epsilon=3", "dp.noise-multiplier above 0"),
+        ("secure.bound=5", "secure.on = true"),
+        ("robust.num-malicious=2", "another robust.rule than 'none'"),
+        ("public.samples=300", "method = ffgb-distill"),
+        ("synthetic.samples=20", "method = fedevg"),
+    ],
+)
+def test_an_option_of_a_part_that_is_off_is_refused_or_named(
+    given, switch, capsys, tmp_path, caplog
+):
+    key, _, value = given.partition("=")
+    said = says(capsys, given)
+    assert f"{key} = {value}: " in said
+    assert switch in said
+    table, _, name = key.partition(".")
+    with pytest.raises(UserError, match=key):
+        api.run("fedavg", **{table: {name.replace("-", "_"): int(value)}})
+    path = tmp_path / "job.toml"
+    path.write_text(f"{key} = {value}\n")
+    settings(str(path))
+    assert f"not used by this run: {key}" in caplog.text
+    path.write_text(f"{key} = {value}\nmethod = ['fedavg', 'local']\n")
+    with pytest.raises(UserError, match=key):
+        read_plan(path)
+
+
+def test_every_part_that_can_be_off_says_how_it_is_turned_on():
+    whole = read_settings({})
+    off = {name for name, part in PARTS.items() if not part.used(whole)}
+    assert off == {name for name, part in PARTS.items() if part.switch}
+    assert off == {"dp", "robust", "secure", "public", "synthetic", "sites"}
+
+
+def test_the_default_of_a_part_that_is_off_may_be_given_and_all_of_one_that_is_on():
+    off = [f"{key}={toml_value(value)}" for key, value in default_config().items()]
+    settings(*(word for word in off if word.split(".")[0] in ("dp", "robust", "secure", "sites")))
+    settings("dp.noise-multiplier=1", "dp.max-epsilon=3")
+    settings("secure.on=true", "secure.bound=5")
+    settings("robust.rule=trimmed-mean", "robust.num-malicious=2")
+    settings("method=ffgb-distill", "public.samples=300")
+    settings("method=fedevg", "synthetic.samples=20")
+    settings("data.synthetic=set.npz", "synthetic.steps=20")
+
+
 def test_options_of_a_file_that_the_method_does_not_use_are_named(tmp_path, caplog):
     path = tmp_path / "job.toml"
     path.write_text("fedprox.mu = 0.1\nditto.epochs = 2\n")
@@ -47,7 +96,7 @@ def test_options_of_a_file_that_the_method_does_not_use_are_named(tmp_path, capl
     assert main(["data", str(path)]) == 0
     path.write_text('method = "fedavg"\n' + path.read_text())
     settings(str(path))
-    assert "not used by method fedavg: ditto.epochs, fedprox.mu" in caplog.text
+    assert "not used by this run: ditto.epochs, fedprox.mu" in caplog.text
 
 
 def test_the_settings_that_a_run_recorded_can_be_run_again(tmp_path):
@@ -56,6 +105,14 @@ def test_the_settings_that_a_run_recorded_can_be_run_again(tmp_path):
     assert main(["run", "--engine", "inline", *job, "--out", str(out)]) == 0
     assert settings(str(out / "settings.toml")).options.epochs == 2
     assert settings("--resume", "--out", str(out)).options.epochs == 2
+
+
+def test_a_recorded_run_can_be_resumed_with_a_part_turned_off(tmp_path):
+    toml = to_toml(settings("dp.noise-multiplier=1", "dp.max-epsilon=3").flat())
+    (tmp_path / "settings.toml").write_text(toml)
+    again = settings(str(tmp_path / "settings.toml"))
+    assert (again.dp.noise_multiplier, again.dp.max_epsilon) == (1, 3)
+    settings("--resume", "--out", str(tmp_path), "dp.noise-multiplier=0")
 
 
 def test_a_sweep_may_hold_the_options_of_its_methods(tmp_path):
