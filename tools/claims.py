@@ -155,7 +155,8 @@ def index(root: Path) -> str:
         "",
         "Jobs that compare methods: [many small sites](many-sites.md), where federation pays, "
         "[two classes per client](two-classes.md), where it does not, and "
-        "[personal methods by default](personal-forms.md), [ten natural tables](natural-tables.md).",
+        "[personal methods by default](personal-forms.md), "
+        "[ten natural tables](natural-tables.md).",
         "",
         READING,
     ]
