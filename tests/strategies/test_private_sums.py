@@ -28,7 +28,7 @@ from strategies import (
 from strategies.base.records import to_record
 from strategies.secure import secured
 from tests.helpers import EchoClient, rounds_of, run_inline
-from tests.strategies.test_secure import ON, run
+from tests.secure_grids import ON, run
 
 NUMBERS = 20_000
 START = {"w": np.zeros(NUMBERS, np.float32), "running_var": np.zeros(3), "count": np.array(7)}

@@ -29,18 +29,20 @@ SMALL = {
 }
 
 
-FAIR = {"aaggff.base": "fedadam", "secure.clear-losses": True}
+BASE = {"aaggff.base": "fedadam"}
+CLEAR = {"secure.clear-losses": True}
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "phases"),
-    [("fedavg", {}, "3"), ("scaffold", {}, "3"), ("aaggff-s", FAIR, "4")],
+    ("method", "options", "secure", "phases"),
+    [("fedavg", {}, {}, "3"), ("scaffold", {}, {}, "3"), ("aaggff-s", BASE, CLEAR, "4")],
 )
 def test_the_model_is_that_of_the_plain_run_and_the_report_shows_the_sums(
-    method, options, phases, tmp_path
+    method, options, secure, phases, tmp_path
 ):
     run_inline(tmp_path / "plain", method=method, **SMALL, **options)
-    run_inline(tmp_path / "secure", method=method, **SMALL, **options, **{"secure.on": True})
+    secure = {"secure.on": True, **secure}
+    run_inline(tmp_path / "secure", method=method, **SMALL, **options, **secure)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "secure"))
     for name, array in one.items():
         np.testing.assert_allclose(other[name], array, rtol=1e-5, atol=1e-6)
