@@ -14,6 +14,7 @@ documentation all follow from these fields.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 from algorithms.common.checks import check_choice, check_range
@@ -108,6 +109,7 @@ class Options:
         """Check rules over several options; raise ``ValueError``."""
 
 
+@cache
 def kebab(name: str) -> str:
     """Return a field's name as a key: ``num_rounds`` -> ``num-rounds``, ``lambda_`` ->
     ``lambda``.

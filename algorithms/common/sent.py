@@ -17,7 +17,8 @@ A client class lists its declarations in ``reads``; other keys are logged
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from algorithms.common.options import kebab
@@ -65,8 +66,7 @@ class Sent:
         is missing.
         """
         arguments = {}
-        for part in fields(cls):
-            key = cls.key(part.name)
+        for part, key in _parts(cls):  # type: ignore[arg-type]
             if key in config:
                 value = config[key]
                 arguments[part.name] = part.type(value) if part.type in CASTS else value
@@ -81,6 +81,12 @@ class Sent:
         """Return the fields by their keys in a message's configuration."""
         named = {self.key(part.name): getattr(self, part.name) for part in fields(self)}
         return {key: value for key, value in named.items() if value is not None}
+
+
+@cache
+def _parts(kind: Any) -> list[tuple[Field[Any], str]]:
+    """Return the fields and their keys: several are read with every message."""
+    return [(part, kind.key(part.name)) for part in fields(kind)]
 
 
 #: What client classes declare as ``reads``.

@@ -129,9 +129,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
     shared = tmp_path / "options.toml"
     shared.write_text(
         'superfed.start = 0.2\nfedboost.library = "clients"\nffgb.fit-steps = 20\n'
-        "fedcgan.hidden = 4\nfedcvae.hidden = 4\n"
+        "fedcgan.hidden = 4\nfedcvae.hidden = 4\nsynthetic.steps = 20\n"
     )
-    settings = [str(shared), f"method={method}", "synthetic.steps=20"]
+    settings = [str(shared), f"method={method}"]
     settings += [
         *QUICK,
         "num-rounds=6",
