@@ -4,7 +4,6 @@ with real runs, whose test samples are not read before the final.
 
 import csv
 import json
-import logging
 from dataclasses import replace
 
 import numpy as np
@@ -265,7 +264,6 @@ def written(folder, poison, left_out=()):
 
 @pytest.mark.slow
 def test_test_samples_change_nothing_before_the_final(tmp_path):
-    logging.getLogger("fedapps.notes").setLevel(logging.ERROR)
     states = []
     for poison in (False, True):
         folder = tmp_path / str(poison)
