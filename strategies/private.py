@@ -148,6 +148,14 @@ class Budget(Wrapper):
         spent = 0 < self.options.max_epsilon < self.epsilon(self.releases + 1)
         return spent or is_finished(self.strategy)
 
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Let the wrapped strategy sample and send, unless the budget is spent."""
+        if self.finished:
+            return []
+        return list(self.strategy.configure_train(server_round, arrays, config, grid))
+
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the number of releases and the wrapped strategy's state, if it has
         one.
@@ -189,11 +197,9 @@ class Private(Budget):
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Let the wrapped strategy sample and send, unless the budget is spent."""
-        if self.finished:
-            return []
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+    ) -> list[Message]:
+        """As ``Budget``; keep what is sent."""
+        messages = super().configure_train(server_round, arrays, config, grid)
         sent = arrays_of(messages[0].content)[0] if messages else ArrayRecord()
         self._sent = {name: read(array) for name, array in sent.items()}
         self._asked = len(messages)
@@ -263,6 +269,9 @@ class PrivateSum(Budget):
     than the noisy sum. All clients have equal weight, and their metrics of training are
     not sent. Raises ``ValueError`` unless the strategy averages models.
 
+    Without ``SecureSum`` or ``secured`` around it nobody would add noise: training is
+    refused then.
+
     epsilon is that of the fewest clients that a sum may have: with more there is more
     noise. A round counts before it asks the clients, whatever becomes of it.
 
@@ -277,9 +286,9 @@ class PrivateSum(Budget):
         return replace(wrapped, aggregation="uniform average")
 
     def __init__(self, strategy: Strategy, options: PrivacyOptions) -> None:
-        found = require_declaration(strategy, "noise-multiplier")
-        if found.replies != "model" or found.aggregation == "single replies":
-            raise ValueError(_more_than_averages(strategy))
+        _check_averages(strategy)
+        #: Whether clients are told to add noise: set by ``strategies.secure.secured``.
+        self.secured = False
         super().__init__(strategy, options)
 
     def epsilon(self, releases: int) -> float:
@@ -289,11 +298,16 @@ class PrivateSum(Budget):
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Let the wrapped strategy sample and send, unless the budget is spent."""
-        if self.finished:
-            return []
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+    ) -> list[Message]:
+        """As ``Budget``, and count the release. Raises ``ValueError`` without secure
+        sums.
+        """
+        if not self.secured:
+            raise ValueError(
+                "PrivateSum: without secure sums nobody adds noise: wrap it in SecureSum, or "
+                "choose Private, which adds it at the server"
+            )
+        messages = super().configure_train(server_round, arrays, config, grid)
         return messages if messages and self.release(server_round) else []
 
     def aggregate_train(
@@ -313,14 +327,14 @@ def _check(strategy: Strategy) -> None:
         if fault := strategy.privacy_fault():
             raise ValueError(f"noise-multiplier: {fault}")
         return
+    _check_averages(strategy)
+
+
+def _check_averages(strategy: Strategy) -> None:
     wrapped = require_declaration(strategy, "noise-multiplier")
     if wrapped.replies != "model" or wrapped.aggregation == "single replies":
-        raise ValueError(_more_than_averages(strategy))
-
-
-def _more_than_averages(strategy: Strategy) -> str:
-    return (
-        f"noise-multiplier: {type(strategy).__name__} uses more than the average of updates, and "
-        "only the average can be private: choose a method that averages (fedavg, fedprox, "
-        "fedadam, propfair, superfed-mm, ...) or fedboost, or noise-multiplier = 0"
-    )
+        raise ValueError(
+            f"noise-multiplier: {type(strategy).__name__} uses more than the average of updates, "
+            "and only the average can be private: choose a method that averages (fedavg, fedprox, "
+            "fedadam, propfair, superfed-mm, ...) or fedboost, or noise-multiplier = 0"
+        )

@@ -115,6 +115,8 @@ def secured(
         options.neighbours, options.corrupted, options.consistency, options.min_change
     )
     terms = partial(_terms, strategy, options, bound or UpdateBound())
+    if isinstance(strategy, PrivateSum):
+        strategy.secured = True
     if isinstance(grid, ClientGrid):
         grid.grid = SecureGrid(grid.grid, protocol, terms, by_losses)
         return grid

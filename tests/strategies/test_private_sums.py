@@ -152,6 +152,11 @@ def test_a_release_that_cannot_be_counted_does_not_happen():
     assert strategy.releases == 0
 
 
+def test_without_secure_sums_nobody_would_add_noise():
+    with pytest.raises(ValueError, match="without secure sums nobody adds noise"):
+        run(private(), start=START)
+
+
 def test_what_is_more_than_an_average_is_refused():
     for strategy in (AAggFFS(FedAvg()), QFedAvg(FedAvg())):
         with pytest.raises(ValueError, match="only the average can be private"):
