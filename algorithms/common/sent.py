@@ -51,9 +51,15 @@ class Sent:
         return cls.prefix + kebab(name)
 
     @classmethod
+    @cache
+    def parts(cls) -> list[tuple[Field[Any], str]]:
+        """Return all fields with their keys: several classes are read in a message."""
+        return [(part, cls.key(part.name)) for part in fields(cls)]
+
+    @classmethod
     def keys(cls) -> list[str]:
         """Return the keys of all fields."""
-        return [cls.key(part.name) for part in fields(cls)]
+        return [key for _, key in cls.parts()]
 
     @classmethod
     def of(cls, options: object) -> Self:
@@ -66,7 +72,7 @@ class Sent:
         is missing.
         """
         arguments = {}
-        for part, key in _parts(cls):  # type: ignore[arg-type]
+        for part, key in cls.parts():
             if key in config:
                 value = config[key]
                 arguments[part.name] = part.type(value) if part.type in CASTS else value
@@ -81,12 +87,6 @@ class Sent:
         """Return the fields by their keys in a message's configuration."""
         named = {self.key(part.name): getattr(self, part.name) for part in fields(self)}
         return {key: value for key, value in named.items() if value is not None}
-
-
-@cache
-def _parts(kind: Any) -> list[tuple[Field[Any], str]]:
-    """Return the fields and their keys: several are read with every message."""
-    return [(part, kind.key(part.name)) for part in fields(kind)]
 
 
 #: What client classes declare as ``reads``.

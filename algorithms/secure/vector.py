@@ -164,18 +164,17 @@ def to_vector(
     for name, change in changes.items():
         kind = "real" if change.dtype.kind == "f" else "whole"
         e, most = kinds[kind]
-        factor = 1.0 if terms.replies == "sums" else weight
+        layout.arrays.append((name, arrays[name].shape, str(arrays[name].dtype)))
         if terms.noise:
             out.append(_noisy(terms, change, e, honest))
-            layout.arrays.append((name, arrays[name].shape, str(arrays[name].dtype)))
             continue
+        factor = 1.0 if terms.replies == "sums" else weight
         if kind == "real" and not (largest := float(np.abs(change).max(initial=0))) <= terms.bound:
             raise ValueError(
                 f"array {name!r} changes by {largest:.6g}, above bound = {terms.bound:g}: it does "
                 "not fit into a secure sum"
             )
         out.append(encode(factor * np.ravel(change), most, e, f"array {name!r}, times its weight,"))
-        layout.arrays.append((name, arrays[name].shape, str(arrays[name].dtype)))
     e, most = kinds["metric"]
     for name, value in sorted(metrics.items()):
         if name == terms.weight:
