@@ -272,6 +272,7 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         evaluation mode.
         """
         self.model.eval()
+        batch_size = len(data) if self.objective.whole else batch_size
         total = torch.zeros((), device=data.y.device)
         for x, y in zip(data.x.split(batch_size), data.y.split(batch_size), strict=True):
             total += self.loss(x, y) * len(y)

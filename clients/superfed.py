@@ -53,7 +53,7 @@ from clients.steps.sgd import Number, Optimiser, add, between, inner, parted
 
 Floats = NDArray[np.float64]
 # Metrics reported as curves over lambda, if the objective has them.
-CURVES = ("accuracy", "loss", "ece", "mce", "auroc", "rmse", "mae")
+CURVES = ("accuracy", "loss", "ece", "mce", "auroc", "rmse", "mae", "concordance")
 
 
 class SuPerFedClient(FedProxClient):

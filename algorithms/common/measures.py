@@ -20,20 +20,25 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.floating]
 IntArray = npt.NDArray[np.integer]
-#: The leading score of each kind of task: of classes, of numbers.
-LEADING = ("accuracy", "rmse")
+#: The leading score of each kind of task: of classes, of numbers, of times.
+LEADING = ("accuracy", "rmse", "concordance")
+#: The list of ``algorithms.common.survival.pair_counts``; without a comparable pair
+#: there is no concordance.
+PAIRS = "pair-counts"
 #: A measure is better when lower if its name contains one of these words.
 _LOWER = frozenset({"loss", "rmse", "mae", "mse"})
 
 
 def leading_of(scores: Iterable[str]) -> str:
-    """Return which of a model's scores is the leading one. Raises ``KeyError`` if there
-    is none.
+    """Return which of a model's scores is the leading one; the loss where no pair of
+    times is comparable. Raises ``KeyError`` if there is none.
     """
     names = set(scores)
     for name in LEADING:
         if name in names:
             return name
+    if PAIRS in names:
+        return "loss"
     raise KeyError(
         f"no leading score among {', '.join(sorted(names))}: a task has one of {', '.join(LEADING)}"
     )

@@ -29,7 +29,7 @@ from algorithms.common.wire import fields, read
 from clients.base.data import ArrayData, ClientData
 from clients.base.newcomers import newcomer_metrics
 from clients.base.options import acknowledged, notice_unread
-from clients.base.scores import CONFUSION
+from clients.base.scores import COUNTS
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 
@@ -80,8 +80,8 @@ def to_client_app(
         more = _validation_scores(client, arrays, config) if sent.validation else {}
         loss, num_examples, metrics = client.evaluate(arrays, config)
         reported = {"loss": float(loss), **metrics, **more}
-        if not sent.class_counts:
-            reported.pop(CONFUSION, None)
+        for name in () if sent.class_counts else COUNTS:
+            reported.pop(name, None)
         return Message(content=_metric_records(num_examples, reported), reply_to=message)
 
     @app.evaluate("newcomer")

@@ -18,7 +18,8 @@ class Split:
     """One part of a client's samples: inputs ``x`` (n, ...) and labels ``y`` (n,), or
     (n, length) for sequences, int64.
 
-    For regression, ``y`` is (n, targets), float32.
+    For regression, ``y`` is (n, targets), float32; for survival times and events (n,
+    2), float64.
 
     ``groups`` (n, G), bool, if measures by group are wanted: whether a sample belongs
     to a group; it may belong to none.

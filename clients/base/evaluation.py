@@ -1,7 +1,7 @@
 """Losses and metrics of clients: for classification, binary classification with one
 logit, and next-token prediction.
 
-``regression.py`` has those for regression.
+``regression.py`` has those for regression, ``survival.py`` those for times.
 
 Metrics are computed over the whole set, never as a mean over mini-batches.
 The accuracy is a mean over ``test-samples`` samples. If the samples have groups,
@@ -62,11 +62,13 @@ class Objective:
     samples), ``score(model, data)`` evaluates.
 
     ``score`` returns at least ``loss`` and a leading score
-    (``algorithms.common.measures.LEADING``), over all samples of a split.
+    (``algorithms.common.measures.LEADING``), over all samples of a split. ``whole``:
+    the loss of a split is not the mean of those of its batches.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
     score: Callable[[nn.Module, Split], Scores]
+    whole: bool = False
 
 
 CLASSIFICATION = Objective(functional.cross_entropy, score)

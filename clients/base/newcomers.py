@@ -16,7 +16,7 @@ from clients.base.options import Config
 from clients.base.store import MessageStore, Store
 
 #: Measures that are reported, if the task has them.
-MEASURES = ("accuracy", "loss", "ece", "auroc", "rmse", "mae", "r2")
+MEASURES = ("accuracy", "loss", "ece", "auroc", "rmse", "mae", "r2", "concordance")
 
 
 @runtime_checkable

@@ -25,6 +25,10 @@ Scores = dict[str, Any]
 ERROR_SUMS = "error-sums"
 #: The counts of ``algorithms.common.confusion``, flattened.
 CONFUSION = "confusion"
+#: The counts by group of risk of ``algorithms.common.survival``, flattened.
+SURVIVAL = "survival-counts"
+#: What a client reports only with ``class-counts``.
+COUNTS = (CONFUSION, SURVIVAL)
 
 
 def as_global(scores: Scores) -> dict[str, float]:

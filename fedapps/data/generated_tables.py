@@ -1,5 +1,5 @@
-"""Tables that need no file: two generated ones, and the diabetes data that scikit-learn
-brings, whose 442 patients are dealt to the clients at random.
+"""Tables that need no file: three generated ones, and the diabetes data that
+scikit-learn brings, whose 442 patients are dealt to the clients at random.
 
 Source of the diabetes data: Efron, Hastie, Johnstone, Tibshirani, "Least Angle
 Regression", The Annals of Statistics 32(2), 2004, arXiv math/0406456.
@@ -123,6 +123,22 @@ def numbers(num_clients: int) -> Columns:
         return {"target": 250.0 + 40.0 * (value + rng.normal(size=len(x)))}
 
     return _columns(num_clients, "generated regression", 4, (20, 80), target)
+
+
+def lifetimes(num_clients: int) -> Columns:
+    """Return a small generated table: 20 to 80 rows per client, with proportional
+    hazards whose baseline differs between clients; a third is censored.
+    """
+    common = generator(0, "generated survival").normal(size=5)
+
+    def outcome(x: Floats, kind: Indices, rng: np.random.Generator) -> Columns:
+        slopes = common[:4] + rng.normal(scale=0.2, size=4)
+        hazard = np.exp((x - x.mean(0)) @ slopes + common[4] * (kind == 2)) * rng.uniform(0.5, 2)
+        happens, ends = rng.exponential(1 / hazard), rng.exponential(2.0, size=len(x))
+        time = np.ceil(1000 * np.minimum(happens, ends))
+        return {"time": time, "event": (happens <= ends).astype(np.float64)}
+
+    return _columns(num_clients, "generated survival", 4, (20, 80), outcome)
 
 
 def diabetes(num_clients: int) -> Columns:

@@ -24,8 +24,8 @@ class ModelOptions(Options):
     )
     start: str = option(
         "auto",
-        "zero: nets linear and logistic start at 0; auto: zero in tasks tabular and regression, "
-        "but random with superfed",
+        "zero: nets linear and logistic start at 0; auto: zero in tasks on tables, but random with "
+        "superfed",
         choices=["auto", "random", "zero"],
     )
     pretrained: bool = option(

@@ -31,8 +31,8 @@ def newcomer_rows(metrics: Metrics) -> dict[int | str, dict[str, float]]:
 
 
 def newcomer_measures(metrics: Metrics) -> dict[str, float]:
-    """Return the mean of every measure over the new clients, and for accuracy, auroc
-    and rmse also the mean of the worst tenth.
+    """Return the mean of every measure over the new clients, and for accuracy, auroc,
+    rmse and concordance also the mean of the worst tenth.
     """
     by_measure: dict[str, list[float]] = {}
     for values in newcomer_rows(metrics).values():
@@ -43,6 +43,6 @@ def newcomer_measures(metrics: Metrics) -> dict[str, float]:
     for name, measured in by_measure.items():
         tails = describe_clients(np.array(measured), name, loss=lower_is_better(name))
         out[f"{name}-mean"] = tails[f"{name}-mean"]
-        if name.startswith(("new-accuracy", "new-auroc", "new-rmse")):
+        if name.startswith(("new-accuracy", "new-auroc", "new-rmse", "new-concordance")):
             out[f"{name}-worst10"] = tails[f"{name}-worst10"]
     return out

@@ -41,6 +41,7 @@ from fedapps.records.newcomers import newcomer_measures, newcomer_rows
 from fedapps.records.pooled_errors import pooled_errors
 from fedapps.records.reader import parse_round, read_json, read_table
 from fedapps.records.releases import RELEASES
+from fedapps.records.survival_writer import survival_table
 from fedapps.records.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, file_text, read_toml, to_toml
 from strategies.base.capabilities import (
@@ -61,6 +62,7 @@ FILES = (
     "clients.csv",
     "groups.csv",
     "confusion.csv",
+    "survival.csv",
     "weights.csv",
     "curves.json",
     "summary.json",
@@ -94,6 +96,7 @@ class Recorder:
         classes: Sequence[str] = (),
         best: Best | None = None,
         lock: FolderLock | None = None,
+        grid: Sequence[float] = (),
     ) -> None:
         """Open the folder. ``done``: number of rounds in the checkpoint to resume from;
         records of later rounds are dropped.
@@ -107,7 +110,7 @@ class Recorder:
         ``names``: names of clients 0, 1, ..., which replace their numbers in all files.
         ``classes``: their names, if known. ``best``: chooses the round that the run is
         scored with, by default the last one. ``lock``: held on the folder; rows get its
-        run id.
+        run id. ``grid``: the times at which clients count their test samples.
         """
         self.folder = folder
         self.files = Files(folder, lock.check) if lock else Files(folder)
@@ -116,6 +119,7 @@ class Recorder:
         self.groups = groups
         self.names = names
         self.classes = classes
+        self.grid = grid
         self.best = best or Best()
         #: The last record: the line of rounds.jsonl, and the rows of clients.csv if the
         #: round had an evaluation.
@@ -202,7 +206,10 @@ class Recorder:
             row["evaluate-bytes-down"] += newcomers.bytes_down
             written |= self._clients_texts(scored, newcomer_rows(newcomers.metrics))
             metrics = {self._called(c): m for c, m in scored.items()}
-            tables = {"confusion.csv": confusion_table(self.classes, metrics)}
+            tables = {
+                "confusion.csv": confusion_table(self.classes, metrics),
+                "survival.csv": survival_table(self.grid, metrics),
+            }
             if self.groups is not None:
                 tables["groups.csv"] = group_table(self.groups, metrics)
             for name, (table, measures, left_out) in tables.items():
@@ -400,7 +407,7 @@ BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
 COUNTS = ("num-examples", "test-samples", SUMS, CONFUSION)
 # Metrics whose spread over the clients is reported, and the name prefix of their Gini
 # coefficient and parity gap.
-FAIRNESS = {"accuracy": "", "auroc": "auroc-"}
+FAIRNESS = {"accuracy": "", "auroc": "auroc-", "concordance": "concordance-"}
 # Losses whose spread is reported beside that of the accuracy. If a client reports
 # ``test-loss``, its ``loss`` is the training loss.
 LOSSES = ("test-loss", "loss")
@@ -426,12 +433,12 @@ def sound(
 
 def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean of every scalar metric over the clients that report it, and
-    fairness metrics of accuracy and auroc.
+    fairness metrics of accuracy, auroc and concordance.
 
     Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``;
-    those of auroc have the prefix ``auroc-``. If clients report a leading score, their
-    test loss and rmse also have ``-std``, ``-worst10``, ``-best10`` and ``-worst``;
-    here the worst values are the highest.
+    those of the others have a prefix, as ``auroc-``. If clients report a leading score,
+    their test loss and rmse also have ``-std``, ``-worst10``, ``-best10`` and
+    ``-worst``; here the worst values are the highest.
     """
     out: dict[str, float] = {}
     names = list(dict.fromkeys(name for values in metrics.values() for name in values))

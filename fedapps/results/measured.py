@@ -15,7 +15,7 @@ from fedapps.results.seeds import Measured
 _DRAWN = ("lasso", "qap", "matrix-completion", "sparse-logistic")
 _NATURAL = ("text", "unigram", "point-mass")
 #: Tasks on tables, whose clients are natural ones unless the settings choose.
-_TABLES = ("tabular", "regression")
+_TABLES = ("tabular", "regression", "survival")
 
 
 def same_clients(run: RunFolder) -> bool:

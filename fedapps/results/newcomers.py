@@ -4,12 +4,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fedapps.formats import metric_text
+from fedapps.formats import metric_name, metric_text
 from fedapps.records.newcomers import MARK
 from fedapps.records.reader import RunFolder
 from fedapps.results.sections import Section
 
-_MEAN = re.compile(r"new-(accuracy|auroc|rmse)((?:-\d+)?)-mean")
+_SCORES = "accuracy|auroc|rmse|concordance"
+_MEAN = re.compile(rf"new-({_SCORES})((?:-\d+)?)-mean")
 
 
 def newcomer_means(keys: Mapping[str, Any]) -> dict[str, str]:
@@ -32,8 +33,8 @@ def newcomers_section(run: RunFolder) -> Section | None:
         others = [
             key,
             key.replace("-mean", "-worst10"),
-            re.sub("accuracy|auroc|rmse", "loss", key),
-            re.sub("accuracy|auroc|rmse", "ece", key),
+            re.sub(_SCORES, "loss", key),
+            re.sub(_SCORES, "ece", key),
         ]
         cells = [
             metric_text(name, run.evaluation[name], unit=False) if name in run.evaluation else "-"
@@ -49,12 +50,13 @@ def newcomers_section(run: RunFolder) -> Section | None:
         f"{count} clients that never took part, scored on their test samples after the given "
         "number of the method's local epochs."
     )
-    # errors are in the targets' units, and there is no calibration
-    if all("rmse" in key for key in newcomer_means(run.evaluation)):
+    # errors are in the targets' units; neither these nor times have a calibration
+    found = newcomer_means(run.evaluation)
+    if name := next((n for n in ("rmse", "concordance") if all(n in key for key in found)), ""):
         return Section(
             "New clients",
             note,
-            ("trained", "RMSE", "worst 10 %", "loss"),
+            ("trained", metric_name(name), "worst 10 %", "loss"),
             tuple(row[:-1] for row in rows),
         )
     return Section(

@@ -41,6 +41,7 @@ from fedapps.results.run_plots import (
 )
 from fedapps.results.sections import Section
 from fedapps.results.secure_sums import secure_section
+from fedapps.results.survival_plots import survival_figure, survival_section
 from fedapps.results.worst_clients import worst_section
 
 RUN, REPORT, COMPARISON, SWEEP = "run", "report", "comparison", "sweep"
@@ -115,6 +116,12 @@ PARTS: tuple[Plot | Table, ...] = (
     Plot(RUN, "train-loss", "Training loss over rounds", loss_figure),
     Plot(RUN, "clients", "Score of each client, sorted", own_bars),
     Plot(RUN, "confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
+    Plot(
+        RUN,
+        "survival",
+        "Survival by group of predicted risk, after Kaplan and Meier",
+        survival_figure,
+    ),
     Plot(RUN, "weights", "Weight of each client over rounds, as a heat map", weights_figure),
     Plot(RUN, "", "Plot {}", curve_figures),
     Plot(RUN, "bytes", "Bytes sent in both directions, summed over rounds", bytes_figure),
@@ -123,6 +130,7 @@ PARTS: tuple[Plot | Table, ...] = (
     Table(RUN, lambda shown: newcomers_section(shown.run)),
     Table(RUN, lambda shown: groups_section(shown.run)),
     Table(REPORT, lambda shown: classes_section(shown.run)),
+    Table(REPORT, lambda shown: survival_section(shown.run)),
     Table(REPORT, lambda shown: secure_section(shown.run)),
     Plot(
         COMPARISON,

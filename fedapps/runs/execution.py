@@ -36,7 +36,7 @@ from fedapps.runs.assembly import (
 from fedapps.runs.compilation import with_compilation
 from fedapps.runs.inline_grid import inline_grid
 from fedapps.settings.settings import Settings, default_config
-from fedapps.tasks.capabilities import HasGroups, SplitsSamples
+from fedapps.tasks.capabilities import HasCurves, HasGroups, SplitsSamples
 from fedapps.tasks.client_names import client_names
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
@@ -119,8 +119,19 @@ def _execute(
     groups = task.groups if isinstance(task, HasGroups) else None
     names = client_names(task, settings.num_clients)
     classes = classes_of(settings, task)
+    times = task.grid if isinstance(task, HasCurves) else ()
     recorder = Recorder(
-        folder, settings.flat(), task.name, done, strategy, groups, names, classes, best, lock
+        folder,
+        settings.flat(),
+        task.name,
+        done,
+        strategy,
+        groups,
+        names,
+        classes,
+        best,
+        lock,
+        times,
     )
     checkpoints.record = recorder.files
     trackers = track(settings, folder, done, recorder) if settings.track else None

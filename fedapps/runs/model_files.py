@@ -16,7 +16,7 @@ from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings
-from fedapps.tasks.capabilities import PredictsNumbers, SplitsSamples
+from fedapps.tasks.capabilities import SplitsSamples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +44,7 @@ KEYS = (
     "regression.loss",
     "regression.center",
     "regression.scale",
+    "survival.event",
     "train.learning-rate",
     "train.momentum",
     "train.optimizer",
@@ -58,7 +59,7 @@ def described(settings: Settings, task: Any) -> dict[str, str]:
     """
     flat = settings.flat()
     if not settings.sites.own:
-        if not isinstance(task, SplitsSamples) or isinstance(task, PredictsNumbers):
+        if not isinstance(task, SplitsSamples) or task.samples.targets is not None:
             return {}
         labels, shape = ",".join(task.samples.classes), ",".join(map(str, task.image_shape))
         flat |= {

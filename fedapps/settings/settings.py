@@ -145,8 +145,8 @@ class Settings(Options):
     )
     class_counts: bool = option(
         True,
-        "clients report counts of their test samples by actual and predicted class; never with "
-        "dp.noise-multiplier or secure.on",
+        "clients report counts of their test samples by actual and predicted class, or by time and "
+        "group of risk; never with dp.noise-multiplier or secure.on",
     )
     keep_best: bool = option(
         False,
@@ -563,13 +563,13 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         )
     column = settings.data.group_split
     if column and (
-        task not in (*GROUPED, "regression")
+        task not in (*GROUPED, "regression", "survival")
         or settings.sites.own
         or settings.data.source in find_task(task).sources
     ):
         raise UserError(
             f"data.group-split = {column!r}: is for files with such a column (tasks "
-            f"{', '.join((*GROUPED, 'regression'))}): set it to ''"
+            f"{', '.join((*GROUPED, 'regression', 'survival'))}): set it to ''"
         )
     if settings.data.synthetic and task not in ("classification", "digits"):
         raise UserError(

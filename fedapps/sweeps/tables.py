@@ -33,6 +33,7 @@ DEFAULTS = (
     ("auroc-mean", "auroc-worst", "auroc-parity-gap"),
     ("accuracy-mean", "accuracy-worst10", "ece-mean"),
     ("rmse-mean", "rmse-worst10", "r2-pooled"),
+    ("concordance-mean", "concordance-worst10", "concordance-pooled"),
 )
 
 

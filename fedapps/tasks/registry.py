@@ -29,6 +29,7 @@ from fedapps.tasks.options import (
     RegressionOptions,
     SparseLogisticOptions,
     SpeechOptions,
+    SurvivalOptions,
     TextOptions,
     TextPairsOptions,
     UnigramOptions,
@@ -90,6 +91,12 @@ REGRESSION_JOB: dict[str, bool | int | float | str] = {
     **TABULAR_JOB,
     "train.learning-rate": 0.02,
 }
+#: One batch has all rows of a client, and with them its risk sets. Epochs and rate:
+#: least validation loss of FedAvg (docs/results/natural-tables.md).
+SURVIVAL_JOB: dict[str, bool | int | float | str] = {
+    **TABULAR_JOB,
+    "train.batch-size": 1_000_000,
+}
 TEXT_JOB = {
     "train.local-epochs": 1,
     "train.momentum": 0.0,
@@ -115,6 +122,15 @@ TASKS: dict[str, TaskKind] = {
         "auto",
         REGRESSION_JOB,
         (GENERATED, "diabetes"),
+        start="zero",
+    ),
+    "survival": TaskKind(
+        lambda o, c: tasks.Survival(o, c),
+        SurvivalOptions,
+        "survival",
+        "linear",
+        SURVIVAL_JOB,
+        (GENERATED,),
         start="zero",
     ),
     "text": TaskKind(
@@ -185,6 +201,7 @@ NET_TASKS = (
     "digits",
     "tabular",
     "regression",
+    "survival",
     "text",
     "speech",
     "text-pairs",
@@ -233,9 +250,9 @@ def task_name(name: str, allowed: tuple[str, ...]) -> str:
     own = {kind.like} if kind.like else set(NET_TASKS)
     if name in allowed or (name not in TASKS and own <= set(allowed)):
         return name
-    if name == "regression":
+    if name in ("regression", "survival"):
         raise UserError(
-            "task = 'regression': this method needs classes, or a problem of its own, and no "
+            f"task = {name!r}: this method needs classes, or a problem of its own, and no "
             "numbers to predict: it runs on "
             f"{', '.join(allowed)}"
         )

@@ -6,8 +6,13 @@ from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.site_data import SiteImages, SiteRows, SiteTable
 from fedapps.tasks.site_regression import SiteRegression
+from fedapps.tasks.survival import SiteSurvival
 
-TABLES: dict[str, type[SiteRows]] = {"tabular": SiteTable, "regression": SiteRegression}
+TABLES: dict[str, type[SiteRows]] = {
+    "tabular": SiteTable,
+    "regression": SiteRegression,
+    "survival": SiteSurvival,
+}
 
 
 def site_task(name: str, options: Any, context: RunContext, source: str) -> SiteImages | SiteRows:
@@ -26,5 +31,5 @@ def site_task(name: str, options: Any, context: RunContext, source: str) -> Site
     given = "columns" if context.sites.columns else "labels"
     raise UserError(
         f"sites.{given} with task = {name!r}: sites have images (task = 'classification') or "
-        "tables ('tabular', 'regression')"
+        f"tables ({', '.join(map(repr, TABLES))})"
     )

@@ -33,7 +33,8 @@ Told = tuple[Message, Mapping[str, Any]]
 MOST_RARE, MOST_NAMES = 50, 500
 #: Measures that are fractions, by the last word of a metric's name (``half-accuracy``,
 #: ``eval_acc``).
-FRACTIONS = {"accuracy", "acc", "auroc", "auc", "top5", "ece", "mce", "precision", "recall", "f1"}
+FRACTIONS = {"accuracy", "acc", "auroc", "auc", "concordance", "top5", "ece", "mce"}
+FRACTIONS |= {"precision", "recall", "f1"}
 ROUNDING = 1e-6
 
 

@@ -1,0 +1,173 @@
+"""Task ``survival``: who has an event earlier, from the rows of a table with times,
+some of them censored. The model's output is the logarithm of a hazard ratio
+(``clients.base.survival``).
+
+A row's class is whether it is censored, by which rows are split.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.common.options import names_in
+from algorithms.common.survival import GRID
+from fedapps.data import generated_tables
+from fedapps.data import partition as partitions
+from fedapps.data.samples import Columns, Samples
+from fedapps.data.source import GENERATED
+from fedapps.data.table_columns import Floats, numbers
+from fedapps.errors import UserError
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.site_data import SiteRows
+from fedapps.tasks.tabular import Rows
+
+if TYPE_CHECKING:
+    from clients.base.evaluation import Objective
+
+TIME = "time"
+
+
+class Survival(Rows):
+    """Ranking of the rows of a table by the hazard of an event."""
+
+    name = "survival"
+    num_outputs = 1
+    groups = None
+
+    def __init__(self, options: Any, context: RunContext) -> None:
+        Rows.__init__(self, options, context)
+        d = context.data
+        for key, chosen, usual in (
+            ("noise", d.noise, "none"),
+            ("class-weights", d.class_weights, False),
+            ("synthetic", d.synthetic, ""),
+        ):
+            if chosen != usual:
+                raise UserError(
+                    f"data.{key} = {chosen!r}: is for samples with a class, and survival has "
+                    f"times: leave it {usual!r}"
+                )
+        if len(names_in(d.label)) > 1:
+            raise UserError(f"data.label = {d.label!r}: must be one column, that of the times")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns of the times and, unless all have happened, of the events."""
+        return tuple(filter(None, (self.context.data.label or TIME, self.options.event)))
+
+    def read(self) -> Samples:
+        """Read the table; the generated one has ``num-clients`` clients."""
+        d, time = self.context.data, self.labels[0]
+        if d.source == GENERATED:
+            columns = generated_tables.lifetimes(self.context.num_clients or 1)
+            event = self.options.event
+            if event and event not in columns:
+                raise UserError(
+                    f"survival.event = {event!r}: the generated table has the columns "
+                    f"{', '.join(columns)}"
+                )
+            free = replace(d, drop=",".join(filter(None, (d.drop, "event"))))
+            samples = generated_tables.samples_of(columns, free, "kind", TIME)
+            y = np.stack([columns[name] for name in self.labels], 1)
+        else:
+            try:
+                samples = partitions.load_samples(replace(d, label=",".join(self.labels)), True)
+            except UserError as error:  # of the second column
+                said = f"data.label = {self.options.event!r}"
+                raise UserError(
+                    str(error).replace(said, f"survival.event = {self.options.event!r}")
+                ) from None
+            assert samples.targets is not None
+            y = samples.targets
+        if not (samples.numbers and samples.numbers.used):
+            raise UserError(f"data.source = {d.source!r}: survival needs the rows of a table")
+        found = self.with_times(samples, y, d.source)
+        if not found.labels.any():
+            raise UserError(
+                f"survival.event = {self.options.event!r}: {d.source} has no event: there is "
+                f"nothing to learn from {time!r}"
+            )
+        return found
+
+    def with_times(self, samples: Samples, y: Floats, source: str) -> Samples:
+        """Return samples with these times and, of two columns, events (N, 2). Raises
+        ``UserError``.
+        """
+        time = self.labels[0]
+        if not np.isfinite(y).all() or (y[:, 0] < 0).any():
+            raise UserError(
+                f"data.label = {time!r}: {source} has rows without a time of at least 0, or "
+                "without an event: mend or drop them"
+            )
+        events = y[:, 1] if len(self.labels) > 1 else np.ones(len(y))
+        if not np.isin(events, (0, 1)).all():
+            raise UserError(
+                f"survival.event = {self.options.event!r}: {source} has other values than 1 (the "
+                "event happened) and 0 (censored): write these"
+            )
+        return replace(
+            samples,
+            labels=events.astype(np.int64),
+            num_classes=2,
+            classes=("censored", "event"),
+            targets=np.stack([y[:, 0], events], 1),
+        )
+
+    def natural_clients(self) -> int:
+        """Return the number of clients in the table; 0 for the generated one, which has
+        any number.
+        """
+        return 0 if self.context.data.source == GENERATED else super().natural_clients()
+
+    @property
+    def from_clients(self) -> str:
+        """What is made from the clients' data before the first round."""
+        longest = "" if self.options.until else "the longest time (survival.until)"
+        return " and ".join(filter(None, (super().from_clients, longest)))
+
+    @cached_property
+    def grid(self) -> tuple[float, ...]:
+        """The times at which test samples are counted."""
+        until, clients = self.options.until, self.context.num_clients
+        if not until:
+            y = self.samples.targets
+            assert y is not None
+            until = max(float(y[self.split(k, clients)[0], 0].max()) for k in range(clients))
+        return tuple(float(time) for time in np.linspace(0, until, GRID + 1)[1:])
+
+    @cached_property
+    def objective(self) -> "Objective":
+        """The partial likelihood, and the scores."""
+        from clients.base.survival import survival
+
+        return survival(self.grid)
+
+
+class SiteSurvival(SiteRows, Survival):
+    """The rows of one site's table; ``source`` is "" on the server."""
+
+    labels = Survival.labels
+
+    def __init__(self, options: Any, context: RunContext, source: str) -> None:
+        SiteRows.__init__(self, options, context, source)
+
+    @cached_property
+    def grid(self) -> tuple[float, ...]:
+        """The times at which test samples are counted; () if the settings do not say
+        until when.
+        """
+        until = self.options.until
+        return tuple(float(time) for time in np.linspace(0, until, GRID + 1)[1:]) if until else ()
+
+    def predicted(self, x: NDArray[np.float32], columns: Columns) -> Samples:
+        """Return the samples with times and events."""
+        y: Sequence[Floats] = [
+            numbers(self.columns[name], f"{self.source}: column {name!r}", "write numbers")
+            for name in self.labels
+        ]
+        samples = Samples(x, np.zeros(len(x), np.int64), 1, numbers=columns)
+        return self.with_times(samples, np.stack(y, 1), self.source)
