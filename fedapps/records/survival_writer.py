@@ -16,6 +16,8 @@ from algorithms.common.survival import GROUPS, concordance, fault, kaplan_meier
 from clients.base.scores import SURVIVAL
 from fedapps.records.group_writer import sound_lists
 
+#: Why a client is not in the mean of the concordances.
+NONE = "no pair of its test samples is comparable"
 COLUMNS = ("group", "time", "at-risk", "events", "survival")
 
 
@@ -29,7 +31,10 @@ def survival_table(
     """
     if not any(PAIRS in values for values in metrics.values()):
         return [], {}, []
-    pairs, left_out = sound_lists(PAIRS, metrics, _fault_of_pairs)
+    alone = [client for client, values in metrics.items() if values.get(PAIRS) == [0, 0, 0]]
+    others = {client: values for client, values in metrics.items() if client not in alone}
+    pairs, left_out = sound_lists(PAIRS, others, _fault_of_pairs)
+    left_out += [{"client": client, "reason": f"{PAIRS}: {NONE}"} for client in alone]
     pooled = concordance([sum(column) for column in zip(*pairs, strict=True)] if pairs else [])
     measures = {} if pooled is None else {"concordance-pooled": pooled}
     size = len(GROUPS) * 2 * (len(grid) + 1)
@@ -53,8 +58,7 @@ def _fault_of_pairs(values: Mapping[str, Any]) -> str | None:
     counts, own = values[PAIRS], values.get("concordance")
     if found := fault(counts, 3, values.get("test-samples", 0)):
         return found
-    if (c := concordance(counts)) is None:
-        return "no comparable pair among its test samples, so no concordance"
-    if not isinstance(own, float) or abs(c - own) > 1e-6:
-        return f"the counts have concordance {c:.4f}, the client {own}"
+    c = concordance(counts)
+    if c is None or not isinstance(own, float) or abs(c - own) > 1e-6:
+        return f"the counts have concordance {c}, the client {own}"
     return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from algorithms.common.measures import PAIRS
 from clients.base.scores import SURVIVAL
-from fedapps.charts.drawing import label_values, legend, line, one_panel
+from fedapps.charts.drawing import label_values, legend, one_panel
 from fedapps.charts.layout import Figure
 from fedapps.charts.theme import Theme
 from fedapps.formats import metric_text, one_line
@@ -57,7 +57,7 @@ def survival_figure(run: RunFolder, theme: Theme) -> Figure | None:
         for row in known:  # a step: at the time, not before
             x += [row["time"], row["time"]]
             y += [y[-1], row["survival"]]
-        line(axes, x, y, colour, label=f"{name} risk")
+        axes.line(x, y, colour, label=f"{name} risk")
     axes.x.label, axes.y.low = "time", 0.0
     label_values(axes, "survival", "all clients' test samples")
     axes.note = "thirds of each client's test samples by predicted risk"

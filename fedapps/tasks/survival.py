@@ -123,6 +123,15 @@ class Survival(Rows):
         """
         return 0 if self.context.data.source == GENERATED else super().natural_clients()
 
+    def remarks(self, num_clients: int) -> list[str]:
+        """Return a line for each thing that a user should know of the partition."""
+        parts = [self.split(client, num_clients) for client in range(num_clients)]
+        names = self.client_names(num_clients) or tuple(map(str, range(num_clients)))
+        none = [n for n, p in zip(names, parts, strict=True) if not self.samples.labels[p[0]].any()]
+        shown = ", ".join(none[:5]) + (", ..." if len(none) > 5 else "")
+        lines = [f"survival.event: no event to learn from at {shown}"] if none else []
+        return super().remarks(num_clients) + lines
+
     @property
     def from_clients(self) -> str:
         """What is made from the clients' data before the first round."""
