@@ -54,6 +54,10 @@ class OnSite:
         """Return (): sites are identified by their names."""
         return ()
 
+    def input_scale(self, num_clients: int) -> dict[str, list[Any]]:
+        """Return {}: each client has its own, and the server no samples."""
+        return {}
+
     def check(self, num_clients: int) -> None:
         """Build the model, which is all that the server can check."""
         self.initial_arrays()  # type: ignore[attr-defined]

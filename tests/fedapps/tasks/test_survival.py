@@ -221,6 +221,8 @@ def test_sites_with_tables_of_their_own(tmp_path):
     assert data.train.x.shape == (64, 1, 1, 3) or data.train.x.shape == (64, 3)
     assert not data.train.y[:, 1].any()
     assert site.grid == ()
+    server = make_task("survival", chosen.problem, chosen.context)
+    assert server.input_scale(1) == {}  # no samples are read there
     assert len(survival(site.grid).score(site.work_model(), data.test)["pair-counts"]) == 3
 
 
