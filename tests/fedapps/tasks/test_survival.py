@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 import fedapps
@@ -21,6 +22,7 @@ from fedapps.results.survival_plots import survival_section
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
+from fedapps.tasks.registry import make_task
 
 SLOPES = np.array([0.8, -0.5, 0.0])
 
@@ -65,8 +67,8 @@ def run(out, settings):
 
 
 def newton(clients):
-    """The coefficients at which the sum of the clients' log partial likelihoods, ties as
-    Breslow, is largest.
+    """The coefficients at which the sum of the clients' log partial likelihoods (ties:
+    Breslow) is largest.
     """
     beta = np.zeros(clients[0][0].shape[1])
     for _ in range(20):
@@ -102,8 +104,6 @@ def test_pooled_concordance_and_curves_are_those_of_all_sites_rows(tmp_path):
     summary, parts = run(tmp_path / "run", {**table(patients(tmp_path)), "num-rounds": 2})
     model = parts.task.work_model()
     arrays = load_file(tmp_path / "run" / "model.safetensors")
-    import torch
-
     model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     total, own = np.zeros(3, int), []
     for k in range(3):
@@ -149,7 +149,6 @@ def test_a_run_with_such_sites_goes_on_and_the_report_names_them(tmp_path):
     )
     own = folder.column("concordance")
     assert (len(own), summary["concordance-mean"]) == (2, pytest.approx(np.mean(own)))
-    assert (tmp_path / "run" / "report.html").exists() or summary["status"] == "completed"
 
 
 @pytest.mark.parametrize("more", [{"class-counts": False}, {"dp.noise-multiplier": 1.0}])
@@ -212,13 +211,11 @@ def test_sites_with_tables_of_their_own(tmp_path):
     path = patients(tmp_path, sites=1, dead=[0] * 80)  # no event there
     settings = {"task": "survival", "sites.columns": "a,b,c", "data.label": "days"}
     settings |= {"survival.event": "dead", "device": "cpu"}
-    from fedapps.tasks.registry import make_task
-
     chosen = with_defaults(settings)
     site = make_task("survival", chosen.problem, chosen.context, str(path))
     data = site.client_data("s0", 1)
     assert data.train.y.shape == (64, 2)
-    assert data.train.x.shape == (64, 1, 1, 3) or data.train.x.shape == (64, 3)
+    assert data.train.x.shape == (64, 3)
     assert not data.train.y[:, 1].any()
     assert site.grid == ()
     server = make_task("survival", chosen.problem, chosen.context)
@@ -231,5 +228,5 @@ def test_from_python_and_from_the_command(tmp_path):
     given = table(path) | {"num-rounds": 2}
     assert main(["data", *(f"{key}={value}" for key, value in given.items())]) == 0
     result = fedapps.run(**given, out=tmp_path / "run", progress=False)
-    assert 0.5 < json.loads((tmp_path / "run" / "summary.json").read_text())["concordance-pooled"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["concordance-pooled"] > 0.5
     assert result
