@@ -352,7 +352,7 @@ def read_run(run_dir: Path | str) -> RunFolder:
         clients=read_table(path / "clients.csv", "client"),
         groups=read_table(path / "groups.csv", "group"),
         confusion=read_table(path / "confusion.csv", "actual"),
-        survival=read_table(path / "survival.csv", "group"),
+        survival=read_table(path / "risk-groups.csv", "group"),
         curves={
             k: v for k, v in curves.items() if isinstance(v, list) and v and all(map(is_number, v))
         },

@@ -1,5 +1,5 @@
 """Concordance and survival by group of risk over all clients, from the counts that
-clients report (``algorithms.common.survival``): the rows of survival.csv, and a measure
+clients report (``algorithms.common.survival``): the rows of risk-groups.csv, and a measure
 for the round's record.
 
 Counts are untrusted. Those that cannot be right are left out, and the client is named

@@ -62,7 +62,7 @@ FILES = (
     "clients.csv",
     "groups.csv",
     "confusion.csv",
-    "survival.csv",
+    "risk-groups.csv",
     "weights.csv",
     "curves.json",
     "summary.json",
@@ -208,7 +208,7 @@ class Recorder:
             metrics = {self._called(c): m for c, m in scored.items()}
             tables = {
                 "confusion.csv": confusion_table(self.classes, metrics),
-                "survival.csv": survival_table(self.grid, metrics),
+                "risk-groups.csv": survival_table(self.grid, metrics),
             }
             if self.groups is not None:
                 tables["groups.csv"] = group_table(self.groups, metrics)

@@ -66,7 +66,7 @@ def survival_figure(run: RunFolder, theme: Theme) -> Figure | None:
 
 
 def _groups(run: RunFolder) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the rows of survival.csv by group that has samples; [] unless it is
+    """Return the rows of risk-groups.csv by group that has samples; [] unless it is
     sound.
     """
     numbers = ("time", "at-risk", "events")

@@ -157,7 +157,7 @@ def test_counts_by_time_stay_with_the_clients_unless_asked_for(more, tmp_path):
     settings |= {"survival.until": 100.0, "data.standardise": "client"}
     summary, _ = run(tmp_path / "run", settings)
     assert "concordance-pooled" in summary
-    assert not (tmp_path / "run" / "survival.csv").exists()
+    assert not (tmp_path / "run" / "risk-groups.csv").exists()
     section = survival_section(read_run(tmp_path / "run"))
     assert "class-counts = true" in section.note
     assert not section.rows
