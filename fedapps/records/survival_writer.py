@@ -1,6 +1,6 @@
 """Concordance and survival by group of risk over all clients, from the counts that
-clients report (``algorithms.common.survival``): the rows of risk-groups.csv, and a measure
-for the round's record.
+clients report (``algorithms.common.survival``): the rows of risk-groups.csv, and a
+measure for the round's record.
 
 Counts are untrusted. Those that cannot be right are left out, and the client is named
 with the reason; so is one without a comparable pair.
