@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
-from strategies.base.client_grid import IDENTITY
 from strategies.base.messages import content_bytes
+from strategies.base.named_grid import IDENTITY
 from strategies.base.roster import KnowingClients, Numbered, Packing
 from strategies.base.wrapped_grid import WrappedGrid
 
