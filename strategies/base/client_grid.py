@@ -100,6 +100,8 @@ class ClientGrid(NamedGrid):
             self.timing.exponent = asynchronous.exponent
         elif self.timing and self.timing.keeps:
             check_stale(strategy, "rounds.late = 'keep'")
+        if self.timing:
+            self.timing.take_off(self.clients)
 
     # --- sampling ---------------------------------------------------------------------
 

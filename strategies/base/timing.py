@@ -23,7 +23,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -114,10 +114,13 @@ class VirtualClock:
     def start(self, grid: Grid, flights: Sequence[Flight]) -> None:
         """Compute when the replies will arrive."""
         sizes: dict[int, int] = {}
+        copies: dict[int, RecordDict] = {}
         for flight in flights:
             content, client = flight.question.content, flight.client
             if id(content) not in sizes:
                 sizes[id(content)] = content_bytes(content)
+                copies[id(content)] = as_sent(content)
+            flight.question.content = copies[id(content)]
             began = max(self.now, self.busy.pop(client, 0.0))
             work = self.work(flight.question, client)
             training = self.fleet.training(
@@ -310,7 +313,6 @@ class Timing:
         """Run a phase of round ``number``."""
         clock, pace = self.clock, self.pace
         began = clock.now
-        self._take_off(client_of, grid)
         under_way = {flight.client for flight in clock.flights}
         fresh = [
             Flight(message, client, number, began)
@@ -399,11 +401,11 @@ class Timing:
             }
             self._saved.append((facts, ArrayRecord(arrays)))
 
-    def _take_off(self, client_of: Callable[[int], ClientId], grid: Grid) -> None:
-        """Let what was under way at the checkpoint arrive, once the nodes are known."""
+    def take_off(self, clients: Mapping[int, ClientId]) -> None:
+        """Let what was under way at the checkpoint arrive; ``clients``: by node."""
         if not self._saved or not isinstance(self.clock, VirtualClock):
             return
-        nodes = {client_of(node): node for node in grid.get_node_ids()}
+        nodes = {client: node for node, client in clients.items()}
         models: dict[int, ArrayRecord] = {}
         for facts, arrays in self._saved:
             model = models.setdefault(facts["number"], arrays)
@@ -417,6 +419,14 @@ class Timing:
             question = Message(content, nodes[facts["client"]], kind, group_id=group)
             self.clock.take(Flight(question=question, **facts))
         self._saved = []
+
+
+def as_sent(content: RecordDict) -> RecordDict:
+    """Return a content whose configurations stay as they are: the round loop writes
+    into its own in every round.
+    """
+    records = content.items()
+    return RecordDict({n: r.copy() if isinstance(r, ConfigRecord) else r for n, r in records})
 
 
 def epochs_of(question: Message) -> float:

@@ -148,7 +148,7 @@ def test_running_variances_of_late_replies_stay_positive():
 
 
 class Delayed(InlineGrid):
-    """Replies come after a real delay of their client; ``order`` of a poll's replies."""
+    """Replies come after a real delay of their client."""
 
     delays = (0.03, 0.11, 0.05, 0.17, 0.02, 0.08)
     reverse = False
@@ -320,7 +320,7 @@ def test_krum_chooses_from_a_buffer_and_private_around_it_is_refused():
     robust = Robust(FedBuff(FedAvg(), FedBuffOptions(5)), RobustOptions("multi-krum"))
     arrays, _ = run(robust, client, grid, 20)
     assert (arrays["w"] <= 1).all()
-    with pytest.raises(ValueError, match="FedBuff takes more than an average"):
+    with pytest.raises(ValueError, match="FedBuff uses more than the average"):
         Private(FedBuff(FedAvg()), PrivacyOptions(1.0))
     with pytest.raises(ValueError, match="FedBuff takes more than an average"):
         Robust(FedBuff(FedAvg()), RobustOptions("median"))
