@@ -256,9 +256,9 @@ class Recorder:
         if replies_of(self.strategy) == "model":
             return {
                 "models-up": len(now.trained.clients),
-                "models-down": len(now.trained.clients)
-                + len(now.trained.failures)
-                + len(now.trained.late),
+                "models-down": len(now.trained.clients) + len(now.trained.failures)
+                if now.trained.clock is None
+                else now.trained.sent,
             }
         return {}
 

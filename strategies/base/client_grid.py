@@ -167,6 +167,7 @@ class ClientGrid(NamedGrid):
         if training and self.timing:
             phase = self.timing.exchange(self.grid, sent, self.client_id, self._round, timeout)
             sent, asked = phase.sent, phase.questions
+            exchange.sent = len(sent)
             exchange.late, exchange.clock, exchange.took = phase.late, phase.ended, phase.seconds
         sizes: dict[int, int] = {}  # messages of one phase mostly share their content
         for message in sent:
