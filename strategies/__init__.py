@@ -33,6 +33,10 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.base.rounds import Round as Round
     from strategies.base.rounds import TooFewReplies as TooFewReplies
     from strategies.base.rounds import run_rounds as run_rounds
+    from strategies.base.timing import PaceOptions as PaceOptions
+    from strategies.base.timing import RealClock as RealClock
+    from strategies.base.timing import Timing as Timing
+    from strategies.base.timing import VirtualClock as VirtualClock
     from strategies.class_means import ClassMeans as ClassMeans
     from strategies.dfw_trace import DFWTrace as DFWTrace
     from strategies.dfw_trace import DFWTraceOptions as DFWTraceOptions
@@ -50,6 +54,8 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.fedbn import FedBN as FedBN
     from strategies.fedboost import FedBoost as FedBoost
     from strategies.fedboost import FedBoostOptions as FedBoostOptions
+    from strategies.fedbuff import FedBuff as FedBuff
+    from strategies.fedbuff import FedBuffOptions as FedBuffOptions
     from strategies.feddm import FedDM as FedDM
     from strategies.feddm import FedDMOptions as FedDMOptions
     from strategies.feddyn import FedDyn as FedDyn

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from algorithms.common.mirror import MIRRORS
 from algorithms.common.options import option
 from algorithms.fairness.responses import cut
-from strategies.base.client_grid import clients_of
+from strategies.base.named_grid import clients_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids

@@ -56,8 +56,8 @@ from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.power_iteration import PowerIteration
 from algorithms.frank_wolfe.sent import DFWTraceSent
 from algorithms.frank_wolfe.steps import move
-from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of, round_of
+from strategies.base.named_grid import clients_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids

@@ -208,7 +208,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         enough = max(self.min_available_nodes, minimum)
         if isinstance(grid, ClientGrid):
             everyone = grid.wait(enough)
-            nodes = grid.get_node_ids() if grid.clients_per_round else everyone
+            nodes = grid.get_node_ids() if grid.chooses else everyone
             wanted = max(int(len(nodes) * fraction), minimum)
             if wanted < len(nodes):
                 nodes = grid.sample(

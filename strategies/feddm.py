@@ -31,8 +31,8 @@ from algorithms.common.seeds import generator
 from algorithms.common.wire import read
 from algorithms.synthetic.sent import FedDMSent
 from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
+from strategies.base.named_grid import clients_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from algorithms.common.options import Options, option
 from algorithms.common.sent import FedDynSent, Reads
 from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import clients_of
+from strategies.base.named_grid import clients_of
 from strategies.base.updates import moved, updates
 from strategies.fedavg import FedAvg, FlowerArguments
 

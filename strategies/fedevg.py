@@ -42,8 +42,8 @@ from algorithms.synthetic.mixture import (
 )
 from algorithms.synthetic.sent import FedEvgSent
 from strategies.base.capabilities import Capabilities, Named
-from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, rounds_of
+from strategies.base.named_grid import clients_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low

@@ -50,8 +50,8 @@ from algorithms.frank_wolfe.steps import (
     server_step,
     server_step_partial,
 )
-from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of, round_of
+from strategies.base.named_grid import clients_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids

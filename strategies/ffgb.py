@@ -71,8 +71,8 @@ from algorithms.common.options import Options, option
 from algorithms.common.prefixes import under, within
 from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.named_grid import clients_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.base.slots import pack_ids, unpack_ids

@@ -44,8 +44,8 @@ from algorithms.common.checks import check_range
 from algorithms.common.options import Options, option
 from algorithms.common.wire import read
 from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of
+from strategies.base.named_grid import clients_of
 from strategies.base.records import to_record
 from strategies.base.roster import ClientId
 from strategies.fedavg import FedAvg, FlowerArguments

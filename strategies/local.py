@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from algorithms.personal.sent import LocalSent
 from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import clients_of
+from strategies.base.named_grid import clients_of
 from strategies.fedavg import FedAvg
 
 

@@ -42,8 +42,8 @@ from algorithms.common.schedule import local_rate
 from algorithms.common.sent import Reads, ScaffoldSent
 from algorithms.common.wire import fields, read
 from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of
+from strategies.base.named_grid import clients_of
 from strategies.base.records import hold_mean
 from strategies.base.relative_bounds import FEW, HARDENED
 from strategies.base.updates import learned, moved, updates

@@ -44,8 +44,8 @@ from algorithms.common.options import Options, option
 from algorithms.common.sent import ProximalSent, Reads
 from algorithms.personal.choice import counted, pooled_curve, sound_curve
 from algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
-from strategies.base.client_grid import clients_of
 from strategies.base.messages import metrics_of
+from strategies.base.named_grid import clients_of
 from strategies.base.records import most_common
 from strategies.families.pooled_choice import CHOICES, PooledChoice
 from strategies.fedavg import FedAvgArguments

@@ -263,7 +263,7 @@ def named_settings(page):
     """
     tables = "|".join({key.split(".")[0] for key in default_config() if "." in key})
     return re.findall(
-        rf"`(?!model\.safetensors|train\.loss)((?:{tables})\.[a-z0-9-]+)(?:=[^`]*)?`(?: \| "
+        rf"`(?!\w+\.(?:safetensors|jsonl|csv)`|train\.loss)((?:{tables})\.[a-z0-9-]+)(?:=[^`]*)?`(?: \| "
         r"`([^`]*)` \|)?",
         prose(page),
     )

@@ -32,6 +32,7 @@ SHARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "strategies.base.client_grid": ("ClientGrid",),
         "strategies.base.reply_validation": ("UpdateBound",),
         "strategies.base.rounds": ("Patience", "Round", "TooFewReplies", "run_rounds"),
+        "strategies.base.timing": ("PaceOptions", "RealClock", "Timing", "VirtualClock"),
         "strategies.families.reweighting": ("Reweighting",),
     },
     "clients": {

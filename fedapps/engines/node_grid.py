@@ -26,9 +26,9 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE
 from fedapps.engines.node_sums import GridSum, Plan
 from fedapps.engines.packing import MANY, Part, pack, unpack
-from strategies.base.client_grid import IDENTITY
 from strategies.base.flower_private import ErrorCode, number_message
 from strategies.base.messages import content_bytes, trains
+from strategies.base.named_grid import IDENTITY
 from strategies.base.roster import Numbered, Travel
 from strategies.base.wrapped_grid import WrappedGrid
 

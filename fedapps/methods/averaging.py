@@ -1,5 +1,5 @@
-"""Methods that average the clients' models into one: FedAvg, FedProx, SCAFFOLD and
-those with a server optimiser.
+"""Methods that average the clients' models into one: FedAvg, FedProx, SCAFFOLD, those
+with a server optimiser, and FedBuff.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ from strategies import (
     FedAdam,
     FedAvg,
     FedAvgOptions,
+    FedBuff,
     FedProx,
     FedYogi,
     Scaffold,
@@ -32,6 +33,12 @@ METHODS: dict[str, Method] = {
         client="FedAvgClient",
         options=FedAvgOptions,
         table="fedavg",
+    ),
+    "fedbuff": Method(
+        summary="asynchronous rounds: the model changes whenever some clients have replied",
+        paper="Nguyen et al. 2022; FedAsync: Xie et al. 2019",
+        trait="one global model",
+        wrap=FedBuff,
     ),
     "fedprox": Method(
         summary="FedAvg with a squared proximal term that keeps clients near the global model",

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
-from strategies.base.client_grid import IDENTITY
 from strategies.base.messages import content_bytes
+from strategies.base.named_grid import IDENTITY
 from strategies.base.roster import KnowingClients, Numbered, Packing
 from strategies.base.wrapped_grid import WrappedGrid
 
@@ -100,6 +100,7 @@ class AuditedGrid(WrappedGrid):
         self.seen: set[int] = set()  # as the wrapped grid numbers them
         self.there: dict[int, Any] = {}  # as Flower does
         self.clients: dict[int, int | str] = {}  # by node, as the nodes say
+        self.under_way: dict[str, tuple[Message, int]] = {}  # pushed messages, and their bytes
 
     def known_clients(self) -> Numbered | None:
         """Return the clients that the wrapped grid knows."""
@@ -138,19 +139,42 @@ class AuditedGrid(WrappedGrid):
             self.travel = self.grid.travel
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
         for message in sent:
-            node, reply = message.metadata.dst_node_id, answers.get(message.metadata.message_id)
-            up = content_bytes(reply.content) if reply and reply.has_content() else None
-            if reply and up and message.metadata.message_type == IDENTITY:
-                self._meet(node, reply)
-            self.note(
-                "no answer" if reply is None else "failed" if up is None else "answered",
-                node=node,
-                client=self.clients.get(node),
-                type=message.metadata.message_type,
-                round=round_in(message),
-                **{"bytes-down": sizes[id(message.content)], "bytes-up": up},
-            )
+            reply = answers.get(message.metadata.message_id)
+            self._note_reply(message, reply, sizes[id(message.content)])
         return replies
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Push messages, of which a clock pulls the replies."""
+        sent = list(messages)
+        numbers = list(self.grid.push_messages(sent))
+        for message, number in zip(sent, numbers, strict=True):
+            if number:
+                self.under_way[number] = message, content_bytes(message.content)
+            else:
+                self._note_reply(message, None, 0)
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Pull replies."""
+        replies = list(self.grid.pull_messages(message_ids))
+        for reply in replies:
+            message, size = self.under_way.pop(reply.metadata.reply_to_message_id)
+            self._note_reply(message, reply, size)
+        return replies
+
+    def _note_reply(self, message: Message, reply: Message | None, down: int) -> None:
+        node = message.metadata.dst_node_id
+        up = content_bytes(reply.content) if reply and reply.has_content() else None
+        if reply and up and message.metadata.message_type == IDENTITY:
+            self._meet(node, reply)
+        self.note(
+            "no answer" if reply is None else "failed" if up is None else "answered",
+            node=node,
+            client=self.clients.get(node),
+            type=message.metadata.message_type,
+            round=round_in(message),
+            **{"bytes-down": down, "bytes-up": up},
+        )
 
     def _meet(self, node: int, reply: Message) -> None:
         with suppress(Exception):  # untrusted input

@@ -30,6 +30,7 @@ from fedapps.records.files import Files
 from fedapps.records.lock import RUN_ID
 from strategies.base.capabilities import Stateful
 from strategies.base.rounds import Round
+from strategies.base.timing import Timing
 
 #: An empty file in a checkpoint whose model was of use to the clients.
 SOUND = "sound"
@@ -52,6 +53,8 @@ class Checkpoints:
     latest: Round | None = None
     record: Files | None = None
     best: Best = field(default_factory=Best)
+    #: The clock, whose state is saved, too.
+    timing: Timing | None = None
     #: The model of the last checkpoint while it is not known to be of use, and that of
     #: the last round, with what is known of it.
     pending: ArrayRecord | None = None
@@ -168,6 +171,9 @@ class Checkpoints:
         if isinstance(self.strategy, Stateful):
             state = {name: _whole(value) for name, value in self.strategy.state_dict().items()}
             save_file(state, partial / "strategy.safetensors")
+        if self.timing:
+            state = {name: _whole(value) for name, value in self.timing.state_dict().items()}
+            save_file(state, partial / "timing.safetensors")
         if self.verdict:
             (partial / SOUND).touch()
         shutil.rmtree(final, ignore_errors=True)
@@ -201,6 +207,8 @@ class Checkpoints:
                 if (path / "strategy.safetensors").exists()
                 else {}
             )
+            if self.timing:
+                self.timing.load_state_dict(load_file(path / "timing.safetensors"))
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"{path}: the checkpoint cannot be read ({error}). Start again with --overwrite."

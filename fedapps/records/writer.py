@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from logging import WARNING
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from fedapps.records.pooled_errors import pooled_errors
 from fedapps.records.reader import parse_round, read_json, read_table
 from fedapps.records.releases import RELEASES
 from fedapps.records.survival_writer import survival_table
+from fedapps.records.time_log import FILE as TIMES
 from fedapps.records.uncertainty import as_numbers, of_clients
 from fedapps.toml_text import Value, file_text, read_toml, to_toml
 from strategies.base.capabilities import (
@@ -51,8 +53,9 @@ from strategies.base.capabilities import (
     own_measures,
     replies_of,
 )
-from strategies.base.client_grid import Exchange, called
+from strategies.base.exchange import Exchange
 from strategies.base.records import most_common
+from strategies.base.roster import called
 from strategies.base.rounds import Round
 
 # The files of a run. No other files in its folder are ever deleted.
@@ -69,6 +72,7 @@ FILES = (
     "report.html",
     "model.safetensors",
     "run.log",
+    TIMES,
     "trackers.json",
     "trackers.lock",
     RELEASES,
@@ -131,6 +135,7 @@ class Recorder:
         self.last_evaluation: dict[str, float] = {}
         self.completed = self.failures = self.capped = self.shortened = 0
         self.models: dict[str, int] = {}
+        self.clock: float | None = None
         self.totals = {"seconds": 0.0, **dict.fromkeys(BYTES, 0)}
         for row in rows:
             self._count(row)
@@ -156,7 +161,7 @@ class Recorder:
         self.clients, written = [], dict[str, str]()
         row: dict[str, Any] = {
             "round": now.number,
-            "clients": list(map(self._called, now.trained.clients)),
+            "clients": list(map(self.called, now.trained.clients)),
             "failures": [{"client": f.called, "reason": f.reason} for f in now.failures],
             "train": {**(now.train_metrics or {})},
             "bytes-up": now.trained.bytes_up,
@@ -166,13 +171,15 @@ class Recorder:
             **self.origin,
             **self._models(now),
             **{
-                name: list(map(self._called, clients))
+                name: list(map(self.called, clients))
                 for name, clients in (
                     ("capped", now.trained.capped),
                     ("shortened", now.trained.shortened),
+                    ("late", now.trained.late),
                 )
                 if clients
             },
+            **_times(now.trained),
             # ids, which a resumed run needs
             **({NEW_CLIENTS: list(now.new_clients)} if now.number == 1 and now.new_clients else {}),
         }
@@ -182,7 +189,7 @@ class Recorder:
                 row["unusable"] = True
             scored, diverged = sound(now.evaluated.metrics)
             if diverged:
-                row["diverged"] = [{**d, "client": self._called(d["client"])} for d in diverged]
+                row["diverged"] = [{**d, "client": self.called(d["client"])} for d in diverged]
             of_clients = {name for values in scored.values() for name in values}
             # kept even if a client sends a metric of the same name
             own = own_measures(self.strategy) if self.strategy is not None else {}
@@ -205,7 +212,7 @@ class Recorder:
             row["evaluate-bytes-up"] += newcomers.bytes_up
             row["evaluate-bytes-down"] += newcomers.bytes_down
             written |= self._clients_texts(scored, newcomer_rows(newcomers.metrics))
-            metrics = {self._called(c): m for c, m in scored.items()}
+            metrics = {self.called(c): m for c, m in scored.items()}
             tables = {
                 "confusion.csv": confusion_table(self.classes, metrics),
                 "risk-groups.csv": survival_table(self.grid, metrics),
@@ -241,7 +248,8 @@ class Recorder:
                 error,
             )
 
-    def _called(self, client: int | str) -> int | str:
+    def called(self, client: int | str) -> int | str:
+        """Return what people call a client."""
         return called(client, self.names)
 
     def _models(self, now: Round) -> dict[str, int]:
@@ -255,7 +263,9 @@ class Recorder:
         if replies_of(self.strategy) == "model":
             return {
                 "models-up": len(now.trained.clients),
-                "models-down": len(now.trained.clients) + len(now.trained.failures),
+                "models-down": len(now.trained.clients) + len(now.trained.failures)
+                if now.trained.clock is None
+                else now.trained.sent,
             }
         return {}
 
@@ -273,6 +283,7 @@ class Recorder:
             self.last_evaluation = row["evaluate"]
         for key in self.totals:
             self.totals[key] += row.get(key, 0)
+        self.clock = row.get(CLOCK, self.clock)
         for key in MODELS:
             if key in row:
                 self.models[key] = self.models.get(key, 0) + row[key]
@@ -294,6 +305,7 @@ class Recorder:
             **({"capped-weights": self.capped} if self.capped else {}),
             **({"shortened-updates": self.shortened} if self.shortened else {}),
             "seconds": round(self.totals["seconds"], 3),
+            **({CLOCK: self.clock} if self.clock is not None else {}),
             **{key: self.totals[key] for key in BYTES},
             **self.models,
             **self.last_evaluation,
@@ -342,7 +354,7 @@ class Recorder:
             )
         )
         rows = [
-            [self._called(client), *(values.get(name, "") for name in scalars)]
+            [self.called(client), *(values.get(name, "") for name in scalars)]
             for client, values in everyone
         ]
         self.clients = [["client", *scalars], *rows]
@@ -360,7 +372,7 @@ class Recorder:
             [] if self.files.begun("weights.csv") else [["round", "client", "weight"]]
         )
         rows += [
-            [number, self._called(client), f"{weight:.6g}"] for client, weight in weights.items()
+            [number, self.called(client), f"{weight:.6g}"] for client, weight in weights.items()
         ]
         self.files.append("weights.csv", csv_text(rows))
 
@@ -396,7 +408,20 @@ def _travelled(prefix: str, exchange: Exchange) -> dict[str, float]:
     return {prefix + name: value for name, value in facts.items()}
 
 
+def _times(trained: Exchange) -> dict[str, float]:
+    """Return the seconds of the run at the end of a training phase, by its clock, and
+    the mean age of the replies in updates of the model, if there are older ones.
+    """
+    if trained.clock is None:
+        return {}
+    ages = [trained.ages.get(client, 0) for client in trained.clients]
+    aged = {"reply-age": round(fmean(ages), 4)} if any(ages) else {}
+    return {CLOCK: round(trained.clock, 6), **aged}
+
+
 MODELS = ("models-up", "models-down")
+#: Key of the seconds of a run, by its clock.
+CLOCK = "clock-seconds"
 #: A client whose test loss is larger has diverged: a standardised squared error of 100
 #: deviations, a cross-entropy that no net in single precision has.
 DIVERGED = 1e4

@@ -41,6 +41,7 @@ from fedapps.results.run_plots import (
 )
 from fedapps.results.sections import Section
 from fedapps.results.secure_sums import secure_section
+from fedapps.results.speed import speed_section, time_figure
 from fedapps.results.survival_plots import survival_figure, survival_section
 from fedapps.results.worst_clients import worst_section
 
@@ -113,6 +114,7 @@ def _worst(shown: Shown) -> Section | None:
 PARTS: tuple[Plot | Table, ...] = (
     Plot(RUN, "", "{} over rounds: mean, worst and best tenth of the clients", measure_figure),
     Plot(RUN, "models", "Score over the models that a client sent and received", models_figure),
+    Plot(RUN, "time", "Score over the seconds of the run, by its clock", time_figure),
     Plot(RUN, "train-loss", "Training loss over rounds", loss_figure),
     Plot(RUN, "clients", "Score of each client, sorted", own_bars),
     Plot(RUN, "confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
@@ -129,6 +131,7 @@ PARTS: tuple[Plot | Table, ...] = (
     Table(RUN, _worst),
     Table(RUN, lambda shown: newcomers_section(shown.run)),
     Table(RUN, lambda shown: groups_section(shown.run)),
+    Table(RUN, lambda shown: speed_section(shown.run)),
     Table(REPORT, lambda shown: classes_section(shown.run)),
     Table(REPORT, lambda shown: survival_section(shown.run)),
     Table(REPORT, lambda shown: secure_section(shown.run)),

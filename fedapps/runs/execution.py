@@ -22,6 +22,7 @@ from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.digest import settings_digest
 from fedapps.records.lock import WRITER, FolderLock, FolderLost
 from fedapps.records.releases import Releases
+from fedapps.records.time_log import TimeLog
 from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of, read_rounds
 from fedapps.results.image_grids import ImageGrids
 from fedapps.results.parts import write_plots
@@ -35,6 +36,7 @@ from fedapps.runs.assembly import (
 )
 from fedapps.runs.compilation import with_compilation
 from fedapps.runs.inline_grid import inline_grid
+from fedapps.runs.timing import timing_of
 from fedapps.settings.settings import Settings, default_config
 from fedapps.tasks.capabilities import HasCurves, HasGroups, SplitsSamples
 from fedapps.tasks.client_names import client_names
@@ -103,6 +105,8 @@ def _execute(
         settings.keep_best, settings.early_stopping, validation_setting(settings, task)
     )
     inner = innermost(strategy)
+    names = client_names(task, settings.num_clients)
+    timing = checkpoints.timing = timing_of(settings, task, grid, names)
     done, arrays = open_folder(folder, settings, checkpoints)
     if isinstance(strategy, CountingReleases):
         releases = Releases(folder, lock.run)
@@ -117,7 +121,6 @@ def _execute(
         first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
         arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     groups = task.groups if isinstance(task, HasGroups) else None
-    names = client_names(task, settings.num_clients)
     classes = classes_of(settings, task)
     times = task.grid if isinstance(task, HasCurves) else ()
     recorder = Recorder(
@@ -134,6 +137,8 @@ def _execute(
         times,
     )
     checkpoints.record = recorder.files
+    if timing:
+        timing.log = TimeLog(recorder.files, folder, done, recorder.called)
     trackers = track(settings, folder, done, recorder) if settings.track else None
     image_grids = (
         ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)
@@ -160,6 +165,7 @@ def _execute(
         num_new=settings.num_new_clients,
         new_clients=new_clients_of(folder) if done else (),
         names=names,
+        timing=timing,
     )
     base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
     # a client may train before it is evaluated
@@ -228,6 +234,8 @@ def _execute(
         if trackers:
             trackers.end(status)
         raise
+    if timing:
+        timing.log(timing.clock.flights, recorder.completed)
     recorder.save_model(result.arrays)
     if image_grids:
         image_grids.close(result.arrays)

@@ -30,9 +30,9 @@ from fedapps.extensions.own_code import code_named
 from fedapps.records.audit import FILE, AuditLog, round_in
 from fedapps.records.digest import settings_digest
 from fedapps.records.files import write_text
-from strategies.base.client_grid import IDENTITY
 from strategies.base.flower_private import ErrorCode
 from strategies.base.messages import content_bytes
+from strategies.base.named_grid import IDENTITY
 
 if TYPE_CHECKING:
     from fedapps.settings.site_policy import SitePolicy

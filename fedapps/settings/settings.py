@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from algorithms.common.checks import nearest
+from algorithms.common.fleet import FleetOptions
 from algorithms.common.options import Options, kebab, option
 from clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
@@ -45,6 +46,7 @@ from strategies import (
     WarmStartOptions,
 )
 from strategies.base.relative_bounds import FEW, HARDENED
+from strategies.base.timing import PaceOptions
 from strategies.base.weights import HALF
 
 # Largest weight, as a multiple of the round's median, with a bound on the update only.
@@ -250,6 +252,8 @@ class Settings(Options):
     dp: PrivacyOptions = field(default_factory=PrivacyOptions)
     robust: RobustOptions = field(default_factory=RobustOptions)
     secure: SecureOptions = field(default_factory=SecureOptions)
+    rounds: PaceOptions = field(default_factory=PaceOptions)
+    time: FleetOptions = field(default_factory=FleetOptions)
     sites: SiteOptions = field(default_factory=SiteOptions)
     synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
     options: Any = field(default_factory=FedAvgOptions)
@@ -298,6 +302,8 @@ class Settings(Options):
                 "secure.on = true: with node-sums = true, the nodes send sums in the clear: set "
                 "one of them to false"
             )
+        if self.rounds.on or self.asynchronous:
+            self._check_pace()
         if self.validates and not self.evaluate_every:
             raise ValueError(
                 f"{self.validates}: evaluate-every = 0 has one evaluation only: set it to 1 or more"
@@ -312,6 +318,35 @@ class Settings(Options):
                 "keep-best = true: what clients store in the best round is kept on disk: set "
                 'client-store = "disk"'
             )
+
+    def _check_pace(self) -> None:
+        """Check settings beside those that let rounds end before the last reply."""
+        what = "method fedbuff" if self.asynchronous else "a round without its late replies"
+        if self.asynchronous and self.rounds.on:
+            raise ValueError(
+                "rounds.deadline and rounds.over-select are for synchronous rounds: leave them out "
+                "with fedbuff"
+            )
+        for key, is_on in (("secure.on", self.secure.on), ("node-sums", self.node_sums)):
+            if is_on:
+                raise ValueError(
+                    f"{key} = true: {what} needs single replies, and a sum holds all of them: set "
+                    "it to false"
+                )
+        if self.time.speed == "off":
+            raise ValueError(
+                f"time.speed = 'off': {what} depends on how long clients take: choose another one"
+            )
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether rounds are asynchronous."""
+        return any(hasattr(method.builds, "buffer_size") for method in self.methods)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the run has a clock."""
+        return self.asynchronous or self.rounds.on or self.time.speed not in ("auto", "off")
 
     @property
     def validates(self) -> str:

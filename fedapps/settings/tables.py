@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
+from algorithms.common.fleet import FleetOptions
 from algorithms.common.options import Options, kebab
 from clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
@@ -17,6 +18,7 @@ from fedapps.models.options import ModelOptions
 from fedapps.tasks.registry import TASKS, TaskKind, find_task
 from fedapps.toml_text import Value
 from strategies import PrivacyOptions, RobustOptions, SecureOptions
+from strategies.base.timing import PaceOptions
 
 #: Defaults in a configuration that differ from those of ``Settings``: ``read_settings``
 #: replaces ``auto`` by the method's task, its set, and the way to deal that.
@@ -53,6 +55,12 @@ PARTS = {
         RobustOptions, lambda run: run.robust.rule != "none", "another robust.rule than 'none'"
     ),
     "secure": Part(SecureOptions, lambda run: run.secure.on, "secure.on = true"),
+    "rounds": Part(PaceOptions, lambda run: run.rounds.on, "rounds.deadline or rounds.over-select"),
+    "time": Part(
+        FleetOptions,
+        lambda run: run.timed,
+        "another time.speed than 'auto', rounds.deadline, rounds.over-select or method = fedbuff",
+    ),
     "sites": Part(SiteOptions, lambda run: run.sites.own, "sites.labels or sites.columns"),
     "synthetic": Part(
         SyntheticOptions,

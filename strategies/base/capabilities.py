@@ -149,6 +149,14 @@ def weigher(strategy: Strategy) -> "WeighingAhead | None":
     return weigher(inner) if isinstance(inner, Strategy) else None
 
 
+def buffering(strategy: Strategy) -> "Buffering | None":
+    """Return the strategy, it or one that it wraps, that makes rounds asynchronous."""
+    inner = getattr(strategy, "strategy", None)
+    if isinstance(strategy, Buffering):
+        return strategy
+    return buffering(inner) if isinstance(inner, Strategy) else None
+
+
 def needs_only_sums(strategy: Strategy) -> bool:
     """Return whether all that a strategy takes from the training replies are weighted
     sums of their arrays and metrics, so that nobody has to see a single one.
@@ -230,6 +238,22 @@ class DecidingWeights(Protocol):
     """
 
     last_weights: dict[int | str, float]
+
+
+@runtime_checkable
+class Buffering(Protocol):
+    """A strategy with asynchronous rounds: the model changes whenever some clients have
+    replied, while others train on.
+    """
+
+    @property
+    def exponent(self) -> float:
+        """a: a reply that is s updates old counts (1 + s)^-a."""
+
+    def buffer_size(self, training: int) -> int:
+        """Return how many replies a round takes, if ``training`` clients train at a
+        time.
+        """
 
 
 @runtime_checkable

@@ -126,3 +126,15 @@ def shape_fault(want: ArrayRecord, got: list[ArrayRecord]) -> str | None:
                 f"array {name!r} has shape {tuple(other.shape)}, but {tuple(array.shape)} was sent"
             )
     return None
+
+
+def error_line(reply: Message) -> str | None:
+    """Return the reason of an error reply as one short line, or ``None`` for a reply
+    with content.
+    """
+    if not reply.has_error():
+        return None
+    lines = [
+        line.strip() for line in (reply.error.reason or "").strip().splitlines() if line.strip()
+    ]
+    return (lines[-1] if lines else f"error code {reply.error.code}")[:300]

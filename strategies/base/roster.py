@@ -5,7 +5,7 @@ A grid that makes its clients itself (a simulation) offers ``known_clients``. Th
 client has to be asked, and a million clients numbered from 0 take no memory.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -61,3 +61,15 @@ class Packing(Protocol):
     """A grid whose messages to nodes are not one for each client."""
 
     travel: Travel
+
+
+def order(client: ClientId) -> tuple[bool, ClientId]:
+    """Return the key by which client ids are sorted: numbers, then names."""
+    return isinstance(client, str), client
+
+
+def called(client: ClientId, names: Sequence[str]) -> ClientId:
+    """Return what people call a client: its name among those of clients 0, 1, ..., or
+    its id if it has none.
+    """
+    return names[client] if isinstance(client, int) and 0 <= client < len(names) else client

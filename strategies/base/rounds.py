@@ -23,11 +23,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from algorithms.common.sent import Reads
 from strategies.base.acknowledgement import Acknowledgements, asked_of, notice_noise
 from strategies.base.capabilities import counts_replies, is_finished, is_flowers_privacy
-from strategies.base.client_grid import ClientGrid, Exchange, Failure, order
+from strategies.base.client_grid import ClientGrid
+from strategies.base.exchange import Exchange, Failure
 from strategies.base.flower_private import log_strategy_start_info
 from strategies.base.messages import innermost
 from strategies.base.newcomers import meet
-from strategies.base.roster import ClientId
+from strategies.base.roster import ClientId, order
 
 #: Rounds whose metrics the log repeats at the end.
 MOST_TOLD = 200
@@ -207,6 +208,7 @@ def run_rounds(
         notice_noise(strategy)
     heard = Acknowledgements(strict)
     client_grid.wait()
+    client_grid.set_pace(strategy)
     log(INFO, "Rounds %d to %d with %d clients", first_round, num_rounds, len(client_grid.clients))
     for number in range(first_round, num_rounds + 1):
         log(INFO, "[ROUND %s/%s]", number, num_rounds)

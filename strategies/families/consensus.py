@@ -35,8 +35,8 @@ from algorithms.frank_wolfe.domain import Domain
 from algorithms.frank_wolfe.sent import PhaseSent
 from algorithms.frank_wolfe.steps import duality_gap
 from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import clients_of
 from strategies.base.messages import arrays_of, metrics_of, rounds_of
+from strategies.base.named_grid import clients_of
 from strategies.base.records import to_record
 from strategies.fedavg import FedAvg, FedAvgArguments
 

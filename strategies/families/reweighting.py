@@ -59,8 +59,8 @@ from strategies.base.capabilities import (
     require_declaration,
     state_of,
 )
-from strategies.base.client_grid import clients_of
 from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost, metrics_of, valid_losses
+from strategies.base.named_grid import clients_of
 from strategies.base.relative_bounds import HARDENED
 from strategies.base.roster import ClientId
 from strategies.base.slots import Slots, pack_ids

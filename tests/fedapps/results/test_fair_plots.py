@@ -24,7 +24,7 @@ from fedapps.results.report import write_report
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.settings.settings import read_settings
-from strategies.base.client_grid import Exchange
+from strategies.base.exchange import Exchange
 from strategies.base.rounds import Round
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from strategies import FedAvg
-from strategies.base.client_grid import Exchange, Failure
+from strategies.base.exchange import Exchange, Failure
 from strategies.base.rounds import usable
 from tests.helpers import EchoClient, arrays_of, simulate
 

@@ -1,0 +1,52 @@
+"""time.csv: when every training was asked for, when its reply arrived, and what became
+of it. A simulated run with ``time.file`` set to it repeats the order of replies.
+
+Columns: client; round, in which it was asked; asked, arrived: seconds of the run (empty
+if there was no reply); fate: used, failed, late (dropped) or open (at the end of the
+run); ended: the round in which that was decided.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fedapps.records.files import Files, csv_text
+from strategies.base.roster import ClientId
+from strategies.base.timing import Flight
+
+FILE = "time.csv"
+COLUMNS = ["client", "round", "asked", "arrived", "fate", "ended"]
+
+
+class TimeLog:
+    """Writes the file; ``done``: rows of later rounds are dropped; ``called``: the
+    name of a client.
+    """
+
+    def __init__(
+        self, files: Files, folder: Path, done: int, called: Callable[[ClientId], ClientId]
+    ) -> None:
+        self.files, self.called = files, called
+        rows = []
+        if (folder / FILE).exists():
+            with (folder / FILE).open(encoding="utf-8", newline="") as file:
+                rows = list(csv.reader(file))[1:]
+        kept = [row for row in rows if len(row) == len(COLUMNS) and int(row[-1]) <= done]
+        files.replace(FILE, csv_text([COLUMNS, *(r for r in kept if r[-2] != "open")]))
+
+    def __call__(self, flights: Iterable[Flight], number: int) -> None:
+        """Append the flights that ended in round ``number``."""
+        rows = [
+            [
+                self.called(flight.client),
+                flight.number,
+                repr(flight.began),
+                repr(flight.arrived) if flight.arrived < math.inf else "",
+                flight.fate or "open",
+                number,
+            ]
+            for flight in flights
+        ]
+        if rows:
+            self.files.append(FILE, csv_text(rows))

@@ -1,0 +1,82 @@
+"""The clock of a run: simulated in a simulation, real on SuperNodes."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from algorithms.common.fleet import Fleet, Measured
+from fedapps.engines.gateways import GatewayGrid
+from fedapps.engines.inline import InlineGrid
+from fedapps.errors import UserError
+from fedapps.settings.settings import Settings
+from fedapps.tasks.capabilities import HasNet, SplitsSamples
+from strategies.base.flower_private import is_simulation
+from strategies.base.roster import ClientId, called
+from strategies.base.timing import RealClock, Timing, VirtualClock, epochs_of
+
+
+def timing_of(settings: Settings, task: Any, grid: Grid, names: Sequence[str]) -> Timing | None:
+    """Return when the run's training phases end; ``None``: with the last reply, and
+    time is not simulated. Raises ``UserError``.
+    """
+    simulated = isinstance(grid, InlineGrid) or is_simulation(grid)
+    if not (settings.asynchronous or settings.rounds.on or (simulated and settings.timed)):
+        return None
+    if isinstance(grid, GatewayGrid):
+        raise UserError(
+            f"sites.client = {settings.sites.client!r}: a site answers for all its clients at "
+            "once, so none of them is late: leave out fedbuff, rounds.deadline and "
+            "rounds.over-select"
+        )
+    if not simulated:
+        return Timing(RealClock(), settings.rounds)
+    work = Work(task, settings.num_clients)
+    return Timing(VirtualClock(fleet_of(settings, names), work), settings.rounds)
+
+
+def fleet_of(settings: Settings, names: Sequence[str] = ()) -> Fleet:
+    """Return the simulated clients' speeds. Raises ``UserError``."""
+    options, measured = settings.time, None
+    if options.speed == "auto":
+        options = replace(options, speed="log-normal")
+    if options.file:
+        try:
+            measured = Measured(rows_of(Path(options.file).expanduser()))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"time.file = {options.file!r}: {error}: a csv with the columns client and "
+                "seconds is needed, or the time.csv of a run"
+            ) from None
+    return Fleet(options, settings.seed, measured, lambda client: called(client, names))
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a csv file by column."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class Work:
+    """The work of a training: the client's training samples times local epochs."""
+
+    def __init__(self, task: Any, num_clients: int) -> None:
+        self.task, self.num_clients = task, num_clients
+        self._samples: dict[ClientId, int] = {}
+
+    def __call__(self, question: Message, client: ClientId) -> float:
+        """Return the samples times epochs."""
+        if client not in self._samples:
+            self._samples[client] = self._count(client)
+        return self._samples[client] * epochs_of(question)
+
+    def _count(self, client: ClientId) -> int:
+        if isinstance(self.task, SplitsSamples):
+            return len(self.task.split(int(client), self.num_clients)[0])
+        if isinstance(self.task, HasNet):
+            return len(self.task.client_data(client, self.num_clients).train)
+        return 1

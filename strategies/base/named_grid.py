@@ -1,0 +1,376 @@
+"""A Grid that knows its clients by stable ids.
+
+Flower identifies nodes by random numbers. Client ids come from one ``query.identity``
+message per node (answered by ``clients.to_client_app`` and
+``clients.answer_identity``). One node is asked first: if its app has no answer, none is
+asked again. Nodes are then identified by their node ids: everything works, but a
+simulation is not repeatable.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from logging import ERROR, INFO, WARNING
+from typing import cast
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from algorithms.common.seeds import generator
+from strategies.base.exchange import Failure
+from strategies.base.flower_private import NO_QUERY, ErrorCode
+from strategies.base.messages import error_line
+from strategies.base.roster import ClientId, KnowingClients, called, order
+from strategies.base.wrapped_grid import WrappedGrid
+
+IDENTITY = f"{MessageType.QUERY}.identity"
+# seconds that a run waits for the identity of a node that connects after the start
+LATECOMER_TIMEOUT = 60.0
+LONGEST_NAME, LONGEST_FAULT = 100, 500
+
+
+class NamedGrid(WrappedGrid):
+    """A ``Grid`` around ``grid``; arguments are those of ``ClientGrid``."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        seed: int = 0,
+        num_clients: int = 0,
+        start_timeout: float = 300.0,
+        num_new: int = 0,
+        new_clients: Iterable[ClientId] = (),
+        names: Sequence[str] = (),
+    ) -> None:
+        super().__init__(grid)
+        self.num_new, self.new_clients = num_new, frozenset(new_clients)
+        # of a grid that need not ask, without the new clients
+        self._members: dict[int, ClientId] | None = None
+        self.names = names  # of clients 0, 1, ..., for people
+        self.seed = seed
+        self.num_clients = num_clients
+        self.start_timeout = start_timeout
+        self._ids: dict[int, ClientId] = {}
+        self._claims: dict[int, ClientId] = {}  # names of nodes whose name is taken by another node
+        self._unfit: set[int] = set()  # nodes that report that they cannot take part
+        self._keys: dict[ClientId, bytes] = {}  # of clients whose node has a registered key
+        # nodes that are left out, with the reason, and those that no phase has recorded
+        self._refused: dict[int, str] = {}
+        self._unrecorded: list[Failure] = []
+        # of a grid that need not ask
+        self._known = grid.known_clients() if isinstance(grid, KnowingClients) else None
+        self._announced: dict[int, int] = {}  # how many clients there are, as the nodes say
+        self._met = False  # whether the start is over
+        # whether the app of the nodes has no answer to the question who they are
+        self._mute = False
+
+    def wait(self, minimum: int = 0) -> Sequence[int]:
+        """Wait until all nodes, or ``minimum`` of them if it is given, are connected
+        and identified; return all that are.
+
+        Nodes that cannot take part, or that have another's name, are not waited for.
+        Raises ``ValueError`` if these are half of the nodes or more, and
+        ``TimeoutError`` after ``start_timeout`` seconds.
+        """
+        deadline, logged = time.monotonic() + self.start_timeout, 0
+        while len(nodes := self._connected()) < (
+            wanted := minimum or self._expected() - len(self.new_clients) - self._absent()
+        ):
+            if time.monotonic() > deadline:
+                lower = (
+                    "min_available_nodes, min_train_nodes or min_evaluate_nodes"
+                    if minimum
+                    else "num-clients"
+                )
+                raise TimeoutError(
+                    f"{len(nodes)} of {wanted} clients connected within {self.start_timeout:g} s: "
+                    f"start more, or lower {lower}"
+                )
+            # in Flower's words, but once a number instead of once a second
+            if logged != (logged := len(nodes) + 1):
+                log(
+                    INFO,
+                    "Waiting for nodes to connect: %d connected (minimum required: %d).",
+                    len(nodes),
+                    wanted,
+                )
+            time.sleep(0.05 if self.start_timeout < 1 else 0.2)
+        # a single site cannot end the run by its words, but a wrong setting must
+        if not self._met and self._absent() >= max(1, len(nodes)):
+            raise ValueError("; ".join(self._refused.values()))
+        self._met = True
+        if self.num_new and not self.new_clients:
+            self._keep_out(nodes)
+            return self._connected()
+        return nodes
+
+    def _absent(self) -> int:
+        """Return how many connected nodes are left out."""
+        return len(self._refused.keys() & set(self.grid.get_node_ids())) if self._refused else 0
+
+    def _keep_out(self, nodes: Sequence[int]) -> None:
+        """Draw the new clients. Raises ``ValueError`` if nobody would be left, or nodes
+        have no names to know them by.
+        """
+        if self._mute:
+            raise ValueError(
+                "num-new-clients: the nodes do not say which client they are: "
+                "clients.answer_identity(app) lets them"
+            )
+        if self.num_new >= len(nodes):
+            raise ValueError(
+                f"num-new-clients = {self.num_new}, but {len(nodes)} clients are connected: one at "
+                "least must train"
+            )
+        chosen = generator(self.seed, "new clients").choice(len(nodes), self.num_new, replace=False)
+        self.new_clients = frozenset(self.client_id(nodes[place]) for place in chosen)
+
+    def newcomers(self) -> Mapping[int, ClientId]:
+        """Node -> id of the connected new clients, sorted by id."""
+        everyone = (
+            {node: self.client_id(node) for node in self._everyone()} if self.new_clients else {}
+        )
+        return {node: client for node, client in everyone.items() if client in self.new_clients}
+
+    def _expected(self) -> int:
+        # The median: a single wrong number must neither end the run nor start it too
+        # early.
+        if known := self._known:
+            return self.num_clients or len(known)
+        return self.num_clients or (
+            statistics.median_low(self._announced.values()) if self._announced else 1
+        )
+
+    def _connected(self) -> Sequence[int]:
+        """Return the connected nodes that take part in training."""
+        if self.new_clients and self._known is not None:
+            return list(self.clients)
+        return (
+            [node for node in self._everyone() if self._ids[node] not in self.new_clients]
+            if self.new_clients
+            else self._everyone()
+        )
+
+    def _everyone(self) -> Sequence[int]:
+        """Return the connected nodes that have a name, sorted by it; asks new nodes for
+        their identity.
+        """
+        if known := self._known:
+            return known.nodes
+        nodes = list(self.grid.get_node_ids())
+        unknown = sorted(
+            node for node in nodes if node not in self._ids and node not in self._unfit
+        )
+        if unknown:
+            self._identify(unknown, set(nodes))
+        return sorted(
+            (node for node in nodes if node in self._ids), key=lambda node: order(self._ids[node])
+        )
+
+    def _identify(self, nodes: Sequence[int], connected: set[int]) -> None:
+        """Name new nodes. The first one that answers with a name has it, and so has its
+        key, if it is registered; another one waits until the first is gone. A
+        registered name is only for the node that is registered with it.
+        """
+        asked = [node for node in nodes if node not in self._claims]
+        answers = self._ask(asked)
+        if self._mute:
+            self._claims |= {node: node for node in asked}
+            asked = []
+        silent, reasons = set(asked), []
+        faults: dict[int, tuple[ClientId, str]] = {}
+        for node, answer in answers:
+            silent.discard(node)
+            name, size = (None, 1) if (why := error_line(answer)) else _introduction(answer.content)
+            if name is not None and (fault := _fault(answer.content)):
+                faults[node] = name, f"client {name!r} cannot take part: {fault}"
+                self._unfit.add(node)
+            elif name is not None:
+                self._claims[node] = name
+                self._announced[node] = size
+            elif not (self._met and _gone(answer)):
+                reasons.append(why or "no usable client-id in the answer")
+                self._claims[node] = node
+        # at the start a node without an answer is identified by its node id; a
+        # latecomer is asked again
+        if not self._met:
+            self._claims |= {node: node for node in silent}
+            reasons += ["no answer"] * len(silent)
+        if reasons:
+            log(
+                WARNING,
+                "%d nodes do not say which client they are (%s): sampling is not repeatable",
+                len(reasons),
+                reasons[0],
+            )
+        live = {self._ids[node]: node for node in connected if node in self._ids}
+        # what the SuperLink knows of nodes whose keys are registered
+        known = {one.node_id: one for one in getattr(self.grid, "get_nodes", tuple)()}
+        owners = {getattr(one, "name", ""): node for node, one in known.items()}
+        for node in [node for node in self._claims if node in set(nodes)]:  # in order of answers
+            client = self._claims[node]
+            key = getattr(known.get(node), "public_key", b"")
+            if owners.get(client, node) != node or self._keys.get(client, key) != key:
+                self._refuse(
+                    node,
+                    node,
+                    f"node {node} says that it is client {client!r}, which is the name of a node "
+                    "with another key: give every node its own client-id",
+                )
+            elif client not in live:
+                live[client] = node
+                if key:
+                    self._keys[client] = key
+                self._ids[node] = self._claims.pop(node)
+                self._refused.pop(node, None)
+            else:
+                self._refuse(
+                    node,
+                    node,
+                    f"two nodes say that they are client {client!r}: give every node its own "
+                    "partition-id or client-id. The one that answered later waits until the first "
+                    "one is gone",
+                )
+        for node, (client, why) in faults.items():
+            # it may have used another's name
+            self._refuse(node, node if client in live else client, why)
+
+    def _refuse(self, node: int, client: ClientId, reason: str) -> None:
+        """Leave a node out, and name it once in the log and in the next round."""
+        if node not in self._refused:
+            self._refused[node] = reason
+            log(ERROR, reason)
+            name = str(called(client, self.names)) if self.names else ""
+            self._unrecorded.append(Failure(client, reason, name, answered=False, broken=False))
+
+    def _ask(self, nodes: Sequence[int]) -> list[tuple[int, Message]]:
+        """Ask nodes for their names, one of them first if none has a name yet; return
+        (node, answer), nothing if the app is mute.
+        """
+        answers: list[tuple[int, Message]] = []
+        first = [] if self._ids else list(nodes[:1])
+        for group in (first, nodes[len(first) :]):
+            if not group or self._mute:
+                continue
+            questions = [
+                Message(
+                    # mods of the client's app read the round of every message
+                    content=RecordDict({"config": ConfigRecord({"server-round": 0})}),
+                    message_type=IDENTITY,
+                    dst_node_id=node,
+                )
+                for node in group
+            ]
+            patience = (
+                self.start_timeout if not self._met else min(self.start_timeout, LATECOMER_TIMEOUT)
+            )
+            with _without_log_of_no_answer():
+                heard = list(self.grid.send_and_receive(questions, timeout=patience))
+            by_question = {
+                question.metadata.message_id: node
+                for question, node in zip(questions, group, strict=True)
+            }
+            answers += [
+                (by_question.get(a.metadata.reply_to_message_id, a.metadata.src_node_id), a)
+                for a in heard
+            ]
+            if (
+                group is first
+                and heard
+                and heard[0].has_error()
+                and _tells_no_answer(heard[0].error.reason)
+            ):
+                self._mute = True
+                log(
+                    WARNING,
+                    "the app of the clients does not answer %s: clients are known by their node "
+                    "ids, sampling is not repeatable; "
+                    "clients.answer_identity(app) changes that",
+                    IDENTITY,
+                )
+        return [] if self._mute else answers
+
+    def client_id(self, node_id: int) -> ClientId:
+        """Return the stable id of a node (its node id while it is unknown)."""
+        return (self._known or self._ids).get(node_id, node_id)
+
+    @property
+    def clients(self) -> Mapping[int, ClientId]:
+        """Node -> id of every connected client that takes part, sampled or not, sorted
+        by id.
+        """
+        if known := self._known:
+            if self.new_clients and self._members is None:
+                self._members = {
+                    node: client for node, client in known.items() if client not in self.new_clients
+                }
+            return self._members or known
+        return {node: self._ids[node] for node in self._connected()}
+
+
+def clients_of(grid: Grid) -> Mapping[int, ClientId]:
+    """Return node -> id of every connected client; on another kind of grid the id is
+    the node id.
+    """
+    return (
+        grid.clients
+        if isinstance(grid, NamedGrid)
+        else {node: node for node in sorted(grid.get_node_ids())}
+    )
+
+
+def _tells_no_answer(text: str | None) -> bool:
+    return any(words.format(name="identity") in (text or "") for words in NO_QUERY)
+
+
+@contextmanager
+def _without_log_of_no_answer() -> Iterator[None]:
+    """Keep what Flower's simulation logs of an app without an answer, a page with a
+    traceback, out of the log: one line says it.
+    """
+
+    def keep(record: logging.LogRecord) -> bool:
+        said = record.getMessage()  # any other error comes with a traceback of its own
+        return not (
+            _tells_no_answer(said)
+            or said.startswith("An exception was raised when processing a message by")
+        )
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def _introduction(content: RecordDict) -> tuple[ClientId | None, int]:
+    """Return the client id and the reported number of clients of an answer; ``None``
+    for an id unfit for logs or checkpoints.
+    """
+    try:
+        records = list(content.config_records.values())
+        name, size = records[0]["client-id"], records[0].get("num-clients", 1)
+    except Exception:  # untrusted input
+        return None, 1
+    usable = type(name) is int or (
+        isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
+    )
+    return cast(ClientId, name) if usable else None, size if type(size) is int else 1
+
+
+def _fault(content: RecordDict) -> str:
+    """Return the reason a node gives for not taking part, on one line; "" if it can."""
+    fault = next(iter(content.config_records.values())).get("fault", "")
+    return " ".join(fault.split())[:LONGEST_FAULT] if isinstance(fault, str) else ""
+
+
+def _gone(answer: Message) -> bool:
+    return answer.has_error() and answer.error.code in (
+        ErrorCode.NODE_UNAVAILABLE,
+        ErrorCode.MESSAGE_UNAVAILABLE,
+    )

@@ -1,0 +1,116 @@
+"""FedBuff: asynchronous rounds around a strategy that averages. Some clients train at
+any time; whenever ``buffer`` of them have replied, the model changes, and as many start
+from it. FedAsync is ``buffer = 1``.
+
+    FedBuff(FedAdam(), FedBuffOptions(buffer=3)).start(grid, ...)
+
+Sources: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, "Federated Learning with
+Buffered Asynchronous Aggregation", AISTATS 2022, arXiv 2106.06639, Algorithm 1; Xie,
+Koyejo, Gupta, "Asynchronous Federated Optimization", 2019, arXiv 1903.03934.
+
+A reply that is s updates old counts (1 + s)^-``staleness``; the weighted average of the
+updates, with the wrapped strategy's weights, is its step (``strategies.base.staleness``
+brings late replies forward, ``strategies.base.timing`` decides when a round ends and
+says where it differs from the paper). If all clients are equally fast and ``buffer`` is
+the number that train at a time, this is the wrapped strategy, bit for bit.
+
+Contract: that of the wrapped strategy. How many clients train at a time is the client
+grid's ``clients_per_round`` (0: all).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from algorithms.common.options import Options, option
+from strategies.base.capabilities import (
+    Capabilities,
+    is_finished,
+    load_state,
+    require_declaration,
+    state_of,
+)
+from strategies.base.staleness import check_stale
+from strategies.base.timing import STALENESS
+from strategies.base.wrapper import Wrapper
+
+
+@dataclass(frozen=True)
+class FedBuffOptions(Options):
+    """Options of FedBuff."""
+
+    buffer: int = option(
+        0,
+        "replies with which the model changes; 1: FedAsync; 0: half as many as clients train at a "
+        "time (clients-per-round)",
+        low=0,
+    )
+    staleness: float = option(
+        STALENESS, "a; a reply that is s updates old counts (1 + s)^-a", low=0
+    )
+
+
+class FedBuff(Wrapper):
+    """Wrapper around ``strategy``. Raises ``ValueError`` if it takes more than an
+    average of models or updates from the replies.
+    """
+
+    def __init__(self, strategy: Strategy, options: FedBuffOptions | None = None) -> None:
+        check_stale(strategy, "FedBuff")
+        self.strategy, self.options = strategy, options or FedBuffOptions()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Replies are those of the wrapped strategy; some of them may be left out, but
+        no sum of all that were asked is taken.
+        """
+        wrapped = require_declaration(self.strategy, "FedBuff")
+        return Capabilities(wrapped.replies, "single replies", subset=True)
+
+    @property
+    def exponent(self) -> float:
+        """a: a reply that is s updates old counts (1 + s)^-a."""
+        return self.options.staleness
+
+    def buffer_size(self, training: int) -> int:
+        """Return how many replies a round takes, if ``training`` clients train at a
+        time. Raises ``ValueError`` if it is more than these.
+        """
+        if self.options.buffer > training:
+            raise ValueError(
+                f"fedbuff.buffer = {self.options.buffer}, but {training} clients train at a time: "
+                f"choose at most that many, or more clients-per-round"
+            )
+        return self.options.buffer or (training + 1) // 2
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Delegate to the wrapped strategy: the client grid chooses who starts."""
+        if not hasattr(grid, "timing"):
+            raise ValueError("FedBuff: call its start(), whose rounds are asynchronous")
+        return self.strategy.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Delegate to the wrapped strategy, which gets replies to its current model."""
+        return self.strategy.aggregate_train(server_round, replies)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the wrapped strategy has ended the run."""
+        return is_finished(self.strategy)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the wrapped strategy's state."""
+        return state_of(self.strategy)
+
+    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        load_state(self.strategy, state)

@@ -1,0 +1,98 @@
+"""Asynchronous rounds and deadlines on real SuperNodes: nobody waits for a site that
+hangs, its late reply counts, and the run can be repeated in a simulation.
+"""
+
+import csv
+import os
+import signal
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps.deployment.local import Deployment
+from fedapps.engines.processes import marked
+from tests.helpers import command, fedapps, rounds_of, run_inline, summary_of, wait_for
+
+SITES = {"oslo": 0, "paris": 1, "rome": 2}
+JOB = {
+    "num-clients": 3,
+    "clients-per-round": 0,
+    "train.local-epochs": 1,
+    "evaluate-every": 0,
+    "seed": 5,
+}
+
+# every message starts processes: minutes on a busy machine
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    sites = {name: {"partition-id": i, "num-partitions": 3} for name, i in SITES.items()}
+    with Deployment.create(tmp_path_factory.mktemp("timing") / "deployment", sites) as deployment:
+        deployment.start()
+        yield deployment
+    assert marked(deployment.mark) == []
+
+
+def given(deployment, out, **settings):
+    words = [f"{key}={value}" for key, value in {**JOB, **settings}.items()]
+    return [*words, "--engine", "deployment", "--deployment", deployment.folder, "--out", out]
+
+
+def times(folder):
+    with (folder / "time.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_site_hangs_its_late_reply_counts_and_the_run_is_repeated(deployment, tmp_path):
+    job = {"method": "fedbuff", "fedbuff.buffer": 1, "num-rounds": 12}
+    out = tmp_path / "sites"
+    process = command(*given(deployment, out, **job))
+    hung = []
+    try:
+        wait_for(lambda rows: rows, process, out, 90)
+        hung = marked(deployment.sites["rome"].mark)
+        for one in hung:
+            os.kill(one, signal.SIGSTOP)
+        begun = len(rounds_of(out))
+        wait_for(lambda rows: len(rows) >= begun + 4, process, out, 120)
+    finally:
+        for one in hung:
+            os.kill(one, signal.SIGCONT)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    rows = rounds_of(out)
+    assert all(len(row["clients"]) == 1 for row in rows)  # nobody waited for rome
+    events = [line for line in (out / "audit.jsonl").read_text().splitlines() if "answered" in line]
+    assert len(events) >= len(rows)
+    assert max(row.get("reply-age", 0) for row in rows) >= 2
+
+    # the same settings as on SuperNodes, in a simulation with the sites' own times
+    repeated = {**JOB, **job, "time.speed": "file", "time.file": str(out / "time.csv")}
+    run_inline(tmp_path / "inline", **repeated, hardened=True, **{"train.compile": "off"})
+    assert [row["clients"] for row in rounds_of(tmp_path / "inline")] == [
+        row["clients"] for row in rows
+    ]
+    ours, theirs = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "inline", out)
+    )
+    for name, array in theirs.items():
+        np.testing.assert_array_equal(ours[name], array)
+
+
+def test_a_deadline_does_not_wait_for_a_site_that_hangs(deployment, tmp_path):
+    hung = marked(deployment.sites["paris"].mark)
+    for one in hung:
+        os.kill(one, signal.SIGSTOP)
+    try:
+        settings = {"method": "fedavg", "num-rounds": 1, "rounds.deadline": 60.0}
+        done = fedapps("run", *given(deployment, tmp_path / "r", **settings))
+    finally:
+        for one in hung:
+            os.kill(one, signal.SIGCONT)
+    assert done.returncode == 0, done.stderr
+    assert summary_of(tmp_path / "r")["status"] == "completed"
+    assert all(row["late"] == [1] for row in rounds_of(tmp_path / "r"))
+    assert {row["fate"] for row in times(tmp_path / "r")} == {"used", "late"}

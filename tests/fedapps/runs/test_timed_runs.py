@@ -1,0 +1,137 @@
+"""Runs with a clock: they repeat, resume and equal each other under all engines, and
+settings that contradict each other are refused.
+"""
+
+import csv
+
+import pytest
+
+from fedapps.commands.parser import main
+from fedapps.errors import UserError
+from fedapps.settings.settings import read_settings
+from tests.helpers import assert_same, rounds_of, run_inline, summary_of
+
+JOB = {
+    "method": "fedbuff",
+    "num-rounds": 12,
+    "evaluate-every": 4,
+    "checkpoint-every": 3,
+    "train.local-epochs": 1,
+    "time.dropout": 0.1,
+    "time.jitter": 0.5,
+}
+FREE = ("seconds", "run", "travelled-up", "travelled-down", "node-messages")
+
+
+def rows(folder):
+    with (folder / "time.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def same(one, other):
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    for row, twin in zip(rounds_of(one), rounds_of(other), strict=True):
+        row, twin = ({k: v for k, v in r.items() if not k.endswith(FREE)} for r in (row, twin))
+        if "evaluate" not in twin or "evaluate" not in row:  # a pause is scored
+            row.pop("evaluate", None), twin.pop("evaluate", None)
+        assert_same(row, twin)
+    assert rows(one) == rows(other)
+
+
+def test_a_run_that_is_paused_while_clients_train_goes_on_to_the_bit(tmp_path):
+    run_inline(tmp_path / "whole", **JOB)
+    run_inline(tmp_path / "parts", **JOB, until=5)
+    assert any(row["fate"] == "open" for row in rows(tmp_path / "parts"))
+    run_inline(tmp_path / "parts", "--resume", **JOB)
+    ages = [row.get("reply-age", 0) for row in rounds_of(tmp_path / "parts")]
+    assert max(ages[5:7]) > 0  # replies to models from before the pause
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_its_own_times_repeat_a_run(tmp_path):
+    run_inline(tmp_path / "first", **JOB)
+    given = {k: v for k, v in JOB.items() if not k.startswith("time.")}
+    file = str(tmp_path / "first" / "time.csv")
+    run_inline(tmp_path / "again", **given, **{"time.speed": "file", "time.file": file})
+    same(tmp_path / "first", tmp_path / "again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [{}, {"method": "fedavg", "rounds.over-select": 0.4}])
+def test_workers_change_nothing(tmp_path, extra):
+    run_inline(tmp_path / "one", "--workers", "1", **{**JOB, **extra})
+    run_inline(tmp_path / "two", "--workers", "2", **{**JOB, **extra})
+    same(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.ray
+def test_ray_changes_nothing(tmp_path):
+    run_inline(tmp_path / "inline", **JOB)
+    words = [f"{key}={value}" for key, value in JOB.items()]
+    assert main(["run", *words, "--engine", "ray", "--out", str(tmp_path / "ray")]) == 0
+    same(tmp_path / "inline", tmp_path / "ray")
+
+
+@pytest.mark.parametrize("method", ["superfed-mm", "apfl", "ditto", "fedper", "fedavg"])
+def test_personal_methods_run_asynchronously_and_their_speed_is_reported(tmp_path, method):
+    given = {**JOB, "fedbuff.base": method} if method != "fedavg" else JOB
+    summary = run_inline(tmp_path, **given)
+    assert summary["clock-seconds"] == rounds_of(tmp_path)[-1]["clock-seconds"] > 0
+    fates = {row["fate"] for row in rows(tmp_path)}
+    assert {"used", "failed", "open"} <= fates
+
+
+def test_a_synchronous_run_reports_its_simulated_seconds_and_is_the_same_run(tmp_path):
+    given = {**JOB, "method": "fedavg", "time.dropout": 0.0}
+    timed = run_inline(tmp_path / "timed", **{**given, "time.speed": "half-normal"})
+    untimed = {k: v for k, v in given.items() if not k.startswith("time.")}
+    plain = run_inline(tmp_path / "plain", **untimed)
+    assert timed["clock-seconds"] > 0
+    assert "clock-seconds" not in plain
+    assert not (tmp_path / "plain" / "time.csv").exists()
+    model = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("timed", "plain")]
+    assert model[0] == model[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"method": "fedbuff", "rounds.deadline": 3.0}, "synchronous"),
+        ({"method": "fedbuff", "time.speed": "off"}, "time.speed"),
+        ({"method": "fedbuff", "secure.on": True}, "secure.on"),
+        ({"method": "fedbuff", "node-sums": True}, "node-sums"),
+        ({"rounds.over-select": 0.3, "secure.on": True}, "secure.on"),
+        ({"rounds.late": "keep"}, "deadline or over-select"),
+        ({"time.speed": "file"}, "a file"),
+        ({"time.file": "x.csv"}, "speed = 'file'"),
+    ],
+)
+def test_contradictions_are_refused(config, why):
+    with pytest.raises(UserError, match=why):
+        read_settings(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["time.spread=1.0"], "has no effect without"),
+        (["rounds.late=drop"], ""),
+        (["method=fedbuff", "fedbuff.base=scaffold"], "more than an average"),
+        (["method=fedbuff", "dp.noise-multiplier=1.0"], "more than the average"),
+        (["rounds.deadline=9", "rounds.late=keep", "method=scaffold"], "more than an average"),
+        (["method=fedbuff", "fedbuff.buffer=6"], "5 clients train"),
+        (["time.speed=file", "time.file=nowhere.csv"], "nowhere.csv"),
+    ],
+)
+def test_one_line_says_what_is_wrong(tmp_path, words, why, capsys):
+    code = main(["run", *words, "num-rounds=2", "--engine", "inline", "--out", str(tmp_path / "o")])
+    said = capsys.readouterr()
+    assert bool(code) == bool(why)
+    assert why in said.err + said.out
+    assert "Traceback" not in said.err
+
+
+def test_a_run_whose_clients_are_all_late_fails(tmp_path):
+    words = ["rounds.deadline=0.001", "num-rounds=5", "time.speed=equal"]
+    assert main(["run", *words, "--engine", "inline", "--out", str(tmp_path)]) == 1
+    assert summary_of(tmp_path)["status"] == "failed"

@@ -1,0 +1,348 @@
+"""FedBuff, over-selection and deadlines: who is in a round, what late replies do, and
+that a run repeats to the bit.
+"""
+
+import time
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import FedAdam as FlowerFedAdam
+
+from algorithms.common.fleet import Fleet, FleetOptions, Measured
+from clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+from strategies import (
+    AFL,
+    ClientGrid,
+    FedAdam,
+    FedAvg,
+    FedBuff,
+    FedBuffOptions,
+    FedDyn,
+    PaceOptions,
+    PrivacyOptions,
+    Private,
+    RealClock,
+    Robust,
+    RobustOptions,
+    Scaffold,
+    Timing,
+    VirtualClock,
+    run_rounds,
+)
+from tests.helpers import EchoClient, arrays_of, simulate
+
+START = {"w": np.zeros(2), "count": np.array(7)}
+
+
+class Towards(EchoClient):
+    """Moves a tenth of the way to its own number: what it sends depends on what it
+    got.
+    """
+
+    def fit(self, parameters, config):
+        w, *others = parameters
+        return [w + 0.1 * (self.shift - w), *others], self.num_examples, {"loss": 1.0}
+
+
+def echo(i, _):
+    return EchoClient([1.0, 10.0, 100.0, 1000.0][i % 4])
+
+
+def towards(i, _):
+    return Towards(float(i), num_examples=i + 1)
+
+
+def measured(*seconds):
+    rows = [{"client": str(k), "seconds": str(s)} for k, s in enumerate(seconds)]
+    return Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
+
+
+def grid_of(client, n, fleet, per_round=0, inner=InlineGrid, pace=None, clock=None, **options):
+    app = to_client_app(lambda context: client(int(context.node_config["partition-id"]), context))
+    timing = Timing(clock or VirtualClock(fleet), pace)
+    grid = ClientGrid(
+        inner(app, n, numbered=True), clients_per_round=per_round, timing=timing, **options
+    )
+    return grid
+
+
+def run(strategy, client, grid, rounds, start=START):
+    """Return the models after each round, and the rounds."""
+    seen = []
+
+    def note(now):
+        seen.append((now.arrays["w"].numpy().copy(), now))
+
+    result = simulate(
+        strategy, client, 0, start, rounds, grid=grid, evaluate_every=0, callbacks=[note]
+    )
+    return arrays_of(result), seen
+
+
+def test_the_model_after_each_reply_by_hand():
+    # client 0 takes 10 seconds and adds 1, client 1 takes 3 and adds 10
+    grid = grid_of(echo, 2, measured(10, 3))
+    _, seen = run(FedBuff(FedAvg(), FedBuffOptions(buffer=1)), echo, grid, 5)
+    models = [float(w[0]) for w, _ in seen]
+    # the reply of client 0 is three updates old, then one of client 1 a single one
+    wanted = [10, 20, 30, 30 + 1 / 4**0.5, 30 + 1 / 4**0.5 + 10 / 2**0.5]
+    np.testing.assert_allclose(models, wanted)
+    assert [now.trained.clients for _, now in seen] == [[1], [1], [1], [0], [1]]
+    assert [now.trained.ages for _, now in seen] == [{}, {}, {}, {0: 3}, {1: 1}]
+    assert [now.trained.clock for _, now in seen] == [3, 6, 9, 10, 12]
+
+
+def test_weights_of_a_buffer_are_the_wrapped_strategy_s():
+    # buffer 2 of 3: clients 1 and 2 first, then the rest with client 0's old reply
+    client = lambda i, _: EchoClient([1.0, 10.0, 100.0][i], num_examples=[1, 2, 3][i])
+    grid = grid_of(client, 3, measured(5, 2, 2))
+    _, seen = run(FedBuff(FedAvg(), FedBuffOptions(2, staleness=1.0)), client, grid, 3)
+    first = (2 * 10 + 3 * 100) / 5
+    second = first + first
+    third = second + (1 * 1 / 3 + 2 * 10) / 3  # client 0 has seen neither update
+    np.testing.assert_allclose([float(w[0]) for w, _ in seen], [first, second, third])
+
+
+@pytest.mark.parametrize("per_round", [0, 4])
+@pytest.mark.parametrize("base", [FedAvg, FedAdam, FlowerFedAdam])
+def test_with_equal_speeds_and_a_full_buffer_it_is_the_wrapped_strategy(base, per_round):
+    equal = Fleet(FleetOptions(speed="equal"))
+    timed = grid_of(towards, 9, equal, per_round)
+    buffer = per_round or 9
+    got = run_rounds(FedBuff(base(), FedBuffOptions(buffer)), timed, _arrays(), 6, evaluate_every=0)
+    plain = grid_of(towards, 9, equal, per_round)
+    plain.timing = None
+    wanted = run_rounds(base(), plain, _arrays(), 6, evaluate_every=0)
+    for name, array in arrays_of(wanted).items():
+        np.testing.assert_array_equal(arrays_of(got)[name], array)
+
+
+def _arrays():
+    return ArrayRecord({"w": Array(np.zeros(2))})
+
+
+def test_a_run_repeats_and_its_seed_counts():
+    def last(seed):
+        fleet = Fleet(FleetOptions(speed="log-normal", jitter=0.3, dropout=0.1), seed)
+        grid = grid_of(towards, 12, fleet, 5, seed=seed)
+        return run(FedBuff(FedAvg(), FedBuffOptions(2)), towards, grid, 15)[0]["w"]
+
+    np.testing.assert_array_equal(last(0), last(0))
+    assert (last(0) != last(1)).any()
+
+
+def test_running_variances_of_late_replies_stay_positive():
+    start = {"bn.running_var": np.array([1.0, 4.0]), "w": np.zeros(2)}
+
+    class Shrinks(EchoClient):
+        def fit(self, parameters, config):
+            return [parameters[0] * 0.01, parameters[1]], 1, {"loss": 1.0}
+
+    client = lambda i, _: Shrinks(0)
+    grid = grid_of(client, 2, measured(10, 1))
+    arrays, seen = run(FedBuff(FedAvg(), FedBuffOptions(1)), client, grid, 10, start)
+    assert seen[-1][1].trained.ages == {0: 9}
+    assert (arrays["bn.running_var"] > 0).all()
+
+
+class Delayed(InlineGrid):
+    """Replies come after a real delay of their client."""
+
+    delays = (0.03, 0.11, 0.05, 0.17, 0.02, 0.08)
+    reverse = False
+
+    def send_and_receive(self, messages, *, timeout=None):  # of evaluations, at once
+        return super().pull_messages(super().push_messages(messages))
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = super().push_messages(messages)
+        now = time.monotonic()
+        self.due = getattr(self, "due", {}) | {
+            number: now + self.delays[m.metadata.dst_node_id % 6]
+            for number, m in zip(ids, messages, strict=True)
+        }
+        return ids
+
+    def pull_messages(self, message_ids):
+        now = time.monotonic()
+        ready = [number for number in message_ids if self.due[number] <= now]
+        return super().pull_messages(ready[::-1] if self.reverse else ready)
+
+
+@pytest.mark.parametrize(
+    ("options", "pace"),
+    [
+        (FedBuffOptions(2), None),
+        (None, PaceOptions(deadline=0.1)),
+        (None, PaceOptions(over_select=0.5, late="keep")),
+    ],
+)
+def test_a_real_run_is_repeated_on_the_simulated_clock(options, pace):
+    strategy = lambda: FedBuff(FedAvg(), options) if options else FedAvg()
+    grid = grid_of(towards, 6, None, 4, Delayed, pace, RealClock(pause=0.01))
+    flights = []
+    grid.timing.log = lambda ended, number: flights.extend(ended)
+    real, seen = run(strategy(), towards, grid, 6)
+    flights += grid.timing.clock.flights
+    rows = [
+        {
+            "client": str(f.client),
+            "round": str(f.number),
+            "asked": repr(f.began),
+            "arrived": repr(f.arrived) if f.fate != "late" and f.arrived < 1e9 else "",
+            "fate": f.fate,
+        }
+        for f in flights
+    ]
+    fleet = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
+    again, repeated = run(strategy(), towards, grid_of(towards, 6, fleet, 4, pace=pace), 6)
+    assert [n.trained.clients for _, n in repeated] == [n.trained.clients for _, n in seen]
+    np.testing.assert_array_equal(again["w"], real["w"])
+
+
+def test_the_order_of_polling_does_not_matter():
+    def last(kind):
+        clock = RealClock(pause=0.4)  # all replies of a round come with one poll
+        grid = grid_of(towards, 6, None, 4, kind, None, clock)
+        return run(FedBuff(FedAvg(), FedBuffOptions(3)), towards, grid, 4)[0]["w"]
+
+    backwards = type("Backwards", (Delayed,), {"reverse": True})
+    np.testing.assert_array_equal(last(backwards), last(Delayed))
+
+
+def test_a_deadline_drops_the_late_and_changes_nobody_that_is_asked():
+    seconds = [1, 2, 3, 4, 50, 60, 70, 80]
+
+    def asked(pace):
+        grid = grid_of(towards, 8, measured(*seconds), 4, pace=pace)
+        _, seen = run(FedAvg(), towards, grid, 8)
+        return [
+            (sorted({*now.trained.clients, *now.trained.late}), now.trained.late) for _, now in seen
+        ]
+
+    all_in_time, some_late = asked(None), asked(PaceOptions(deadline=10))
+    assert [who for who, _ in all_in_time] == [who for who, _ in some_late]
+    assert all(not late for _, late in all_in_time)
+    assert all(late == [k for k in who if k >= 4] for who, late in some_late)
+
+
+def test_over_selection_takes_the_first_replies():
+    grid = grid_of(towards, 10, measured(*range(1, 11)), 4, pace=PaceOptions(over_select=0.5))
+    _, seen = run(FedAvg(), towards, grid, 5)
+    for _, now in seen:
+        assert len(now.trained.clients) == 4
+        assert len(now.trained.late) == 2
+        assert not now.failures
+    first = seen[0][1].trained  # later, who was dropped is still busy
+    assert max(first.clients) < min(first.late)
+    assert first.clock == 1 + max(first.clients)
+
+
+def test_kept_replies_count_in_the_round_in_which_they_arrive():
+    # both are asked in every round; client 1 is late in the first and third
+    pace = PaceOptions(deadline=4, late="keep")
+    grid = grid_of(echo, 2, measured(3, 6), pace=pace)
+    _, seen = run(FedAvg(), echo, grid, 2)
+    assert seen[0][1].trained.clients == [0]
+    assert seen[0][1].trained.late == [1]
+    assert seen[1][1].trained.clients == [0, 1]
+    assert seen[1][1].trained.ages == {1: 1}
+    np.testing.assert_allclose(seen[1][0][0], 1 + (1 + 10 / 2**0.5) / 2)
+
+
+def test_dropped_clients_stay_busy():
+    grid = grid_of(echo, 2, measured(1, 5), pace=PaceOptions(deadline=3))
+    _, seen = run(FedAvg(), echo, grid, 3)
+    # client 1, asked at 0, is busy until 5; asked at 3, it would answer at 10
+    assert [now.trained.clients for _, now in seen] == [[0], [0], [0]]
+    assert [now.trained.clock for _, now in seen] == [3, 6, 9]
+
+
+def test_who_breaks_off_is_a_failure_and_frees_its_place():
+    fleet = Fleet(FleetOptions(speed="log-normal", dropout=0.4))
+    grid = grid_of(towards, 10, fleet, 4)
+    _, seen = run(FedBuff(FedAvg(), FedBuffOptions(2)), towards, grid, 20)
+    reasons = {f.reason for _, now in seen for f in now.failures}
+    assert reasons == {"the client broke off (time.dropout)"}
+    for _, now in seen:  # two replies, or all others of the four have broken off
+        assert len(now.trained.clients) == 2 or len(now.failures) >= 3
+
+
+def test_a_failing_client_is_left_out_of_its_buffer():
+    class Fails(Towards):
+        def fit(self, parameters, config):
+            raise RuntimeError("no data")
+
+    client = lambda i, _: Fails(0) if i == 0 else towards(i, _)
+    grid = grid_of(client, 4, measured(1, 2, 3, 4))
+    _, seen = run(FedBuff(FedAvg(), FedBuffOptions(2)), client, grid, 6)
+    assert {f.client for _, now in seen for f in now.failures} == {0}
+    assert all(np.isfinite(w).all() for w, _ in seen)
+
+
+def test_a_client_that_is_not_there_is_not_asked_and_a_million_are_not_looked_at():
+    fleet = Fleet(FleetOptions(speed="log-normal", available=0.3, day=50.0))
+    looked = []
+    there = fleet.available
+    fleet.available = lambda client, now: looked.append(client) or there(client, now)
+    grid = grid_of(towards, 1_000_000, fleet, 10)
+    nobody_scores = FedAvg(fraction_evaluate=0)
+    _, seen = run(FedBuff(nobody_scores, FedBuffOptions(5)), towards, grid, 8)
+    assert all(len(now.trained.clients) == 5 for _, now in seen)
+    assert len(looked) < 8 * 200
+    for k in seen[0][1].trained.clients:
+        assert there(k, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [
+        (lambda: Scaffold(), "more than an average"),
+        (lambda: FedDyn(), "more than an average"),
+        (lambda: AFL(FedAvg()), "more than an average"),
+        (lambda: Private(FedAvg(), PrivacyOptions(1.0)), "differential privacy"),
+    ],
+)
+def test_strategies_that_late_replies_would_break_are_refused(strategy, why):
+    with pytest.raises(ValueError, match=why):
+        FedBuff(strategy())
+    grid = grid_of(towards, 3, measured(1, 2, 3), pace=PaceOptions(deadline=2, late="keep"))
+    with pytest.raises(ValueError, match=why):
+        run(strategy(), towards, grid, 2)
+
+
+def test_krum_chooses_from_a_buffer_and_private_around_it_is_refused():
+    client = lambda i, _: Towards(1e3 if i == 3 else 1.0)
+    grid = grid_of(client, 8, Fleet(FleetOptions(speed="log-normal")), 7)
+    robust = Robust(FedBuff(FedAvg(), FedBuffOptions(5)), RobustOptions("multi-krum"))
+    arrays, _ = run(robust, client, grid, 20)
+    assert (arrays["w"] <= 1).all()
+    with pytest.raises(ValueError, match="FedBuff uses more than the average"):
+        Private(FedBuff(FedAvg()), PrivacyOptions(1.0))
+    with pytest.raises(ValueError, match="FedBuff takes more than an average"):
+        Robust(FedBuff(FedAvg()), RobustOptions("median"))
+
+
+def test_a_buffer_larger_than_who_trains_is_refused():
+    grid = grid_of(towards, 6, measured(*range(6)), 3)
+    with pytest.raises(ValueError, match="buffer = 4, but 3 clients train"):
+        run(FedBuff(FedAvg(), FedBuffOptions(4)), towards, grid, 2)
+
+
+def test_a_node_that_takes_no_messages_fails_at_once():
+    class Closed(Delayed):
+        def push_messages(self, messages):
+            messages = list(messages)
+            ids = super().push_messages(messages)
+            return [
+                "" if m.metadata.dst_node_id % 6 == 1 else i
+                for m, i in zip(messages, ids, strict=True)
+            ]
+
+    clock = RealClock(pause=0.01)
+    grid = grid_of(towards, 6, None, 0, Closed, PaceOptions(deadline=0.1), clock)
+    _, seen = run(FedAvg(), towards, grid, 2)
+    assert all(len(now.failures) == 1 for _, now in seen)
