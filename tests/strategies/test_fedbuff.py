@@ -267,6 +267,10 @@ def test_who_breaks_off_is_a_failure_and_frees_its_place():
     _, seen = run(FedBuff(FedAvg(), FedBuffOptions(2)), towards, grid, 20)
     reasons = {f.reason for _, now in seen for f in now.failures}
     assert reasons == {"the client broke off (time.dropout)"}
+    assert sum(now.trained.sent for _, now in seen) - sum(
+        len(now.trained.clients) + len(now.failures) for _, now in seen
+    ) == len(grid.timing.clock.flights)
+    assert len(grid.timing.clock.flights) <= 3  # four train at a time
     for _, now in seen:  # two replies, or all others of the four have broken off
         assert len(now.trained.clients) == 2 or len(now.failures) >= 3
 
