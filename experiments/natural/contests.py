@@ -35,8 +35,8 @@ import numpy as np
 from algorithms.common.seeds import generator
 from fedapps.contests.page import write_verdict
 from fedapps.contests.plan import FIRST_SEEDS
-from fedapps.contests.setup import VALIDATION, start
-from fedapps.contests.trials import FINETUNE, LOCAL, as_table, assembled, score_on, scores_of
+from fedapps.contests.setup import start
+from fedapps.contests.trials import FINETUNE, LOCAL, as_table, scores_of
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import is_percent
@@ -45,6 +45,7 @@ from fedapps.records.reader import read_run
 from fedapps.results.seeds import Interval, crossed_interval, t_interval
 from fedapps.results.simultaneous import FEDERATE, UNKNOWN, Table, simultaneous
 from fedapps.runs.deal import deal_of, names_of
+from fedapps.runs.prepare import Parts, assemble, with_defaults
 from fedapps.sweeps.execution import only_one
 from fedapps.sweeps.grid import read_grid
 from fedapps.sweeps.pool import Pool
@@ -77,15 +78,19 @@ def federations() -> dict[str, dict[str, Any]]:
     return found
 
 
+def parts(given: Mapping[str, Any]) -> Parts:
+    """Return the parts of a run outside of a contest, which has all samples."""
+    return assemble(with_defaults({**given, "method": LOCAL}))
+
+
 def with_sizes(given: Mapping[str, Any], data: Path, number: int) -> dict[str, Any]:
     """Return the settings of a federation's contest of that number."""
     source = data.expanduser().absolute() / given["data.source"]
     if not source.exists():
         raise UserError(f"{source} is not there")
-    validation = f"{score_on(given).partition('.')[0]}.validation"
-    one = {"num-rounds": ROUNDS, validation: VALIDATION, **given, "data.source": str(source)}
+    one = {"num-rounds": ROUNDS, **given, "data.source": str(source)}
     if one["task"] != "text":
-        there = assembled({**one, "num-clients": 0}, LOCAL)[0].num_clients
+        there = parts({**one, "num-clients": 0}).settings.num_clients
         one |= {"num-clients": min(CLIENTS, there), "clients-per-round": min(PER_ROUND, there)}
     return one | {"seed": 1000 * number, "data.split-seed": str(number)}
 
@@ -99,7 +104,7 @@ def third(names: Sequence[str], number: int) -> list[str]:
 
 def contest(given: Mapping[str, Any], number: int, folder: Path, jobs: int) -> dict[str, Any]:
     """Run or continue a contest; return what is known of it."""
-    settings, task = assembled(given, LOCAL)
+    settings, task, _ = parts(given)
     total = settings.num_clients
     held_out = third(names_of(task, total), number)
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +145,8 @@ def described(task: Any, total: int) -> tuple[list[int], float | None]:
         deal = deal_of(task, total)
     except UserError:  # sequences have no class
         data = [task.client_data(k, total) for k in range(total)]
-        return [len(d.train) + len(d.validation) + len(d.test) for d in data], None
+        own = [{id(p): len(p) for p in (d.train, d.validation, d.test)} for d in data]
+        return [sum(lengths.values()) for lengths in own], None
     counts = deal.trained
     n, y = counts.sum(1), np.arange(counts.shape[1])
     means = counts @ y / n

@@ -14,7 +14,7 @@ import pytest
 from experiments.natural import contests
 from fedapps.contests.trials import in_process
 from fedapps.results.simultaneous import simultaneous
-from fedapps.testing.truths import truth
+from fedapps.testing.truths import SIZES, truth
 
 SITES = [f"site-{k:02d}" for k in range(1, 8)]
 GIVEN = {
@@ -78,6 +78,7 @@ def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch, ca
         found.append(json.loads((folder / "out" / "Seven-0.json").read_text()))
     plain, poison = found
     assert plain["held-out"] == held_out
+    assert plain["sizes"] == [sum(SIZES)] * 7
     same = ("kind", "method", "leader", "measure", "delta", "rates", "race", "dropped")
     assert [plain[key] for key in same] == [poison[key] for key in same]
     seen, unseen = ([contests.gains(one, held) for one in found] for held in (False, True))
