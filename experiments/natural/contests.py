@@ -70,7 +70,7 @@ def federations() -> dict[str, dict[str, Any]]:
         (cases,) = (axis.values for axis in grid.axes if axis.name == "data")
         found |= {name: {"task": grid.fixed["task"], **case} for name, case in cases.items()}
     del found["Generated"]  # by a computer
-    # once there is a task for times with an event: found["BRCA"] = {the settings that read it}
+    # found["BRCA"] = {...} once there is a task for times with an event
     roles = read_grid(EXPERIMENTS / "superfed" / "wins-shakespeare.toml").fixed
     kinds = ("data.", "model.", "train.", "text.min-characters")
     found["Shakespeare"] = {k: v for k, v in roles.items() if k == "task" or k.startswith(kinds)}
