@@ -59,11 +59,13 @@ run: $(VENV)/.installed
 	@echo "== 6/6  Comparison"
 	@$(BIN)/fedapps compare results/main/{local,fedavg,finetune,superfed-mm} --out results/main/comparison
 
+# Sweeps, or a script of contests.
+STUDY = $(or $(patsubst %,$(BIN)/python %,$(wildcard experiments/$(PAPER)/contests.py)),$(BIN)/fedapps sweep experiments/$(PAPER))
 # After an interruption, the same command continues; finished runs are not repeated.
 reproduce: $(VENV)/.installed
 	@test -n "$(PAPER)" -a -d "experiments/$(PAPER)" || { \
-		echo "PAPER=$(PAPER): choose one of $(notdir $(patsubst %/paper.toml,%,$(wildcard experiments/*/paper.toml)))" >&2; exit 2; }
-	@$(BIN)/fedapps sweep experiments/$(PAPER) --scale $(SCALE) $(if $(DATA),--data $(DATA)) \
+		echo "PAPER=$(PAPER): choose one of $(patsubst experiments/%/,%,$(wildcard experiments/*/))" >&2; exit 2; }
+	@$(STUDY) --scale $(SCALE) $(if $(DATA),--data $(DATA)) \
 		--out results/$(PAPER)-$(SCALE) $(ARGS)
 
 test: $(VENV)/.installed-dev

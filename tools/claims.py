@@ -153,6 +153,9 @@ def index(root: Path) -> str:
         "make reproduce PAPER=superfed SCALE=small DATA=DIR",
         "```",
         "",
+        "[Contests on natural federations](natural-contests.md): which method to try first on "
+        "tables of real schools, people and stations.",
+        "",
         "Jobs that compare methods: [many small sites](many-sites.md), where federation pays, "
         "[two classes per client](two-classes.md), where it does not, and "
         "[personal methods by default](personal-forms.md), "

@@ -8,8 +8,8 @@ lambda by the other half, so no score flatters them. Test samples are read in th
 only.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,12 +24,12 @@ from fedapps.records.newcomers import MARK
 from fedapps.records.reader import RunFolder, is_number, read_run
 from fedapps.records.writer import status_of
 from fedapps.results.simultaneous import Table
+from fedapps.runs.deal import names_of
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.settings import Settings, check_used, chosen
 from fedapps.sweeps.plan import without_reserved
 from fedapps.sweeps.pool import DIED, Ended, PlannedRun, run_one
 from fedapps.tasks.capabilities import HasNet, SplitsSamples, Task
-from fedapps.tasks.client_names import client_names
 from fedapps.tasks.registry import find_task
 
 LOCAL, AVERAGE, FINETUNE = "local", "fedavg", "finetune"
@@ -105,7 +105,8 @@ def in_process(runs: Sequence[PlannedRun]) -> Iterator[Ended]:
 class Trials:
     """Executes trials and reads their scores. ``base``: the settings of all runs.
     ``rounds``: of a whole run, a multiple of ``PARTS``. ``ended(trial, error)`` is
-    called after each trial.
+    called after each trial. ``held_out``: clients that train like all others, and whose
+    scores no stage reads.
     """
 
     base: Mapping[str, Any]
@@ -114,6 +115,7 @@ class Trials:
     execute: Execute
     ended: Callable[[Trial, str], None] = lambda trial, error: None
     errors: dict[str, str] = field(default_factory=dict)
+    held_out: Container[str] = ()
     #: Seconds of a round and of an evaluation by method, of its newest trial.
     costs: dict[str, list[float]] = field(default_factory=dict)
     _checked: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -197,25 +199,31 @@ class Trials:
             self.costs[trial.who.method] = [each, max(fmean(scored) - each, 0.0)]
 
     def read(self, trial: Trial) -> RunFolder:
-        """Return the content of a trial's folder."""
-        return read_run(self.out / "cells" / trial.folder)
+        """Return the content of a trial's folder, without the clients held out."""
+        run = read_run(self.out / "cells" / trial.folder)
+        return replace(run, clients=[c for c in run.clients if c["client"] not in self.held_out])
 
     def scores(self, trial: Trial, measure: str) -> Scores:
         """Return the score of each client; {} for a failed trial."""
         if trial.folder in self.errors:
             return {}
         if trial not in self._scores:
-            sign = -1.0 if lower_is_better(measure) else 1.0
-            self._scores[trial] = {
-                str(row["client"]): sign * float(row[measure])
-                for row in self.read(trial).clients
-                if is_number(row.get(measure)) and np.isfinite(row[measure])
-            }
+            self._scores[trial] = scores_of(self.read(trial), measure)
         return self._scores[trial]
 
     def newcomers(self, trial: Trial) -> set[str]:
         """Return the clients that take no part with this seed (``num-new-clients``)."""
         return {str(row["client"]) for row in self.read(trial).clients if row.get(MARK)}
+
+
+def scores_of(run: RunFolder, measure: str) -> Scores:
+    """Return the scores of the clients that have one, higher is better."""
+    sign = -1.0 if lower_is_better(measure) else 1.0
+    return {
+        str(row["client"]): sign * float(row[measure])
+        for row in run.clients
+        if is_number(row.get(measure)) and np.isfinite(row[measure])
+    }
 
 
 def as_table(scores: Mapping[int, Scores], clients: Sequence[str]) -> Table:
@@ -246,15 +254,17 @@ def portfolio(
     if training alone or FedAvg cannot run, or if no method uses a setting.
     """
     known, left_out = [], {}
+    net: Any = None
     full: dict[str, Any] = {}
     unscored: dict[str, str] = {}
     used: set[str] = set()
     for method in dict.fromkeys((LOCAL, AVERAGE, FINETUNE, *methods)):
         find_method(method)  # a name that does not exist is no method that cannot run
         try:
-            settings, task = assembled(base, method)
-            if method == "fedbn" and not _normalises(task):
+            # asked of training alone's net, before a run of fedbn would say so, too
+            if method == "fedbn" and not _normalises(net):
                 raise UserError("the net has no normalisation layer, so it would be fedavg")
+            settings, task = assembled(base, method)
         except (UserError, ValueError) as error:
             if method in (LOCAL, AVERAGE, FINETUNE):
                 raise
@@ -264,6 +274,7 @@ def portfolio(
         used |= settings.flat().keys()
         if not full:
             full, unscored = without_reserved(settings), _unscored(task, settings)
+            net = task
     check_used(base, used)
     return known, left_out, full, unscored
 
@@ -276,7 +287,7 @@ def _unscored(task: Task, settings: Settings) -> dict[str, str]:
             return len(task.split(k, total)[2])
         return len(task.client_data(k, total).test) if isinstance(task, HasNet) else 1
 
-    names = client_names(task, total) or tuple(map(str, range(total)))
+    names = names_of(task, total)
     return {names[k]: "no validation samples" for k in range(total) if not scored(k)}
 
 

@@ -362,6 +362,12 @@ def test_a_method_that_does_not_exist_is_an_error(tmp_path):
         start({}, tmp_path, in_process, methods=("dito",))
 
 
+def test_a_net_without_normalisation_is_said_once(tmp_path, caplog):
+    one = start({"task": "regression", "num-clients": 3}, tmp_path, in_process, methods=("fedbn",))
+    assert "no normalisation layer" in one.state.left_out["fedbn"]
+    assert "normalisation" not in caplog.text
+
+
 @pytest.mark.parametrize("key", ["dp.max-epsilon", "ffgb.local-steps"])
 def test_what_no_contestant_uses_is_refused(tmp_path, key):
     with pytest.raises(UserError, match=f"{key} = 3"):
