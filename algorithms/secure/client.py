@@ -128,8 +128,8 @@ class Participant:
         met = sorted(set(members))
         if len(met) < len(members) or self.name not in met:
             raise Refusal("the list of members names one twice, or not this client")
-        if len(met) < least_survivors(len(met), session.corrupted):
-            raise Refusal(f"{len(met)} members are too few for a sum that hides one")
+        if len(met) < (least := self._least(session, now, met)):
+            raise Refusal(f"{len(met)} members are too few for a sum, {least} needed")
         if weights and session.min_change:
             raise Refusal("min-change hides no client whose weight changes from sum to sum")
         now.weights = dict(weights or {})
@@ -153,7 +153,8 @@ class Participant:
                 raise Refusal(f"the key for masks of client {name} is not signed by it")
             now.shares[name] = self._opened(session, now, offer, sealed.get(name, b"")).hex()
             sign = 1 if self.name < name else -1
-            add_stream(masked, pair_key(secret, offer.public, context), sign)
+            key = pair_key(secret, offer.public, context, self.name, name)
+            add_stream(masked, key, sign)
         now.step, now.context, now.members = MASKED, context.hex(), met
         return masked
 
@@ -187,7 +188,7 @@ class Participant:
                 for name, proof in signatures.items()
                 if name in now.members and signed(self._identity(name), proof, "survivors", text)
             }
-            least = least_survivors(len(now.members), session.corrupted)
+            least = self._least(session, now, now.members)
             if len(valid | {self.name}) < least:
                 raise Refusal(f"{len(valid)} valid signatures of the survivors, {least} needed")
         alive, names, shares = set(survivors), [], []
@@ -240,15 +241,23 @@ class Participant:
             raise Refusal(f"session {session.number} is {now.step}, not {step}: each step is once")
         return now
 
+    def _least(self, session: Session, now: Open, members: Sequence[str]) -> int:
+        """Return how many must survive: more than half of those among whom this client
+        has shared its secrets. Of the members alone it would not do, since clients
+        that are told of other members could give the shares of its key.
+        """
+        sizes = len(members), len(now.channels) + 1
+        return max(least_survivors(size, session.corrupted) for size in sizes)
+
     def _check_survivors(self, session: Session, now: Open, survivors: Sequence[str]) -> None:
         alive = set(survivors)
-        least = least_survivors(len(now.members), session.corrupted)
+        least = self._least(session, now, now.members)
         if len(alive) < len(survivors) or not alive <= set(now.members):
             raise Refusal("the list of survivors names one twice, or one that is no member")
         if self.name not in alive:
             raise Refusal("this client answered, but is not among the survivors")
         if len(alive) < least:
-            raise Refusal(f"{len(alive)} survivors of {len(now.members)}: at least {least} needed")
+            raise Refusal(f"{len(alive)} survivors of {len(now.channels) + 1}: at least {least} needed")
         self._check_weights(session, now, survivors)
         changed = len(alive ^ set(self.state.cohort)) if self.state.cohort else 0
         if 0 < changed < session.min_change:

@@ -45,7 +45,7 @@ def unmask(
         for other in others:
             # what the survivor added is taken away
             sign = -1 if other < name else 1
-            add_stream(total, pair_key(secret, offers[other].public, context), sign)
+            add_stream(total, pair_key(secret, offers[other].public, context, name, other), sign)
 
 
 def _shared(

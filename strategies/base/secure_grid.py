@@ -130,7 +130,7 @@ class SecureGrid(SecureCalls):
             phases += 1
         layout, vectors, methods = self._vectors(now, terms, content, replies, later)
         survivors = sorted(vectors)
-        sessions.enough(survivors, members)
+        sessions.enough(now, survivors, members)
         if weights and (why := shares_fault(weights, survivors, self.protocol.corrupted)):
             raise Failed(why)
         digest = content_digest(content_parts(content, terms))
@@ -199,7 +199,7 @@ class SecureGrid(SecureCalls):
                     raise ValueError(f"{terms.weight} = {metrics[terms.weight]}")
                 content = RecordDict({"metrics": MetricRecord(metrics)})
                 shown.append(Message(content, reply_to=questions[now.nodes[name]]))
-        self.sessions.enough(shown, now.offers)
+        self.sessions.enough(now, shown, now.offers)
         most = max(1 / (self.protocol.corrupted + 2), 1 / len(shown))
         shares = weigher.weigh(shown, most)
         names = {node: name for name, node in now.nodes.items()}

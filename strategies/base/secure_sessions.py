@@ -146,7 +146,6 @@ class Sessions:
         """Return who takes part: clients that made offers, as enough neighbours did."""
         members = sorted(now.offers)
         while True:
-            count = len(now.nodes)
             kept = [
                 name
                 for name in members
@@ -158,15 +157,16 @@ class Sessions:
             if len(kept) == len(members):
                 break
             members = kept
-        if len(members) < least_survivors(len(members), self.protocol.corrupted):
-            raise Failed(f"{len(members)} of {count} clients have made their keys")
+        self.enough(now, members, members)
         return members
 
-    def enough(self, survivors: Sized, members: Sized) -> None:
-        """Raise ``Failed`` if too few clients are left."""
-        least = least_survivors(len(members), self.protocol.corrupted)
+    def enough(self, now: Prepared, survivors: Sized, members: Sized) -> None:
+        """Raise ``Failed`` if too few clients are left for the clients to answer."""
+        near = max(map(len, now.graph.values()), default=0)
+        sizes = len(members), near + 1
+        least = max(least_survivors(size, self.protocol.corrupted) for size in sizes)
         if len(survivors) < least:
-            raise Failed(f"{len(survivors)} of {len(members)} clients are left, {least} needed")
+            raise Failed(f"{len(survivors)} of {max(sizes)} clients are left, {least} needed")
 
     def parts(
         self, now: Prepared, members: list[str], later: Prepared | None
