@@ -47,8 +47,10 @@ from algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
 class Participant:
     """One client. ``key``: signs. ``trusted``: the identities of all clients by name,
     if the site knows them: then lists of survivors must be signed. Without it a client
-    is known by the identity that it has when it is first met. Raises ``Refusal``
-    whenever a step would reveal more than a sum.
+    is known by the identity that it has when it is first met. ``settings``: of the run,
+    a text that all clients must have alike. ``corrupted`` and ``min_change``: the least
+    that a session may have. Raises ``Refusal`` whenever a step would reveal more than a
+    sum.
     """
 
     def __init__(
@@ -57,8 +59,12 @@ class Participant:
         key: SigningKey,
         state: State,
         trusted: Mapping[str, bytes] | None = None,
+        settings: bytes = b"",
+        corrupted: int = 0,
+        min_change: int = 0,
     ) -> None:
         self.name, self.key, self.state, self.trusted = name, key, state, trusted
+        self.settings, self.corrupted, self.min_change = settings, corrupted, min_change
         self.state.channel = self.state.channel or fresh().hex()
         self._channel = agreement_key(bytes.fromhex(self.state.channel))
 
@@ -106,7 +112,7 @@ class Participant:
             own.hex(),
             {name: channel.hex() for name, channel in channels.items()},
         )
-        proof = signature(self.key, "offer", session.id, self.name, public, bound)
+        proof = signature(self.key, "offer", *self._about(session, self.name, public, bound))
         return Offer(self.name, public, bound, proof, holders, sealed)
 
     def mask(
@@ -148,9 +154,11 @@ class Participant:
         masked = words.copy()
         add_stream(masked, self_key(bytes.fromhex(now.own), context), 1)
         for name, offer in sorted(named.items()):
-            parts = ("offer", session.id, name, offer.public, offer.commitment)
-            if not signed(self._identity(name), offer.proof, *parts):
-                raise Refusal(f"the key for masks of client {name} is not signed by it")
+            about = self._about(session, name, offer.public, offer.commitment)
+            if not signed(self._identity(name), offer.proof, "offer", *about):
+                raise Refusal(
+                    f"the key for masks of client {name} is not signed by it, for these settings"
+                )
             now.shares[name] = self._opened(session, now, offer, sealed.get(name, b"")).hex()
             sign = 1 if self.name < name else -1
             key = pair_key(secret, offer.public, context, self.name, name)
@@ -208,8 +216,12 @@ class Participant:
             raise Refusal(f"session {session.number} is not after session {last}")
         if self.trusted is not None and not session.consistency:
             raise Refusal("this site knows the others' keys, so lists of survivors must be signed")
-        if session.corrupted < 0:
-            raise Refusal(f"{session.corrupted} corrupted clients")
+        least = self.corrupted, self.min_change
+        if session.corrupted < least[0] or session.min_change < least[1]:
+            raise Refusal(
+                f"corrupted = {session.corrupted} and min-change = {session.min_change}, but this "
+                f"site asks for at least {least[0]} and {least[1]}"
+            )
 
     def _checked(self, hellos: Sequence[Hello]) -> dict[str, bytes]:
         """Return the keys for shares by name, after a check of who they are from."""
@@ -257,7 +269,9 @@ class Participant:
         if self.name not in alive:
             raise Refusal("this client answered, but is not among the survivors")
         if len(alive) < least:
-            raise Refusal(f"{len(alive)} survivors of {len(now.channels) + 1}: at least {least} needed")
+            raise Refusal(
+                f"{len(alive)} survivors of {len(now.channels) + 1}: at least {least} needed"
+            )
         self._check_weights(session, now, survivors)
         changed = len(alive ^ set(self.state.cohort)) if self.state.cohort else 0
         if 0 < changed < session.min_change:
@@ -281,6 +295,10 @@ class Participant:
         if len(both) != 2 * SECRET:
             raise Refusal(f"the share of client {offer.name} has {len(both)} bytes")
         return both
+
+    def _about(self, session: Session, name: str, *keys: bytes) -> tuple[bytes | str, ...]:
+        """Return what a client signs together with its keys for a session."""
+        return session.id, self.settings, name, *keys
 
     def _identity(self, name: str) -> bytes:
         return identity(self.key) if name == self.name else bytes.fromhex(self.state.pins[name])

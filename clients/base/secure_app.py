@@ -16,7 +16,8 @@ public key as ``ssh-keygen`` writes it. Without a key the client makes one, and 
 in ``store-dir``, if there is one, or else as long as its state. Without the peers it
 takes the keys that it is sent first, which a lying server can choose. With the peers
 it takes part in weights by losses only if ``secure-clear-losses`` is true.
-``secure-noise`` is the smallest noise multiplier with which this site takes part.
+``secure-noise``, ``secure-corrupted`` and ``secure-min-change`` are the least noise
+multiplier, corrupted clients and change of members with which this site takes part.
 """
 
 from collections.abc import Callable, Mapping
@@ -94,6 +95,7 @@ class SecureApp(ClientApp):
 
         asked = unpacked(message.content[RECORD])
         session, terms = Session.from_fields(asked["session"]), Terms.from_fields(asked["terms"])
+        terms.check()
         node = context.node_config
         least = float(str(node.get("secure-noise", 0)))
         if not terms.noise >= least:
@@ -109,7 +111,7 @@ class SecureApp(ClientApp):
                 "secure-clear-losses=true in its node configuration, or choose a method without"
             )
         content = RecordDict({n: r for n, r in message.content.items() if n != RECORD})
-        digest = content_digest(content_parts(content, terms))
+        digest = content_digest(content_parts(message.metadata.message_type, content, terms))
         sent = _arrays(content)
         message.content = content
         with SecureClient(context) as client:

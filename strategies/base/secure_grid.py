@@ -133,7 +133,7 @@ class SecureGrid(SecureCalls):
         sessions.enough(now, survivors, members)
         if weights and (why := shares_fault(weights, survivors, self.protocol.corrupted)):
             raise Failed(why)
-        digest = content_digest(content_parts(content, terms))
+        digest = content_digest(content_parts(asked[0].metadata.message_type, content, terms))
         context = context_digest(now.session, members, weighted_digest(digest, weights))
         reveals = self._reveals(now, survivors, timeout)
         total = np.zeros(layout.size(), np.uint64)

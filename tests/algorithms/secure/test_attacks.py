@@ -1,4 +1,4 @@
-"""Attacks on secure sums that would show single vectors: each is carried out in full, as
+"""Attacks on secure sums that would show single vectors. Each is carried out in full, as
 a server and the clients that help it would.
 """
 
@@ -70,14 +70,14 @@ def test_two_lists_of_members_do_not_show_single_vectors():
 
 
 def test_a_copied_key_for_masks_does_not_cancel_a_mask():
-    """Three of seven clients help the server. Each offers the key of an honest client as
+    """Three of seven clients help the server. Each offers an honest client's key as
     its own, and has a name on the other side of client 3.
     """
     cohort = Cohort(7, corrupted=3)
     cohort.open()
     for name, copied in (("0", "4"), ("1", "5"), ("2", "6")):
         offer, public = cohort.offers[name], cohort.offers[copied].public
-        parts = ("offer", cohort.session.id, name, public, offer.commitment)
+        parts = ("offer", cohort.session.id, b"", name, public, offer.commitment)
         proof = signature(cohort.clients[name].key, *parts)
         copy = replace(offer, public=public, proof=proof)
         cohort.offers[name] = replace(copy, sealed=resealed(cohort, copy))
