@@ -1,4 +1,4 @@
-"""Clients that get lost in secure sums: another one in every round, and in another phase.
+"""Clients that get lost in secure sums: one in every round, each in another phase.
 
 ``with_losses()`` returns the app of this project with such clients; ``add_losses(app)``
 changes a copy of it (``fedapps.engines.app_folder.copy_app``), for Ray and SuperNodes.
@@ -34,9 +34,7 @@ class Dropping(ClientApp):
     Without secure sums the session is the round.
     """
 
-    def __init__(
-        self, app: ClientApp, lost: Callable[[str, int, int, int], bool] = usual
-    ) -> None:
+    def __init__(self, app: ClientApp, lost: Callable[[str, int, int, int], bool] = usual) -> None:
         super().__init__()
         self.app, self.lost = app, lost
 

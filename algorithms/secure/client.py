@@ -39,6 +39,7 @@ from algorithms.secure.messages import (
     commitment,
     context_digest,
     list_digest,
+    part_of,
 )
 from algorithms.secure.sharing import split
 from algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
@@ -100,10 +101,10 @@ class Participant:
         parts = zip(split(secret, t, len(holders)), split(own, t, len(holders)), strict=True)
         public = public_bytes(agreement_key(secret))
         bound = commitment(session, self.name, own)
-        sealed = [
-            seal(self._share_key(session, self.name, name, channels[name]), a + b, public + bound)
+        sealed = b"".join(
+            seal(self._share_key(channels[name], session, self.name, name, public, bound), a + b)
             for name, (a, b) in zip(holders, parts, strict=True)
-        ]
+        )
         self.state.runs[session.tag.hex()] = session.number
         for older in list(self.state.open)[:-1]:
             del self.state.open[older]  # of rounds that have failed
@@ -113,7 +114,7 @@ class Participant:
             {name: channel.hex() for name, channel in channels.items()},
         )
         proof = signature(self.key, "offer", *self._about(session, self.name, public, bound))
-        return Offer(self.name, public, bound, proof, holders, sealed)
+        return Offer(self.name, public, bound, proof, sealed)
 
     def mask(
         self,
@@ -199,15 +200,14 @@ class Participant:
             least = self._least(session, now, now.members)
             if len(valid | {self.name}) < least:
                 raise Refusal(f"{len(valid)} valid signatures of the survivors, {least} needed")
-        alive, names, shares = set(survivors), [], []
-        for name, share in now.shares.items():
-            both = bytes.fromhex(share)
-            names.append(name)
-            shares.append(both[SECRET:] if name in alive else both[:SECRET])
-        kept = [name for name in names if name in alive]
+        alive = set(survivors)
+        shares = b"".join(  # the second secret of a survivor, the first of one that is gone
+            part_of(bytes.fromhex(now.shares[name]), int(name in alive), SECRET)
+            for name in sorted(now.shares)
+        )
         del self.state.open[session.id.hex()]
         self.state.cohort = sorted(survivors)
-        return Reveal(bytes.fromhex(now.own), names, kept, shares)
+        return Reveal(bytes.fromhex(now.own), shares)
 
     # --- checks -----------------------------------------------------------------------
 
@@ -287,9 +287,9 @@ class Participant:
     def _opened(self, session: Session, now: Open, offer: Offer, sealed: bytes) -> bytes:
         """Return both shares that a neighbour has made for this client."""
         channel = bytes.fromhex(now.channels[offer.name])
-        key = self._share_key(session, offer.name, self.name, channel)
+        keys = offer.public, offer.commitment
         try:
-            both = opened(key, sealed, offer.public + offer.commitment)
+            both = opened(self._share_key(channel, session, offer.name, self.name, *keys), sealed)
         except Refusal as error:
             raise Refusal(f"the share of client {offer.name}: {error}") from None
         if len(both) != 2 * SECRET:
@@ -303,5 +303,8 @@ class Participant:
     def _identity(self, name: str) -> bytes:
         return identity(self.key) if name == self.name else bytes.fromhex(self.state.pins[name])
 
-    def _share_key(self, session: Session, maker: str, holder: str, other: bytes) -> bytes:
-        return derived(agreed(self._channel, other), "share", session.id, maker, holder)
+    def _share_key(
+        self, other: bytes, session: Session, maker: str, holder: str, *keys: bytes
+    ) -> bytes:
+        """Return the key that seals one text: the ``keys`` of an offer are new."""
+        return derived(agreed(self._channel, other), "share", session.id, maker, holder, *keys)

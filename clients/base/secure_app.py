@@ -64,7 +64,7 @@ class SecureApp(ClientApp):
         return self.app(message, context)
 
     def _answer(self, message: Message, context: Context) -> Message:
-        from algorithms.secure.messages import Hello, Session, bytes_of, text_of
+        from algorithms.secure.messages import Hello, Session
 
         asked = unpacked(message.content[RECORD])
         step = str(asked.get("step"))
@@ -81,9 +81,9 @@ class SecureApp(ClientApp):
             survivors = [str(name) for name in asked["survivors"]]
             if step == "sign":
                 proof = client.participant.sign(session, survivors)
-                return _reply(message, {"proof": text_of(proof)})
+                return _reply(message, {"proof": proof})
             if step == "reveal":
-                proofs = {str(name): bytes_of(text) for name, text in asked["signatures"].items()}
+                proofs = {str(name): bytes(proof) for name, proof in asked["signatures"].items()}
                 given = client.participant.reveal(session, survivors, proofs)
                 return _reply(message, given.to_fields())
             raise ValueError(f"secure sums have no step {step!r}")
@@ -171,12 +171,12 @@ def _masked(
     ``digest``: of what the client was sent for training.
     """
     from algorithms.secure.fixed_point import to_bytes
-    from algorithms.secure.messages import Offer, Session, bytes_of, weighted_digest
+    from algorithms.secure.messages import Offer, Session, weighted_digest
 
     session = Session.from_fields(asked["session"])
     members = [str(name) for name in asked["members"]]
-    offers = [Offer.from_fields({**row, "holders": [], "sealed": []}) for row in asked["keys"]]
-    sealed = {str(name): bytes_of(text) for name, text in asked["sealed"].items()}
+    offers = [Offer.from_fields({**row, "sealed": b""}) for row in asked["keys"]]
+    sealed = {str(name): bytes(part) for name, part in asked["sealed"].items()}
     weights = {str(name): float(weight) for name, weight in asked.get("weights", {}).items()}
     digest = weighted_digest(digest, weights)
     masked = client.participant.mask(session, members, offers, sealed, digest, words, weights)

@@ -11,8 +11,8 @@ from flwr.app import RecordDict
 
 from algorithms.secure.graph import check_degree, least_survivors, local_threshold, neighbours
 from algorithms.secure.keys import fresh
-from algorithms.secure.messages import Hello, Offer, Session, text_of
-from algorithms.secure.server import fault
+from algorithms.secure.messages import Hello, Offer, Session
+from algorithms.secure.server import met, offer_fault
 from strategies.base.secure_calls import SecureCalls
 
 #: Share of a round's clients that may be gone, for the check of a graph of neighbours.
@@ -138,7 +138,7 @@ class Sessions:
     def take_offer(self, now: Prepared, name: str, facts: Any) -> None:
         """Note a client's offer. Raises ``ValueError``."""
         offer = Offer.from_fields(facts)
-        if why := fault(offer, name, now.graph[name]):
+        if why := offer_fault(offer, name, now.graph[name]):
             raise ValueError(why)
         now.offers[name] = offer
 
@@ -175,12 +175,12 @@ class Sessions:
         shown = {name: _public(now.offers[name]) for name in members}
         alive, out = set(members), {}
         for name in members:
-            near = [now.offers[other] for other in now.graph[name] if other in alive]
+            near = [now.offers[other] for other in met(now.graph[name], alive)]
             facts: dict[str, Any] = {
                 "session": now.session.to_fields(),
                 "members": members,
                 "keys": [shown[offer.name] for offer in near],
-                "sealed": {o.name: text_of(o.sealed[o.holders.index(name)]) for o in near},
+                "sealed": {o.name: o.sealed_for(name, now.graph[o.name]) for o in near},
             }
             if later is not None:
                 facts["next"] = later.session.to_fields()
@@ -190,4 +190,4 @@ class Sessions:
 
 def _public(offer: Offer) -> dict[str, Any]:
     """Return the fields of an offer that neighbours need."""
-    return {k: v for k, v in offer.to_fields().items() if k not in ("holders", "sealed")}
+    return {k: v for k, v in offer.to_fields().items() if k != "sealed"}

@@ -73,7 +73,9 @@ def test_workers_and_ray_give_the_same_bits(engine, in_process, tmp_path, monkey
     assert main(["run", *job, "--out", str(tmp_path / "out")]) == 0
     shutil.rmtree(short, ignore_errors=True)
     check(tmp_path / "out", tmp_path / "plain", 7, monkeypatch)
-    models = [(place / "model.safetensors").read_bytes() for place in (tmp_path / "out", in_process)]
+    models = [
+        (place / "model.safetensors").read_bytes() for place in (tmp_path / "out", in_process)
+    ]
     assert models[0] == models[1]
 
 
@@ -84,7 +86,9 @@ def test_supernodes(tmp_path, monkeypatch):
         name: {"partition-id": place, "num-partitions": 5}
         for place, name in enumerate(("bern", "kyiv", "lima", "oslo", "rome"))
     }
-    monkeypatch.setattr(site_run, "copy_app", lambda *given: add_losses(app_folder.copy_app(*given)))
+    monkeypatch.setattr(
+        site_run, "copy_app", lambda *given: add_losses(app_folder.copy_app(*given))
+    )
     with Deployment.create(tmp_path / "five", sites, warm=True) as deployment:
         deployment.start()
         engine = ["--engine", "deployment", "--deployment", str(deployment.folder)]

@@ -388,7 +388,7 @@ def test_swapped_keys_and_altered_shares_are_refused():
 
 
 def test_a_refusal_does_not_name_what_it_is_about():
-    """Nobody meets these bounds, so errors would show the server everybody's numbers."""
+    """Nobody meets these bounds, so errors would show the server all numbers."""
     facts = {"bound": 1e-9, "max_weight": 1, "max_norm": 1e-9, "weight": "half"}
     for name, value in facts.items():
 

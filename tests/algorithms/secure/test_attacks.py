@@ -1,4 +1,4 @@
-"""Attacks on secure sums that would show single vectors. Each is carried out in full, as
+"""Attacks on secure sums that would show single vectors, carried out in full, as
 a server and the clients that help it would.
 """
 
@@ -10,7 +10,7 @@ import pytest
 from algorithms.secure.fixed_point import whole
 from algorithms.secure.keys import Refusal, agreement_key, derived, seal, signature
 from algorithms.secure.masks import add_stream, pair_key
-from algorithms.secure.messages import context_digest
+from algorithms.secure.messages import context_digest, part_of
 from algorithms.secure.sharing import combine
 from tests.algorithms.secure.test_protocol import CONTENT, Cohort, opened, words
 
@@ -18,11 +18,12 @@ from tests.algorithms.secure.test_protocol import CONTENT, Cohort, opened, words
 def resealed(cohort, offer):
     """Return shares of nothing for an offer, as its maker seals them."""
     maker, session = cohort.clients[offer.name], cohort.session
-    about = offer.public + offer.commitment
-    return [
-        seal(maker._share_key(session, offer.name, n, cohort.hellos[n].channel), bytes(32), about)
-        for n in offer.holders
-    ]
+    about = session, offer.name
+    keys = offer.public, offer.commitment
+    return b"".join(
+        seal(maker._share_key(cohort.hellos[n].channel, *about, n, *keys), bytes(32))
+        for n in cohort.graph[offer.name]
+    )
 
 
 def test_two_lists_of_members_do_not_show_single_vectors():
@@ -53,10 +54,9 @@ def test_two_lists_of_members_do_not_show_single_vectors():
         signed = cohort.sign(few)
         given = {name: cohort.reveal(name, few, signed) for name in few}
         for name in few:  # the server unmasks each of the five alone
-            holders = cohort.offers[name].holders
             shares = {
-                place: reveals[holder].shares[reveals[holder].names.index(name)]
-                for place, holder in enumerate(holders, 1)
+                place: part_of(reveals[holder].shares, cohort.graph[holder].index(name), 16)
+                for place, holder in enumerate(cohort.graph[name], 1)
                 if holder in reveals
             }
             key = agreement_key(combine(shares, 7))
