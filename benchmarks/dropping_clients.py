@@ -16,8 +16,8 @@ from algorithms.secure.wire import RECORD, unpacked
 from clients.base.adapter import client_id
 
 #: Where one is lost in session 0, 1, 2, ...: before it masks; before it has made its
-#: shares, for which it is asked again since it was lost before; after it has masked; in
-#: unmasking.
+#: shares; after it has masked; in unmasking. Rounds are sessions 1, 3, 4, 5, 7, ...:
+#: where a reply is lost, the session that it should have prepared is given up.
 PHASES = ("before", "offer", "after", "sign", "reveal")
 #: The file in the run's folder with a line for each loss: session, phase, client.
 LOSSES = "losses.jsonl"
@@ -25,8 +25,7 @@ LOSSES = "losses.jsonl"
 
 def usual(phase: str, session: int, client: int, count: int) -> bool:
     """Return whether a client of ``count`` is lost in a phase of a session."""
-    here = PHASES[session % len(PHASES)]
-    return phase == here and client == (session - (here == "offer")) % count
+    return phase == PHASES[session % len(PHASES)] and client == session % count
 
 
 class Dropping(ClientApp):

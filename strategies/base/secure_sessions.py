@@ -75,9 +75,12 @@ class Sessions:
         self.calls.failed.clear()
         phases = self._greet([node for node in nodes if node not in self._hellos], timeout)
         hellos = {h.name: h for node in nodes if (h := self._hellos.get(node))}
-        # offers of the last round are of use to the same clients with the same keys
-        now = self.later if self.later and self.later.hellos == hellos else None
-        now, self.later = now or self.prepared(nodes), None
+        # Offers of the last round are of use to the same clients with the same keys, if
+        # all have arrived: a client whose reply was lost makes no second one for a
+        # session.
+        now, self.later = self.later, None
+        if now is None or now.hellos != hellos or now.offers.keys() != hellos.keys():
+            now = self.prepared(nodes)
         return now, phases + self._gather(now, timeout)
 
     def _greet(self, nodes: Sequence[int], timeout: float | None) -> int:

@@ -18,7 +18,7 @@ from fedapps.engines import app_folder, flower
 from fedapps.runs import inline_grid
 from tests.helpers import rounds_of, run_inline
 
-ROUNDS = 8
+ROUNDS = 5
 JOB = [
     "method=scaffold", f"num-rounds={ROUNDS}", "train.local-epochs=1", "clients-per-round=0",
     "evaluate-every=0", "checkpoint-every=0", "seed=5", "timeout=60",

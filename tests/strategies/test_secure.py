@@ -79,6 +79,25 @@ def test_one_extra_phase_a_round_where_the_server_follows_the_protocol():
     assert grid.last.travel is None or grid.grid.travel.messages > 0
 
 
+def test_a_client_whose_reply_is_lost_is_back_in_the_next_round(tmp_path):
+    """It has noted on disk that it made its shares for that round already."""
+    base, failures = InlineGrid(app_of(), 5), []
+    for context in map(base.contexts.__getitem__, range(1000, 1005)):
+        context.node_config["store-dir"] = str(tmp_path)
+
+    class Deaf(Losing):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages, timeout=timeout)
+            return replies[1:] if self.round == 1 and self.steps[-1:] == ["train"] else replies
+
+    strategy = FedAvg()
+    grid = secured(ClientGrid(Deaf(base), seed=0, num_clients=5), strategy, ON)
+    start = to_record(list(START), list(START.values()))
+    note = lambda now: failures.append(len(now.failures))
+    run_rounds(strategy, grid, start, 2, callbacks=[note])
+    assert failures == [1, 0]
+
+
 def mean_of(places, name, start=START):
     weights = np.array([1 + 5 * i for i in places])
     moved = np.sum([w * SHIFTS[i] for w, i in zip(weights, places, strict=True)]) / weights.sum()
