@@ -1,14 +1,27 @@
 """Clients that get lost in secure sums: one in every round, each in another phase.
 
+    python benchmarks/dropping_clients.py [method=scaffold] [num-rounds=5] [KEY=VALUE ...]
+
+runs seven clients with secure sums, then without them, the same clients being lost from
+the sums, and prints both round by round.
+
 ``with_losses()`` returns the app of this project with such clients; ``add_losses(app)``
 changes a copy of it (``fedapps.engines.app_folder.copy_app``), for Ray and SuperNodes.
 """
 
+import contextlib
+import io
 import json
 import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+# from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -80,3 +93,47 @@ def add_losses(app: Path) -> Path:
     added = "from fedapps.runs.dropping_clients import with_losses\n\napp = with_losses()\n"
     path.write_text(text[: text.index(line)] + added)
     return app
+
+
+def main() -> None:
+    """Print a secure and a plain run, round by round."""
+    from safetensors.numpy import load_file
+
+    from fedapps.commands.parser import main as command
+    from fedapps.runs import inline_grid
+
+    job = ["run", "method=scaffold", "num-rounds=5", "num-clients=7", "clients-per-round=0"]
+    job += ["seed=3", "evaluate-every=1", "checkpoint-every=0", *sys.argv[1:]]
+    members: list[list[int]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        rows, models = [], []
+        for name in ("secure", "plain"):
+            secure = name == "secure"
+            lost = usual if secure else lambda _, n, client, __: client not in members[n - 1]
+            app = with_losses(lost)
+            inline_grid.load_app = lambda app=app: app
+            out = Path(folder, name)
+            words = [*job, f"secure.on={str(secure).lower()}", "--engine", "inline"]
+            with contextlib.redirect_stdout(io.StringIO()):
+                command([*words, "--workers", "1", "--out", str(out)])
+            rows.append([json.loads(line) for line in (out / "rounds.jsonl").open()])
+            models.append(load_file(out / "model.safetensors"))
+            members = [row["clients"] for row in rows[0]]
+        losses = [json.loads(line) for line in Path(folder, "secure", LOSSES).open()]
+    print("round  lost (phase)   in the sum  loss, plain    secure  accuracy, plain  secure")
+    for one, other, (_, phase, client) in zip(*rows, losses, strict=True):
+        shown = [row["train"]["loss"] for row in (other, one)]
+        scores = [100 * row["evaluate"]["accuracy-mean"] for row in (other, one)]
+        print(
+            f"{one['round']:5}  {client} ({phase})".ljust(22),
+            f"{len(one['clients']):10}  {shown[0]:11.6f}  {shown[1]:8.6f}",
+            f"{scores[0]:15.1f} %  {scores[1]:.1f} %",
+        )
+    apart = max(float(np.abs(models[0][k] - models[1][k]).max()) for k in models[0])
+    sent = [sum(row.get("travelled-up", row["bytes-up"]) for row in run) for run in rows]
+    print(f"largest difference of a number of the model: {apart:.1e}")
+    print(f"bytes up, of the plain run's: {sent[0] / sent[1]:.2f} times")
+
+
+if __name__ == "__main__":
+    main()
