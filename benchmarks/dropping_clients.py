@@ -1,6 +1,6 @@
 """Clients that get lost in secure sums: one in every round, each in another phase.
 
-    python benchmarks/dropping_clients.py [method=scaffold] [num-rounds=5] [KEY=VALUE ...]
+    python benchmarks/dropping_clients.py [method=scaffold] [num-rounds=5] [...]
 
 runs seven clients with secure sums, then without them, the same clients being lost from
 the sums, and prints both round by round.
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -83,6 +84,16 @@ def with_losses(lost: Callable[[str, int, int, int], bool] = usual) -> ClientApp
     return answer_for_many(Guarded(Dropping(trained, lost)), clients)
 
 
+def away(members: list[list[int]]) -> Callable[[str, int, int, int], bool]:
+    """Return the losses of a plain run whose rounds have these members."""
+    return lambda _, number, client, __: client not in members[number - 1]
+
+
+def lines(path: Path) -> list[Any]:
+    """Return what the lines of a file hold."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def add_losses(app: Path) -> Path:
     """Add losses to a copy of the app, and return it."""
     shutil.copy(__file__, app / "fedapps" / "runs" / "dropping_clients.py")
@@ -109,17 +120,16 @@ def main() -> None:
         rows, models = [], []
         for name in ("secure", "plain"):
             secure = name == "secure"
-            lost = usual if secure else lambda _, n, client, __: client not in members[n - 1]
-            app = with_losses(lost)
+            app = with_losses() if secure else with_losses(away(members))
             inline_grid.load_app = lambda app=app: app
             out = Path(folder, name)
             words = [*job, f"secure.on={str(secure).lower()}", "--engine", "inline"]
             with contextlib.redirect_stdout(io.StringIO()):
                 command([*words, "--workers", "1", "--out", str(out)])
-            rows.append([json.loads(line) for line in (out / "rounds.jsonl").open()])
+            rows.append(lines(out / "rounds.jsonl"))
             models.append(load_file(out / "model.safetensors"))
             members = [row["clients"] for row in rows[0]]
-        losses = [json.loads(line) for line in Path(folder, "secure", LOSSES).open()]
+        losses = lines(Path(folder, "secure", LOSSES))
     print("round  lost (phase)   in the sum  loss, plain    secure  accuracy, plain  secure")
     for one, other, (_, phase, client) in zip(*rows, losses, strict=True):
         shown = [row["train"]["loss"] for row in (other, one)]

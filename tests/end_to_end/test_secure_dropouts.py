@@ -2,7 +2,6 @@
 engines: the model is that of plain runs of the clients that are left.
 """
 
-import json
 import shutil
 import tempfile
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.dropping_clients import LOSSES, PHASES, add_losses, with_losses
+from benchmarks.dropping_clients import LOSSES, PHASES, add_losses, away, lines, with_losses
 from fedapps.commands.parser import main
 from fedapps.deployment import site_run
 from fedapps.deployment.local import Deployment
@@ -30,7 +29,7 @@ def check(folder, plain, count, monkeypatch):
     rows = rounds_of(folder)
     assert len(rows) == ROUNDS
     members = [set(row["clients"]) for row in rows]
-    losses = [json.loads(line) for line in (folder / LOSSES).read_text().splitlines()]
+    losses = lines(folder / LOSSES)
     assert {phase for _, phase, _ in losses} == set(PHASES)
     # one a round, of which those in unmasking are in the sum
     assert len({session for session, *_ in losses}) == ROUNDS
@@ -38,8 +37,8 @@ def check(folder, plain, count, monkeypatch):
         count - (phase in ("offer", "before", "after")) for _, phase, _ in losses
     )
     assert all(row["secure-survivors"] == len(m) for row, m in zip(rows, members, strict=True))
-    away = with_losses(lambda phase, number, client, _: client not in members[number - 1])
-    monkeypatch.setattr(inline_grid, "load_app", lambda: away)
+    app = with_losses(away(members))
+    monkeypatch.setattr(inline_grid, "load_app", lambda: app)
     run_inline(plain, *JOB, f"num-clients={count}")
     assert [set(row["clients"]) for row in rounds_of(plain)] == members
     one, other = (load_file(place / "model.safetensors") for place in (plain, folder))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from algorithms.secure.client import Participant
 from algorithms.secure.fixed_point import from_bytes, to_bytes, whole
 from algorithms.secure.graph import least_survivors, local_threshold, neighbours
-from algorithms.secure.keys import Refusal, derived, identity, new_signing_key
+from algorithms.secure.keys import Refusal, derived, identity, new_signing_key, signature
 from algorithms.secure.masks import add_stream
 from algorithms.secure.messages import Session, context_digest
 from algorithms.secure.server import Unmaskable, unmask
@@ -372,6 +372,18 @@ def test_an_altered_share_is_refused(change):
     }[change]
     with pytest.raises(Refusal, match="the share of client 1: it was altered"):
         cohort.mask("0", words([1]), sealed=sealed)
+
+
+def test_a_share_is_for_the_keys_that_come_with_it():
+    """No key seals two texts, even if a client made two offers for one session."""
+    cohort = opened()
+    offer, other = cohort.offers["1"], opened().offers["1"]
+    for name in ("public", "commitment"):
+        changed = replace(offer, **{name: getattr(other, name)})
+        about = cohort.session.id, b"", "1", changed.public, changed.commitment
+        changed = replace(changed, proof=signature(cohort.keys[1], "offer", *about))
+        with pytest.raises(Refusal, match="the share of client 1: it was altered"):
+            cohort.mask("0", words([1]), offers=cohort.offers | {"1": changed})
 
 
 def test_a_replayed_share_is_refused():
