@@ -286,6 +286,19 @@ def test_forged_and_foreign_signatures_do_not_count():
         cohort.reveal("0", survivors, forged)
 
 
+def test_signatures_of_clients_with_other_members_do_not_count():
+    """All agree on the survivors, but client 0 was told that client 6 takes no part."""
+    cohort = opened(7)
+    few = {name: offer for name, offer in cohort.offers.items() if name != "6"}
+    sealed = {name: part for name, part in cohort.sealed_for("0").items() if name != "6"}
+    cohort.mask("0", words([1]), offers=few, members=sorted(few), sealed=sealed)
+    for name in "12345":
+        cohort.mask(name, words([1]))
+    signatures = cohort.sign(sorted(few))
+    with pytest.raises(Refusal, match="1 valid signatures"):
+        cohort.reveal("0", sorted(few), signatures)
+
+
 def test_without_signatures_nothing_is_revealed():
     cohort, _ = after_masks()
     with pytest.raises(Refusal, match="is masked, not signed"):
