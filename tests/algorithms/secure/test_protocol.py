@@ -194,6 +194,44 @@ def test_too_few_that_reveal_leave_the_sum_masked():
         cohort.finish(masked, gone=["1", "2", "3"])
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_wrong_share_leaves_the_sum_masked(gone):
+    """Of a client whose vector is missing, or of one that does not reveal."""
+    cohort = Cohort(5)
+    cohort.open()
+    lost = "4" if gone else ""
+    masked = {n: cohort.mask(n, words([5])) for n in cohort.members if n != lost}
+    survivors = sorted(masked)
+    signatures = cohort.sign(survivors)
+    reveals = {n: cohort.reveal(n, survivors, signatures) for n in survivors if n != "4"}
+    shares = reveals["0"].shares
+    wrong = shares[:-1] + bytes([shares[-1] ^ 1])  # of client 4
+    reveals["0"] = replace(reveals["0"], shares=wrong)
+    total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
+    with pytest.raises(Unmaskable, match="the shares of client 4 do not fit together"):
+        unmask(
+            total, cohort.session, cohort.context, cohort.offers, cohort.graph, survivors, reveals
+        )
+
+
+def test_secrets_of_failed_rounds_are_forgotten():
+    cohort = Cohort(4)
+    for _ in range(5):
+        cohort.open()
+    assert all(len(client.state.open) == 2 for client in cohort.clients.values())
+
+
+def test_a_client_with_few_neighbours_left_does_not_mask():
+    cohort = Cohort(30, degree=10, consistency=False)
+    cohort.open()
+    far = [name for name in cohort.members if name not in cohort.graph["0"]]
+    members = sorted(far + cohort.graph["0"][:5])
+    offers = {name: cohort.offers[name] for name in members}
+    sealed = {n: part for n, part in cohort.sealed_for("0").items() if n in members}
+    with pytest.raises(Refusal, match="5 neighbours take part: at least 6 are needed"):
+        cohort.mask("0", words([1]), members=members, offers=offers, sealed=sealed)
+
+
 def test_masked_vectors_are_uniform_and_never_repeat():
     size = 60_000
     seen = []
