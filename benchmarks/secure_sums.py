@@ -20,7 +20,6 @@ generators of the masks.
 """
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -49,9 +48,10 @@ from algorithms.secure.keys import (
     signed,
 )
 from algorithms.secure.masks import add_stream, pair_key
-from algorithms.secure.messages import Session
+from algorithms.secure.messages import SEALED, Session, part_of
 from algorithms.secure.sharing import combine, split
 from algorithms.secure.state import State
+from algorithms.secure.wire import packed
 
 
 def cpu(work: Callable[[], object], times: int = 1) -> float:
@@ -110,7 +110,8 @@ def row(clients: int, numbers: int, degree: int, gone_share: float) -> list[str]
         circle = ([names[0]] + [one for one in near if one not in (name, names[0])])[:k]
         offers[name] = people[name].offer(session, [hellos[one] for one in circle])
     spent = cpu(lambda: offers.update({names[0]: me.offer(session, [hellos[n] for n in others])}))
-    sealed = {n: offers[n].sealed[offers[n].holders.index(names[0])] for n in others}
+    # of its neighbours it is the first
+    sealed = {n: part_of(offers[n].sealed, 0, SEALED) for n in others}
     words, out = np.zeros(numbers, np.uint64), []
     members = names
     asked = [offers[name] for name in others]
@@ -137,7 +138,7 @@ def row(clients: int, numbers: int, degree: int, gone_share: float) -> list[str]
     shares = dict(enumerate(split(fresh(), t, k), start=1))
     server += cpu(lambda: [combine(shares, t) for _ in range(few)]) * gone / max(1, few)
     sent = len(out[0]) + sum(
-        len(json.dumps(part.to_fields())) for part in (offers[names[0]], given[0])
+        sum(map(len, packed(part.to_fields()).values())) for part in (offers[names[0]], given[0])
     )
     return [
         f"{clients:,}",

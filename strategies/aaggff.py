@@ -21,8 +21,9 @@ from flwr.serverapp.strategy import Strategy
 from algorithms.common.options import option
 from algorithms.fairness.portfolio import RIDGES, STEPS, LinearisedFTRL, OnlineNewtonStep
 from algorithms.fairness.responses import CDFS, check_bounds, decision_loss, respond
+from algorithms.fairness.rule import FairOptions
 from algorithms.fairness.simplex import normalise
-from strategies.families.reweighting import BY_LOSSES, Decision, FairOptions, Replies, Reweighting
+from strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
 
 
 @dataclass(frozen=True)

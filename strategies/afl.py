@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from flwr.serverapp.strategy import Strategy
 
 from algorithms.common.options import option
+from algorithms.fairness.rule import FairOptions
 from algorithms.fairness.simplex import normalise
 from algorithms.fairness.weight_rules import ProjectedAscent
-from strategies.families.reweighting import BY_LOSSES, Decision, FairOptions, Replies, Reweighting
+from strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from algorithms.common.options import option
+from algorithms.fairness.rule import PriorOptions
 from algorithms.fairness.weight_rules import min_norm_in_box
-from strategies.families.reweighting import Decision, PriorOptions, Replies, Reweighting
+from strategies.families.reweighting import Decision, Replies, Reweighting
 
 
 @dataclass(frozen=True)

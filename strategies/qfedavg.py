@@ -36,9 +36,10 @@ from flwr.serverapp.strategy import Strategy
 
 from algorithms.common.options import option
 from algorithms.common.schedule import local_rate
+from algorithms.fairness.rule import FairOptions
 from algorithms.fairness.simplex import bounded
 from algorithms.fairness.weight_rules import lipschitz_step, powers
-from strategies.families.reweighting import Decision, FairOptions, Replies, Reweighting
+from strategies.families.reweighting import Decision, Replies, Reweighting
 
 
 @dataclass(frozen=True)

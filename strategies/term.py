@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from flwr.serverapp.strategy import Strategy
 
 from algorithms.common.options import option
+from algorithms.fairness.rule import FairOptions
 from algorithms.fairness.weight_rules import tilt
-from strategies.families.reweighting import BY_LOSSES, Decision, FairOptions, Replies, Reweighting
+from strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Runs with secure sums on a grid that loses or changes messages."""
 
-import json
-
 import numpy as np
+from flwr.app import ConfigRecord
 
-from algorithms.secure.wire import RECORD
+from algorithms.secure.wire import RECORD, packed, unpacked
 from clients import SecureApp, to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import ClientGrid, SecureOptions, run_rounds
@@ -54,7 +53,7 @@ class Losing(WrappedGrid):
             place = lambda message: message.metadata.dst_node_id - 1000
             sent = [m for m in sent if not self.lost(step, self.round, place(m))]
             return self.grid.send_and_receive(sent, timeout=timeout)
-        step = json.loads(bytes(first["json"])).get("step", "train")
+        step = unpacked(first).get("step", "train")
         self.round += step == "train"
         self.steps.append(step)
         kept = []
@@ -62,11 +61,9 @@ class Losing(WrappedGrid):
             place = message.metadata.dst_node_id - 1000
             if self.lost(step, self.round, place):
                 continue
-            record = message.content[RECORD].copy()
-            facts = json.loads(bytes(record["json"]))
+            facts = unpacked(message.content[RECORD])
             self.change(step, facts, place)
-            record["json"] = json.dumps(facts).encode()
-            message.content[RECORD] = record
+            message.content[RECORD] = ConfigRecord(packed(facts))
             kept.append(message)
         replies = self.grid.send_and_receive(kept, timeout=timeout)
         self.seen += [(step, reply) for reply in replies]

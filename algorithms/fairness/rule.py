@@ -9,11 +9,13 @@ Clients are identified by positions 0..K-1.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from algorithms.common.options import Options, option
 from algorithms.fairness.simplex import bounded, check_count, normalise, staying
 
 Array = NDArray[np.float64]
@@ -139,3 +141,27 @@ def check_cap(cap: float) -> None:
     """
     if not (cap == 0 or 1 <= cap < math.inf):
         raise ValueError(f"cap = {cap:g}: choose 0 (none) or a multiple of the prior from 1 on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorOptions(Options):
+    """The option of all weight rules."""
+
+    prior: str = option(
+        "uniform",
+        "reference of the weights: equal for all clients, or their training samples",
+        choices=["uniform", "samples"],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FairOptions(PriorOptions):
+    """The options of weight rules that do not bound their weights themselves."""
+
+    cap: float = option(
+        0.0, "largest weight as a multiple of the prior, at least 1; 0: no limit", low=0
+    )
+
+    def check(self) -> None:
+        """Check that weights within the cap can sum to 1."""
+        check_cap(self.cap)

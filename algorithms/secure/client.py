@@ -39,6 +39,7 @@ from algorithms.secure.messages import (
     commitment,
     context_digest,
     list_digest,
+    part_of,
 )
 from algorithms.secure.sharing import split
 from algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
@@ -47,8 +48,10 @@ from algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
 class Participant:
     """One client. ``key``: signs. ``trusted``: the identities of all clients by name,
     if the site knows them: then lists of survivors must be signed. Without it a client
-    is known by the identity that it has when it is first met. Raises ``Refusal``
-    whenever a step would reveal more than a sum.
+    is known by the identity that it has when it is first met. ``settings``: of the run,
+    a text that all clients must have alike. ``corrupted`` and ``min_change``: the least
+    that a session may have. Raises ``Refusal`` whenever a step would reveal more than a
+    sum.
     """
 
     def __init__(
@@ -57,8 +60,12 @@ class Participant:
         key: SigningKey,
         state: State,
         trusted: Mapping[str, bytes] | None = None,
+        settings: bytes = b"",
+        corrupted: int = 0,
+        min_change: int = 0,
     ) -> None:
         self.name, self.key, self.state, self.trusted = name, key, state, trusted
+        self.settings, self.corrupted, self.min_change = settings, corrupted, min_change
         self.state.channel = self.state.channel or fresh().hex()
         self._channel = agreement_key(bytes.fromhex(self.state.channel))
 
@@ -94,10 +101,10 @@ class Participant:
         parts = zip(split(secret, t, len(holders)), split(own, t, len(holders)), strict=True)
         public = public_bytes(agreement_key(secret))
         bound = commitment(session, self.name, own)
-        sealed = [
-            seal(self._share_key(session, self.name, name, channels[name]), a + b, public + bound)
+        sealed = b"".join(
+            seal(self._share_key(channels[name], session, self.name, name, public, bound), a + b)
             for name, (a, b) in zip(holders, parts, strict=True)
-        ]
+        )
         self.state.runs[session.tag.hex()] = session.number
         for older in list(self.state.open)[:-1]:
             del self.state.open[older]  # of rounds that have failed
@@ -106,8 +113,8 @@ class Participant:
             own.hex(),
             {name: channel.hex() for name, channel in channels.items()},
         )
-        proof = signature(self.key, "offer", session.id, self.name, public, bound)
-        return Offer(self.name, public, bound, proof, holders, sealed)
+        proof = signature(self.key, "offer", *self._about(session, self.name, public, bound))
+        return Offer(self.name, public, bound, proof, sealed)
 
     def mask(
         self,
@@ -128,8 +135,8 @@ class Participant:
         met = sorted(set(members))
         if len(met) < len(members) or self.name not in met:
             raise Refusal("the list of members names one twice, or not this client")
-        if len(met) < least_survivors(len(met), session.corrupted):
-            raise Refusal(f"{len(met)} members are too few for a sum that hides one")
+        if len(met) < (least := self._least(session, now, met)):
+            raise Refusal(f"{len(met)} members are too few for a sum, {least} needed")
         if weights and session.min_change:
             raise Refusal("min-change hides no client whose weight changes from sum to sum")
         now.weights = dict(weights or {})
@@ -148,12 +155,15 @@ class Participant:
         masked = words.copy()
         add_stream(masked, self_key(bytes.fromhex(now.own), context), 1)
         for name, offer in sorted(named.items()):
-            parts = ("offer", session.id, name, offer.public, offer.commitment)
-            if not signed(self._identity(name), offer.proof, *parts):
-                raise Refusal(f"the key for masks of client {name} is not signed by it")
+            about = self._about(session, name, offer.public, offer.commitment)
+            if not signed(self._identity(name), offer.proof, "offer", *about):
+                raise Refusal(
+                    f"the key for masks of client {name} is not signed by it, for these settings"
+                )
             now.shares[name] = self._opened(session, now, offer, sealed.get(name, b"")).hex()
             sign = 1 if self.name < name else -1
-            add_stream(masked, pair_key(secret, offer.public, context), sign)
+            key = pair_key(secret, offer.public, context, self.name, name)
+            add_stream(masked, key, sign)
         now.step, now.context, now.members = MASKED, context.hex(), met
         return masked
 
@@ -187,18 +197,17 @@ class Participant:
                 for name, proof in signatures.items()
                 if name in now.members and signed(self._identity(name), proof, "survivors", text)
             }
-            least = least_survivors(len(now.members), session.corrupted)
+            least = self._least(session, now, now.members)
             if len(valid | {self.name}) < least:
                 raise Refusal(f"{len(valid)} valid signatures of the survivors, {least} needed")
-        alive, names, shares = set(survivors), [], []
-        for name, share in now.shares.items():
-            both = bytes.fromhex(share)
-            names.append(name)
-            shares.append(both[SECRET:] if name in alive else both[:SECRET])
-        kept = [name for name in names if name in alive]
+        alive = set(survivors)
+        shares = b"".join(  # the second secret of a survivor, the first of one that is gone
+            part_of(bytes.fromhex(now.shares[name]), int(name in alive), SECRET)
+            for name in sorted(now.shares)
+        )
         del self.state.open[session.id.hex()]
         self.state.cohort = sorted(survivors)
-        return Reveal(bytes.fromhex(now.own), names, kept, shares)
+        return Reveal(bytes.fromhex(now.own), shares)
 
     # --- checks -----------------------------------------------------------------------
 
@@ -207,8 +216,12 @@ class Participant:
             raise Refusal(f"session {session.number} is not after session {last}")
         if self.trusted is not None and not session.consistency:
             raise Refusal("this site knows the others' keys, so lists of survivors must be signed")
-        if session.corrupted < 0:
-            raise Refusal(f"{session.corrupted} corrupted clients")
+        least = self.corrupted, self.min_change
+        if session.corrupted < least[0] or session.min_change < least[1]:
+            raise Refusal(
+                f"corrupted = {session.corrupted} and min-change = {session.min_change}, but this "
+                f"site asks for at least {least[0]} and {least[1]}"
+            )
 
     def _checked(self, hellos: Sequence[Hello]) -> dict[str, bytes]:
         """Return the keys for shares by name, after a check of who they are from."""
@@ -240,15 +253,25 @@ class Participant:
             raise Refusal(f"session {session.number} is {now.step}, not {step}: each step is once")
         return now
 
+    def _least(self, session: Session, now: Open, members: Sequence[str]) -> int:
+        """Return how many must survive: more than half of those among whom this client
+        has shared its secrets. Of the members alone it would not do, since clients
+        that are told of other members could give the shares of its key.
+        """
+        sizes = len(members), len(now.channels) + 1
+        return max(least_survivors(size, session.corrupted) for size in sizes)
+
     def _check_survivors(self, session: Session, now: Open, survivors: Sequence[str]) -> None:
         alive = set(survivors)
-        least = least_survivors(len(now.members), session.corrupted)
+        least = self._least(session, now, now.members)
         if len(alive) < len(survivors) or not alive <= set(now.members):
             raise Refusal("the list of survivors names one twice, or one that is no member")
         if self.name not in alive:
             raise Refusal("this client answered, but is not among the survivors")
         if len(alive) < least:
-            raise Refusal(f"{len(alive)} survivors of {len(now.members)}: at least {least} needed")
+            raise Refusal(
+                f"{len(alive)} survivors of {len(now.channels) + 1}: at least {least} needed"
+            )
         self._check_weights(session, now, survivors)
         changed = len(alive ^ set(self.state.cohort)) if self.state.cohort else 0
         if 0 < changed < session.min_change:
@@ -264,17 +287,24 @@ class Participant:
     def _opened(self, session: Session, now: Open, offer: Offer, sealed: bytes) -> bytes:
         """Return both shares that a neighbour has made for this client."""
         channel = bytes.fromhex(now.channels[offer.name])
-        key = self._share_key(session, offer.name, self.name, channel)
+        keys = offer.public, offer.commitment
         try:
-            both = opened(key, sealed, offer.public + offer.commitment)
+            both = opened(self._share_key(channel, session, offer.name, self.name, *keys), sealed)
         except Refusal as error:
             raise Refusal(f"the share of client {offer.name}: {error}") from None
         if len(both) != 2 * SECRET:
             raise Refusal(f"the share of client {offer.name} has {len(both)} bytes")
         return both
 
+    def _about(self, session: Session, name: str, *keys: bytes) -> tuple[bytes | str, ...]:
+        """Return what a client signs together with its keys for a session."""
+        return session.id, self.settings, name, *keys
+
     def _identity(self, name: str) -> bytes:
         return identity(self.key) if name == self.name else bytes.fromhex(self.state.pins[name])
 
-    def _share_key(self, session: Session, maker: str, holder: str, other: bytes) -> bytes:
-        return derived(agreed(self._channel, other), "share", session.id, maker, holder)
+    def _share_key(
+        self, other: bytes, session: Session, maker: str, holder: str, *keys: bytes
+    ) -> bytes:
+        """Return the key that seals one text: the ``keys`` of an offer are new."""
+        return derived(agreed(self._channel, other), "share", session.id, maker, holder, *keys)

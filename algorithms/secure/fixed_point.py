@@ -42,12 +42,12 @@ def exponent(count: int, most: float) -> int:
 
 def encode(values: NDArray[Any], most: float, e: int, what: str) -> Words:
     """Return numbers (n,) in fixed point. Raises ``ValueError``, which names ``what``,
-    for a number that is not finite or larger than ``most``.
+    for a number that is not finite or larger than ``most``. The server reads it: it
+    does not name the number.
     """
     wide = np.asarray(values, np.float64)
-    largest = float(np.abs(wide).max()) if wide.size else 0.0  # NaN if any number is
-    if not largest <= most:
-        raise ValueError(f"{what} holds {largest:.6g}: at most {most:.6g} fits into a secure sum")
+    if wide.size and not np.abs(wide).max() <= most:  # NaN if any number is
+        raise ValueError(f"{what} is above {most:.6g}, or not finite: it fits into no secure sum")
     return np.rint(np.ldexp(wide, e)).astype(np.int64).view(np.uint64)
 
 

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 SigningKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 DOMAIN = b"fedapps secure sums 1"
-#: Bytes of a secret that is shared, of a derived key, of the nonce of a seal.
-SECRET, KEY, NONCE = 16, 32, 12
+#: Bytes of a secret that is shared, of a derived key, of what a seal adds.
+SECRET, KEY, TAG = 16, 32, 16
 
 
 class Refusal(ValueError):
@@ -134,15 +134,20 @@ _ECDSA = ec.ECDSA(hashes.SHA384())
 # --- seals ----------------------------------------------------------------------------
 
 
-def seal(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Return ``text`` encrypted and authenticated together with ``about``."""
-    nonce = os.urandom(NONCE)
-    return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, about)
+#: A key seals one text, so that its nonce need not be sent.
+_NONCE = bytes(12)
 
 
-def opened(key: bytes, sealed: bytes, about: bytes) -> bytes:
+def seal(key: bytes, text: bytes) -> bytes:
+    """Return ``text`` encrypted and authenticated, 16 bytes more. ``key``: one for
+    each text.
+    """
+    return ChaCha20Poly1305(key).encrypt(_NONCE, text, None)
+
+
+def opened(key: bytes, sealed: bytes) -> bytes:
     """Return the text of :func:`seal`. Raises ``Refusal`` if anything was changed."""
     try:
-        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE], sealed[NONCE:], about)
+        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, None)
     except (InvalidTag, ValueError):
         raise Refusal("it was altered, or belongs to another session or client") from None

@@ -39,6 +39,8 @@ def self_key(secret: bytes, context: bytes) -> bytes:
     return derived(secret, "self mask", context)
 
 
-def pair_key(own: X25519PrivateKey, other: bytes, context: bytes) -> bytes:
-    """Return the key of the mask that two clients share, in a context."""
-    return derived(agreed(own, other), "pair mask", context)
+def pair_key(own: X25519PrivateKey, other: bytes, context: bytes, *names: str) -> bytes:
+    """Return the key of the mask that two clients share, in a context. With their
+    names in it, a client that copies another's public key copies no mask.
+    """
+    return derived(agreed(own, other), "pair mask", context, *sorted(names))

@@ -1,13 +1,12 @@
 """What clients and server send each other, as dataclasses whose fields are text, bytes,
-numbers and lists of these. They travel as JSON.
+numbers and lists of these.
 """
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from algorithms.secure.keys import digest
+from algorithms.secure.keys import SECRET, TAG, digest
 
 
 @dataclass(frozen=True)
@@ -15,8 +14,8 @@ class Fields:
     """Base of these dataclasses."""
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields by name, as values that JSON can hold."""
-        return {part.name: _plain(getattr(self, part.name)) for part in fields(self)}
+        """Return the fields by name."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @classmethod
     def from_fields(cls, values: Any) -> Self:
@@ -31,22 +30,6 @@ class Fields:
             except (KeyError, TypeError, ValueError):
                 raise ValueError(f"{cls.__name__}: {part.name} must be {part.type}") from None
         return cls(**found)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return text_of(value) if isinstance(value, bytes) else value
-
-
-def text_of(data: bytes) -> str:
-    """Return bytes as text."""
-    return base64.b64encode(data).decode()
-
-
-def bytes_of(text: Any) -> bytes:
-    """Return the bytes in :func:`text_of`. Raises ``ValueError`` or ``TypeError``."""
-    return base64.b64decode(_exactly(str)(text), validate=True)
 
 
 def _exactly(kind: type) -> Callable[[Any], Any]:
@@ -64,10 +47,8 @@ def _list(item: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
 
 #: How the type of a field is read.
 KINDS: dict[str, Callable[[Any], Any]] = {
-    **{str(kind): _exactly(kind) for kind in (str, int, bool, float)},
-    str(bytes): bytes_of,
+    **{str(kind): _exactly(kind) for kind in (str, int, bool, float, bytes)},
     str(list[str]): _list(_exactly(str)),
-    str(list[bytes]): _list(bytes_of),
 }
 
 
@@ -106,28 +87,39 @@ class Session(Fields):
 @dataclass(frozen=True)
 class Offer(Fields):
     """A client's part in a session: its key for masks, a commitment to the secret of
-    its own mask, both signed, and the sealed shares for its neighbours.
+    its own mask, both signed, and the sealed shares for its neighbours, in the order of
+    their names.
     """
 
     name: str
     public: bytes
     commitment: bytes
     proof: bytes
-    holders: list[str] = field(default_factory=list)
-    sealed: list[bytes] = field(default_factory=list)
+    sealed: bytes = b""
+
+    def sealed_for(self, holder: str, neighbours: Sequence[str]) -> bytes:
+        """Return the sealed shares for one of its neighbours, which are sorted."""
+        return part_of(self.sealed, neighbours.index(holder), SEALED)
 
 
 @dataclass(frozen=True)
 class Reveal(Fields):
     """What a client gives for the unmasking: the secret of its own mask, and one share
-    of each of its neighbours: of the own mask's secret for one that survived
-    (``kept``), of the key for masks for one that is gone.
+    of each of its neighbours that are members, in the order of their names: of the own
+    mask's secret for one that survived, of the key for masks for one that is gone.
     """
 
     own: bytes
-    names: list[str]
-    kept: list[str]
-    shares: list[bytes]
+    shares: bytes
+
+
+#: Bytes of both sealed shares of a client for a neighbour.
+SEALED = 2 * SECRET + TAG
+
+
+def part_of(data: bytes, place: int, size: int) -> bytes:
+    """Return a part of bytes that consist of parts of one size."""
+    return data[place * size : (place + 1) * size]
 
 
 def commitment(session: Session, name: str, secret: bytes) -> bytes:

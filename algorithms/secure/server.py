@@ -2,13 +2,13 @@
 with what the survivors reveal.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 
 from algorithms.secure.fixed_point import Words
 from algorithms.secure.graph import local_threshold
-from algorithms.secure.keys import agreement_key, public_bytes
+from algorithms.secure.keys import SECRET, agreement_key, public_bytes
 from algorithms.secure.masks import add_stream, pair_key, self_key
-from algorithms.secure.messages import Offer, Reveal, Session, commitment
+from algorithms.secure.messages import SEALED, Offer, Reveal, Session, commitment, part_of
 from algorithms.secure.sharing import combine
 
 
@@ -21,55 +21,63 @@ def unmask(
     session: Session,
     context: bytes,
     offers: Mapping[str, Offer],
+    graph: Mapping[str, Sequence[str]],
     survivors: Sequence[str],
     reveals: Mapping[str, Reveal],
 ) -> None:
     """Remove all masks from ``total`` (n,), the sum of the survivors' masked vectors,
-    in place. ``offers``: of all members. Raises ``Unmaskable``.
+    in place. ``offers``: of all members; ``graph``: the neighbours, sorted. Raises
+    ``Unmaskable``.
     """
     alive = set(survivors)
+
+    def shared(name: str) -> bytes:
+        """Return a secret of a client from its neighbours' shares."""
+        holders, found = graph[name], {}
+        t = local_threshold(len(holders) + 1, len(holders), session.corrupted)
+        for place, holder in enumerate(holders, start=1):
+            if holder in reveals:
+                near = met(graph[holder], offers)
+                found[place] = part_of(reveals[holder].shares, near.index(name), SECRET)
+        if len(found) < t:
+            left = f"{len(found)} of the neighbours of client {name} are left"
+            raise Unmaskable(f"{left}, {t} needed")
+        return combine(found, t)
+
     for name in survivors:
         own = reveals[name].own if name in reveals else b""
         if commitment(session, name, own) != offers[name].commitment:
-            own = _shared(session, offers, name, reveals, kept=True)
+            own = shared(name)
             if commitment(session, name, own) != offers[name].commitment:
                 raise Unmaskable(f"the shares of client {name} do not fit together")
         add_stream(total, self_key(own, context), -1)
     for name in sorted(offers.keys() - alive):
-        others = [other for other in offers[name].holders if other in alive]
+        others = met(graph[name], alive)
         if not others:
             continue
-        secret = agreement_key(_shared(session, offers, name, reveals, kept=False))
+        secret = agreement_key(shared(name))
         if public_bytes(secret) != offers[name].public:
             raise Unmaskable(f"the shares of client {name} do not fit together")
         for other in others:
             # what the survivor added is taken away
             sign = -1 if other < name else 1
-            add_stream(total, pair_key(secret, offers[other].public, context), sign)
+            add_stream(total, pair_key(secret, offers[other].public, context, name, other), sign)
 
 
-def _shared(
-    session: Session,
-    offers: Mapping[str, Offer],
-    name: str,
-    reveals: Mapping[str, Reveal],
-    kept: bool,
-) -> bytes:
-    """Return a secret of a client from its neighbours' shares."""
-    holders = offers[name].holders
-    t = local_threshold(len(holders) + 1, len(holders), session.corrupted)
-    found = {}
-    for place, holder in enumerate(holders, start=1):
-        reveal = reveals.get(holder)
-        if reveal and name in reveal.names and (name in reveal.kept) == kept:
-            found[place] = reveal.shares[reveal.names.index(name)]
-    if len(found) < t:
-        raise Unmaskable(f"{len(found)} of the neighbours of client {name} are left, {t} needed")
-    return combine(found, t)
+def met(neighbours: Iterable[str], others: Container[str]) -> list[str]:
+    """Return the neighbours that are among others."""
+    return [name for name in neighbours if name in others]
 
 
-def fault(offer: Offer, name: str, neighbours: Iterable[str]) -> str:
+def offer_fault(offer: Offer, name: str, neighbours: Sized) -> str:
     """Return what is wrong with a client's offer, or ""."""
-    if offer.name != name or offer.holders != sorted(neighbours):
-        return "its offer is for other clients"
-    return "" if len(offer.sealed) == len(offer.holders) else "its offer lacks shares"
+    if offer.name != name:
+        return "its offer is another client's"
+    return "" if len(offer.sealed) == SEALED * len(neighbours) else "its offer lacks shares"
+
+
+def reveal_fault(reveal: Reveal, neighbours: Sized) -> str:
+    """Return what is wrong with what a client reveals, or ""; ``neighbours``: those
+    that are members.
+    """
+    return "" if len(reveal.shares) == SECRET * len(neighbours) else "it does not reveal all shares"

@@ -149,8 +149,7 @@ def to_vector(
     count = float(metrics.get(terms.weight, 1))
     if not 0 < count <= terms.max_weight:
         raise ValueError(
-            f"{terms.weight} = {count:g}: must be above 0 and at most max-weight = "
-            f"{terms.max_weight}"
+            f"{terms.weight} must be above 0 and at most max-weight = {terms.max_weight}: raise it"
         )
     weight = count if terms.weighted else 1.0
     weight = weight if decided is None else decided
@@ -169,12 +168,13 @@ def to_vector(
             out.append(_noisy(terms, change, e, honest))
             continue
         factor = 1.0 if terms.replies == "sums" else weight
-        if kind == "real" and not (largest := float(np.abs(change).max(initial=0))) <= terms.bound:
+        if kind == "real" and not np.abs(change).max(initial=0) <= terms.bound:
             raise ValueError(
-                f"array {name!r} changes by {largest:.6g}, above bound = {terms.bound:g}: it does "
-                "not fit into a secure sum"
+                f"array {name!r} changes by more than bound = {terms.bound:g}, or is not finite: "
+                "it fits into no secure sum"
             )
-        out.append(encode(factor * np.ravel(change), most, e, f"array {name!r}, times its weight,"))
+        what = f"a number of array {name!r}, times its weight,"
+        out.append(encode(factor * np.ravel(change), most, e, what))
     e, most = kinds["metric"]
     for name, value in sorted(metrics.items()):
         if name == terms.weight:
@@ -182,7 +182,8 @@ def to_vector(
         row = np.atleast_1d(np.asarray(value, np.float64))
         # the layout tells a list of one number from a number
         layout.metrics.append((name, len(row) if isinstance(value, list) else -1))
-        out.append(encode(count * row, most, e, f"metric {name!r}, times {terms.weight},"))
+        what = f"metric {name!r}, times {terms.weight},"
+        out.append(encode(count * row, most, e, what))
     e, most = kinds["weight"]
     out.append(encode(np.array([weight, count]), most, e, terms.weight))
     return np.concatenate(out), layout
@@ -244,7 +245,7 @@ def _within(terms: Terms, changes: dict[str, NDArray[Any]]) -> dict[str, NDArray
     if norm <= most:
         return changes
     if not terms.clip or not math.isfinite(norm):
-        raise ValueError(f"the update has the norm {norm:.6g}, above {terms.max_norm:g}")
+        raise ValueError(f"the norm of the update is above {terms.max_norm:g}, or not finite")
     return changes | {name: part * (most / norm) for name, part in real.items()}
 
 
@@ -259,14 +260,14 @@ def _noisy(terms: Terms, change: NDArray[Any], e: int, honest: int) -> Words:
     return np.asarray(noisy.view(np.uint64))
 
 
-def content_parts(content: Mapping[str, Any], terms: Terms) -> list[bytes | str | int]:
-    """Return all of a message's content, records of Flower by name, and the terms, as
-    parts of a digest.
+def content_parts(kind: str, content: Mapping[str, Any], terms: Terms) -> list[bytes | str | int]:
+    """Return all of a message, its type ``kind`` and its records of Flower by name, and
+    the terms, as parts of a digest. The order counts: models are lists for some apps.
     """
-    parts: list[bytes | str | int] = [json.dumps(terms.to_fields(), sort_keys=True)]
-    for name in sorted(content):
-        parts += ["record", name]
-        for key, value in sorted(content[name].items()):
+    parts: list[bytes | str | int] = [kind, json.dumps(terms.to_fields(), sort_keys=True)]
+    for name, record in content.items():
+        parts += [type(record).__name__, name, len(record)]
+        for key, value in record.items():
             data = getattr(value, "data", None)
             if isinstance(data, bytes):
                 parts += [key, str(value.dtype), repr(tuple(value.shape)), data]

@@ -13,18 +13,37 @@ QUERY, RECORD, MASKED = "query.secure", "secure", "masked"
 #: once weights are decided.
 CLEAR = "clear"
 CLEARED = {"loss-before", "num-examples"}
-#: The field of that record.
-FACTS = "json"
+#: The fields of that record: JSON, and the bytes that it has places for, in order.
+FACTS, BYTES = FRAME = "json", "bytes"
 
 
 def packed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the record that holds some facts."""
-    return {FACTS: json.dumps(facts, separators=(",", ":")).encode()}
+    """Return the fields of the record that holds some facts: what JSON can hold, and
+    bytes.
+    """
+    parts: list[bytes] = []
+
+    def place(data: Any) -> dict[str, int]:
+        parts.append(bytes(data))
+        return {BYTES: len(data)}
+
+    text = json.dumps(facts, separators=(",", ":"), default=place)
+    return {FACTS: text.encode(), BYTES: b"".join(parts)}
 
 
 def unpacked(record: Any) -> dict[str, Any]:
     """Return the facts in a record. Raises ``ValueError`` if they cannot be read."""
-    facts = json.loads(bytes(record[FACTS]))
-    if not isinstance(facts, dict):
+    data, begin = bytes(record[BYTES]), 0
+
+    def filled(row: dict[str, Any]) -> Any:
+        nonlocal begin
+        if row.keys() != {BYTES}:
+            return row
+        part = data[begin : begin + max(0, int(row[BYTES]))]
+        begin += len(part)
+        return part
+
+    facts = json.loads(bytes(record[FACTS]), object_hook=filled)
+    if not isinstance(facts, dict) or begin != len(data):
         raise ValueError("a message for secure sums cannot be read")
     return facts

@@ -16,7 +16,8 @@ public key as ``ssh-keygen`` writes it. Without a key the client makes one, and 
 in ``store-dir``, if there is one, or else as long as its state. Without the peers it
 takes the keys that it is sent first, which a lying server can choose. With the peers
 it takes part in weights by losses only if ``secure-clear-losses`` is true.
-``secure-noise`` is the smallest noise multiplier with which this site takes part.
+``secure-noise``, ``secure-corrupted`` and ``secure-min-change`` are the least noise
+multiplier, corrupted clients and change of members with which this site takes part.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,7 +64,7 @@ class SecureApp(ClientApp):
         return self.app(message, context)
 
     def _answer(self, message: Message, context: Context) -> Message:
-        from algorithms.secure.messages import Hello, Session, bytes_of, text_of
+        from algorithms.secure.messages import Hello, Session
 
         asked = unpacked(message.content[RECORD])
         step = str(asked.get("step"))
@@ -80,9 +81,9 @@ class SecureApp(ClientApp):
             survivors = [str(name) for name in asked["survivors"]]
             if step == "sign":
                 proof = client.participant.sign(session, survivors)
-                return _reply(message, {"proof": text_of(proof)})
+                return _reply(message, {"proof": proof})
             if step == "reveal":
-                proofs = {str(name): bytes_of(text) for name, text in asked["signatures"].items()}
+                proofs = {str(name): bytes(proof) for name, proof in asked["signatures"].items()}
                 given = client.participant.reveal(session, survivors, proofs)
                 return _reply(message, given.to_fields())
             raise ValueError(f"secure sums have no step {step!r}")
@@ -94,6 +95,7 @@ class SecureApp(ClientApp):
 
         asked = unpacked(message.content[RECORD])
         session, terms = Session.from_fields(asked["session"]), Terms.from_fields(asked["terms"])
+        terms.check()
         node = context.node_config
         least = float(str(node.get("secure-noise", 0)))
         if not terms.noise >= least:
@@ -109,7 +111,7 @@ class SecureApp(ClientApp):
                 "secure-clear-losses=true in its node configuration, or choose a method without"
             )
         content = RecordDict({n: r for n, r in message.content.items() if n != RECORD})
-        digest = content_digest(content_parts(content, terms))
+        digest = content_digest(content_parts(message.metadata.message_type, content, terms))
         sent = _arrays(content)
         message.content = content
         with SecureClient(context) as client:
@@ -169,12 +171,12 @@ def _masked(
     ``digest``: of what the client was sent for training.
     """
     from algorithms.secure.fixed_point import to_bytes
-    from algorithms.secure.messages import Offer, Session, bytes_of, weighted_digest
+    from algorithms.secure.messages import Offer, Session, weighted_digest
 
     session = Session.from_fields(asked["session"])
     members = [str(name) for name in asked["members"]]
-    offers = [Offer.from_fields({**row, "holders": [], "sealed": []}) for row in asked["keys"]]
-    sealed = {str(name): bytes_of(text) for name, text in asked["sealed"].items()}
+    offers = [Offer.from_fields({**row, "sealed": b""}) for row in asked["keys"]]
+    sealed = {str(name): bytes(part) for name, part in asked["sealed"].items()}
     weights = {str(name): float(weight) for name, weight in asked.get("weights", {}).items()}
     digest = weighted_digest(digest, weights)
     masked = client.participant.mask(session, members, offers, sealed, digest, words, weights)

@@ -34,13 +34,23 @@ class SecureClient:
 
     def __enter__(self) -> "SecureClient":
         from algorithms.secure.client import Participant
+        from algorithms.secure.keys import digest
         from algorithms.secure.state import State
 
         kept = self.context.state.get(RECORD)
         known: Mapping[str, Any] = kept if isinstance(kept, ConfigRecord) else {}
         state = State.from_bytes(bytes(known["state"])) if "state" in known else State()
         key, self.made = self._key(known)
-        self.participant = Participant(self.name, key, state, self._peers())
+        node, config = self.context.node_config, sorted(self.context.run_config.items())
+        self.participant = Participant(
+            self.name,
+            key,
+            state,
+            self._peers(),
+            digest("settings", *(f"{name} = {value!r}" for name, value in config)),
+            int(str(node.get("secure-corrupted", 0))),
+            int(str(node.get("secure-min-change", 0))),
+        )
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:

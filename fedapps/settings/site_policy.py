@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from algorithms.common.checks import nearest
 from algorithms.common.options import Options, kebab, names_in, option
 from algorithms.common.sent import METHOD
-from algorithms.secure.wire import CLEAR, FACTS, MASKED, RECORD
+from algorithms.secure.wire import CLEAR, FRAME, MASKED, RECORD
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import code_named, names_method
 from fedapps.settings.settings import read_settings
@@ -80,10 +80,8 @@ class SitePolicy(Options):
                 continue
             for name, value in record.items():
                 # the frame of a masked reply, whose metrics leave in sums only
-                framed = content.keys() <= {CLEAR, MASKED, RECORD} and (place, name) == (
-                    RECORD,
-                    FACTS,
-                )
+                masked = place == RECORD and content.keys() <= {CLEAR, MASKED, RECORD}
+                framed = masked and name in FRAME
                 if framed or name in ("num-examples", METHOD):
                     continue
                 if isinstance(value, list) and not self.counts:

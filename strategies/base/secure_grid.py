@@ -32,13 +32,11 @@ from algorithms.common.sent import METHOD
 from algorithms.secure.graph import shares_fault
 from algorithms.secure.messages import (
     Reveal,
-    bytes_of,
     content_digest,
     context_digest,
-    text_of,
     weighted_digest,
 )
-from algorithms.secure.server import Unmaskable, unmask
+from algorithms.secure.server import Unmaskable, met, reveal_fault, unmask
 from algorithms.secure.vector import Layout, Terms, content_parts
 from algorithms.secure.wire import CLEAR, RECORD, packed, unpacked
 from strategies.base.capabilities import WeighingAhead
@@ -130,17 +128,17 @@ class SecureGrid(SecureCalls):
             phases += 1
         layout, vectors, methods = self._vectors(now, terms, content, replies, later)
         survivors = sorted(vectors)
-        sessions.enough(survivors, members)
+        sessions.enough(now, survivors, members)
         if weights and (why := shares_fault(weights, survivors, self.protocol.corrupted)):
             raise Failed(why)
-        digest = content_digest(content_parts(content, terms))
+        digest = content_digest(content_parts(asked[0].metadata.message_type, content, terms))
         context = context_digest(now.session, members, weighted_digest(digest, weights))
-        reveals = self._reveals(now, survivors, timeout)
+        offers = {name: now.offers[name] for name in members}
+        reveals = self._reveals(now, members, survivors, timeout)
         total = np.zeros(layout.size(), np.uint64)
         for vector in vectors.values():
             total += vector
-        offers = {name: now.offers[name] for name in members}
-        unmask(total, now.session, context, offers, survivors, reveals)
+        unmask(total, now.session, context, offers, now.graph, survivors, reveals)
         phases += 1 + now.session.consistency
         sessions.later = later
         told = {
@@ -199,7 +197,7 @@ class SecureGrid(SecureCalls):
                     raise ValueError(f"{terms.weight} = {metrics[terms.weight]}")
                 content = RecordDict({"metrics": MetricRecord(metrics)})
                 shown.append(Message(content, reply_to=questions[now.nodes[name]]))
-        self.sessions.enough(shown, now.offers)
+        self.sessions.enough(now, shown, now.offers)
         most = max(1 / (self.protocol.corrupted + 2), 1 / len(shown))
         shares = weigher.weigh(shown, most)
         names = {node: name for name, node in now.nodes.items()}
@@ -244,18 +242,18 @@ class SecureGrid(SecureCalls):
         return Layout.from_text(usual), {name: vector for name, vector, _ in rows}, methods
 
     def _reveals(
-        self, now: Prepared, survivors: list[str], timeout: float | None
+        self, now: Prepared, members: list[str], survivors: list[str], timeout: float | None
     ) -> dict[str, Reveal]:
         """Return what the survivors reveal, after they have signed their list."""
         facts = {"session": now.session.to_fields(), "survivors": survivors}
-        signatures: dict[str, str] = {}
+        signatures: dict[str, bytes] = {}
         names = {now.nodes[name]: name for name in survivors}
         if now.session.consistency:
             question = {"step": "sign", **facts}
             questions = dict.fromkeys(names, question)
             for node, answer in self.ask(questions, timeout).items():
                 with self.noted(node):
-                    signatures[names[node]] = text_of(bytes_of(answer["proof"]))
+                    signatures[names[node]] = bytes(answer["proof"])
         revealing = {}
         for node, name in names.items():
             if now.session.consistency and name not in signatures:
@@ -264,7 +262,10 @@ class SecureGrid(SecureCalls):
         reveals = {}
         for node, answer in self.ask(revealing, timeout).items():
             with self.noted(node):
-                reveals[names[node]] = Reveal.from_fields(answer)
+                reveal = Reveal.from_fields(answer)
+                if why := reveal_fault(reveal, met(now.graph[names[node]], members)):
+                    raise ValueError(why)
+                reveals[names[node]] = reveal
         for node in names:  # they are in the sum, whatever became of them since
             self.faults.pop(node, None)
         return reveals

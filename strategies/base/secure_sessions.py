@@ -11,8 +11,8 @@ from flwr.app import RecordDict
 
 from algorithms.secure.graph import check_degree, least_survivors, local_threshold, neighbours
 from algorithms.secure.keys import fresh
-from algorithms.secure.messages import Hello, Offer, Session, text_of
-from algorithms.secure.server import fault
+from algorithms.secure.messages import Hello, Offer, Session
+from algorithms.secure.server import met, offer_fault
 from strategies.base.secure_calls import SecureCalls
 
 #: Share of a round's clients that may be gone, for the check of a graph of neighbours.
@@ -75,9 +75,12 @@ class Sessions:
         self.calls.failed.clear()
         phases = self._greet([node for node in nodes if node not in self._hellos], timeout)
         hellos = {h.name: h for node in nodes if (h := self._hellos.get(node))}
-        # offers of the last round are of use to the same clients with the same keys
-        now = self.later if self.later and self.later.hellos == hellos else None
-        now, self.later = now or self.prepared(nodes), None
+        # Offers of the last round are of use to the same clients with the same keys, if
+        # all have arrived: a client whose reply was lost makes no second one for a
+        # session.
+        now, self.later = self.later, None
+        if now is None or now.hellos != hellos or now.offers.keys() != hellos.keys():
+            now = self.prepared(nodes)
         return now, phases + self._gather(now, timeout)
 
     def _greet(self, nodes: Sequence[int], timeout: float | None) -> int:
@@ -138,7 +141,7 @@ class Sessions:
     def take_offer(self, now: Prepared, name: str, facts: Any) -> None:
         """Note a client's offer. Raises ``ValueError``."""
         offer = Offer.from_fields(facts)
-        if why := fault(offer, name, now.graph[name]):
+        if why := offer_fault(offer, name, now.graph[name]):
             raise ValueError(why)
         now.offers[name] = offer
 
@@ -146,7 +149,6 @@ class Sessions:
         """Return who takes part: clients that made offers, as enough neighbours did."""
         members = sorted(now.offers)
         while True:
-            count = len(now.nodes)
             kept = [
                 name
                 for name in members
@@ -158,15 +160,16 @@ class Sessions:
             if len(kept) == len(members):
                 break
             members = kept
-        if len(members) < least_survivors(len(members), self.protocol.corrupted):
-            raise Failed(f"{len(members)} of {count} clients have made their keys")
+        self.enough(now, members, members)
         return members
 
-    def enough(self, survivors: Sized, members: Sized) -> None:
-        """Raise ``Failed`` if too few clients are left."""
-        least = least_survivors(len(members), self.protocol.corrupted)
+    def enough(self, now: Prepared, survivors: Sized, members: Sized) -> None:
+        """Raise ``Failed`` if too few clients are left for the clients to answer."""
+        near = max(map(len, now.graph.values()), default=0)
+        sizes = len(members), near + 1
+        least = max(least_survivors(size, self.protocol.corrupted) for size in sizes)
         if len(survivors) < least:
-            raise Failed(f"{len(survivors)} of {len(members)} clients are left, {least} needed")
+            raise Failed(f"{len(survivors)} of {max(sizes)} clients are left, {least} needed")
 
     def parts(
         self, now: Prepared, members: list[str], later: Prepared | None
@@ -175,12 +178,12 @@ class Sessions:
         shown = {name: _public(now.offers[name]) for name in members}
         alive, out = set(members), {}
         for name in members:
-            near = [now.offers[other] for other in now.graph[name] if other in alive]
+            near = [now.offers[other] for other in met(now.graph[name], alive)]
             facts: dict[str, Any] = {
                 "session": now.session.to_fields(),
                 "members": members,
                 "keys": [shown[offer.name] for offer in near],
-                "sealed": {o.name: text_of(o.sealed[o.holders.index(name)]) for o in near},
+                "sealed": {o.name: o.sealed_for(name, now.graph[o.name]) for o in near},
             }
             if later is not None:
                 facts["next"] = later.session.to_fields()
@@ -190,4 +193,4 @@ class Sessions:
 
 def _public(offer: Offer) -> dict[str, Any]:
     """Return the fields of an offer that neighbours need."""
-    return {k: v for k, v in offer.to_fields().items() if k not in ("holders", "sealed")}
+    return {k: v for k, v in offer.to_fields().items() if k != "sealed"}

@@ -31,7 +31,7 @@ start from is cut (:func:`algorithms.fairness.responses.cut`).
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,56 +46,20 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from algorithms.common.checks import check_range
-from algorithms.common.options import Options, option
-from algorithms.common.prefixes import under, within
 from algorithms.common.sent import Asked
 from algorithms.fairness.responses import cut
-from algorithms.fairness.rule import WeightRule, check_cap
+from algorithms.fairness.rule import FairOptions
 from algorithms.fairness.simplex import bounded, normalise
-from strategies.base.capabilities import (
-    Capabilities,
-    declarer,
-    load_state,
-    require_declaration,
-    state_of,
-)
+from strategies.base.capabilities import Capabilities, declarer, require_declaration
 from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost, metrics_of, valid_losses
-from strategies.base.named_grid import clients_of
 from strategies.base.relative_bounds import HARDENED
 from strategies.base.roster import ClientId
-from strategies.base.slots import Slots, pack_ids
 from strategies.base.updates import moved, updates
 from strategies.base.weights import weight_key, with_weight
-from strategies.base.wrapper import Wrapper
+from strategies.families.weight_memory import FORGET_AFTER, WeightMemory
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
-#: Rounds in a row that a client may be away before its weight is forgotten.
-FORGET_AFTER = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class PriorOptions(Options):
-    """The option of all weight rules."""
-
-    prior: str = option(
-        "uniform",
-        "reference of the weights: equal for all clients, or their training samples",
-        choices=["uniform", "samples"],
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FairOptions(PriorOptions):
-    """The options of weight rules that do not bound their weights themselves."""
-
-    cap: float = option(
-        0.0, "largest weight as a multiple of the prior, at least 1; 0: no limit", low=0
-    )
-
-    def check(self) -> None:
-        """Check that weights within the cap can sum to 1."""
-        check_cap(self.cap)
 
 
 @dataclass(frozen=True)
@@ -128,18 +92,17 @@ class Decision:
 BY_LOSSES = Capabilities("model", "single replies", subset=True, losses=True)
 
 
-class Reweighting(Wrapper):
+class Reweighting(WeightMemory):
     """Wrapper of a ``strategy`` that averages by weight; raises ``ValueError`` if it is
     not declared to do so.
 
-    ``prior``, ``cap``: as in :class:`FairOptions`. ``forget_after``: rounds in a row
-    that a client may be disconnected before its weight is forgotten.
+    ``prior``, ``cap``: as in :class:`algorithms.fairness.rule.FairOptions`.
+    ``forget_after``: rounds in a row that a client may be disconnected before its
+    weight is forgotten.
     """
 
     #: The weights of a second wrapper around this one would be overwritten.
     capabilities = Capabilities(replies="model", aggregation="single replies", subset=True)
-    #: Whether the rule needs the clients' losses.
-    asks_losses = True
 
     def __init__(
         self,
@@ -158,30 +121,15 @@ class Reweighting(Wrapper):
                 "replies: wrap one that does (FedAvg with weights = 'samples', FedProx, FedAdam, "
                 "SuPerFed, ...)"
             )
-        self.strategy = strategy
-        self.prior, self.cap = (options := FairOptions(prior=prior, cap=cap)).prior, options.cap
-        self.forget_after = forget_after
+        options = FairOptions(prior=prior, cap=cap)
+        super().__init__(strategy, options.prior, forget_after)
+        self.cap = options.cap
         #: The weights of the last round by client, summing to 1.
         self.last_weights: dict[ClientId, float] = {}
-        #: Client ids by position: the weight rule identifies clients by position.
-        self.clients = Slots()
-        #: Training samples (K,) by position; NaN before a client's first reply.
-        self.samples: Floats = np.zeros(0)
-        self.rule: WeightRule | None = None
-        self._away = np.zeros(0, np.int32)  # rounds in a row without a connection, by position
-        self._met = 0  # the last round in which these were counted
-        self._names: Mapping[int, ClientId] = {}
         self._sent = ArrayRecord()
         self._ahead: tuple[dict[int, float], dict[str, float]] | None = None
-        self.loss_scale = 0.0  # the largest median loss of a round so far
 
     # --- hooks ------------------------------------------------------------------------
-
-    def new_rule(self, count: int) -> WeightRule | None:
-        """Return the weight rule for ``count`` clients; ``None`` if the method keeps no
-        state between rounds.
-        """
-        return None
 
     def harden(self) -> None:
         """Cap the weights, if the options do not: no bound on a loss keeps a client
@@ -312,39 +260,6 @@ class Reweighting(Wrapper):
         }
         return used, replace(decision, weights=weights)
 
-    # --- saved state ------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the client ids by position, the state of the weight rule and that of
-        the wrapped strategy, if it has one.
-        """
-        state: dict[str, NDArray[Any]] = {
-            "clients": pack_ids(self.clients),
-            "away": self._away.copy(),
-        }
-        state["samples"] = self.samples.copy()
-        if self.asks_losses:
-            state["loss-scale"] = np.array(self.loss_scale)
-        if self.rule is not None:
-            state |= {f"maker.{name}": value for name, value in self.rule.state_dict().items()}
-        return state | under("strategy.", state_of(self.strategy))
-
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.clients = Slots.unpacked(state["clients"])
-        self._away = np.array(state.get("away", np.zeros(len(self.clients))), np.int32)
-        self.samples = np.array(
-            state.get("samples", np.full(len(self.clients), np.nan)), np.float64
-        )
-        self.loss_scale = float(state.get("loss-scale", 0.0))
-        self.rule = self.new_rule(len(self.clients)) if self.clients else None
-        if self.rule is not None:
-            if self.prior == "samples":
-                # set before the weights, which were saved relative to it
-                self.rule.set_prior(self._prior())
-            self.rule.load_state_dict(within("maker.", state))
-        load_state(self.strategy, within("strategy.", state))
-
     # --- parts ------------------------------------------------------------------------
 
     def _cut(self, valid: list[tuple[ClientId, Message, float]]) -> Floats:
@@ -358,15 +273,6 @@ class Reweighting(Wrapper):
     def _updates(self, contents: Sequence[RecordDict]) -> Floats:
         return updates(self._sent, [arrays_of(content)[0] for content in contents])
 
-    def _prior(self) -> Floats:
-        """Return all clients' shares of the samples (K,); a client that has not replied
-        yet counts as the mean of the others.
-        """
-        known = ~np.isnan(self.samples)
-        if not known.any():
-            return np.full(len(self.samples), 1 / len(self.samples))
-        return normalise(np.where(known, self.samples, self.samples[known].mean()))
-
     def _scaled(self, contents: list[RecordDict], factors: Floats) -> list[ArrayRecord]:
         """Return the models with learned arrays ``sent + factor * update``, ``factors``
         (m,).
@@ -376,34 +282,6 @@ class Reweighting(Wrapper):
             moved(self._sent, factor * updates(self._sent, [model])[0], model)
             for factor, model in zip(factors, models, strict=True)
         ]
-
-    def _meet(self, grid: Grid, server_round: int) -> None:
-        """Give new clients a position and forget those that have been away for too
-        long.
-        """
-        self._names = clients_of(grid)
-        everyone = self.clients.has_all(self._names)
-        if server_round != self._met and self.clients:
-            self._met = server_round
-            self._away += 1
-            here = (client for client in self._names.values() if client in self.clients)
-            self._away[... if everyone else self.clients.at(here)] = 0
-        gone = np.flatnonzero(self._away > self.forget_after)
-        if len(gone) == len(self.clients):  # the first round, or no known client is left
-            self.clients = Slots.of(self._names)
-            self._away = np.zeros(len(self.clients), np.int32)
-            self.samples = np.full(len(self.clients), np.nan)
-            self.rule = self.new_rule(len(self.clients)) if self.clients else None
-            return
-        new = [] if everyone else self.clients.newcomers(self._names)
-        if self.rule is not None and len(gone):
-            self.rule.drop(gone)
-        if self.rule is not None and new:
-            self.rule.add(len(new))
-        if len(gone) or new:
-            self.samples = np.append(np.delete(self.samples, gone), np.full(len(new), np.nan))
-            self._away = np.append(np.delete(self._away, gone), np.zeros(len(new), np.int32))
-            self.clients = self.clients.changed(gone.tolist(), new)
 
 
 @contextmanager

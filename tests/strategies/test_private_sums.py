@@ -22,13 +22,14 @@ from strategies import (
     QFedAvg,
     SecureOptions,
     SecureSum,
+    TooFewReplies,
     UpdateBound,
     run_rounds,
 )
 from strategies.base.records import to_record
 from strategies.secure import secured
 from tests.helpers import EchoClient, rounds_of, run_inline
-from tests.secure_grids import ON, run
+from tests.secure_grids import ON, Losing, app_of, run
 
 NUMBERS = 20_000
 START = {"w": np.zeros(NUMBERS, np.float32), "running_var": np.zeros(3), "count": np.array(7)}
@@ -138,6 +139,23 @@ def test_a_site_can_demand_noise(noise, fits):
     )
     assert fits == (not reasons)
     assert fits or ("secure-noise = 1" in reasons[0]) == bool(noise)
+
+
+def test_updates_are_shortened_whatever_kind_of_replies_the_server_names():
+    """Noise in units of a norm hides nothing if the update may be longer."""
+    for name, value in (("replies", "sums"), ("replies", "update"), ("clip", False)):
+
+        def change(step, facts, place, name=name, value=value):
+            if step == "train":
+                facts["terms"][name] = value
+
+        inner = Losing(InlineGrid(app_of(by(lambda i: 3.0)), 5), change=change)
+        grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy := private(), ON)
+        with pytest.raises(TooFewReplies):
+            run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
+        texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
+        assert len(texts) == 5
+        assert all("noise needs models as replies, shortened updates" in text for text in texts)
 
 
 def test_a_release_that_cannot_be_counted_does_not_happen():

@@ -79,6 +79,25 @@ def test_one_extra_phase_a_round_where_the_server_follows_the_protocol():
     assert grid.last.travel is None or grid.grid.travel.messages > 0
 
 
+def test_a_client_whose_reply_is_lost_is_back_in_the_next_round(tmp_path):
+    """It has noted on disk that it made its shares for that round already."""
+    base, failures = InlineGrid(app_of(), 5), []
+    for context in map(base.contexts.__getitem__, range(1000, 1005)):
+        context.node_config["store-dir"] = str(tmp_path)
+
+    class Deaf(Losing):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages, timeout=timeout)
+            return replies[1:] if self.round == 1 and self.steps[-1:] == ["train"] else replies
+
+    strategy = FedAvg()
+    grid = secured(ClientGrid(Deaf(base), seed=0, num_clients=5), strategy, ON)
+    start = to_record(list(START), list(START.values()))
+    note = lambda now: failures.append(len(now.failures))
+    run_rounds(strategy, grid, start, 2, callbacks=[note])
+    assert failures == [1, 0]
+
+
 def mean_of(places, name, start=START):
     weights = np.array([1 + 5 * i for i in places])
     moved = np.sum([w * SHIFTS[i] for w, i in zip(weights, places, strict=True)]) / weights.sum()
@@ -334,6 +353,7 @@ def lie(change, match, options=ON, count=5, strategy=None, make=client):
         run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
     texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
     assert any(match in text for text in texts), texts[:2]
+    return texts
 
 
 def test_other_settings_for_one_client_give_no_sum():
@@ -384,6 +404,44 @@ def test_swapped_keys_and_altered_shares_are_refused():
 
     lie(keys, "is not signed by it")
     lie(shares, "it was altered, or belongs to another session")
+
+
+def test_a_refusal_does_not_name_what_it_is_about():
+    """Nobody meets these bounds, so errors would show the server all numbers."""
+    facts = {"bound": 1e-9, "max_weight": 1, "max_norm": 1e-9, "weight": "half"}
+    for name, value in facts.items():
+
+        def change(step, facts, place, name=name, value=value):
+            if step == "train":
+                facts["terms"][name] = value
+
+        make = lambda i: EchoClient(0.1234, num_examples=987, metrics={"half": -0.4321})
+        texts = lie(change, "ValueError", make=make)
+        assert not any(part in text for text in texts for part in ("234", "987", "0.432", "246"))
+
+
+def test_a_site_has_its_own_floors():
+    """The server's word on how many are corrupted is not enough."""
+    for name, options in (("corrupted", {}), ("min-change", {"corrupted": 1})):
+        base = InlineGrid(app_of(), 5)
+        base.contexts[1002].node_config[f"secure-{name}"] = 1
+        grid = ClientGrid(base, seed=0, num_clients=5)
+        grid = secured(grid, FedAvg(), SecureOptions(on=True, **options))
+        start = to_record(list(START), list(START.values()))
+        run_rounds(FedAvg(), grid, start, 1)
+        assert "but this site asks for at least" in grid.grid.faults[1002]
+
+
+def test_other_settings_of_the_run_for_one_client_are_refused():
+    """The others would train with a rate of 0, and the sum be its update."""
+    inner = Losing(InlineGrid(app_of(), 5))
+    inner.grid.contexts[1003].run_config = {"rate": 0.1}
+    grid = secured(ClientGrid(inner, seed=0, num_clients=5), FedAvg(), ON)
+    with pytest.raises(TooFewReplies):
+        run_rounds(FedAvg(), grid, to_record(list(START), list(START.values())), 1)
+    texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
+    assert len(texts) == 5
+    assert all("is not signed by it, for these settings" in text for text in texts)
 
 
 def test_a_message_that_asks_for_a_reply_in_the_clear_is_refused():
@@ -463,8 +521,8 @@ def test_what_needs_sums_only_is_taken(make):
 @pytest.mark.parametrize(
     ("make", "bound", "why"),
     [
-        (lambda i: EchoClient(17.0 if i == 1 else 0.1), None, "changes by 17, above bound = 16"),
-        (lambda i: EchoClient(np.nan if i == 1 else 0.1), None, "changes by nan"),
+        (lambda i: EchoClient(17.0 if i == 1 else 0.1), None, "changes by more than bound = 16"),
+        (lambda i: EchoClient(np.nan if i == 1 else 0.1), None, "or is not finite"),
         (lambda i: EchoClient(0.1, 70_000 if i == 1 else 10), None, "max-weight = 65535"),
         (
             lambda i: EchoClient(0.1, 10, {"x": np.inf} if i == 1 else {"x": 1.0}),
@@ -475,7 +533,7 @@ def test_what_needs_sums_only_is_taken(make):
         (
             lambda i: EchoClient(5.0 if i == 1 else 0.1),
             UpdateBound(max_update_norm=1.0),
-            "the update has the norm 13.2",
+            "the norm of the update is above 1",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from algorithms.secure.client import Participant
 from algorithms.secure.fixed_point import from_bytes, to_bytes, whole
 from algorithms.secure.graph import least_survivors, local_threshold, neighbours
-from algorithms.secure.keys import Refusal, derived, identity, new_signing_key
+from algorithms.secure.keys import Refusal, derived, identity, new_signing_key, signature
 from algorithms.secure.masks import add_stream
 from algorithms.secure.messages import Session, context_digest
 from algorithms.secure.server import Unmaskable, unmask
@@ -58,9 +58,9 @@ class Cohort:
 
     def sealed_for(self, name):
         return {
-            other: offer.sealed[offer.holders.index(name)]
+            other: offer.sealed_for(name, self.graph[other])
             for other, offer in self.offers.items()
-            if name in offer.holders
+            if name in self.graph[other]
         }
 
     def sign(self, survivors, by=None):
@@ -84,7 +84,7 @@ class Cohort:
             if name not in gone and name not in silent
         }
         total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
-        unmask(total, self.session, self.context, self.offers, survivors, reveals)
+        unmask(total, self.session, self.context, self.offers, self.graph, survivors, reveals)
         return whole(total)
 
 
@@ -194,6 +194,44 @@ def test_too_few_that_reveal_leave_the_sum_masked():
         cohort.finish(masked, gone=["1", "2", "3"])
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_wrong_share_leaves_the_sum_masked(gone):
+    """Of a client whose vector is missing, or of one that does not reveal."""
+    cohort = Cohort(5)
+    cohort.open()
+    lost = "4" if gone else ""
+    masked = {n: cohort.mask(n, words([5])) for n in cohort.members if n != lost}
+    survivors = sorted(masked)
+    signatures = cohort.sign(survivors)
+    reveals = {n: cohort.reveal(n, survivors, signatures) for n in survivors if n != "4"}
+    shares = reveals["0"].shares
+    wrong = shares[:-1] + bytes([shares[-1] ^ 1])  # of client 4
+    reveals["0"] = replace(reveals["0"], shares=wrong)
+    total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
+    with pytest.raises(Unmaskable, match="the shares of client 4 do not fit together"):
+        unmask(
+            total, cohort.session, cohort.context, cohort.offers, cohort.graph, survivors, reveals
+        )
+
+
+def test_secrets_of_failed_rounds_are_forgotten():
+    cohort = Cohort(4)
+    for _ in range(5):
+        cohort.open()
+    assert all(len(client.state.open) == 2 for client in cohort.clients.values())
+
+
+def test_a_client_with_few_neighbours_left_does_not_mask():
+    cohort = Cohort(30, degree=10, consistency=False)
+    cohort.open()
+    far = [name for name in cohort.members if name not in cohort.graph["0"]]
+    members = sorted(far + cohort.graph["0"][:5])
+    offers = {name: cohort.offers[name] for name in members}
+    sealed = {n: part for n, part in cohort.sealed_for("0").items() if n in members}
+    with pytest.raises(Refusal, match="5 neighbours take part: at least 6 are needed"):
+        cohort.mask("0", words([1]), members=members, offers=offers, sealed=sealed)
+
+
 def test_masked_vectors_are_uniform_and_never_repeat():
     size = 60_000
     seen = []
@@ -251,9 +289,7 @@ def test_both_kinds_of_shares_are_never_given():
     survivors = ["0", "1", "2", "3"]
     signatures = cohort.sign(survivors)
     reveal = cohort.reveal("0", survivors, signatures)
-    assert reveal.names == ["1", "2", "3", "4"]
-    assert reveal.kept == ["1", "2", "3"]
-    assert len(reveal.shares) == 4
+    assert len(reveal.shares) == 4 * 16  # one of each neighbour
     # asked again, with the client that was gone among the survivors, or without another
     for again in (["0", "1", "2", "3", "4"], ["0", "1", "2"], survivors):
         with pytest.raises(Refusal, match="is not open here"):
@@ -286,6 +322,19 @@ def test_forged_and_foreign_signatures_do_not_count():
     forged = dict.fromkeys(survivors, own) | {"9": own, "1": b"", "2": bytes(64)}
     with pytest.raises(Refusal, match="1 valid signatures"):
         cohort.reveal("0", survivors, forged)
+
+
+def test_signatures_of_clients_with_other_members_do_not_count():
+    """All agree on the survivors, but client 0 was told that client 6 takes no part."""
+    cohort = opened(7)
+    few = {name: offer for name, offer in cohort.offers.items() if name != "6"}
+    sealed = {name: part for name, part in cohort.sealed_for("0").items() if name != "6"}
+    cohort.mask("0", words([1]), offers=few, members=sorted(few), sealed=sealed)
+    for name in "12345":
+        cohort.mask(name, words([1]))
+    signatures = cohort.sign(sorted(few))
+    with pytest.raises(Refusal, match="1 valid signatures"):
+        cohort.reveal("0", sorted(few), signatures)
 
 
 def test_without_signatures_nothing_is_revealed():
@@ -376,6 +425,18 @@ def test_an_altered_share_is_refused(change):
         cohort.mask("0", words([1]), sealed=sealed)
 
 
+def test_a_share_is_for_the_keys_that_come_with_it():
+    """No key seals two texts, even if a client made two offers for one session."""
+    cohort = opened()
+    offer, other = cohort.offers["1"], opened().offers["1"]
+    for name in ("public", "commitment"):
+        changed = replace(offer, **{name: getattr(other, name)})
+        about = cohort.session.id, b"", "1", changed.public, changed.commitment
+        changed = replace(changed, proof=signature(cohort.keys[1], "offer", *about))
+        with pytest.raises(Refusal, match="the share of client 1: it was altered"):
+            cohort.mask("0", words([1]), offers=cohort.offers | {"1": changed})
+
+
 def test_a_replayed_share_is_refused():
     cohort, masked = after_masks()
     old = cohort.sealed_for("0")
@@ -425,7 +486,7 @@ def test_masks_do_not_cancel_where_clients_saw_different_things():
         cohort.reveal("2", survivors, signatures | {"2": b""})
     reveals = {n: cohort.reveal(n, survivors, signatures) for n in survivors if n != "2"}
     total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
-    unmask(total, cohort.session, cohort.context, cohort.offers, survivors, reveals)
+    unmask(total, cohort.session, cohort.context, cohort.offers, cohort.graph, survivors, reveals)
     assert np.unique(whole(total)).size == 50
 
 

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, MetricRecord
 
 from algorithms.secure.fixed_point import from_bytes, to_bytes
 from algorithms.secure.vector import Layout, Terms, content_parts, from_sum, to_vector
+from strategies.base.records import to_record
 
 TERMS = Terms("model", "num-examples", True, 5, 16.0, 65_535, 0.0, False)
 SENT = {"w": np.ones((2, 3), np.float32), "count": np.array(4), "none": np.zeros((0, 2))}
@@ -53,7 +55,7 @@ def test_sums_of_whole_numbers_are_exact():
     arrays, _, count = summed(terms, {}, replies)
     assert (arrays["sums"] == rows.sum(0)).all()
     assert count == 45
-    with pytest.raises(ValueError, match="fits into a secure sum"):
+    with pytest.raises(ValueError, match="fits into no secure sum"):
         to_vector(terms, {}, {"sums": np.array([2**46])}, {"num-examples": 1})
 
 
@@ -82,16 +84,26 @@ def test_too_many_clients_for_the_weights_are_refused():
 
 
 def test_all_of_a_message_is_in_the_digest():
-    content = {"config": {"round": 1, "rate": 0.1}}
-    parts = content_parts(content, TERMS)
+    """Also what an app may go by without a look at names: order, types of records."""
+    first, second = np.zeros(2), np.ones(2)
+    content = {
+        "config": ConfigRecord({"round": 1, "rate": 0.1}),
+        "arrays": to_record(["a", "b"], [first, second]),
+    }
+    parts = content_parts("train", content, TERMS)
+    assert parts == content_parts("train", dict(content), TERMS)
     for other in (
-        content_parts({"config": {"round": 2, "rate": 0.1}}, TERMS),
-        content_parts({"config": {"round": 1.0, "rate": 0.1}}, TERMS),
-        content_parts({"other": {"round": 1, "rate": 0.1}}, TERMS),
-        content_parts(content, replace(TERMS, bound=8.0)),
+        {"config": ConfigRecord({"round": 2, "rate": 0.1})},
+        {"config": ConfigRecord({"round": 1.0, "rate": 0.1})},
+        {"config": MetricRecord({"round": 1, "rate": 0.1})},
+        {"other": ConfigRecord({"round": 1, "rate": 0.1})},
+        {"arrays": to_record(["b", "a"], [second, first])},
+        {"arrays": to_record(["a", "b"], [second, first])},
+        {"True": ConfigRecord()},
     ):
-        assert parts != other
-    assert parts == content_parts({"config": {"rate": 0.1, "round": 1}}, TERMS)
+        assert parts != content_parts("train", {**content, **other}, TERMS)
+    assert parts != content_parts("train", content, replace(TERMS, bound=8.0))
+    assert parts != content_parts("train.other", content, TERMS)
 
 
 @pytest.mark.parametrize("count", [3, 50, 1000])

@@ -1,0 +1,92 @@
+"""Attacks on secure sums that would show single vectors, carried out in full, as
+a server and the clients that help it would.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from algorithms.secure.fixed_point import whole
+from algorithms.secure.keys import Refusal, agreement_key, derived, seal, signature
+from algorithms.secure.masks import add_stream, pair_key
+from algorithms.secure.messages import context_digest, part_of
+from algorithms.secure.sharing import combine
+from tests.algorithms.secure.test_protocol import CONTENT, Cohort, opened, words
+
+
+def resealed(cohort, offer):
+    """Return shares of nothing for an offer, as its maker seals them."""
+    maker, session = cohort.clients[offer.name], cohort.session
+    about = session, offer.name
+    keys = offer.public, offer.commitment
+    return b"".join(
+        seal(maker._share_key(cohort.hellos[n].channel, *about, n, *keys), bytes(32))
+        for n in cohort.graph[offer.name]
+    )
+
+
+def test_two_lists_of_members_do_not_show_single_vectors():
+    """Of 13 clients, 5 are told of 8 members, of which these 5 survive. The other 8 are
+    told of 13, of which these 8 survive, and give the shares of the five's keys.
+    """
+    cohort = opened(13)
+    names = sorted(cohort.members)
+    few, many = names[:5], names[5:]
+    members = names[:8]
+    offers = {name: cohort.offers[name] for name in members}
+    vectors = {name: words([int(name), 7, 9]) for name in few}
+    masked = {
+        name: cohort.mask(
+            name,
+            vectors[name],
+            offers=offers,
+            members=members,
+            sealed={n: s for n, s in cohort.sealed_for(name).items() if n in members},
+        )
+        for name in few
+    }
+    for name in many:
+        cohort.mask(name, words([0, 0, 0]))
+    reveals = {n: cohort.reveal(n, many, s) for s in [cohort.sign(many)] for n in many}
+    context = context_digest(cohort.session, members, CONTENT)
+
+    def unmask_each():
+        signed = cohort.sign(few)
+        given = {name: cohort.reveal(name, few, signed) for name in few}
+        for name in few:  # the server unmasks each of the five alone
+            shares = {
+                place: part_of(reveals[holder].shares, cohort.graph[holder].index(name), 16)
+                for place, holder in enumerate(cohort.graph[name], 1)
+                if holder in reveals
+            }
+            key = agreement_key(combine(shares, 7))
+            for other in members:
+                if other != name:
+                    sign = -1 if name < other else 1
+                    public = cohort.offers[other].public
+                    add_stream(masked[name], pair_key(key, public, context), sign)
+            add_stream(masked[name], derived(given[name].own, "self mask", context), -1)
+            assert (masked[name] == vectors[name]).all()
+
+    with pytest.raises(Refusal, match="5 survivors of 13"):
+        unmask_each()
+
+
+def test_a_copied_key_for_masks_does_not_cancel_a_mask():
+    """Three of seven clients help the server. Each offers an honest client's key as
+    its own, and has a name on the other side of client 3.
+    """
+    cohort = Cohort(7, corrupted=3)
+    cohort.open()
+    for name, copied in (("0", "4"), ("1", "5"), ("2", "6")):
+        offer, public = cohort.offers[name], cohort.offers[copied].public
+        parts = ("offer", cohort.session.id, b"", name, public, offer.commitment)
+        proof = signature(cohort.clients[name].key, *parts)
+        copy = replace(offer, public=public, proof=proof)
+        cohort.offers[name] = replace(copy, sealed=resealed(cohort, copy))
+    vector = words(np.arange(1000))
+    masked = cohort.mask("3", vector)
+    now = cohort.clients["3"].state.open[cohort.session.id.hex()]
+    add_stream(masked, derived(bytes.fromhex(now.own), "self mask", cohort.context), -1)
+    assert np.unique(whole(masked - vector)).size == 1000

@@ -1,0 +1,96 @@
+"""Secure SCAFFOLD with a client lost in every round, each time in another phase, on all
+engines: the model is that of plain runs of the clients that are left.
+"""
+
+import shutil
+import tempfile
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from benchmarks.dropping_clients import LOSSES, PHASES, add_losses, away, lines, with_losses
+from fedapps.commands.parser import main
+from fedapps.deployment import site_run
+from fedapps.deployment.local import Deployment
+from fedapps.engines import app_folder, flower
+from fedapps.runs import inline_grid
+from tests.helpers import rounds_of, run_inline
+
+ROUNDS = 5
+JOB = [
+    "method=scaffold", f"num-rounds={ROUNDS}", "train.local-epochs=1", "clients-per-round=0",
+    "evaluate-every=0", "checkpoint-every=0", "seed=5", "timeout=60",
+]  # fmt: skip
+
+
+def check(folder, plain, count, monkeypatch):
+    """Compare a secure run with the plain run of its survivors."""
+    rows = rounds_of(folder)
+    assert len(rows) == ROUNDS
+    members = [set(row["clients"]) for row in rows]
+    losses = lines(folder / LOSSES)
+    assert {phase for _, phase, _ in losses} == set(PHASES)
+    # one a round, of which those in unmasking are in the sum
+    assert len({session for session, *_ in losses}) == ROUNDS
+    assert sorted(map(len, members)) == sorted(
+        count - (phase in ("offer", "before", "after")) for _, phase, _ in losses
+    )
+    assert all(row["secure-survivors"] == len(m) for row, m in zip(rows, members, strict=True))
+    app = with_losses(away(members))
+    monkeypatch.setattr(inline_grid, "load_app", lambda: app)
+    run_inline(plain, *JOB, f"num-clients={count}")
+    assert [set(row["clients"]) for row in rounds_of(plain)] == members
+    one, other = (load_file(place / "model.safetensors") for place in (plain, folder))
+    for name, array in one.items():
+        np.testing.assert_allclose(other[name], array, rtol=1e-5, atol=1e-6)
+    for a, b in zip(rounds_of(plain), rows, strict=True):
+        assert b["train"]["loss"] == pytest.approx(a["train"]["loss"], rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory):
+    """The model of the run in one process, as bytes."""
+    folder = tmp_path_factory.mktemp("inline")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inline_grid, "load_app", with_losses)
+        run_inline(folder / "out", *JOB, "num-clients=7", "secure.on=true")
+    return folder / "out"
+
+
+def test_inline(in_process, tmp_path, monkeypatch):
+    check(in_process, tmp_path / "plain", 7, monkeypatch)
+
+
+@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.ray)])
+def test_workers_and_ray_give_the_same_bits(engine, in_process, tmp_path, monkeypatch):
+    monkeypatch.setattr(inline_grid, "load_app", with_losses)
+    monkeypatch.setattr(flower, "copy_app", lambda *given: add_losses(app_folder.copy_app(*given)))
+    short = tempfile.mkdtemp(prefix="fr-", dir="/tmp")  # for the names of Ray's sockets
+    monkeypatch.setenv("TMPDIR", short)
+    job = [*JOB, "num-clients=7", "secure.on=true", "--engine", engine, "--workers", "2"]
+    assert main(["run", *job, "--out", str(tmp_path / "out")]) == 0
+    shutil.rmtree(short, ignore_errors=True)
+    check(tmp_path / "out", tmp_path / "plain", 7, monkeypatch)
+    models = [
+        (place / "model.safetensors").read_bytes() for place in (tmp_path / "out", in_process)
+    ]
+    assert models[0] == models[1]
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(1800)
+def test_supernodes(tmp_path, monkeypatch):
+    sites = {
+        name: {"partition-id": place, "num-partitions": 5}
+        for place, name in enumerate(("bern", "kyiv", "lima", "oslo", "rome"))
+    }
+    monkeypatch.setattr(
+        site_run, "copy_app", lambda *given: add_losses(app_folder.copy_app(*given))
+    )
+    with Deployment.create(tmp_path / "five", sites, warm=True) as deployment:
+        deployment.start()
+        engine = ["--engine", "deployment", "--deployment", str(deployment.folder)]
+        job = [*JOB, "num-clients=5", "secure.on=true", *engine]
+        assert main(["run", *job, "--out", str(tmp_path / "out")]) == 0
+    check(tmp_path / "out", tmp_path / "plain", 5, monkeypatch)
