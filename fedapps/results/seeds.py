@@ -181,11 +181,12 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
     in a complete table s_a^2 / S + s_b^2 / K + s_e^2 / (S K), which is
     (MS_a + MS_b - MS_e) / (S K). With missing values the components follow from the
     expected sums of squares (Henderson 1953, method I), with effective numbers of
-    clients and seeds. Degrees of freedom are Satterthwaite's (1946). If MS_a or MS_b is
-    below MS_e, its component counts as 0 and its squares are pooled with the rest. If
-    MS_a is above it, the interval is not narrower than the t interval over seeds: MS_b
-    adds degrees of freedom that the variance of the seeds does not have. Otherwise it
-    may be narrower, since the rest is better known than S seeds show. Coverage:
+    clients and seeds. Degrees of freedom are Satterthwaite's (1946).
+
+    If MS_b is at most MS_e, clients do not differ by more than the rest, and the t
+    interval over seeds is exact. If MS_a is at most MS_e, seeds do not, and V is MS_b.
+    Otherwise the interval is not narrower than the t interval over seeds: MS_b adds
+    degrees of freedom that the variance of the seeds does not have. Coverage:
     ``benchmarks/coverage.py``.
 
     ``None`` with fewer than three seeds, fewer than two clients, or too few clients in
@@ -197,8 +198,7 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
     table, known = table[:, known.any(0)], known[:, known.any(0)]
     per_seed, total = known.sum(1), int(known.sum())
     (s, k) = known.shape
-    degrees = np.array([s - 1, k - 1, total - s - k + 1])
-    if s < ENOUGH or k < 2 or degrees[2] < 1 or not per_seed.all():
+    if s < ENOUGH or k < 2 or total - s - k + 1 < 1 or not per_seed.all():
         return None
     weights = known / (s * per_seed[:, None])
     means = np.where(known, table, 0.0).sum(1) / per_seed
@@ -208,27 +208,17 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
     if found is None:
         return None
     seeds, clients, rest = found
-    unit = (weights**2).sum()
-    rest = max(rest, 0.0)
-    ms = np.array(
-        [
-            max((weights.sum(1) ** 2).sum() / unit * seeds + rest, 0.0),
-            max((weights.sum(0) ** 2).sum() / unit * clients + rest, 0.0),
-            rest,
-        ]
-    )
-    apart = ms[:2] > rest
-    pooled = np.append(~apart, True)
-    freedom = degrees[pooled].sum()
-    ms[2] = (ms * degrees)[pooled].sum() / freedom
-    parts = np.append(ms[:2][apart], (1 - apart.sum()) * ms[2])
-    freedoms = np.append(degrees[:2][apart], freedom)
-    if not parts.sum() > 0:
+    if clients <= 0:
         return over_seeds
-    df = parts.sum() ** 2 / (parts**2 / freedoms).sum()
-    reach = float(stdtrit(df, (1 + level) / 2) * math.sqrt(unit * parts.sum()))
+    unit, rest = (weights**2).sum(), max(rest, 0.0)
+    ms = [(weights.sum(0) ** 2).sum() / unit * clients + rest]  # MS_b, MS_a and -MS_e
+    if seeds > 0:
+        ms += [(weights.sum(1) ** 2).sum() / unit * seeds + rest, -rest]
+    freedom = (k - 1, s - 1, total - s - k + 1)
+    df = sum(ms) ** 2 / sum(one**2 / own for one, own in zip(ms, freedom, strict=False))
+    reach = float(stdtrit(df, (1 + level) / 2)) * math.sqrt(unit * sum(ms))
     mean = over_seeds.mean
-    if apart[0]:
+    if seeds > 0:
         reach = max(reach, over_seeds.high - mean)
     return Interval(mean, over_seeds.std, mean - reach, mean + reach, s)
 

@@ -48,7 +48,7 @@ def test_two_clicks_lead_from_the_index_to_table_2_3_and_its_command():
     assert "`fedapps sweep experiments/superfed/table-2.3.toml`" in row
     part = (RESULTS / page).read_text(encoding="utf-8").split("## Table 2.3")[1].split("\n## ")[0]
     assert section == "table-23-mnist-two-classes-per-client-500-rounds"
-    assert "| superfed-mm | 99.12 (0.83) | 99.45 (0.46) |" in part
+    assert "| superfed-mm | 99.12 | 99.45 (0.46) |" in part
     assert "(results/README.md)" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     assert "(docs/results/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 

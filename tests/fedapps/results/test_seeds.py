@@ -90,20 +90,14 @@ def test_the_crossed_interval_of_a_table_by_hand():
     # Seeds alone: no narrower than t over seeds
     seeds = crossed_interval(np.repeat([[1.0], [2.0], [6.0]], 3, axis=1) + rest / 10)
     assert seeds.high - 3 == pytest.approx(4.302653 * math.sqrt(7 / 3), rel=1e-6)
-    # MS_a = 0.0075 and MS_b = 4 are below MS_e = 36: neither seeds nor clients differ
-    # beyond the rest, and all squares estimate one variance with eight degrees.
-    level = np.array([0.0, 0.05, 0.1])[:, None] + np.array([1.0, 3.0, 5.0]) / 3**0.5
-    ms = 3 * 0.05**2, 3 * 4 / 3, 36.0
-    pooled = crossed_interval(level + 6 * rest)
-    reach = student.ppf(0.975, 8) * math.sqrt(np.dot((2, 2, 4), ms) / 8 / 9)
-    assert pooled.high - pooled.mean == pytest.approx(reach, rel=1e-6)
-    # MS_a = 30.72 is below it, too: seeds alone would give a wider interval
-    level = np.array([-3.2, 0.0, 3.2])[:, None] + np.array([1.0, 3.0, 5.0]) / 3**0.5
-    ms = 3 * 3.2**2, 3 * 4 / 3, 36.0
-    pooled = crossed_interval(level + 6 * rest)
-    reach = student.ppf(0.975, 8) * math.sqrt(np.dot((2, 2, 4), ms) / 8 / 9)
-    assert pooled.high - pooled.mean == pytest.approx(reach, rel=1e-6)
-    assert t_interval([-3.2, 0.0, 3.2]).high > 1.5 * reach
+    # MS_b = 4 is below MS_e = 36: clients add nothing to the t interval over seeds
+    seeds = np.array([-3.2, 0.0, 3.2])
+    table = seeds[:, None] + np.array([1.0, 3.0, 5.0]) / 3**0.5 + 6 * rest
+    assert crossed_interval(table) == t_interval(table.mean(1).tolist())
+    # MS_a = 0.0075 is, too, and MS_b = 300 above it: V = 300 / 9, two degrees
+    table = np.array([0.0, 0.05, 0.1])[:, None] + np.array([-10.0, 0.0, 10.0]) + 6 * rest
+    clients = crossed_interval(table)
+    assert clients.high - clients.mean == pytest.approx(4.302653 * math.sqrt(300 / 9), rel=1e-6)
 
 
 def test_the_crossed_interval_needs_three_seeds_and_two_clients():
@@ -133,7 +127,7 @@ def test_the_crossed_interval_covers_the_mean_over_all_sites(clients, seeds, mis
         inside.append(crossed.low <= 0 <= crossed.high)
         alone = t_interval(list(np.nanmean(table, 1)))
         over_seeds.append(alone.low <= 0 <= alone.high)
-    assert 0.935 < np.mean(inside) < 0.98
+    assert 0.935 < np.mean(inside) < 0.975
     if clients == 3.0:
         assert np.mean(over_seeds) < 0.9
 
