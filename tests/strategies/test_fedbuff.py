@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAdam as FlowerFedAdam
 
 from algorithms.common.fleet import Fleet, FleetOptions, Measured
@@ -31,6 +31,7 @@ from strategies import (
     VirtualClock,
     run_rounds,
 )
+from strategies.base.timing import Flight
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2), "count": np.array(7)}
@@ -158,6 +159,7 @@ class Delayed(InlineGrid):
 
     def push_messages(self, messages):
         messages = list(messages)
+        self.pushed = [*getattr(self, "pushed", []), *messages]
         ids = super().push_messages(messages)
         now = time.monotonic()
         self.due = getattr(self, "due", {}) | {
@@ -249,16 +251,57 @@ def test_kept_replies_count_in_the_round_in_which_they_arrive():
     assert seen[0][1].trained.clients == [0]
     assert seen[0][1].trained.late == [1]
     assert seen[1][1].trained.clients == [0, 1]
+    assert seen[1][1].trained.sent == 1  # client 1 was still under way
     assert seen[1][1].trained.ages == {1: 1}
     np.testing.assert_allclose(seen[1][0][0], 1 + (1 + 10 / 2**0.5) / 2)
 
 
-def test_dropped_clients_stay_busy():
-    grid = grid_of(echo, 2, measured(1, 5), pace=PaceOptions(deadline=3))
-    _, seen = run(FedAvg(), echo, grid, 3)
-    # client 1, asked at 0, is busy until 5; asked at 3, it would answer at 10
-    assert [now.trained.clients for _, now in seen] == [[0], [0], [0]]
-    assert [now.trained.clock for _, now in seen] == [3, 6, 9]
+def test_dropped_clients_stay_busy_and_have_trained():
+    trained = []
+
+    class Notes(EchoClient):
+        def fit(self, parameters, config):
+            trained.append((self.shift, config["server-round"]))
+            return super().fit(parameters, config)
+
+    # client 1 is busy until 5: asked at 3, it would else answer at 5
+    seconds = {(0, 1): 1, (0, 2): 1, (0, 3): 1, (1, 1): 5, (1, 2): 2, (1, 3): 0.5}
+    clock = VirtualClock(
+        Fleet(FleetOptions(speed="equal", sample_seconds=1.0)),
+        lambda question, k: seconds[k, question.content["config"]["server-round"]],
+    )
+    client = lambda i, _: Notes(float(i))
+    grid = grid_of(client, 2, None, pace=PaceOptions(deadline=3), clock=clock)
+    _, seen = run(FedAvg(), client, grid, 3)
+    assert [now.trained.clients for _, now in seen] == [[0], [0], [0, 1]]
+    assert [now.trained.clock for _, now in seen] == [3, 6, 7.5]
+    assert sorted(trained) == [(k, r) for k in (0.0, 1.0) for r in (1, 2, 3)]
+
+
+def test_a_reply_that_is_polled_at_the_deadline_came_in_time():
+    app = to_client_app(lambda context: echo(0, context))
+    grid, clock = InlineGrid(app, 1), RealClock()
+    content = RecordDict({"arrays": _arrays(), "config": ConfigRecord({"server-round": 1})})
+    clock.start(grid, [Flight(Message(content, grid.get_node_ids()[0], "train"), 0, 1, 0.0)])
+    assert clock.next(grid, until=0.0).arrived == 0.0
+
+
+def test_a_repeated_run_has_its_own_begins_of_rounds():
+    rows = [{"client": "0", "round": "1", "asked": "50.0", "arrived": "52.0", "fate": "used"}]
+    fleet = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
+    _, seen = run(FedAvg(), echo, grid_of(echo, 1, fleet, pace=PaceOptions(deadline=10)), 1)
+    assert seen[0][1].trained.clients == [0]
+
+
+def test_a_client_that_never_answers_is_asked_again_after_the_timeout():
+    stuck = type("Stuck", (Delayed,), {"delays": (0.01, 0.01, 1e9, 0.01, 0.01, 0.01)})
+    pace = PaceOptions(deadline=0.1, late="keep")
+    grid = grid_of(towards, 6, None, 0, stuck, pace, RealClock(pause=0.01))
+    simulate(
+        FedAvg(fraction_evaluate=0), towards, 0, START, 6, grid=grid, evaluate_every=0, timeout=0.25
+    )
+    asked = sum(m.metadata.dst_node_id % 6 == 2 for m in grid.grid.pushed)
+    assert 2 <= asked <= 3
 
 
 def test_who_breaks_off_is_a_failure_and_frees_its_place():

@@ -93,6 +93,17 @@ def test_a_synchronous_run_reports_its_simulated_seconds_and_is_the_same_run(tmp
     assert model[0] == model[1]
 
 
+def test_twice_the_epochs_take_twice_the_time(tmp_path):
+    took = [
+        run_inline(
+            tmp_path / str(epochs),
+            **{"num-rounds": 2, "time.speed": "log-normal", "train.local-epochs": epochs},
+        )["clock-seconds"]
+        for epochs in (1, 2)
+    ]
+    assert took[1] == pytest.approx(2 * took[0])
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
