@@ -256,7 +256,7 @@ def test_kept_replies_count_in_the_round_in_which_they_arrive():
 def test_dropped_clients_stay_busy():
     grid = grid_of(echo, 2, measured(1, 5), pace=PaceOptions(deadline=3))
     _, seen = run(FedAvg(), echo, grid, 3)
-    # client 1, asked at 0, is busy until 5; asked at 3, it would answer at 10, and so on
+    # client 1, asked at 0, is busy until 5; asked at 3, it would answer at 10
     assert [now.trained.clients for _, now in seen] == [[0], [0], [0]]
     assert [now.trained.clock for _, now in seen] == [3, 6, 9]
 
