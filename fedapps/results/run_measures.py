@@ -155,11 +155,12 @@ def value_of(run: RunFolder, measure: Measure) -> float | None:
         reached = (
             r for r, v in zip(rounds, values, strict=True) if sign * v >= sign * measure.target
         )
-        number = next(reached, math.inf)
-        if measure.form == "rounds-to":
-            return float(number)
-        clock = run.clock
-        return clock.get(number, math.inf) if clock else None
+        number = next(reached, None)
+        if measure.form == "seconds-to" and not run.clock:
+            return None
+        if number is None:
+            return math.inf
+        return float(number) if measure.form == "rounds-to" else run.clock.get(number, math.inf)
     if measure.place is None:
         return values[-1]
     known = run.models if measure.models else {number: float(number) for number in rounds}
