@@ -251,6 +251,17 @@ class RunFolder:
             sums[record["round"]] = total / clients if clients else 0.0
         return sums if total and clients else {}
 
+    @cached_property
+    def clock(self) -> dict[int, float]:
+        """Seconds of the run at the end of each round's training, by its clock; empty
+        if it had none.
+        """
+        return {
+            record["round"]: float(record["clock-seconds"])
+            for record in self.rounds
+            if is_number(record.get("clock-seconds"))
+        }
+
     def series(self, part: str) -> dict[str, tuple[list[int], list[float]]]:
         """Return every numeric metric in `part` (`train` or `evaluate`): key ->
         (rounds, values).

@@ -46,6 +46,7 @@ KINDS = {
     "rounds": "a measure over the rounds",
     "bytes": "a measure over the bytes of all training messages so far, up and down",
     "seconds": "a measure over the seconds so far",
+    "clock": "a measure over the seconds of the run's clock, which is simulated in a simulation",
     "models": "a measure over the models that a client has sent and received",
     "clients": "a column of clients.csv, from the worst client to the best, as lines",
     "bars": "the clients' accuracies or AUROC, from worst to best, as bars",
@@ -57,6 +58,7 @@ KINDS = {
 X_LABELS = {
     "bytes": "MB, all clients",
     "seconds": "seconds",
+    "clock": "seconds by the clock of the run",
     "models": "models sent and received, per client",
     "clients": "share of clients, worst first (%)",
 }
@@ -232,8 +234,8 @@ def _over(kind: str, runs: Runs, measure: Measure) -> Line | None:
 
 def _places(kind: str, run: RunFolder) -> dict[int, float]:
     """Return the position of each round on the x axis."""
-    if kind == "models":
-        return run.models
+    if kind in ("models", "clock"):
+        return run.models if kind == "models" else run.clock
     rounds = [record["round"] for record in run.rounds]
     if kind not in _SUMMED:
         return {number: float(number) for number in rounds}

@@ -11,6 +11,8 @@ A measure is written
                                   error the lowest
     rounds-to(accuracy-mean,0.85) the first round whose evaluation reaches the target (a
                                   loss: falls to it); infinite if none does
+    seconds-to(accuracy-mean,0.85) the seconds of the run, by its clock, at the end of
+                                  that round
     train.loss, train.loss@20     a metric of training, in the last round or in round 20
     sum(train.objective)          a metric of training, summed over the rounds
     max(clients.loss)             the maximum of a column of clients.csv; also min and
@@ -29,8 +31,10 @@ from fedapps.formats import metric_name
 from fedapps.records.reader import RunFolder
 
 _OVER_CLIENTS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mean": fmean}
+#: The forms with a target, and the units of their values.
+_TO = {"rounds-to": "rounds", "seconds-to": "seconds"}
 _FORMS = re.compile(
-    r"(?:(best|rounds-to|sum|max|min|mean)\()?((?:train\.|clients\.)?[\w-]+)(?:,([\d.eE+-]+)\)|\))?(?:@(\d+)(-models)?)?"
+    r"(?:(best|rounds-to|seconds-to|sum|max|min|mean)\()?((?:train\.|clients\.)?[\w-]+)(?:,([\d.eE+-]+)\)|\))?(?:@(\d+)(-models)?)?"
 )
 
 
@@ -54,9 +58,9 @@ class Measure:
     @property
     def unit(self) -> str:
         """The key that determines the format of values: ``accuracy-mean``, or
-        ``rounds``.
+        ``rounds`` or ``seconds``.
         """
-        return "rounds" if self.form == "rounds-to" else self.key
+        return _TO.get(self.form, self.key)
 
     @property
     def name(self) -> str:
@@ -64,8 +68,8 @@ class Measure:
         name = metric_name(self.key)
         if self.part == "train":
             name = f"training {name}"
-        if self.form == "rounds-to":
-            return f"rounds to {name} {self.target:g}"
+        if self.form in _TO:
+            return f"{self.unit} to {name} {self.target:g}"
         if self.part == "clients":
             return (
                 f"{name}, {({'max': 'largest', 'min': 'least', 'mean': 'mean'})[self.form]} of "
@@ -94,7 +98,7 @@ def read_measure(text: str) -> Measure:
     fits = {
         "": part != "clients" and not closed,
         "best": part != "clients" and place is None,
-        "rounds-to": part != "clients" and place is None,
+        **dict.fromkeys(_TO, part != "clients" and place is None),
         "sum": part == "train" and place is None,
         **dict.fromkeys(("max", "min", "mean"), part == "clients" and place is None),
     }
@@ -102,12 +106,12 @@ def read_measure(text: str) -> Measure:
     if (
         not match
         or not fits[form]
-        or (form == "rounds-to") != (target is not None)
+        or (form in _TO) != (target is not None)
         or (form != "") != closed
     ):
         raise ValueError(
             f"{text!r}: write NAME, NAME@ROUND, NAME@N-models, best(NAME), rounds-to(NAME,VALUE), "
-            "train.NAME, sum(train.NAME) or "
+            "seconds-to(NAME,VALUE), train.NAME, sum(train.NAME) or "
             "max(clients.NAME)"
         )
     return Measure(
@@ -146,18 +150,17 @@ def value_of(run: RunFolder, measure: Measure) -> float | None:
         return None
     if measure.form == "best":
         return min(values) if lower_is_better(measure.key) else max(values)
-    if measure.form == "rounds-to":
+    if measure.form in _TO:
         sign = -1 if lower_is_better(measure.key) else 1
-        return float(
-            next(
-                (
-                    r
-                    for r, v in zip(rounds, values, strict=True)
-                    if sign * v >= sign * measure.target
-                ),
-                math.inf,
-            )
+        reached = (
+            r for r, v in zip(rounds, values, strict=True) if sign * v >= sign * measure.target
         )
+        number = next(reached, None)
+        if measure.form == "seconds-to" and not run.clock:
+            return None
+        if number is None:
+            return math.inf
+        return float(number) if measure.form == "rounds-to" else run.clock.get(number, math.inf)
     if measure.place is None:
         return values[-1]
     known = run.models if measure.models else {number: float(number) for number in rounds}

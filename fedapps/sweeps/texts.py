@@ -47,8 +47,10 @@ def best_of(text: str) -> Callable[[list[float]], float] | None:
 def number(text: str, value: float) -> str:
     """Return a mean or standard deviation as text with the usual number of decimals."""
     measure = read_measure(text).unit
+    if measure in ("rounds", "seconds") and not math.isfinite(value):
+        return "never"
     if measure == "rounds":
-        return f"{value:.0f}" if math.isfinite(value) else "never"
+        return f"{value:.0f}"
     if "bytes" in measure.split("-"):
         return bytes_text(value)
     if is_percent(measure):
@@ -61,7 +63,7 @@ def number(text: str, value: float) -> str:
 def heading(text: str) -> str:
     """Return the heading of a measure: its name with its unit."""
     measure = read_measure(text)
-    unit = ", %" if is_percent(measure.unit) else ", s" if measure.unit == "seconds" else ""
+    unit = ", %" if is_percent(measure.unit) else ", s" if measure.key == "seconds" else ""
     name = measure.name + unit
     return name[:1].upper() + name[1:]
 

@@ -7,6 +7,7 @@ import pytest
 
 from fedapps.records.reader import read_run
 from fedapps.results.run_measures import curve_of, read_measure, value_of
+from fedapps.sweeps.texts import best_of, number
 
 
 @pytest.fixture
@@ -15,12 +16,13 @@ def run(tmp_path):
     two models and receive three in each round.
     """
     rows = []
-    for number, accuracy in ((1, 0.5), (2, 0.9), (3, None), (4, 0.8)):
+    for turn, accuracy in ((1, 0.5), (2, 0.9), (3, None), (4, 0.8)):
         row = {
-            "round": number,
-            "train": {"loss": 1 / number, "objective": number},
+            "round": turn,
+            "train": {"loss": 1 / turn, "objective": turn},
             "models-up": 2,
             "models-down": 3,
+            "clock-seconds": 2.5 * turn,
         }
         rows.append(row | ({} if accuracy is None else {"evaluate": {"accuracy-mean": accuracy}}))
     (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -48,6 +50,11 @@ def run(tmp_path):
         ("best(accuracy-mean)", 0.9),
         ("rounds-to(accuracy-mean,0.6)", 2),
         ("rounds-to(accuracy-mean, 0.95)", math.inf),
+        ("seconds-to(accuracy-mean,0.6)", 5),
+        ("seconds-to(accuracy-mean,0.85)", 5),
+        ("seconds-to(accuracy-mean,0.95)", math.inf),
+        ("seconds-to(train.loss,0.3)", 10),  # a loss falls to it
+        ("seconds-to(rmse-mean,0.3)", None),
         ("train.loss", 0.25),
         ("train.loss@2", 0.5),
         ("sum(train.objective)", 10),
@@ -63,13 +70,19 @@ def test_values(run, text, value):
     assert value_found == (None if value is None else pytest.approx(value))
 
 
+def test_a_run_without_a_clock_has_no_seconds_to_a_target(run):
+    for row in run.rounds:
+        del row["clock-seconds"]
+    assert value_of(run, read_measure("seconds-to(accuracy-mean,0.6)")) is None
+
+
 def test_sums_are_sums_so_far(run):
     assert curve_of(run, read_measure("sum(train.objective)")) == ([1, 2, 3, 4], [1, 3, 6, 10])
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "best(", "best(a", "a)", "median(a)", "rounds-to(a)", "best(a,3)", "a@x", "sum(a)", "max(a)", "clients.loss", "a@3-model",
+    ["", "best(", "best(a", "a)", "median(a)", "rounds-to(a)", "seconds-to(a)", "seconds-to(a,1)@3", "best(a,3)", "a@x", "sum(a)", "max(a)", "clients.loss", "a@3-model",
      "best(a)@3", "rounds-to(a,b)"],
 )  # fmt: skip
 def test_invalid_measures_are_errors(text):
@@ -89,4 +102,9 @@ def test_headings():
     ]
     assert read_measure("accuracy-mean@200-models").name == "accuracy, mean with 200 models"
     assert read_measure("rounds-to(accuracy-mean,0.85)").unit == "rounds"
+    to = read_measure("seconds-to(accuracy-mean,0.85)")
+    assert (to.unit, to.name) == ("seconds", "seconds to accuracy, mean 0.85")
+    assert number(to.text, 12.34) == "12.3"
+    assert number(to.text, math.inf) == "never"
+    assert best_of(to.text) is min
     assert read_measure("sum(train.objective)").name == "sum of training objective"

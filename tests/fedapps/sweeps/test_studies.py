@@ -297,6 +297,7 @@ def test_every_kind_of_plot_draws_what_the_runs_have(kind, results_of, tmp_path,
                 "models-up": 1,
                 "models-down": 1,
                 "seconds": 0.5,
+                "clock-seconds": 3.0 * record["round"],
                 "bytes-up": 100,
                 "bytes-down": 50,
             }
