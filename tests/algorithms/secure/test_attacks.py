@@ -12,7 +12,7 @@ from algorithms.secure.keys import Refusal, agreement_key, derived, seal, signat
 from algorithms.secure.masks import add_stream, pair_key
 from algorithms.secure.messages import context_digest, part_of
 from algorithms.secure.sharing import combine
-from tests.algorithms.secure.test_protocol import CONTENT, Cohort, opened, words
+from tests.secure_cohort import CONTENT, Cohort, opened, words
 
 
 def resealed(cohort, offer):
