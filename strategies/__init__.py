@@ -28,15 +28,15 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from strategies.apfl import APFLOptions as APFLOptions
     from strategies.base.capabilities import Capabilities as Capabilities
     from strategies.base.client_grid import ClientGrid as ClientGrid
+    from strategies.base.clocks import RealClock as RealClock
+    from strategies.base.clocks import VirtualClock as VirtualClock
     from strategies.base.reply_validation import UpdateBound as UpdateBound
     from strategies.base.rounds import Patience as Patience
     from strategies.base.rounds import Round as Round
     from strategies.base.rounds import TooFewReplies as TooFewReplies
     from strategies.base.rounds import run_rounds as run_rounds
     from strategies.base.timing import PaceOptions as PaceOptions
-    from strategies.base.timing import RealClock as RealClock
     from strategies.base.timing import Timing as Timing
-    from strategies.base.timing import VirtualClock as VirtualClock
     from strategies.class_means import ClassMeans as ClassMeans
     from strategies.dfw_trace import DFWTrace as DFWTrace
     from strategies.dfw_trace import DFWTraceOptions as DFWTraceOptions

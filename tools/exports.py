@@ -30,9 +30,10 @@ SHARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "strategies": {
         "strategies.base.capabilities": ("Capabilities",),
         "strategies.base.client_grid": ("ClientGrid",),
+        "strategies.base.clocks": ("RealClock", "VirtualClock"),
         "strategies.base.reply_validation": ("UpdateBound",),
         "strategies.base.rounds": ("Patience", "Round", "TooFewReplies", "run_rounds"),
-        "strategies.base.timing": ("PaceOptions", "RealClock", "Timing", "VirtualClock"),
+        "strategies.base.timing": ("PaceOptions", "Timing"),
         "strategies.families.reweighting": ("Reweighting",),
     },
     "clients": {

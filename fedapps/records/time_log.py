@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedapps.records.files import Files, csv_text
+from strategies.base.clocks import Flight
 from strategies.base.roster import ClientId
-from strategies.base.timing import Flight
 
 FILE = "time.csv"
 COLUMNS = ["client", "round", "asked", "arrived", "fate", "ended"]

@@ -15,9 +15,10 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNet, SplitsSamples
+from strategies.base.clocks import RealClock, VirtualClock, epochs_of
 from strategies.base.flower_private import is_simulation
 from strategies.base.roster import ClientId, called
-from strategies.base.timing import RealClock, Timing, VirtualClock, epochs_of
+from strategies.base.timing import Timing
 
 
 def timing_of(settings: Settings, task: Any, grid: Grid, names: Sequence[str]) -> Timing | None:

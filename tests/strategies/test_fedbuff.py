@@ -31,7 +31,7 @@ from strategies import (
     VirtualClock,
     run_rounds,
 )
-from strategies.base.timing import Flight
+from strategies.base.clocks import Flight
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2), "count": np.array(7)}

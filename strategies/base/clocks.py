@@ -1,0 +1,200 @@
+"""Two clocks for the messages of training phases (``timing``): one of simulated and one
+of real seconds.
+
+``VirtualClock`` computes from a ``Fleet`` when each reply would arrive, and runs a
+client when that time has come, so a run repeats to the bit. ``RealClock`` pushes
+messages and pulls replies. Between equal times, clients come in the order of their ids.
+"""
+
+import heapq
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from algorithms.common.fleet import Fleet
+from strategies.base.flower_private import ErrorCode, number_message
+from strategies.base.messages import content_bytes
+from strategies.base.roster import ClientId, order
+
+
+@dataclass
+class Flight:
+    """A message under way. ``number``: its round; ``began``, ``arrived``: seconds of
+    the run; ``reply``: when it is here.
+    """
+
+    question: Message
+    client: ClientId
+    number: int
+    began: float
+    arrived: float = math.inf
+    broken: bool = False
+    reply: Message | None = None
+    fate: str = ""
+
+
+class VirtualClock:
+    """Simulated time. ``work(question, client)``: samples times epochs of a training;
+    by default the epochs of its configuration, of one sample.
+    """
+
+    def __init__(
+        self, fleet: Fleet, work: Callable[[Message, ClientId], float] | None = None
+    ) -> None:
+        self.fleet, self.now = fleet, 0.0
+        self.work = work or (lambda question, client: epochs_of(question))
+        self._heap: list[tuple[float, tuple[bool, ClientId], int, Flight]] = []
+        self._count = itertools.count()
+        self.busy: dict[ClientId, float] = {}  # until when, of clients that were left behind
+
+    @property
+    def flights(self) -> list[Flight]:
+        """What is under way."""
+        return [flight for *_, flight in self._heap]
+
+    def start(self, grid: Grid, flights: Sequence[Flight]) -> None:
+        """Compute when the replies will arrive."""
+        sizes: dict[int, int] = {}
+        copies: dict[int, RecordDict] = {}
+        for flight in flights:
+            content, client = flight.question.content, flight.client
+            if id(content) not in sizes:
+                sizes[id(content)] = content_bytes(content)
+                copies[id(content)] = as_sent(content)
+            flight.question.content = copies[id(content)]
+            began = max(self.now, self.busy.pop(client, 0.0))
+            work = self.work(flight.question, client)
+            training = self.fleet.training(
+                client, flight.number, began, work, 2 * sizes[id(content)]
+            )
+            self.now = flight.began = max(self.now, training.asked)
+            flight.arrived, flight.broken = training.arrival, training.broken
+            self.take(flight)
+
+    def take(self, flight: Flight) -> None:
+        """Add a flight whose time of arrival is known."""
+        entry = flight.arrived, order(flight.client), next(self._count), flight
+        heapq.heappush(self._heap, entry)
+
+    def next(self, grid: Grid, until: float) -> Flight | None:
+        """Return the next flight that arrives, of several at the same time the first
+        client's.
+        """
+        if self._heap and self._heap[0][0] <= until and self._heap[0][0] < math.inf:
+            flight = heapq.heappop(self._heap)[-1]
+            self.now = max(self.now, flight.arrived)
+            return flight
+        self.now = until if self.now < until < math.inf else self.now
+        return None
+
+    def finish(self, grid: Grid, flights: Sequence[Flight], timeout: float | None) -> None:
+        """Run the clients."""
+        for flight in flights:
+            if flight.broken:
+                number_message(flight.question)
+                error = Error(ErrorCode.NODE_UNAVAILABLE, "the client broke off (time.dropout)")
+                flight.reply = Message(error, reply_to=flight.question)
+        asked = [flight for flight in flights if not flight.broken]
+        questions = [flight.question for flight in asked]
+        replies = grid.send_and_receive(questions, timeout=timeout) if questions else ()
+        answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        for flight in asked:  # the grid has numbered the messages
+            flight.reply = answers.get(flight.question.metadata.message_id)
+
+    def leave(self, flight: Flight) -> None:
+        """Leave a flight behind: its client stays busy until it would have arrived."""
+        self._heap = [entry for entry in self._heap if entry[-1] is not flight]
+        heapq.heapify(self._heap)
+        self.busy[flight.client] = flight.arrived if flight.arrived < math.inf else self.now
+
+    def available(self, client: ClientId) -> bool:
+        """Return whether a client can be asked now."""
+        return self.fleet.available(client, self.now)
+
+
+class RealClock:
+    """Real time, since the first use. ``pause``: seconds between two polls."""
+
+    def __init__(self, pause: float = 0.1) -> None:
+        self.pause, self._start = pause, time.monotonic()
+        self._flying: dict[str, Flight] = {}
+        self._arrived: deque[Flight] = deque()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
+
+    @now.setter
+    def now(self, value: float) -> None:
+        self._start = time.monotonic() - value
+
+    @property
+    def flights(self) -> list[Flight]:
+        """What is under way."""
+        return [*self._flying.values(), *self._arrived]
+
+    def start(self, grid: Grid, flights: Sequence[Flight]) -> None:
+        """Push the messages."""
+        numbers = list(grid.push_messages([flight.question for flight in flights]))
+        for flight, number in zip(flights, numbers, strict=True):
+            if number:
+                self._flying[number] = flight
+                continue
+            error = Error(ErrorCode.NODE_UNAVAILABLE, "the node does not take messages")
+            self._take(flight, Message(error, reply_to=flight.question), self.now)
+
+    def _take(self, flight: Flight, reply: Message, now: float) -> None:
+        flight.reply, flight.arrived, flight.broken = reply, now, reply.has_error()
+        self._arrived.append(flight)
+
+    def next(self, grid: Grid, until: float) -> Flight | None:
+        """Return the next flight that arrives, of several at one poll the first
+        client's.
+        """
+        while not self._arrived:
+            if not self._flying:
+                return None
+            replies = list(grid.pull_messages(list(self._flying)))
+            landed = [(self._flying.pop(r.metadata.reply_to_message_id), r) for r in replies]
+            for flight, reply in sorted(landed, key=lambda pair: order(pair[0].client)):
+                self._take(flight, reply, min(self.now, until))
+            if not landed:
+                if self.now >= until:
+                    return None
+                time.sleep(max(min(self.pause, until - self.now), 0.0))
+        return self._arrived.popleft()
+
+    def finish(self, grid: Grid, flights: Sequence[Flight], timeout: float | None) -> None:
+        """Do nothing: replies are here."""
+
+    def leave(self, flight: Flight) -> None:
+        """Forget a flight."""
+        self._flying = {number: f for number, f in self._flying.items() if f is not flight}
+        self._arrived = deque(f for f in self._arrived if f is not flight)
+
+    def available(self, client: ClientId) -> bool:
+        """Return true: who is connected can be asked."""
+        return True
+
+
+def as_sent(content: RecordDict) -> RecordDict:
+    """Return a content whose configurations stay as they are: the round loop writes
+    into its own in every round.
+    """
+    records = content.items()
+    return RecordDict({n: r.copy() if isinstance(r, ConfigRecord) else r for n, r in records})
+
+
+def epochs_of(question: Message) -> float:
+    """Return the local epochs that a training message asks for; 1 if it does not."""
+    for record in question.content.values():
+        if isinstance(record, ConfigRecord) and "local-epochs" in record:
+            return float(str(record["local-epochs"]))
+    return 1.0
