@@ -35,6 +35,7 @@ from strategies.base.capabilities import (
     require_declaration,
     state_of,
 )
+from strategies.base.messages import innermost
 from strategies.base.staleness import check_stale
 from strategies.base.timing import STALENESS
 from strategies.base.wrapper import Wrapper
@@ -79,21 +80,35 @@ class FedBuff(Wrapper):
 
     def buffer_size(self, training: int) -> int:
         """Return how many replies a round takes, if ``training`` clients train at a
-        time. Raises ``ValueError`` if it is more than these.
+        time. Raises ``ValueError`` if it is more than these, or too few for one of
+        Flower's strategies, which waits for its minimum.
         """
         if self.options.buffer > training:
             raise ValueError(
                 f"fedbuff.buffer = {self.options.buffer}, but {training} clients train at a time: "
                 f"choose at most that many, or more clients-per-round"
             )
-        return self.options.buffer or (training + 1) // 2
+        buffer = self.options.buffer or (training + 1) // 2
+        inner: Any = innermost(self.strategy)
+        names = ("min_available_nodes", "min_train_nodes")
+        least = max(getattr(inner, name, 0) for name in names)
+        if buffer < least and not getattr(inner, "waits_for_clients", False):
+            raise ValueError(
+                f"buffer = {buffer}: {type(inner).__name__} waits for {least} clients, and a round "
+                f"starts {buffer}: set its {names[0]} and {names[1]} to {buffer} or less"
+            )
+        return buffer
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Delegate to the wrapped strategy: the client grid chooses who starts."""
-        if not hasattr(grid, "timing"):
-            raise ValueError("FedBuff: call its start(), whose rounds are asynchronous")
+        timing = getattr(grid, "timing", None)
+        if timing is None or not timing.buffer:
+            raise ValueError(
+                "FedBuff: its rounds are asynchronous only in its own start(), and not as a part "
+                "of WarmStart: make it the outermost method"
+            )
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(

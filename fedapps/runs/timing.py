@@ -3,10 +3,12 @@
 import csv
 from collections.abc import Sequence
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Message
+from flwr.common import log
 from flwr.serverapp import Grid
 
 from algorithms.common.fleet import Fleet, Measured
@@ -26,6 +28,12 @@ def timing_of(settings: Settings, task: Any, grid: Grid, names: Sequence[str]) -
     time is not simulated. Raises ``UserError``.
     """
     simulated = isinstance(grid, InlineGrid) or is_simulation(grid)
+    if not simulated and settings.time.speed not in ("auto", "off"):
+        log(
+            WARNING,
+            "time.speed = %r has no effect: time on SuperNodes is real",
+            settings.time.speed,
+        )
     if not (settings.asynchronous or settings.rounds.on or (simulated and settings.timed)):
         return None
     if isinstance(grid, GatewayGrid):

@@ -29,6 +29,7 @@ from strategies import (
     Scaffold,
     Timing,
     VirtualClock,
+    WarmStart,
     run_rounds,
 )
 from strategies.base.clocks import Flight
@@ -377,6 +378,20 @@ def test_a_buffer_larger_than_who_trains_is_refused():
     grid = grid_of(towards, 6, measured(*range(6)), 3)
     with pytest.raises(ValueError, match="buffer = 4, but 3 clients train"):
         run(FedBuff(FedAvg(), FedBuffOptions(4)), towards, grid, 2)
+
+
+def test_one_of_flowers_strategies_that_would_wait_for_ever_is_refused():
+    grid = grid_of(towards, 6, measured(*range(6)), 3)
+    with pytest.raises(ValueError, match="FedAdam waits for 2 clients"):
+        run(FedBuff(FlowerFedAdam(), FedBuffOptions(1)), towards, grid, 2)
+    few = FlowerFedAdam(min_available_nodes=1, min_train_nodes=1)
+    run(FedBuff(few, FedBuffOptions(1)), towards, grid, 4)
+
+
+def test_as_a_part_of_a_warm_start_it_would_be_synchronous_and_is_refused():
+    grid = grid_of(towards, 4, measured(1, 2, 3, 4))
+    with pytest.raises(ValueError, match="outermost"):
+        run(WarmStart(FedBuff(FedAvg()), 1, FedAvg()), towards, grid, 2)
 
 
 def test_a_node_that_takes_no_messages_fails_at_once():
