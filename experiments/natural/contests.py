@@ -288,7 +288,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=cores(), help="runs at a time")
     parser.add_argument("--only-print", action="store_true")
     arguments = parser.parse_args()
-    logging.getLogger("fedapps.notes").setLevel(logging.ERROR)
     known = federations()
     if unknown := set(arguments.names) - set(known):
         parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}")
@@ -318,4 +317,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("fedapps.notes").setLevel(logging.ERROR)
     main()

@@ -466,7 +466,7 @@ def unknown(key: str, known: Iterable[str]) -> str:
     if key in MOVED:
         return f"{key}: is no setting any more: write {MOVED[key]}"
     inside = [name for name in known if name.startswith(f"{key}.")]
-    if inside:
+    if inside and key not in OTHER_NAMES:
         return (
             f"unknown setting {key!r}: it is a table with keys such as {', '.join(inside[:3])}: "
             f"`fedapps settings {key}` lists them"

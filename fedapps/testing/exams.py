@@ -22,6 +22,7 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 from safetensors.numpy import load, save
 
+from algorithms.common.fleet import Fleet
 from clients import to_client_app
 from clients.base.adapter import client_id
 from clients.base.store import MessageStore, Store
@@ -32,10 +33,12 @@ from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.prepare import checked_strategy, with_defaults
 from fedapps.tasks.context import RunContext
 from fedapps.testing.problems import Blobs, Named, Problem, Quadratics
-from strategies.base.capabilities import MakingSamples, load_state, state_of
+from strategies.base.capabilities import MakingSamples, buffering, load_state, state_of
 from strategies.base.client_grid import ClientGrid
+from strategies.base.clocks import VirtualClock
 from strategies.base.messages import innermost
 from strategies.base.rounds import Patience, run_rounds
+from strategies.base.timing import Timing
 
 #: The training configuration of clients, unless an exam changes it: with momentum, and
 #: with mini-batches of which the last is smaller.
@@ -217,7 +220,11 @@ def resumes(
     whole = play(mine, problem, num_rounds, config)
     grid = _grid(mine, problem, InlineGrid)  # clients keep their states
     before = mine.strategy(problem)
-    arrays = _rounds(before, grid, _start(before, problem), num_rounds, config, last=after)
+    clock, later = _timing(before), _timing(before)
+    start = _start(before, problem)
+    arrays = _rounds(before, grid, start, num_rounds, config, last=after, timing=clock)
+    if clock and later:
+        later.load_state_dict(load(save(clock.state_dict())))
     kept = {name: np.array(array, order="C") for name, array in state_of(before).items()}
     state = load(save(kept)) if kept else {}
     for name, array in kept.items():
@@ -225,7 +232,8 @@ def resumes(
         assert same, f"state {name!r} changes when it is saved to a file and loaded"
     then = mine.strategy(problem)
     load_state(then, state)
-    arrays = _rounds(then, grid, arrays, num_rounds, config, first_round=after + 1)
+    begin = after + 1
+    arrays = _rounds(then, grid, arrays, num_rounds, config, first_round=begin, timing=later)
     _same(
         whole,
         {name: array.numpy() for name, array in arrays.items()},
@@ -279,7 +287,8 @@ def play(
     """
     strategy = mine.strategy(problem)
     start = _start(strategy, problem)
-    arrays = _rounds(strategy, _grid(mine, problem, grid), start, num_rounds, config)
+    timing, grid_ = _timing(strategy), _grid(mine, problem, grid)
+    arrays = _rounds(strategy, grid_, start, num_rounds, config, timing=timing)
     return {name: array.numpy() for name, array in arrays.items()}
 
 
@@ -299,6 +308,7 @@ def _rounds(
     config: Mapping[str, Any] | None,
     first_round: int = 1,
     last: int = 0,
+    timing: Timing | None = None,
 ) -> ArrayRecord:
     sent = {
         **CONFIG,
@@ -308,7 +318,7 @@ def _rounds(
     sent["checkpoint-round"] = first_round - 1  # clients ignore their states of later rounds
     result = run_rounds(
         strategy,
-        ClientGrid(grid, seed=3),
+        ClientGrid(grid, seed=3, timing=timing),
         arrays,
         num_rounds,
         60.0,
@@ -322,6 +332,11 @@ def _rounds(
         callbacks=[lambda now: now.number == last],
     )
     return result.arrays
+
+
+def _timing(strategy: Strategy) -> Timing | None:
+    """Return the simulated clock that asynchronous rounds need to be repeatable."""
+    return Timing(VirtualClock(Fleet(seed=3))) if buffering(strategy) else None
 
 
 def _start(strategy: Strategy, problem: AnyProblem) -> ArrayRecord:

@@ -49,6 +49,7 @@ CASES = {
     "fedavg private": {"dp.noise-multiplier": 1.0},
     "fedadam bounded": {"max-update-norm": 1.0, "on-large-update": "clip"},
     "fedfw partial": {"clients-per-round": 2},
+    "fedbuff": {"fedbuff.buffer": 4},  # all replies are in the round in which they come
 }
 DISTILS = ("ffgb-distill", "fedavg-distill", "warm-start")  # the server trains a net in every trial
 TRIALS = 25
@@ -61,6 +62,12 @@ class Canned:
         self.replies = replies
 
     def send_and_receive(self, messages, *, timeout=None):
+        return self.replies
+
+    def push_messages(self, messages):
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids):
         return self.replies
 
 

@@ -28,7 +28,7 @@ def full(write_run):
     (path / "clients.csv").write_text("client,accuracy,test-samples\n0,0.5,10\n1,1.0,10\n")
     lines = map(json.loads, (path / "rounds.jsonl").read_text().splitlines())
     counted = {"models-up": 2, "models-down": 4, "counts-models": True}
-    rows = [json.dumps(row | counted) for row in lines]
+    rows = [json.dumps(row | counted | {"clock-seconds": row["round"]}) for row in lines]
     (path / "rounds.jsonl").write_text("\n".join(rows) + "\n")
     return path
 

@@ -74,7 +74,7 @@ def test_every_part_that_can_be_off_says_how_it_is_turned_on():
     whole = read_settings({})
     off = {name for name, part in PARTS.items() if not part.used(whole)}
     assert off == {name for name, part in PARTS.items() if part.switch}
-    assert off == {"dp", "robust", "secure", "public", "synthetic", "sites"}
+    assert off == {"dp", "robust", "secure", "public", "synthetic", "sites", "rounds", "time"}
 
 
 def test_the_default_of_a_part_that_is_off_may_be_given_and_all_of_one_that_is_on():
