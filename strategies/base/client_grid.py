@@ -116,12 +116,13 @@ class ClientGrid(NamedGrid):
         timing = self.timing if purpose == "sampling" else None
         if num_clients >= len(nodes) and not timing:
             return nodes
+        fits = timing.can_be_asked() if timing else lambda client: True
         number = num_clients
         while True:  # a draw of more, if too few of these can be asked
             chosen = generator(self.seed, purpose, server_round=server_round).choice(
                 len(nodes), min(number, len(nodes)), replace=False
             )
-            fit = [i for i in chosen if not timing or timing.can_be_asked(self.client_id(nodes[i]))]
+            fit = [i for i in chosen if fits(self.client_id(nodes[i]))]
             if len(fit) >= num_clients or number >= len(nodes):
                 return [nodes[i] for i in sorted(fit[:num_clients])]
             number *= 2
@@ -168,7 +169,7 @@ class ClientGrid(NamedGrid):
             phase = self.timing.exchange(self.grid, sent, self.client_id, self._round, timeout)
             sent, asked = phase.sent, phase.questions
             exchange.sent = len(sent)
-            exchange.late, exchange.clock, exchange.took = phase.late, phase.ended, phase.seconds
+            exchange.late, exchange.clock = phase.late, phase.ended
         sizes: dict[int, int] = {}  # messages of one phase mostly share their content
         for message in sent:
             if id(message.content) not in sizes:
@@ -266,12 +267,11 @@ class ClientGrid(NamedGrid):
         """Bring replies to older models forward to the current one; return those that
         can be used.
         """
-        out = []
+        out, ages = [], phase.ages
         for client, reply in valid:
-            question = questions[id(reply)]
-            if age := phase.age(question):
+            if age := ages.get(client, 0):
+                question, factor = questions[id(reply)], (1 + age) ** -phase.exponent
                 try:
-                    factor = (1 + age) ** -phase.exponent
                     reply = brought_forward(
                         reply, question, phase.model, factor, self.rules.updates
                     )

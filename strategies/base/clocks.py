@@ -107,11 +107,19 @@ class VirtualClock:
         for flight in asked:  # the grid has numbered the messages
             flight.reply = answers.get(flight.question.metadata.message_id)
 
-    def leave(self, flight: Flight) -> None:
-        """Leave a flight behind: its client stays busy until it would have arrived."""
-        self._heap = [entry for entry in self._heap if entry[-1] is not flight]
+    def leave(self, flights: Sequence[Flight]) -> None:
+        """Leave flights behind: their clients stay busy until they would have
+        arrived.
+        """
+        gone = set(map(id, flights))
+        self._heap = [entry for entry in self._heap if id(entry[-1]) not in gone]
         heapq.heapify(self._heap)
-        self.busy[flight.client] = flight.arrived if flight.arrived < math.inf else self.now
+        for flight in flights:
+            self.busy[flight.client] = flight.arrived if flight.arrived < math.inf else self.now
+
+    def patience(self, timeout: float | None) -> float:
+        """Return infinity: simulated clients are waited for."""
+        return math.inf
 
     def available(self, client: ClientId) -> bool:
         """Return whether a client can be asked now."""
@@ -174,10 +182,15 @@ class RealClock:
     def finish(self, grid: Grid, flights: Sequence[Flight], timeout: float | None) -> None:
         """Do nothing: replies are here."""
 
-    def leave(self, flight: Flight) -> None:
-        """Forget a flight."""
-        self._flying = {number: f for number, f in self._flying.items() if f is not flight}
-        self._arrived = deque(f for f in self._arrived if f is not flight)
+    def leave(self, flights: Sequence[Flight]) -> None:
+        """Forget flights."""
+        gone = set(map(id, flights))
+        self._flying = {number: f for number, f in self._flying.items() if id(f) not in gone}
+        self._arrived = deque(f for f in self._arrived if id(f) not in gone)
+
+    def patience(self, timeout: float | None) -> float:
+        """Return the seconds that a reply is waited for."""
+        return timeout or math.inf
 
     def available(self, client: ClientId) -> bool:
         """Return true: who is connected can be asked."""

@@ -32,10 +32,9 @@ class Exchange:
 
     ``capped``: clients whose weight was lowered; ``shortened``: whose update was.
     ``travel``: what went to nodes and back, where many clients share one. With a clock
-    (``strategies.base.timing``), ``sent``: how many messages went out; ``took``: the
-    seconds of the phase; ``clock``: those of the run at its end; ``late``: who was
-    asked and did not answer in time; ``ages``: how many updates of the model a client
-    had not seen.
+    (``strategies.base.timing``), ``sent``: how many messages went out; ``clock``:
+    the seconds of the run at its end; ``late``: who was asked and did not answer in
+    time; ``ages``: how many updates of the model a client had not seen.
     """
 
     kind: str = ""
@@ -50,7 +49,6 @@ class Exchange:
     late: list[ClientId] = field(default_factory=list)
     ages: dict[ClientId, int] = field(default_factory=dict)
     sent: int = 0
-    took: float = 0.0
     clock: float | None = None
 
     def after(self, earlier: "Exchange") -> "Exchange":

@@ -10,7 +10,6 @@ way from the current ones to the client's; counters are the client's.
 """
 
 import copy
-from collections.abc import Mapping
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
@@ -62,10 +61,8 @@ def brought_forward(
         for name, array in new.items()
     }
     twin = copy.copy(reply)
-    records: Mapping[str, object] = reply.content
-    twin.content = RecordDict(
-        {name: ArrayRecord(moved) if record is new else record for name, record in records.items()}  # type: ignore[misc]
-    )
+    (place,) = (name for name, record in reply.content.items() if record is new)
+    twin.content = RecordDict({**reply.content, place: ArrayRecord(moved)})
     return twin
 
 

@@ -70,16 +70,15 @@ class PaceOptions(Options):
 @dataclass
 class Phase:
     """A training phase of round ``number``: the flights that have arrived in it, the
-    messages that it sent, who was asked and is missing, its seconds, and those of the
-    run at its end. ``model``: what it sent or would have sent; ``exponent``: of the
-    weight of older replies.
+    messages that it sent, who was asked and is missing, and the seconds of the run at
+    its end. ``model``: what it sent or would have sent; ``exponent``: of the weight of
+    older replies.
     """
 
     number: int
     arrived: list[Flight]
     sent: list[Message]
     late: list[ClientId]
-    seconds: float
     ended: float
     model: ArrayRecord
     exponent: float
@@ -94,10 +93,11 @@ class Phase:
         """The replies."""
         return [flight.reply for flight in self.arrived if flight.reply]
 
-    def age(self, question: Message) -> int:
-        """Return how many rounds ago a message was sent."""
-        asked = next(f.number for f in self.arrived if f.question is question)
-        return self.number - asked
+    @property
+    def ages(self) -> dict[ClientId, int]:
+        """How many rounds ago a client was asked, of those asked before this one."""
+        numbers = {flight.client: flight.number for flight in self.arrived}
+        return {client: self.number - n for client, n in numbers.items() if n < self.number}
 
 
 class Timing:
@@ -117,6 +117,11 @@ class Timing:
         self._saved: list[tuple[dict[str, Any], ArrayRecord]] = []
 
     @property
+    def under_way(self) -> set[ClientId]:
+        """The clients that have been asked and have not answered yet."""
+        return {flight.client for flight in self.clock.flights}
+
+    @property
     def keeps(self) -> bool:
         """Whether replies may arrive in a later round than their own."""
         return bool(self.buffer) or self.pace.late == "keep"
@@ -127,10 +132,10 @@ class Timing:
             return max(num_clients - len(self.clock.flights), 0)
         return math.ceil(num_clients * (1 + self.pace.over_select) - 1e-9)
 
-    def can_be_asked(self, client: ClientId) -> bool:
-        """Return whether a client is there and, in asynchronous rounds, idle."""
-        busy = self.buffer and any(flight.client == client for flight in self.clock.flights)
-        return not busy and self.clock.available(client)
+    def can_be_asked(self) -> Callable[[ClientId], bool]:
+        """Return which clients are there and, in asynchronous rounds, idle now."""
+        busy = self.under_way if self.buffer else set()
+        return lambda client: client not in busy and self.clock.available(client)
 
     def exchange(
         self,
@@ -142,8 +147,7 @@ class Timing:
     ) -> Phase:
         """Run a phase of round ``number``."""
         clock, pace = self.clock, self.pace
-        began = clock.now
-        under_way = {flight.client for flight in clock.flights}
+        began, under_way = clock.now, self.under_way
         fresh = [
             Flight(message, client, number, began)
             for message in messages
@@ -151,9 +155,8 @@ class Timing:
         ]
         clock.start(grid, fresh)
         began = fresh[0].began if fresh else began  # of the run that is repeated, if there is one
-        until = began + (pace.deadline or math.inf)
-        if isinstance(clock, RealClock) and timeout is not None:
-            until = min(until, began + timeout)
+        patience = clock.patience(timeout)
+        until = began + min(pace.deadline or math.inf, patience)
         wanted = self.buffer or int(len(messages) / (1 + pace.over_select) + 1e-9) or 1
         arrived: list[Flight] = []
         while wanted and (flight := clock.next(grid, until)):
@@ -161,13 +164,10 @@ class Timing:
             wanted -= not flight.broken
         ended = {id(flight) for flight in arrived}
         late = [flight for flight in fresh if id(flight) not in ended]
-        seconds = clock.now - began
-        left = [] if self.keeps else list(clock.flights)
-        overdue = clock.now - (timeout or math.inf)
-        if isinstance(clock, RealClock):  # a client that has gone would be busy for ever
-            left += [f for f in clock.flights if self.keeps and f.began <= overdue]
-        for flight in left:
-            clock.leave(flight)
+        # a client that has gone would be busy for ever
+        overdue = clock.now - patience if self.keeps else math.inf
+        left = [flight for flight in clock.flights if flight.began <= overdue]
+        clock.leave(left)
         # a client that was left behind has trained, and keeps what it stores
         clock.finish(grid, [*arrived, *(f for f in left if not f.broken)], timeout)
         for flight in arrived:
@@ -180,7 +180,6 @@ class Timing:
             arrived,
             [flight.question for flight in fresh],
             [] if self.buffer else [flight.client for flight in late],
-            seconds,
             clock.now,
             next(iter(arrays_of(messages[0].content)), ArrayRecord()),
             self.exponent,
@@ -223,22 +222,20 @@ class Timing:
         if not isinstance(self.clock, VirtualClock):
             return
         self.clock.busy = dict(map(tuple, whole["busy"]))
-        for facts in whole["flights"]:
-            number = facts["number"]
-            arrays = {
-                name: Array(state[f"{number}.{place}"])
-                for place, name in enumerate(whole["names"][str(number)])
-            }
-            self._saved.append((facts, ArrayRecord(arrays)))
+        models = {
+            int(number): ArrayRecord(
+                {name: Array(state[f"{number}.{place}"]) for place, name in enumerate(names)}
+            )
+            for number, names in whole["names"].items()
+        }
+        self._saved = [(facts, models[facts["number"]]) for facts in whole["flights"]]
 
     def take_off(self, clients: Mapping[int, ClientId]) -> None:
         """Let what was under way at the checkpoint arrive; ``clients``: by node."""
         if not self._saved or not isinstance(self.clock, VirtualClock):
             return
         nodes = {client: node for node, client in clients.items()}
-        models: dict[int, ArrayRecord] = {}
-        for facts, arrays in self._saved:
-            model = models.setdefault(facts["number"], arrays)
+        for facts, model in self._saved:
             content = RecordDict(
                 {
                     name: model if record is None else ConfigRecord(record)
