@@ -25,15 +25,11 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
 from strategies.base.capabilities import (
     Capabilities,
-    is_finished,
-    load_state,
     require_declaration,
-    state_of,
 )
 from strategies.base.messages import innermost
 from strategies.base.staleness import check_stale
@@ -116,16 +112,3 @@ class FedBuff(Wrapper):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Delegate to the wrapped strategy, which gets replies to its current model."""
         return self.strategy.aggregate_train(server_round, replies)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the wrapped strategy has ended the run."""
-        return is_finished(self.strategy)
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the wrapped strategy's state."""
-        return state_of(self.strategy)
-
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        load_state(self.strategy, state)

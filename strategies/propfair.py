@@ -15,22 +15,17 @@ Contract: that of the wrapped strategy; the client minimises that loss with M =
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
 from algorithms.common.sent import Reads
 from algorithms.fairness.sent import PropFairSent
 from strategies.base.capabilities import (
     Capabilities,
-    is_finished,
-    load_state,
     require_declaration,
-    state_of,
 )
 from strategies.base.wrapper import Wrapper
 
@@ -59,11 +54,6 @@ class PropFair(Wrapper):
         """Those of the wrapped strategy."""
         return self._declared
 
-    @property
-    def finished(self) -> bool:
-        """Whether the wrapped strategy has ended the run."""
-        return is_finished(self.strategy)
-
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -86,11 +76,3 @@ class PropFair(Wrapper):
         heard = list(replies)
         self.hear([reply for reply in heard if not reply.has_error()])
         return self.strategy.aggregate_train(server_round, heard)
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the wrapped strategy's state."""
-        return state_of(self.strategy)
-
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        load_state(self.strategy, state)

@@ -51,10 +51,7 @@ from algorithms.common.wire import fields, read
 from strategies.base.capabilities import (
     Capabilities,
     DecidingWeights,
-    is_finished,
-    load_state,
     require_declaration,
-    state_of,
 )
 from strategies.base.messages import arrays_of, innermost
 from strategies.base.weights import weight_key, with_weight
@@ -174,24 +171,11 @@ class Robust(Wrapper):
     # --- interface to the round loop and the recorder, delegated ----------------------
 
     @property
-    def finished(self) -> bool:
-        """Whether the wrapped strategy has ended the run."""
-        return is_finished(self.strategy)
-
-    @property
     def last_weights(self) -> dict[int | str, float]:
         """The weights decided by the wrapped strategy; empty if it decides none."""
         return (
             dict(self.strategy.last_weights) if isinstance(self.strategy, DecidingWeights) else {}
         )
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the wrapped strategy's state."""
-        return state_of(self.strategy)
-
-    def load_state_dict(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        load_state(self.strategy, state)
 
 
 def real(records: list[ArrayRecord]) -> NDArray[np.float64]:

@@ -14,11 +14,14 @@ from flwr.serverapp.strategy import Strategy
 
 import strategies
 from strategies import (
+    AFL,
     TERM,
     FedAvg,
+    FedBuff,
     FedProx,
     PrivacyOptions,
     Private,
+    PropFair,
     Scaffold,
     TERMOptions,
     WarmStart,
@@ -185,3 +188,18 @@ def test_what_is_asked_of_replies_follows_the_declaration():
     )
     assert sends_updates(SummedFedNova())
     assert not sends_updates(strategies.Local())
+
+
+@pytest.mark.parametrize("wrap", [AFL, FedBuff, PropFair])
+def test_a_wrapped_strategy_ends_the_run(wrap):
+    class Ends(FedAvg):
+        finished = False
+
+        def aggregate_train(self, server_round, replies):
+            self.finished = server_round == 2
+            return super().aggregate_train(server_round, replies)
+
+        capabilities = FedAvg.capabilities
+
+    result = simulate(wrap(Ends()), lambda i, _: LossyClient(1.0, 1.0), 3, {"w": np.zeros(2)}, 5)
+    assert max(result.train_metrics_clientapp) == 2
