@@ -121,13 +121,14 @@ class _Tally:
     rounds_with_replies: int = 0
     failed_in_a_row: int = 0
     last: list[Failure] = field(default_factory=list)
+    late: int = 0
 
     def note(self, exchange: Exchange, asked: bool, patience: Patience) -> None:
         if len(exchange.clients) >= patience.min_replies or not asked:
             self.rounds_with_replies, self.failed_in_a_row = self.rounds_with_replies + asked, 0
         else:
             self.failed_in_a_row += 1
-            self.last = exchange.failures or self.last
+            self.last, self.late = exchange.failures or self.last, len(exchange.late)
 
     def check(self, patience: Patience, server_round: int) -> None:
         if self.failed_in_a_row >= patience.max_failed_rounds:
@@ -138,7 +139,11 @@ class _Tally:
             )
 
     def why(self) -> str:
-        return _first_of(self.last, "no client answered")
+        return _first_of(self.last, _late(self.late) or "no client answered")
+
+
+def _late(number: int) -> str:
+    return f"{number} clients were late: raise rounds.deadline" if number else ""
 
 
 def _first_of(failures: Sequence[Failure], otherwise: str) -> str:
@@ -306,7 +311,7 @@ def _fault(now: Round, patience: Patience) -> str:
     ]
     for phase, exchange, least in phases:
         if exchange is not None and exchange.kind and len(exchange.clients) < least:
-            why = _first_of(exchange.failures, "no answer")
+            why = _first_of(exchange.failures, _late(len(exchange.late)) or "no answer")
             return (
                 f"the last {phase} {now.number} had {len(exchange.clients)} valid replies, at "
                 f"least {least} needed; {why}"

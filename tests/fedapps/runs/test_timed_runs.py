@@ -142,7 +142,8 @@ def test_one_line_says_what_is_wrong(tmp_path, words, why, capsys):
     assert "Traceback" not in said.err
 
 
-def test_a_run_whose_clients_are_all_late_fails(tmp_path):
+def test_a_run_whose_clients_are_all_late_fails_and_says_why(tmp_path, capsys):
     words = ["rounds.deadline=0.001", "num-rounds=5", "time.speed=equal"]
     assert main(["run", *words, "--engine", "inline", "--out", str(tmp_path)]) == 1
     assert summary_of(tmp_path)["status"] == "failed"
+    assert "5 clients were late: raise rounds.deadline" in capsys.readouterr().err
