@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from algorithms.common.measures import lower_is_better
 from fedapps.records.reader import RunFolder, is_number, read_json, read_run
+from fedapps.records.time_log import read_times, seconds_by_client
 from fedapps.results.run_measures import read_measure, value_of
 from fedapps.results.seeds import t_interval
 from fedapps.sweeps.texts import markdown_table
@@ -40,20 +41,11 @@ HEADER = [
     "fast: change",
     "slow - fast",
 ]
-Trainings = list[dict[str, str]]
-
-
-def trainings_of(run: RunFolder) -> Trainings:
-    """Return the rows of a run's time.csv."""
-    with (run.path / "time.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def quarters(run: RunFolder) -> tuple[set[str], set[str]]:
     """Return the slowest and the fastest quarter of the clients that trained."""
-    seconds: dict[str, list[float]] = {}
-    for row in trainings_of(run):
-        seconds.setdefault(row["client"], []).append(float(row["arrived"]) - float(row["asked"]))
+    seconds = seconds_by_client(read_times(run.path))
     order = sorted(seconds, key=lambda client: fmean(seconds[client]))
     size = len(order) // 4
     return set(order[-size:]), set(order[:size])
@@ -79,7 +71,7 @@ def line(
     seconds = {seed: value_of(run, read_measure(to)) or math.inf for seed, run in runs.items()}
     asked, shares, changes = [], [], []
     for seed, run in runs.items():
-        log = trainings_of(run)
+        log = read_times(run.path)
         asked.append(sum(float(row["asked"]) < seconds[seed] for row in log))
         used = [row["client"] for row in log if row["fate"] == "used"]
         groups = quarters(base[seed])

@@ -287,7 +287,7 @@ class PrivateSum(Budget):
 
     def __init__(self, strategy: Strategy, options: PrivacyOptions) -> None:
         _check_averages(strategy)
-        #: Whether clients are told to add noise: set by ``strategies.secure.secured``.
+        #: Whether clients add the noise: set by ``strategies.secure.secured``.
         self.secured = False
         super().__init__(strategy, options)
 

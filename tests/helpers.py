@@ -91,6 +91,20 @@ def wait_for(condition, process, folder, seconds):
         time.sleep(0.2)
 
 
+def write_csv(path, rows, changed):
+    """Write rows by column, with columns whose first cells are ``changed``; return the
+    path.
+    """
+    for name, values in changed.items():
+        for row, value in zip(rows, values, strict=False):
+            row[name] = value
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
 def clients_of(folder):
     """Return the rows of a run's clients."""
     with (folder / "clients.csv").open(newline="") as file:

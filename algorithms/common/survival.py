@@ -85,8 +85,8 @@ def kaplan_meier(censored: Ints, failed: Ints) -> tuple[Ints, Floats]:
 
 
 def fault(counts: object, size: int, total: float) -> str | None:
-    """Return why a client's list cannot be ``size`` counts of ``total`` subjects or,
-    if ``size`` is 3, of at most so many pairs; else ``None``.
+    """Return why a client's list cannot be ``size`` counts of ``total`` subjects (if
+    ``size`` is 3, of their pairs); else ``None``.
     """
     if not isinstance(counts, list) or len(counts) != size:
         return f"not {size} numbers"

@@ -255,8 +255,8 @@ class Participant:
 
     def _least(self, session: Session, now: Open, members: Sequence[str]) -> int:
         """Return how many must survive: more than half of those among whom this client
-        has shared its secrets. Of the members alone it would not do, since clients
-        that are told of other members could give the shares of its key.
+        has shared its secrets. Half of the members is not enough: clients with another
+        list of members could give the shares of its key.
         """
         sizes = len(members), len(now.channels) + 1
         return max(least_survivors(size, session.corrupted) for size in sizes)

@@ -49,10 +49,11 @@ from fedapps.runs.prepare import Parts, assemble, with_defaults
 from fedapps.sweeps.execution import only_one
 from fedapps.sweeps.grid import read_grid
 from fedapps.sweeps.pool import Pool
+from fedapps.sweeps.texts import markdown_table
 
 EXPERIMENTS = Path(__file__).resolve().parents[1]
 SCALES = {"small": 1, "full": 3}
-#: At most so many clients of a federation, the first ones; so many train in a round.
+#: The largest number of clients of a federation (the first ones), and in a round.
 CLIENTS, PER_ROUND = 45, 20
 #: Beside training alone, FedAvg and fine-tuning. Not trees, which need more rounds, nor
 #: a shared body, which the tables' linear models do not have.
@@ -70,7 +71,6 @@ def federations() -> dict[str, dict[str, Any]]:
         (cases,) = (axis.values for axis in grid.axes if axis.name == "data")
         found |= {name: {"task": grid.fixed["task"], **case} for name, case in cases.items()}
     del found["Generated"]  # by a computer
-    # found["BRCA"] = {...} once there is a task for times with an event
     roles = read_grid(EXPERIMENTS / "superfed" / "wins-shakespeare.toml").fixed
     kinds = ("data.", "model.", "train.", "text.min-characters")
     found["Shakespeare"] = {k: v for k, v in roles.items() if k == "task" or k.startswith(kinds)}
@@ -196,7 +196,7 @@ def with_bounds(table: Table, like: Interval | None) -> str:
     """
     these = t_interval(table.mean(1).tolist())
     both = [f"[{i.low:.1f}, {i.high:.1f}]" for i in (these, like) if i]
-    return " ".join([f"{table.mean():+.1f}", *both])
+    return f"{table.mean():+.1f} {'; '.join(both)}"
 
 
 def row(name: str, one: Mapping[str, Any]) -> list[str]:
@@ -255,12 +255,6 @@ def by_method(results: Sequence[Mapping[str, Any]]) -> Iterable[list[str]]:
         yield [method, str(sum(led)), final_cell, str(sum(dropped)), str(sum(out))]
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
 def printed(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the tables of all contests, by federation."""
     results = [one for contests in found.values() for one in contests]
@@ -270,8 +264,8 @@ def printed(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     columns = ("method", "leads", "final: wins / ties / losses", "dropped", "cannot run")
     return "\n\n".join(
         [
-            markdown(HEADER, [row(name, one) for name, own in found.items() for one in own]),
-            markdown(columns, by_method(results)),
+            markdown_table(HEADER, [row(name, one) for name, own in found.items() for one in own]),
+            markdown_table(columns, list(by_method(results))),
             f"{len(results)} contests on {len(found)} federations: {counts}. Signs that hold at "
             f"the clients held out: {hold} of {decided}.",
         ]

@@ -2,7 +2,6 @@
 seconds.
 """
 
-import csv
 from statistics import fmean
 
 import numpy as np
@@ -12,7 +11,7 @@ from fedapps.charts.layout import Figure
 from fedapps.charts.theme import Theme
 from fedapps.formats import metric_name, metric_text, percent_text, seconds_text, sentence
 from fedapps.records.reader import RunFolder
-from fedapps.records.time_log import FILE
+from fedapps.records.time_log import read_times, seconds_by_client
 from fedapps.records.writer import CLOCK
 from fedapps.results.fair_plots import fair_measure
 from fedapps.results.sections import Section
@@ -26,17 +25,10 @@ def speed_section(run: RunFolder) -> Section | None:
     """Return the clients' trainings and scores by quarter of speed; ``None`` if the run
     had no clock or has few clients.
     """
-    path = run.path / FILE
-    if not path.exists():
-        return None
-    seconds: dict[str, list[float]] = {}
-    fates: dict[str, list[str]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            fates.setdefault(row["client"], []).append(row["fate"])
-            if row["arrived"] and row["fate"] != "failed":
-                took = float(row["arrived"]) - float(row["asked"])
-                seconds.setdefault(row["client"], []).append(took)
+    trainings = read_times(run.path)
+    seconds, fates = seconds_by_client(trainings), dict[str, list[str]]()
+    for row in trainings:
+        fates.setdefault(row["client"], []).append(row["fate"])
     if len(seconds) < FEW:
         return None
     measure = fair_measure([run])

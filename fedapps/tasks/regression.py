@@ -18,7 +18,7 @@ from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
 from fedapps.notes import logger
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.tabular import Rows
+from fedapps.tasks.tabular import Rows, check_without_classes
 from fedapps.tasks.targets import LINEAR, NAME, Targets
 
 #: Ways to deal samples that go by classes.
@@ -33,16 +33,7 @@ class Regression(Targets, Rows):
     def __init__(self, options: Any, context: RunContext) -> None:
         Rows.__init__(self, options, context)
         d = context.data
-        for key, chosen, usual in (
-            ("noise", d.noise, "none"),
-            ("class-weights", d.class_weights, False),
-            ("synthetic", d.synthetic, ""),
-        ):
-            if chosen != usual:
-                raise UserError(
-                    f"data.{key} = {chosen!r}: is for samples with a class, and regression "
-                    f"predicts numbers: leave it {usual!r}"
-                )
+        check_without_classes(d, "regression predicts numbers")
         if d.partition in BY_CLASS or goes_by_classes(d):
             raise UserError(
                 f"data.partition = {d.partition!r}: deals samples by class, and regression has "

@@ -23,7 +23,7 @@ from fedapps.data.table_columns import Floats, numbers
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.site_data import SiteRows
-from fedapps.tasks.tabular import Rows
+from fedapps.tasks.tabular import Rows, check_without_classes
 
 if TYPE_CHECKING:
     from clients.base.evaluation import Objective
@@ -41,16 +41,7 @@ class Survival(Rows):
     def __init__(self, options: Any, context: RunContext) -> None:
         Rows.__init__(self, options, context)
         d = context.data
-        for key, chosen, usual in (
-            ("noise", d.noise, "none"),
-            ("class-weights", d.class_weights, False),
-            ("synthetic", d.synthetic, ""),
-        ):
-            if chosen != usual:
-                raise UserError(
-                    f"data.{key} = {chosen!r}: is for samples with a class, and survival has "
-                    f"times: leave it {usual!r}"
-                )
+        check_without_classes(d, "survival has times")
         if len(names_in(d.label)) > 1:
             raise UserError(f"data.label = {d.label!r}: must be one column, that of the times")
 

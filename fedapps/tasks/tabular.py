@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from clients.base.data import ArrayData
 from fedapps.data import generated_tables
 from fedapps.data import partition as partitions
+from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
 from fedapps.data.source import GENERATED
 from fedapps.errors import UserError
@@ -34,6 +35,22 @@ from fedapps.tasks.context import RunContext
 if TYPE_CHECKING:  # trees on tables need no PyTorch
     from clients.base.evaluation import Objective
     from fedapps.data.scaling import Scale
+
+
+def check_without_classes(data: DataOptions, but: str) -> None:
+    """Raise ``UserError`` for options of samples with a class; ``but``: what the task
+    has instead.
+    """
+    for key, chosen, usual in (
+        ("noise", data.noise, "none"),
+        ("class-weights", data.class_weights, False),
+        ("synthetic", data.synthetic, ""),
+    ):
+        if chosen != usual:
+            raise UserError(
+                f"data.{key} = {chosen!r}: is for samples with a class, and {but}: leave it "
+                f"{usual!r}"
+            )
 
 
 class Rows(Classification):

@@ -27,8 +27,8 @@ def resealed(cohort, offer):
 
 
 def test_two_lists_of_members_do_not_show_single_vectors():
-    """Of 13 clients, 5 are told of 8 members, of which these 5 survive. The other 8 are
-    told of 13, of which these 8 survive, and give the shares of the five's keys.
+    """Of 13 clients, 5 get a list of 8 members, of which these 5 survive. The other 8
+    get one of 13, of which these 8 survive, and give the shares of the five's keys.
     """
     cohort = opened(13)
     names = sorted(cohort.members)

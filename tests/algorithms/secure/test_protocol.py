@@ -248,7 +248,7 @@ def test_forged_and_foreign_signatures_do_not_count():
 
 
 def test_signatures_of_clients_with_other_members_do_not_count():
-    """All agree on the survivors, but client 0 was told that client 6 takes no part."""
+    """All agree on the survivors, but client 0 got a list of members without 6."""
     cohort = opened(7)
     few = {name: offer for name, offer in cohort.offers.items() if name != "6"}
     sealed = {name: part for name, part in cohort.sealed_for("0").items() if name != "6"}

@@ -22,6 +22,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import assemble, with_defaults
+from tests.helpers import write_csv
 
 HOUSES = {"north": 3.0, "south": 5.0, "west": 0.5}  # thousands a square metre
 
@@ -52,15 +53,7 @@ def houses(folder, rows=30, **changed):
                     "price": 1000 * (price * area - 20 * (old == "yes")) + rng.normal(),
                 }
             )
-    for name, values in changed.items():
-        for line, value in zip(lines, values, strict=False):
-            line[name] = value
-    path = folder / "houses.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0])
-        writer.writeheader()
-        writer.writerows(lines)
-    return path
+    return write_csv(folder / "houses.csv", lines, changed)
 
 
 def table(path):

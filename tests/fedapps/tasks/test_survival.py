@@ -2,7 +2,6 @@
 all rows, what leaves a site, and wrong tables.
 """
 
-import csv
 import json
 
 import numpy as np
@@ -23,6 +22,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.tasks.registry import make_task
+from tests.helpers import write_csv
 
 SLOPES = np.array([0.8, -0.5, 0.0])
 
@@ -37,15 +37,7 @@ def patients(folder, sites=3, rows=80, **changed):
         for row, t, e in zip(x, np.minimum(death, end), death <= end, strict=True):
             lines.append({"site": f"s{site}", **dict(zip("abc", row, strict=True))})
             lines[-1] |= {"days": np.ceil(t), "dead": int(e)}
-    for name, values in changed.items():
-        for line, value in zip(lines, values, strict=False):
-            line[name] = value
-    path = folder / "patients.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0])
-        writer.writeheader()
-        writer.writerows(lines)
-    return path
+    return write_csv(folder / "patients.csv", lines, changed)
 
 
 def table(path):
