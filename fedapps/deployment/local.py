@@ -55,7 +55,7 @@ from fedapps.engines.superlink import START_SECONDS, Connection, environment_of,
 from fedapps.engines.wall import HOLD, NoWall, Wall, connect, entered
 from fedapps.errors import RunFailed, UserError
 from fedapps.toml_text import Value, toml_value
-from strategies.base.flower_private import NOT_ACTIVATED, ONLINE
+from strategies.base.flower_private import CUT_OFF, NOT_ACTIVATED, ONLINE
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
@@ -186,6 +186,14 @@ class Site(Program):
         self.wall = self.deployment.wall
         self.begin = super().launch()
         return self.begin
+
+    def serves(self) -> bool:
+        """Return whether the SuperNode is running and tries to stay connected. After one
+        refused certificate of the SuperLink it may be running for ever without trying.
+        """
+        words = self.words()
+        last = max((found.start() for found in ONLINE.finditer(words)), default=0)
+        return self.alive() and CUT_OFF not in words[last:]
 
     def start(self) -> None:
         """Start the SuperNode and wait until it is connected. Raises UserError or
@@ -378,13 +386,14 @@ class Deployment:
     # --- start and end ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all programs that are not running, register the sites' keys, and wait
-        until all sites are connected.
+        """Start all programs that are not running, and again the sites that no longer try
+        to connect; register the sites' keys, and wait until all sites are connected.
         """
         self.build_wall()
         self.start_superlink()
         self.register()
-        waiting = [site for site in self.sites.values() if not site.alive()]
+        waiting = [site for site in self.sites.values() if not site.serves()]
+        end_programs(waiting)
         for site in waiting:
             site.launch()
         for site in waiting:
@@ -479,10 +488,10 @@ class Deployment:
         deployment.
         """
         self.check_connection(self.authority)
-        down = [site.name for site in self.sites.values() if not site.alive()]
+        down = [site.name for site in self.sites.values() if not site.serves()]
         if down:
             raise UserError(
-                f"not running: {', '.join(down)}: start them with `fedapps deploy up --dir "
+                f"not running, or cut off: {', '.join(down)}: start them with `fedapps deploy up --dir "
                 f"{self.folder}`"
             )
 
@@ -544,7 +553,7 @@ class Deployment:
         for site in self.sites.values():
             path = site.folder / "node-id"
             node = path.read_text() if path.exists() else ""
-            process = "running" if site.alive() else "stopped"
+            process = "running" if site.serves() else "cut off" if site.alive() else "stopped"
             rows.append(
                 {
                     "site": site.name,

@@ -56,6 +56,8 @@ WRAPPERS = ("An error was encountered. Ending simulation.", "Simulation Runtime 
 UNKNOWN_KEY = re.compile(r"Key '[^']*' is not present[^\n]*")
 #: The line of a SuperNode that is connected.
 ONLINE = re.compile(r"SuperNode ID: (\d+)")
+#: A line after which a SuperNode may be running without ever connecting again.
+CUT_OFF = "SSL/TLS handshake error detected"
 #: The refusal of an unknown key, and of a key believed to be connected already.
 NOT_ACTIVATED = "[code: 2004]"
 #: The reason why a program of Flower ends.
