@@ -188,8 +188,8 @@ class Site(Program):
         return self.begin
 
     def serves(self) -> bool:
-        """Return whether the SuperNode is running and tries to stay connected. After one
-        refused certificate of the SuperLink it may be running for ever without trying.
+        """Return whether the SuperNode is running and tries to stay connected. After it
+        refused the SuperLink's certificate it can run for ever without trying.
         """
         words = self.words()
         last = max((found.start() for found in ONLINE.finditer(words)), default=0)
@@ -386,8 +386,8 @@ class Deployment:
     # --- start and end ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all programs that are not running, and again the sites that no longer try
-        to connect; register the sites' keys, and wait until all sites are connected.
+        """Start all programs that are not running, and the sites that no longer try to
+        connect; register the sites' keys, and wait until all sites are connected.
         """
         self.build_wall()
         self.start_superlink()
@@ -491,8 +491,8 @@ class Deployment:
         down = [site.name for site in self.sites.values() if not site.serves()]
         if down:
             raise UserError(
-                f"not running, or cut off: {', '.join(down)}: start them with `fedapps deploy up --dir "
-                f"{self.folder}`"
+                f"not running, or cut off: {', '.join(down)}: start them with `fedapps deploy "
+                f"up --dir {self.folder}`"
             )
 
     def check_connection(self, authority: Path | None) -> None:
