@@ -75,6 +75,11 @@ def percent_text(fraction: float, unit: bool = True) -> str:
     return f"{100 * fraction:.1f}{' %' if unit else ''}"
 
 
+def counts_in_points(measure: str) -> bool:
+    """Return whether differences of a score are counted in points, each 0.01."""
+    return is_percent(measure) or measure.startswith("concordance")
+
+
 def is_percent(key: str) -> bool:
     """Return whether the metric `key` (`accuracy-worst10`, `top5`,
     `global-accuracy-mean`) is a fraction.

@@ -39,7 +39,7 @@ from fedapps.contests.setup import start
 from fedapps.contests.trials import FINETUNE, LOCAL, as_table, scores_of
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
-from fedapps.formats import is_percent
+from fedapps.formats import counts_in_points
 from fedapps.notes import each_once
 from fedapps.records.reader import read_run
 from fedapps.results.seeds import Interval, crossed_interval, t_interval
@@ -66,11 +66,14 @@ OF_TEXTS = {"num-clients": 24, "clients-per-round": 8, "train.local-epochs": 1}
 def federations() -> dict[str, dict[str, Any]]:
     """Return the settings that read each federation's data."""
     found: dict[str, dict[str, Any]] = {}
-    for scale in ("", "choose-classes"):
+    for scale in ("", "choose-classes", "survival"):
         grid = read_grid(EXPERIMENTS / "natural-tables.toml", scale=scale)
         (cases,) = (axis.values for axis in grid.axes if axis.name == "data")
-        found |= {name: {"task": grid.fixed["task"], **case} for name, case in cases.items()}
-    del found["Generated"]  # by a computer
+        label = {"data.label": grid.fixed["data.label"]} if "data.label" in grid.fixed else {}
+        found |= {
+            name: {"task": grid.fixed["task"], **label, **case} for name, case in cases.items()
+        }
+    del found["Generated"], found["BRCA, a split per seed"]
     roles = read_grid(EXPERIMENTS / "superfed" / "wins-shakespeare.toml").fixed
     kinds = ("data.", "model.", "train.", "text.min-characters")
     found["Shakespeare"] = {k: v for k, v in roles.items() if k == "task" or k.startswith(kinds)}
@@ -167,7 +170,7 @@ def tables(one: Mapping[str, Any], held_out: bool = False) -> dict[str, Table]:
     those of the contest, or those held out of it. In points of a percentage, or in per
     cent of the error that predicting each client's mean has.
     """
-    unit = 100.0 if is_percent(one["measure"]) else 2.0 / one["delta"]
+    unit = 100.0 if counts_in_points(one["measure"]) else 2.0 / one["delta"]
     runs = [own for by_seed in one["scores"].values() for own in by_seed.values()]
     clients = [k for k in sorted(runs[0]) if all(k in own for own in runs)]
     clients = [k for k in clients if (k in one["held-out"]) == held_out]
@@ -202,7 +205,7 @@ def with_bounds(table: Table, like: Interval | None) -> str:
 def row(name: str, one: Mapping[str, Any]) -> list[str]:
     """Return the cells of a contest."""
     scores, over = tables(one), gains(one)
-    leader, sizes, delta = one["leader"], one["sizes"], 1 if is_percent(one["measure"]) else 2
+    leader, sizes, delta = one["leader"], one["sizes"], 1 if counts_in_points(one["measure"]) else 2
     counts = []
     for method, table in over.items():
         mean = table.mean(0)

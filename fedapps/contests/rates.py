@@ -9,7 +9,7 @@ from fedapps.contests.plan import ALONE_GRID, GRID, KEPT, STEP, grid
 from fedapps.contests.state import State
 from fedapps.contests.trials import LOCAL, PARTS, RATE, Contestant, Trial, Trials
 from fedapps.errors import RunFailed
-from fedapps.formats import is_percent
+from fedapps.formats import counts_in_points
 from fedapps.results.fair_plots import fair_measure
 
 
@@ -99,7 +99,7 @@ class Rates:
         if not runs:
             raise RunFailed(f"training alone failed at every rate: {self._reason(LOCAL)}")
         state.measure = fair_measure(runs)
-        if is_percent(state.measure):
+        if counts_in_points(state.measure):
             state.delta = 0.01
             return
         errors = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedapps.contests.contest import Contest
 from fedapps.contests.trials import FINETUNE, LOCAL, as_table
 from fedapps.errors import RunFailed
-from fedapps.formats import is_percent, metric_name, metric_text
+from fedapps.formats import counts_in_points, metric_name, metric_text
 from fedapps.results.seeds import Interval
 from fedapps.results.simultaneous import ALONE, FEDERATE, Table, Verdict, decide, simultaneous
 
@@ -108,10 +108,10 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
 
 def size(measure: str, value: float) -> str:
     """Return a gain as text."""
-    return f"{100 * value:.1f} points" if is_percent(measure) else metric_text(measure, value)
+    return f"{100 * value:.1f} points" if counts_in_points(measure) else metric_text(measure, value)
 
 
 def between(measure: str, low: float, high: float) -> str:
     """Return the bounds of a gain as text."""
-    first = f"{100 * low:.1f}" if is_percent(measure) else size(measure, low)
+    first = f"{100 * low:.1f}" if counts_in_points(measure) else size(measure, low)
     return f"{first} to {size(measure, high)}"

@@ -357,6 +357,18 @@ def test_every_method_of_a_contest_has_the_same_samples(tmp_path):
     assert all(len(part) for client in splits[0] for part in client)
 
 
+def test_ranks_of_times_count_in_points(tmp_path):
+    """A contest on task survival: Cox models, scored by concordance."""
+    given = {"task": "survival", "num-clients": 4, "num-rounds": 8, "train.local-epochs": 1}
+    one = start(given, tmp_path, in_process, methods=())
+    one.run()
+    assert (one.state.measure, one.state.delta) == ("concordance", 0.01)
+    found, text = write_verdict(one)
+    assert "1.0 points" in text
+    assert "of concordance over training alone" in text
+    assert {table.shape for table in found.gains.values()} == {(5, 4)}
+
+
 def test_a_method_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(UserError, match="did you mean 'ditto'"):
         start({}, tmp_path, in_process, methods=("dito",))

@@ -33,6 +33,7 @@ def test_the_tables_are_read_as_the_experiments_say():
     assert len(known) == 13
     assert known["InstEval"]["data.categorical"] == "dept"
     assert (known["Contraception"]["task"], known["School"]["task"]) == ("tabular", "regression")
+    assert (known["BRCA"]["task"], known["BRCA"]["data.label"]) == ("survival", "target")
     assert known["Shakespeare"]["model.name"] == "char-lstm"
     assert not any("method" in given or "train.learning-rate" in given for given in known.values())
 
