@@ -17,7 +17,6 @@ from fedapps.results.compare import compared
 from fedapps.results.newcomers import newcomer_means
 from fedapps.results.parts import COMPARISON, charts, plots
 from fedapps.results.sections import Section
-from fedapps.results.seeds import t_interval
 from fedapps.results.simultaneous import ALONE
 from fedapps.toml_text import to_toml
 
@@ -49,7 +48,7 @@ def ranking(contest: Contest, found: Outcome) -> Section:
             cells += ["-", "-", "-", "-"]
         else:
             table, like = found.gains[method], found.intervals[method]
-            these = t_interval(np.nanmean(table, 1).tolist())
+            these = found.here[method]
             share = np.nanmean(table, 0)
             cells += [
                 size(state.measure, like.mean),

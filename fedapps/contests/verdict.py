@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedapps.contests.contest import Contest
 from fedapps.contests.trials import FINETUNE, LOCAL, as_table
 from fedapps.errors import RunFailed
 from fedapps.formats import counts_in_points, metric_name, metric_text
-from fedapps.results.seeds import Interval
+from fedapps.results.seeds import Interval, t_interval
 from fedapps.results.simultaneous import ALONE, FEDERATE, Table, Verdict, decide, simultaneous
 
 #: At most this many clients are named.
@@ -18,14 +20,16 @@ FEW = 8
 class Outcome:
     """The result of a finished contest. ``scores``: of each finalist, (S, K), at
     ``clients``, NaN where one takes no part with a seed; ``gains``: over training
-    alone; ``intervals``: those that hold together, for sites like these. ``diverged``:
-    the clients where a finalist has no score; they are in no mean.
+    alone; ``intervals``: those that hold together, for sites like these; ``here``: for
+    these sites with other seeds. ``diverged``: the clients where a finalist has no
+    score; they are in no mean.
     """
 
     verdict: Verdict
     scores: Mapping[str, Table]
     gains: Mapping[str, Table]
     intervals: Mapping[str, Interval]
+    here: Mapping[str, Interval]
     clients: Sequence[str]
     diverged: Mapping[str, str]
 
@@ -56,7 +60,8 @@ def outcome(contest: Contest) -> Outcome:
     gains = {m: table - scores[LOCAL] for m, table in scores.items() if m != LOCAL}
     intervals = simultaneous(gains)
     verdict = decide(gains, intervals, contest.state.leader, contest.state.delta, FINETUNE)
-    return Outcome(verdict, scores, gains, intervals, clients, diverged)
+    here = {m: t_interval(np.nanmean(table, 1).tolist()) for m, table in gains.items()}
+    return Outcome(verdict, scores, gains, intervals, here, clients, diverged)
 
 
 def _named(diverged: Mapping[str, str]) -> str:
@@ -100,10 +105,20 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
             f"({between(state.measure, one.low, one.high)}), and {delta} count as a difference. "
             + (f"About {more} would tell." if more else "More seeds would not tell.")
         )
+        text += at_these_sites(state.measure, found.here[verdict.method], state.delta)
     text += f" {s} fresh seeds, {k} clients."
     if found.diverged:
         text += f" In no mean, since a finalist diverged there: {_named(found.diverged)}."
     return text
+
+
+def at_these_sites(measure: str, here: Interval, delta: float) -> str:
+    """Return what is known of the contest's own sites though others may differ."""
+    if here.low <= delta <= here.high:
+        return ""
+    known = "more than that" if here.low > delta else "less than that"
+    gain = between(measure, here.low, here.high)
+    return f" At these sites, whatever holds for others, it gains {known} ({gain})."
 
 
 def size(measure: str, value: float) -> str:

@@ -113,6 +113,28 @@ def test_islands_are_told_to_train_alone(tmp_path):
     assert verdict_text(one, outcome(one)).startswith("Train alone.")
 
 
+@pytest.mark.parametrize(
+    ("lead", "known"), [(0.05, "more than that (4."), (-0.05, "less than that (-5."), (0.0165, "")]
+)
+def test_what_holds_at_these_sites_is_said_though_others_may_differ(tmp_path, lead, known):
+    """The leader's gain differs by 0.4 between clients, hardly between seeds."""
+    one = contest(tmp_path, {"local": 0.7, "fedavg": 0.5, "finetune": 0.5, "ditto": 0.7 + lead})
+    scores = one.trials.scores
+
+    def split(trial, measure):
+        own = scores(trial, measure)
+        return {
+            k: v + 0.2 * (-1) ** int(k[-1]) * (trial.who.method == "ditto") for k, v in own.items()
+        }
+
+    one.trials.scores = split
+    one.run()
+    text = verdict_text(one, outcome(one))
+    assert text.startswith("Cannot tell.")
+    assert known in text
+    assert ("At these sites, whatever holds for others" in text) == bool(known)
+
+
 def test_a_client_that_diverges_in_the_final_is_named_and_in_no_mean(tmp_path):
     one = contest(tmp_path, MEANS)
     one.run()
