@@ -202,10 +202,23 @@ def with_bounds(table: Table, like: Interval | None) -> str:
     return f"{table.mean():+.1f} {'; '.join(both)}"
 
 
+def delta_of(one: Mapping[str, Any]) -> int:
+    """Return what counts as a difference, in the unit of :func:`tables`."""
+    return 1 if counts_in_points(one["measure"]) else 2
+
+
+def at_these_sites(one: Mapping[str, Any]) -> int:
+    """Return 1 if the leader is shown to gain more than delta at these sites, with
+    other seeds; -1 if less; 0 if neither.
+    """
+    here = t_interval(gains(one)[one["leader"]].mean(1).tolist())
+    return int(here.low > delta_of(one)) - int(here.high < delta_of(one))
+
+
 def row(name: str, one: Mapping[str, Any]) -> list[str]:
     """Return the cells of a contest."""
     scores, over = tables(one), gains(one)
-    leader, sizes, delta = one["leader"], one["sizes"], 1 if counts_in_points(one["measure"]) else 2
+    leader, sizes, delta = one["leader"], one["sizes"], delta_of(one)
     counts = []
     for method, table in over.items():
         mean = table.mean(0)
@@ -264,13 +277,15 @@ def printed(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     hold, decided = map(sum, zip(*map(signs, results), strict=True))
     kinds = [one["kind"] for one in results]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in (FEDERATE, "alone", UNKNOWN))
+    here = [at_these_sites(one) for one in results]
     columns = ("method", "leads", "final: wins / ties / losses", "dropped", "cannot run")
     return "\n\n".join(
         [
             markdown_table(HEADER, [row(name, one) for name, own in found.items() for one in own]),
             markdown_table(columns, list(by_method(results))),
-            f"{len(results)} contests on {len(found)} federations: {counts}. Signs that hold at "
-            f"the clients held out: {hold} of {decided}.",
+            f"{len(results)} contests on {len(found)} federations: {counts}. At its own sites the "
+            f"leader gains more than delta in {here.count(1)}, less in {here.count(-1)}. Signs "
+            f"that hold at the clients held out: {hold} of {decided}.",
         ]
     )
 
