@@ -22,6 +22,7 @@ from fedapps.results.seeds import Interval, crossed_interval, variance_component
 
 Table = NDArray[np.float64]
 DRAWS = 20_000
+BEHIND = 0.05
 #: More seeds, or sites for each one there is, are not worth naming.
 MOST_SEEDS, MOST_SITES = 50, 20
 FEDERATE, ALONE, UNKNOWN = "federate", "alone", "cannot tell"
@@ -101,13 +102,16 @@ def decide(
     intervals. ``leader``: the method chosen before these gains were measured.
 
     Federate if the leader's lower bound is above ``delta``: with ``near`` (fine-tuning,
-    the simpler method) if that is shown to gain, too, and is within ``delta`` of the
-    leader. Alone if no upper bound reaches ``delta``.
+    the simpler method) if that is shown to gain, too, and to be within ``delta`` of the
+    leader (upper bound of the paired difference, at ``BEHIND``). Alone if no upper
+    bound reaches ``delta``.
     """
     ours = intervals[leader]
     if ours.low > delta:
         other = intervals.get(near)
-        simpler = other is not None and other.low > delta and ours.mean - other.mean <= delta
+        simpler = other is not None and other.low > delta
+        if simpler and near != leader:
+            simpler = upper_bound(tables[leader] - tables[near], BEHIND) <= delta
         return Verdict(FEDERATE, near if simpler else leader)
     if all(one.high < delta for one in intervals.values()):
         return Verdict(ALONE)

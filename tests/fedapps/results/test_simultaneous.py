@@ -78,6 +78,15 @@ def test_the_verdict_follows_the_bounds(gains, kind, method):
     assert (found.kind, found.method) == (kind, method)
 
 
+def test_the_simpler_method_must_be_shown_to_be_near():
+    """Its mean is 0.5 behind, and delta is 1; but clients may differ in that."""
+    tables = {name: table(mean) for name, mean in {"ditto": 4.0, "finetune": 3.5}.items()}
+    for apart, method in ((0.2, "finetune"), (2.0, "ditto")):
+        tables["finetune"] = tables["finetune"] + apart * np.tile([1.0, -1.0], 6)
+        found = decide(tables, simultaneous(tables), "ditto", 1.0, near="finetune")
+        assert (found.kind, found.method) == ("federate", method)
+
+
 def test_as_many_more_sites_as_are_named_would_do():
     rng = np.random.default_rng(4)
     wide = rng.normal(size=(1, 2000)) * 2 + rng.normal(size=(5, 2000)) * 0.3
