@@ -14,7 +14,7 @@ from flwr.serverapp import strategy as flower
 from algorithms.common.wire import read
 from algorithms.secure.messages import Session
 from algorithms.secure.vector import Terms
-from algorithms.secure.wire import QUERY, RECORD, packed
+from algorithms.secure.wire import RECORD, packed, unpacked
 from clients import SecureApp
 from fedapps.engines.inline import InlineGrid
 from strategies import (
@@ -452,39 +452,57 @@ def test_a_message_that_asks_for_a_reply_in_the_clear_is_refused():
     assert "this site sends masked replies only" in reply.error.reason
 
 
-def test_a_second_message_at_once_is_refused(tmp_path):
-    """Two messages that each see the same old state: the folder knows better."""
+@pytest.mark.parametrize(
+    ("step", "taken"),
+    [
+        ("offer", "offer of session 1"),
+        ("train", "mask of session 1"),
+        ("sign", "sign of session 1"),
+        ("reveal", "reveal of session 1"),
+        ("offer again", "offer of session 2"),
+    ],
+)
+def test_a_second_message_at_once_is_refused(tmp_path, step, taken):
+    """Two messages that each see the same old state: the folder knows better. "offer
+    again": for the session for which the training reply has brought an offer.
+    """
     grid = InlineGrid(app_of(), 4)
     for context in map(grid.contexts.__getitem__, range(1000, 1004)):
         context.node_config["store-dir"] = str(tmp_path)
-    old, again = {}, []
+    state, again, offers = grid.contexts[1000].state, [], []
 
     class Twice(Losing):
         def send_and_receive(self, messages, *, timeout=None):
             sent = list(messages)
-            for message in sent:
-                node = message.metadata.dst_node_id
-                old[node] = RecordDict(dict(grid.contexts[node].state))
+            facts = unpacked(sent[0].content[RECORD]) if RECORD in sent[0].content else {}
+            old, now = dict(state), facts.get("step", "train" if facts else "")
+            copy = Message(
+                sent[0].content, sent[0].metadata.dst_node_id, sent[0].metadata.message_type
+            )
             replies = super().send_and_receive(sent, timeout=timeout)
-            if sent and sent[0].metadata.message_type == QUERY and "sign" in self.steps[-1:]:
-                state = grid.contexts[1000].state
-                now = dict(state)
-                state.clear()
-                state.update(old[1000])
-                again.extend(self.grid.send_and_receive(sent[:1]))
-                state.clear()
-                state.update(now)
+            if now == "offer":
+                offers.append((facts, copy))
+            if now == "train" and step == "offer again":
+                asked, copy = offers[0]
+                asked = {**asked, "session": facts["next"]}
+                copy.content[RECORD] = ConfigRecord(packed(asked))
+            if now and (now == step or (now, step) == ("train", "offer again")) and not again:
+                later = dict(state)
+                replace_all(state, old)
+                again.extend(self.grid.send_and_receive([copy]))
+                replace_all(state, later)
             return replies
 
     strategy = FedAvg()
     client_grid = ClientGrid(Twice(grid), seed=0, num_clients=4)
-    run_rounds(
-        strategy,
-        secured(client_grid, strategy, ON),
-        to_record(list(START), list(START.values())),
-        1,
-    )
-    assert "step sign of session 1 was taken before" in again[0].error.reason
+    start = to_record(list(START), list(START.values()))
+    run_rounds(strategy, secured(client_grid, strategy, ON), start, 2)
+    assert f"step {taken} was taken before" in again[0].error.reason
+
+
+def replace_all(state, records):
+    state.clear()
+    state.update(records)
 
 
 # --- what fits and what is refused ----------------------------------------------------
