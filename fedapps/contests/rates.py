@@ -73,9 +73,10 @@ class Rates:
             sign = -1 if order[0] == rates[0] else 1
             more = [order[0] * 10 ** (sign * STEP * j) for j in (1, 2)]
             order = self._ordered(method, [*rates, *more], until)
-        names = ", ".join(f"{rate:.3g}" for rate in order[:2] if rate)
+        kept = order[: 1 if method == LOCAL else 2]
+        names = ", ".join(f"{rate:.3g}" for rate in kept if rate)
         if names:
-            self.say(f"{method}: best rate{'s' * (method != LOCAL)} {names}")
+            self.say(f"{method}: best rate{'s' * (len(kept) > 1)} {names}")
         return order
 
     def _ordered(self, method: str, rates: Sequence[float], until: int) -> list[float]:
