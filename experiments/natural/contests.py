@@ -255,6 +255,8 @@ HEADER = (
     "signs that hold",
     "minutes",
 )
+#: So many columns describe the federation.
+FACTS = HEADER.index("verdict")
 
 
 def by_method(results: Sequence[Mapping[str, Any]]) -> Iterable[list[str]]:
@@ -271,6 +273,12 @@ def by_method(results: Sequence[Mapping[str, Any]]) -> Iterable[list[str]]:
         yield [method, str(sum(led)), final_cell, str(sum(dropped)), str(sum(out))]
 
 
+def rows_of(name: str, contests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the rows of a federation; what describes it is in the first one only."""
+    rows = [row(name, one) for one in contests]
+    return rows[:1] + [[""] * FACTS + cells[FACTS:] for cells in rows[1:]]
+
+
 def printed(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the tables of all contests, by federation."""
     results = [one for contests in found.values() for one in contests]
@@ -281,7 +289,7 @@ def printed(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     columns = ("method", "leads", "final: wins / ties / losses", "dropped", "cannot run")
     return "\n\n".join(
         [
-            markdown_table(HEADER, [row(name, one) for name, own in found.items() for one in own]),
+            markdown_table(HEADER, [r for name, own in found.items() for r in rows_of(name, own)]),
             markdown_table(columns, list(by_method(results))),
             f"{len(results)} contests on {len(found)} federations: {counts}. At its own sites the "
             f"leader gains more than delta in {here.count(1)}, less in {here.count(-1)}. Signs "

@@ -166,6 +166,8 @@ def test_the_tables_count_clients_and_contests():
     assert methods["ditto"] == ["2", "0 / 2 / 0", "0", "0"]
     assert methods["scaffold"] == ["0", "-", "2", "0"]
     assert methods["ifca"] == ["0", "-", "0", "2"]
+    first, second = contests.rows_of("Nine", [one, one])
+    assert (first[0], second[0], first[-1]) == ("Nine", "", second[-1])
     said = contests.printed({"Nine": [one, {**one, "leader": "fedavg"}]})
     assert "2 contests on 1 federations: 2 federate, 0 alone, 0 cannot tell." in said
     assert "At its own sites the leader gains more than delta in 1, less in 1. Signs" in said
