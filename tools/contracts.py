@@ -1,5 +1,5 @@
-"""The contract of every strategy, as a table for the documentation: what its clients
-receive, must reply and keep.
+"""The strategies and their methods, as a table for the documentation that links each
+contract: what the clients receive, must reply and keep.
 
 The contract is in the docstring of the strategy's module, in the paragraph that begins
 with "Contract".
@@ -32,10 +32,6 @@ def contract_of(module: ModuleType) -> str:
     return text[0].upper() + text[1:]
 
 
-#: Characters of a first sentence that the table shows beside the link.
-SHORT = 50
-
-
 def modules_of(folder: Path) -> dict[str, list[str]]:
     """Return the names of the concrete strategies in every module of the folder
     ``strategies``.
@@ -56,31 +52,17 @@ def modules_of(folder: Path) -> dict[str, list[str]]:
 
 
 def table(folder: Path, methods: Mapping[str, Method]) -> str:
-    """Return the Markdown table: strategies, methods, shortened contract."""
+    """Return the Markdown table: strategies, linked to their modules, and methods."""
     built = {
         name: method.builds.__name__ if method.builds else WarmStart.__name__
         for name, method in methods.items()
     }
-    rows = ["| strategy | method | contract |", "| --- | --- | --- |"]
+    rows = ["| strategy | method |", "| --- | --- |"]
     for module, kinds in modules_of(folder).items():
-        own = [name for name, used in built.items() if used in kinds]
-        cells = (
-            ", ".join(f"`{word}`" for word in words) or "(a wrapper)" for words in (kinds, own)
-        )
-        contract = shortened(contract_of(import_module(module)), module)
-        rows.append(f"| {' | '.join(cells)} | {contract} |")
+        links = ", ".join(f"[`{kind}`](../{module.replace('.', '/')}.py)" for kind in kinds)
+        own = ", ".join(f"`{name}`" for name, used in built.items() if used in kinds)
+        rows.append(f"| {links} | {own or '(a wrapper)'} |")
     return "\n".join(rows)
-
-
-def shortened(contract: str, module: str) -> str:
-    """Return a contract of one sentence as it is, of another one a link to the file of
-    its module, after the first sentence if that is short.
-    """
-    first, *rest = re.split(r"(?<=\.) (?=[A-Z])", contract, maxsplit=1)
-    if not rest:
-        return contract
-    lead = f"{first} " if len(first) <= SHORT else ""
-    return f"{lead}[contract](../{module.replace('.', '/')}.py)"
 
 
 def with_contracts(text: str, folder: Path, methods: Mapping[str, Method]) -> str:
