@@ -146,11 +146,7 @@ def index(root: Path) -> str:
         "Minutes are rough, for two cores. One seed proves nothing. *(ours)*: not claimed by the "
         "paper itself. With `--data DIR` a command reads `DIR/heart` and so on "
         "([which files](../tasks.md)); without it, `ylecun/mnist` and the like come from the hub. "
-        "To repeat a whole paper at a small scale:",
-        "",
-        "```sh",
-        "make reproduce PAPER=superfed SCALE=small DATA=DIR",
-        "```",
+        "`make reproduce PAPER=superfed SCALE=small DATA=DIR` repeats a paper at a small scale.",
         "",
         "Jobs that compare methods: [contests on natural federations](natural-contests.md), "
         "[many small sites](many-sites.md), where federation pays, "
