@@ -19,7 +19,6 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.settings import read_settings
-from tools.contracts import contract_of, modules_of, shortened
 from tools.example_diffs import changed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,46 +131,38 @@ def test_every_recipe_runs(strategy, loop, remark, module, capsys):
 # --- the contracts --------------------------------------------------------------------
 
 
-def rows():
-    block = PAGE.partition("<!-- contracts -->")[2].partition("<!-- /contracts -->")[0]
-    cells = [
-        [cell.strip() for cell in line.strip("|").split(" | ")]
-        for line in block.strip().splitlines()[2:]
-    ]
-    return [
-        (re.findall(r"`([\w-]+)`", methods), re.findall(r"`(\w+)`", kinds), text)
-        for kinds, methods, text in cells
-    ]
+def contract_of(module):
+    """Return the contract of a strategy's module: the paragraph of its docstring that
+    begins with "Contract".
+    """
+    found = re.search(
+        r"^Contract(?: of .*?)?[.:] (.*?)(?=\n\n|\Z)", inspect.getdoc(module) or "", re.M | re.S
+    )
+    return found[1] if found else ""
 
 
-def test_the_contract_of_every_method_is_listed():
-    listed = {method: (kinds, text) for methods, kinds, text in rows() for method in methods}
-    assert sorted(listed) == sorted(METHODS)
-    assert all(text.endswith((".", ".py)")) for _, text in listed.values())
-    wrong = {}
+def test_every_method_has_a_contract():
+    modules = {}
     for name in METHODS:
         settings = read_settings({"method": name})
-        built = type(build_strategy(settings, build_task(settings))).__name__
-        if built not in listed[name][0]:
-            wrong[name] = built
-    assert wrong == {}
+        modules[name] = type(build_strategy(settings, build_task(settings))).__module__
+    assert [n for n, m in modules.items() if not contract_of(importlib.import_module(m))] == []
 
 
-def test_every_strategy_that_is_exported_has_its_contract():
-    listed = {kind for _, kinds, _ in rows() for kind in kinds}
-    exported = {name: getattr(strategies, name) for name in strategies.__all__}
-    kinds = {
-        name
-        for name, kind in exported.items()
-        if inspect.isclass(kind) and issubclass(kind, Strategy)
+STRATEGIES = sorted(
+    {
+        kind.__module__
+        for kind in (getattr(strategies, name) for name in strategies.__all__)
+        if inspect.isclass(kind) and issubclass(kind, Strategy) and not inspect.isabstract(kind)
     }
-    assert {name for name in kinds if not inspect.isabstract(exported[name])} <= listed
+)
 
 
-@pytest.mark.parametrize("name", modules_of(Path(strategies.__file__).parent))
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_a_contract_names_every_option_that_is_sent(name):
     module = importlib.import_module(name)
     text = contract_of(module)
+    assert text
     hooks = [
         node
         for node in ast.walk(ast.parse(inspect.getsource(module)))
@@ -182,11 +173,3 @@ def test_a_contract_names_every_option_that_is_sent(name):
         key.value for part in dictionaries for key in part.keys if isinstance(key, ast.Constant)
     }
     assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
-
-
-def test_a_long_contract_is_a_link_after_a_short_first_sentence():
-    link = "[contract](../strategies/fedala.py)"
-    module = "strategies.fedala"
-    assert shortened("FedAvg's. The reply also holds `x`.", module) == f"FedAvg's. {link}"
-    assert shortened(f"{'x' * 60}. The reply.", module) == link
-    assert shortened("FedAvg's.", module) == "FedAvg's."

@@ -21,10 +21,9 @@ PAPER = "paper.toml"
 #: Sources that need no download.
 BUILT_IN = ("digits", "generated", "letters", "ratings")
 READING = (
-    "Accuracy is that of each client on its own test samples, with the model that the method "
-    "gives it: mean and standard deviation over the clients; *worst tenth* is the mean of the "
-    "lowest tenth. ECE (15 bins) is the mean over clients. *Global* is the one federated model. "
-    "Bytes are those of all training messages. † was computed aside: no command here prints it."
+    "Accuracy is that of each client on its own test samples ([measures](../measures.md)). "
+    "*Global* is the one federated model. Bytes are those of all training messages. † was "
+    "computed aside: no command here prints it."
 )
 START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->"
 
@@ -147,17 +146,11 @@ def index(root: Path) -> str:
         "Minutes are rough, for two cores. One seed proves nothing. *(ours)*: not claimed by the "
         "paper itself. With `--data DIR` a command reads `DIR/heart` and so on "
         "([which files](../tasks.md)); without it, `ylecun/mnist` and the like come from the hub. "
-        "To repeat a whole paper at a small scale:",
+        "`make reproduce PAPER=superfed SCALE=small DATA=DIR` repeats a paper at a small scale.",
         "",
-        "```sh",
-        "make reproduce PAPER=superfed SCALE=small DATA=DIR",
-        "```",
-        "",
-        "[Contests on natural federations](natural-contests.md): which method to try first on "
-        "tables of real schools, people and stations.",
-        "",
-        "Jobs that compare methods: [many small sites](many-sites.md), where federation pays, "
-        "[two classes per client](two-classes.md), where it does not, and "
+        "Jobs that compare methods: [contests on natural federations](natural-contests.md), "
+        "[many small sites](many-sites.md), where federation pays, "
+        "[two classes per client](two-classes.md), where it does not, "
         "[personal methods by default](personal-forms.md), "
         "[ten natural tables](natural-tables.md).",
         "",

@@ -1,5 +1,5 @@
 """Update all text that is generated from declarations: settings in pyproject.toml and
-docs/, exports, tables of methods, contracts, claims.
+docs/, exports, tables of methods, claims.
 
     python -m tools.generate            write it
     python -m tools.generate --check    fail if a file is stale
@@ -13,7 +13,6 @@ from pathlib import Path
 from fedapps.methods import METHODS
 from fedapps.settings.reference import all_tables, by_table, chosen, settings_in
 from tools.claims import index
-from tools.contracts import with_contracts
 from tools.example_diffs import with_diffs
 from tools.exports import SHARED, exported, with_exports, with_rows
 from tools.settings_pages import (
@@ -56,7 +55,7 @@ def generated(root: Path) -> dict[Path, str]:
             page.read_text(encoding="utf-8"),
             lambda words: markdown_table(chosen(known, words), tables),
         )
-        texts[page] = with_diffs(with_contracts(text, root / "strategies", METHODS), root)
+        texts[page] = with_diffs(text, root)
     if (docs / "results").is_dir():
         texts[docs / "results" / "README.md"] = index(root)
     methods = docs / "methods.md"

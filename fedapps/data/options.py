@@ -132,7 +132,7 @@ class DataOptions(Options):
     min_samples: int = option(5, "least number of samples of a client", low=3)
     validation: float = option(
         0.2,
-        "part of a client's samples, beside 20 % for testing; 0: the training samples stand in",
+        "part of a client's samples, beside 20 % for testing; 0: training samples serve instead",
         low=0,
         high=0.6,
     )
@@ -346,8 +346,7 @@ class SiteOptions(Options):
     )
     client: str = option(
         "",
-        "column whose values tell the clients of a site apart; @file: a file a client, by its "
-        'name; "": a site is one client',
+        'column that names the clients of a site; @file: one file per client; "": one client',
     )
 
     def check(self) -> None:

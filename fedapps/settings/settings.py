@@ -125,8 +125,8 @@ class Settings(Options):
     )
     num_new_clients: int = option(
         0,
-        "clients, chosen by the seed, that never take part in training; evaluations score the "
-        "model that the method gives them",
+        "clients, chosen by the seed, that never train; evaluations score the model that the "
+        "method gives them",
         low=0,
     )
     new_epochs: int = option(
@@ -162,8 +162,8 @@ class Settings(Options):
     checkpoint_every: int = option(10, "rounds between checkpoints; 0: none", low=0)
     until: int = option(
         0,
-        "pause after this round, with scores and a checkpoint to resume from; num-rounds stays "
-        "what schedules go by; 0: never",
+        "pause after this round, with a checkpoint to resume from; schedules still go by "
+        "num-rounds; 0: never",
         low=0,
     )
     min_replies: int = option(1, "a round with fewer valid replies fails", low=1)

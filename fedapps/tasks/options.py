@@ -85,7 +85,7 @@ class TextOptions(Options):
     min_characters: int = option(2, "roles with less training text are left out", low=2)
     validation: float = option(
         0.0,
-        "part of a role's training sequences, the last ones; 0: the training sequences stand in",
+        "part of a role's training sequences, the last ones; 0: training sequences serve instead",
         low=0,
         high=1,
         open_high=True,

@@ -76,7 +76,6 @@ def test_the_rest_follows_from_five_places(extended):
         "pyproject.toml": "[tool.flwr.app.config.fednova]\nserver-learning-rate = 1.0",
         "docs/methods.md": "| [`fednova`](fednova.md) | averages updates per local step",
         "docs/settings.md": "[`fednova`](fednova.md)",
-        "docs/strategy-in-your-project.md": "`fednova`",
         "docs/ffgb-distill.md": "`fednova`",  # the choices of a warm start
         PAGE: "| `fednova.server-learning-rate` | `1.0` | step of the server",
         "strategies/__init__.py": "    from strategies.fednova import FedNovaOptions as FedNovaOptions\n",
