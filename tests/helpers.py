@@ -58,6 +58,16 @@ def rounds_of(folder):
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def outcome_of(folder):
+    """Return what a run wrote that does not depend on its engine: the rounds, without
+    seconds, id and traffic between nodes, and the content of the files.
+    """
+    free = ("seconds", "run", "travelled-up", "travelled-down", "node-messages")
+    rows = [{k: v for k, v in r.items() if not k.endswith(free)} for r in rounds_of(folder)]
+    names = ("clients.csv", "model.safetensors", "weights.csv")
+    return rows, {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
 def summary_of(folder):
     """Return the summary of a run."""
     return json.loads((folder / "summary.json").read_text())
@@ -105,10 +115,15 @@ def write_csv(path, rows, changed):
     return path
 
 
+def rows_of(path):
+    """Return the rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def clients_of(folder):
     """Return the rows of a run's clients."""
-    with (folder / "clients.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return rows_of(folder / "clients.csv")
 
 
 @contextlib.contextmanager

@@ -2,14 +2,12 @@
 objects for notebooks.
 """
 
-import csv
 import json
 import re
 import subprocess
 import sys
 import types
 from io import StringIO
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +24,7 @@ from fedapps.runs.prepare import with_defaults
 from fedapps.sweeps import execution
 from fedapps.sweeps.pool import Ended, PlannedRun, run_one
 from fedapps.sweeps.progress import SweepProgress
+from tests.helpers import rows_of
 
 pandas = pytest.importorskip("pandas")
 LASSO = {
@@ -93,11 +92,6 @@ def runs(tmp_path_factory):
         for method in ("fedper", "local")
         for seed in (0, 1)
     }
-
-
-def rows_of(path):
-    with Path(path).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def same(frame, path):

@@ -2,7 +2,6 @@
 resuming, and errors.
 """
 
-import csv
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from safetensors.numpy import load_file
 
 from fedapps.commands.parser import main
 from fedapps.methods import METHODS
+from tests.helpers import clients_of, rounds_of
 
 QUICK = [
     "num-rounds=4",
@@ -37,8 +37,7 @@ def run(*arguments):
 
 def rounds(folder):
     """Return the rounds without the fields that may differ between two equal runs."""
-    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "run")} for row in rows]
+    return [{k: v for k, v in r.items() if k not in ("seconds", "run")} for r in rounds_of(folder)]
 
 
 @pytest.mark.slow
@@ -88,8 +87,7 @@ def test_the_results_folder(tmp_path):
     assert [r["round"] for r in rows] == [1, 2, 3, 4]
     assert ["evaluate" in r for r in rows] == [False, True, False, True]
     assert summary["bytes-up"] == sum(r["bytes-up"] for r in rows)
-    with (out / "clients.csv").open() as file:
-        clients = list(csv.DictReader(file))
+    clients = clients_of(out)
     assert [int(c["client"]) for c in clients] == list(range(6))
     accuracy = np.array([float(c["accuracy"]) for c in clients])
     assert summary["accuracy-mean"] == pytest.approx(accuracy.mean())

@@ -2,8 +2,6 @@
 fewer models on the way.
 """
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
@@ -19,7 +17,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
 from strategies import ClientGrid, FedAvg, UpdateBound, run_rounds
-from tests.helpers import EchoClient, arrays_of
+from tests.helpers import EchoClient, arrays_of, outcome_of, rounds_of
 
 JOB = {
     "num-clients": 16,
@@ -40,8 +38,7 @@ def run(folder, nodes, **config):
     execute(
         settings, NodeGrid(inner, settings.num_clients, inner.get_node_ids()) if nodes else inner
     )
-    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [(folder / name).read_bytes() for name in ("model.safetensors", "clients.csv")], rows
+    return outcome_of(folder)[1], rounds_of(folder)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedadam", "fedper"])

@@ -2,7 +2,6 @@
 numbers, model and personal models are all those of that round.
 """
 
-import csv
 import json
 
 import numpy as np
@@ -22,7 +21,7 @@ from fedapps.runs.assembly import Parts
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.models import exported, of_nobody
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import blobs, small_net
+from tests.helpers import blobs, clients_of, small_net
 
 JOB = {
     "num-clients": 4,
@@ -55,11 +54,10 @@ def second_is_best(monkeypatch):
 
 
 def rows(folder):
-    with (folder / "clients.csv").open() as file:
-        return [
-            {k: v for k, v in row.items() if not k.startswith("validation")}
-            for row in csv.DictReader(file)
-        ]
+    return [
+        {k: v for k, v in row.items() if not k.startswith("validation")}
+        for row in clients_of(folder)
+    ]
 
 
 def assert_same(folder, other, personal):

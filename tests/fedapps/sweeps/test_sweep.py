@@ -22,6 +22,7 @@ from fedapps.sweeps.pool import Ended, run_one
 from fedapps.sweeps.progress import SweepProgress
 from fedapps.sweeps.tables import Results
 from fedapps.sweeps.texts import best_of
+from tests.helpers import rows_of
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 LASSO = """
@@ -548,8 +549,7 @@ def test_a_failed_run_stops_no_other_and_a_second_start_runs_only_the_missing_on
         json.loads((out / "cells" / f"seed-{seed}" / "summary.json").read_text())[measure]
         for seed in (0, 1, 2)
     ]
-    with (out / "table.csv").open() as file:
-        (line,) = csv.DictReader(file)
+    (line,) = rows_of(out / "table.csv")
     assert float(line[measure]) == pytest.approx(statistics.mean(values), rel=1e-12)
 
     path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 5") + "seed = [0, 1, 2]\n")

@@ -1,4 +1,3 @@
-import json
 import os
 import tomllib
 from functools import partial
@@ -26,6 +25,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import read_settings
+from tests.helpers import rounds_of
 
 
 def tabular(num_clients=0, seed=0, **options):
@@ -350,10 +350,7 @@ def test_a_run_improves_over_the_start_and_says_how_even_it_is(method, tmp_path)
     )
     settings = with_folder(settings, tmp_path / "r")
     summary = execute(settings, InlineGrid(app, 6, settings.flat()))
-    first, *_, last = [
-        json.loads(line)["evaluate"]
-        for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()
-    ]
+    first, *_, last = [row["evaluate"] for row in rounds_of(tmp_path / "r")]
     assert last["loss-weighted"] < 0.9 * first["loss-weighted"]
     ends = ("mean", "std", "worst10", "best10", "worst", "weighted")
     wanted = {f"{name}-{end}" for name in ("accuracy", "auroc") for end in ends}
