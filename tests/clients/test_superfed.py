@@ -58,20 +58,6 @@ def test_lambda_nu_mu_zero_is_fedavg_to_the_last_bit(start):
         np.testing.assert_array_equal(result[name], want)
 
 
-def test_mu_alone_is_fedprox():
-    from clients import FedProxClient
-    from strategies import FedProx, FedProxOptions
-
-    strategy = SuPerFed(SuPerFedOptions(form="thesis", mu=0.3, nu=0.0, start=0.0))
-    got = arrays_of(simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG))
-    clients = [FedProxClient(small_net, blobs(seed=i, shift=i), i) for i in range(3)]
-    want = arrays_of(
-        simulate(FedProx(FedProxOptions(0.3)), lambda i, _: clients[i], 3, INITIAL, 4, CONFIG)
-    )
-    for name in INITIAL:
-        np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=1e-7)
-
-
 def test_the_form_fills_in_what_is_not_given():
     def values(options):
         filled = SuPerFed(options).options
@@ -169,52 +155,6 @@ def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum, scale)
         for got, want in zip(received + kept, [*f.values(), *p.values()], strict=True):
             np.testing.assert_allclose(got, want.detach(), rtol=2e-4, atol=5e-6)
         sent = [a + np.float32(0.01) for a in received]
-
-
-def test_the_personal_model_never_leaves_and_persists():
-    """Every array in every message is compared with every client's personal model."""
-    messages = []
-
-    class Spy(InlineGrid):
-        def send_and_receive(self, sent, *, timeout=None):
-            sent = list(sent)
-            replies = super().send_and_receive(sent, timeout=timeout)
-            messages.extend(sent + replies)
-            return replies
-
-    grid = Spy(to_client_app(lambda c: superfed_with_state(c)), 3)
-
-    def superfed_with_state(context):
-        from clients import MessageStore
-
-        i = context.node_config["partition-id"]
-        return SuPerFedClient(small_net, blobs(seed=i), i, MessageStore(context.state))
-
-    kept = []
-    remember = lambda now: kept.append(
-        [c.state["store.personal"]["0"].numpy().copy() for c in grid.contexts.values()]
-    )
-    simulate(
-        SuPerFed(SuPerFedOptions(start=0.0)),
-        None,
-        3,
-        INITIAL,
-        3,
-        CONFIG,
-        grid=grid,
-        callbacks=[remember],
-    )
-    personal = [array for round_ in kept for array in round_]
-    assert not np.array_equal(kept[0][0], kept[0][1])  # own initialisations
-    assert not np.array_equal(kept[0][0], kept[2][0])  # trained further each round
-    arrays = [
-        a.numpy()
-        for m in messages
-        for record in m.content.array_records.values()
-        for a in record.values()
-    ]
-    assert len(arrays) > 40
-    assert not any(a.shape == p.shape and np.allclose(a, p) for a in arrays for p in personal)
 
 
 def test_before_the_start_round_nothing_is_mixed():

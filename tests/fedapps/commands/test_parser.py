@@ -315,25 +315,6 @@ def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", ["fedprox", "fedadam", "ditto"])
-def test_every_base_runs_with_decided_weights_and_its_own_options(base, tmp_path):
-    shared = tmp_path / "options.toml"
-    shared.write_text("fedprox.mu = 0.5\nfedopt.tau = 0.01\n")
-    options = [
-        str(shared),
-        "method=aaggff-s",
-        f"aaggff.base={base}",
-        *QUICK,
-        "clients-per-round=0",
-    ]
-    assert run(*options, "num-rounds=2", "--out", tmp_path / "r") == 0
-    assert all(0 < row["train"]["weight-max"] < 1 for row in rounds(tmp_path / "r"))
-    text = (tmp_path / "r" / "settings.toml").read_text()
-    assert ("mu = 0.5" in text) == (base == "fedprox")
-    assert ("tau = 0.01" in text) == (base in ("fedadam", "fedyogi", "fedadagrad"))
-
-
-@pytest.mark.slow
 def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
     from clients import FedAvgClient
 

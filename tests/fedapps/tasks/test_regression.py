@@ -489,22 +489,6 @@ def test_arrays_that_cannot_be_learned_are_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_file_a_client(tmp_path):
-    folder = tmp_path / "people"
-    folder.mkdir()
-    for number, name in enumerate(("ann", "bob", "cem")):
-        embeddings(folder / f"{name}.npz", n=20 + number)
-    settings = {
-        "task": "regression",
-        "data.source": str(folder),
-        "data.natural-id": "@file",
-        "device": "cpu",
-        "data.features": "x",
-    }
-    _, task, _ = assemble(with_defaults(settings))
-    assert [len(np.concatenate(task.split(client, 3))) for client in range(3)] == [20, 21, 22]
-
-
 # --- sites ----------------------------------------------------------------------------
 
 AT_SITES = {
