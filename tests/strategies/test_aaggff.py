@@ -114,15 +114,6 @@ def test_aaggff_d_learns_the_sampling_ratio_from_the_client_grid():
     np.testing.assert_allclose(strategy.rule.p, rule.p)
 
 
-@pytest.mark.parametrize("kind", [AAggFFS, AAggFFD])
-def test_the_client_with_the_larger_loss_gains(kind):
-    strategy = kind(FedAvg())
-    simulate(strategy, client, 4, START, 10, evaluate_every=0)
-    weights = [strategy.last_weights[i] for i in range(4)]
-    assert weights == sorted(weights)
-    assert weights[3] > 0.25 > weights[0]
-
-
 def test_aaggff_s_refuses_samples_and_names_aaggff_d():
     client_grid = ClientGrid(
         InlineGrid(to_client_app(lambda c: client(c.node_config["partition-id"])), 4),

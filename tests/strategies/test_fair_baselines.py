@@ -70,12 +70,6 @@ def test_afl_by_hand():
     np.testing.assert_allclose(seen, [[0.4, 0.6], [0.3, 0.7]])
 
 
-def test_afl_without_a_step_and_term_without_a_tilt_are_uniform_fedavg():
-    clients = [LossyClient(1.0, 0.2, 3), LossyClient(2.0, 0.6, 1)]
-    for strategy in (AFL(FedAvg(), AFLOptions(0.0)), TERM(FedAvg(), TERMOptions(0.0))):
-        np.testing.assert_allclose(final(strategy, clients, 3), 4.5)
-
-
 @pytest.mark.parametrize(
     ("prior", "cap", "share"),
     [
@@ -95,13 +89,6 @@ def test_term_by_hand(prior, cap, share):
 
 
 # --- q-FedAvg -------------------------------------------------------------------------
-
-
-def test_q_0_is_uniform_fedavg():
-    clients = [LossyClient(1.0, 0.2, 3), LossyClient(5.0, 0.6, 1)]
-    np.testing.assert_allclose(
-        final(QFedAvg(FedAvg(), QFedAvgOptions(q=0)), clients, 4, CONFIG), 12.0
-    )
 
 
 def test_q_fedavg_by_hand():

@@ -18,7 +18,6 @@ from fedapps.models.image_nets import build_model
 from fedapps.runs import execution as run_module
 from fedapps.testing import exams
 from fedapps.toml_text import read_toml
-from strategies import FedAvg
 from tests.helpers import arrays_of, blobs, clients_of, fedapps, simulate
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own-method"
@@ -63,13 +62,6 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder, monkeypatch
     assert clients_of(folder / "parts") == clients_of(folder / "whole")
     report = (folder / "whole" / "report.html").read_text()
     assert "own_method:METHOD" in report
-
-
-def test_a_resume_with_another_option_is_refused(folder, capsys):
-    assert run("num-rounds=1", "checkpoint-every=1", "--out", "r") == 0
-    words = ["--resume", "--trust", "--out", "r", "exp.epsilon=0.5"]
-    assert main(["run", "--engine", "inline", *words]) == 2
-    assert "was run with exp.epsilon = 0.001, but now exp.epsilon = 0.5" in capsys.readouterr().err
 
 
 def test_it_is_swept_beside_ours(folder, capsys):
@@ -156,13 +148,6 @@ def test_one_round_is_the_equation(folder):
         [(result[name] - old).ravel() for name, old in zip(net(0).state_dict(), sent, strict=True)]
     )
     np.testing.assert_allclose(moved, step * mean, rtol=1e-4, atol=1e-6)
-
-
-def test_with_a_large_epsilon_it_is_fedavg(folder):
-    own = importlib.import_module("own_method")
-    result = trained(own.FedExP(own.ExPOptions(epsilon=1e9)), own.FedExPClient, [40, 20], 2)
-    for name, array in trained(FedAvg(), FedAvgClient, [40, 20], 2).items():
-        np.testing.assert_allclose(result[name], array, rtol=1e-5, atol=1e-6)
 
 
 def test_it_passes_the_exams_of_every_method(folder):
