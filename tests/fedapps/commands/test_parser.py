@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from fedapps.commands.parser import main
 from fedapps.methods import METHODS
-from tests.helpers import clients_of, rounds_of
+from tests.helpers import clients_of, outcome_of, rounds_of, summary_of
 
 QUICK = [
     "num-rounds=4",
@@ -148,18 +148,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
         patch.setattr(run_module, "Recorder", Dies)
         assert run(*settings, "--out", tmp_path / "broken") == 130
     assert len(rounds(tmp_path / "broken")) == 5
-    assert json.loads((tmp_path / "broken" / "summary.json").read_text())["status"] == "interrupted"
+    assert summary_of(tmp_path / "broken")["status"] == "interrupted"
     # the folder's settings are used
     assert run("--resume", "--out", tmp_path / "broken") == 0
-    assert rounds(tmp_path / "broken") == rounds(tmp_path / "whole")
-    whole, broken = (
-        load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken")
-    )
-    for name, array in whole.items():
-        np.testing.assert_array_equal(array, broken[name])
-    assert (tmp_path / "whole" / "clients.csv").read_text() == (
-        tmp_path / "broken" / "clients.csv"
-    ).read_text()
+    assert outcome_of(tmp_path / "broken") == outcome_of(tmp_path / "whole")
 
 
 def test_the_settings_of_a_folder_repeat_its_run(tmp_path, monkeypatch):
