@@ -73,6 +73,22 @@ def summary_of(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
+@contextlib.contextmanager
+def dying_after(number):
+    """Interrupt runs of this process when they have recorded the round ``number``."""
+    from fedapps.runs import execution
+
+    class Dies(execution.Recorder):
+        def __call__(self, now):
+            super().__call__(now)
+            if now.number == number:
+                raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "Recorder", Dies)
+        yield
+
+
 def command(*arguments):
     """Start `fedapps run` in a process group of its own."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -181,6 +197,20 @@ class EchoClient(NumPyClient):
 
     def evaluate(self, parameters, config):
         return float(np.mean(parameters[0])), self.num_examples, {"accuracy": 0.5, **self.metrics}
+
+
+def that_fails(kind, rounds=None):
+    """Return clients of class ``kind`` whose training fails: in these rounds, or
+    always.
+    """
+
+    class Failing(kind):
+        def fit(self, parameters, config):
+            if rounds is None or config["server-round"] in rounds:
+                raise RuntimeError("the disk of this site is full")
+            return super().fit(parameters, config)
+
+    return Failing
 
 
 class LossyClient(EchoClient):

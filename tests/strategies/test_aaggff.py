@@ -11,7 +11,7 @@ from algorithms.fairness.responses import CDFS, decision_loss, respond
 from clients import FedAvgClient, to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import AAggFFD, AAggFFOptions, AAggFFS, ClientGrid, FedAvg
-from tests.helpers import LossyClient, arrays_of, blobs, simulate, small_net
+from tests.helpers import LossyClient, arrays_of, blobs, simulate, small_net, that_fails
 
 START = {"w": np.zeros(2, np.float32)}
 PRINTED = {"step": "paper", "rate": 1.0, "cap": 0.0, "prior": "uniform"}
@@ -127,17 +127,11 @@ def test_aaggff_s_refuses_samples_and_names_aaggff_d():
 
 @pytest.mark.parametrize("kind", [AAggFFS, AAggFFD])
 def test_a_failing_client_affects_only_its_own_reply(kind):
-    class Fails(LossyClient):
-        def fit(self, parameters, config):
-            if config["server-round"] == 2:
-                raise RuntimeError("no power")
-            return super().fit(parameters, config)
-
     strategy, seen = kind(FedAvg()), []
     note = lambda now: seen.append((dict(strategy.last_weights), strategy.rule.p))
     simulate(
         strategy,
-        lambda i, _: (Fails if i == 3 else LossyClient)(1.0, 0.5 + i),
+        lambda i, _: (that_fails(LossyClient, [2]) if i == 3 else LossyClient)(1.0, 0.5 + i),
         4,
         START,
         3,

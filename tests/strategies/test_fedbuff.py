@@ -33,7 +33,7 @@ from strategies import (
     run_rounds,
 )
 from strategies.base.clocks import Flight
-from tests.helpers import EchoClient, arrays_of, simulate
+from tests.helpers import EchoClient, arrays_of, simulate, that_fails
 
 START = {"w": np.zeros(2), "count": np.array(7)}
 
@@ -320,11 +320,7 @@ def test_who_breaks_off_is_a_failure_and_frees_its_place():
 
 
 def test_a_failing_client_is_left_out_of_its_buffer():
-    class Fails(Towards):
-        def fit(self, parameters, config):
-            raise RuntimeError("no data")
-
-    client = lambda i, _: Fails(0) if i == 0 else towards(i, _)
+    client = lambda i, _: that_fails(Towards)(0) if i == 0 else towards(i, _)
     grid = grid_of(client, 4, measured(1, 2, 3, 4))
     _, seen = run(FedBuff(FedAvg(), FedBuffOptions(2)), client, grid, 6)
     assert {f.client for _, now in seen for f in now.failures} == {0}

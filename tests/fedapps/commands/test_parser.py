@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from fedapps.commands.parser import main
 from fedapps.methods import METHODS
-from tests.helpers import clients_of, outcome_of, rounds_of, summary_of
+from tests.helpers import clients_of, dying_after, outcome_of, rounds_of, summary_of
 
 QUICK = [
     "num-rounds=4",
@@ -120,8 +120,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
     """The run dies in the middle of round 6, two rounds after its last checkpoint. The
     state of its clients is then newer than the checkpoint.
     """
-    from fedapps.runs import execution as run_module
-
     # seconds of drawing, tested elsewhere
     monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     shared = tmp_path / "options.toml"
@@ -137,15 +135,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
         f"clients-per-round={0 if METHODS[method].all_clients else 3}",
     ]
     assert run(*settings, "--out", tmp_path / "whole") == 0
-
-    class Dies(run_module.Recorder):
-        def __call__(self, now):
-            super().__call__(now)
-            if now.number == 5:
-                raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "Recorder", Dies)
+    with dying_after(5):
         assert run(*settings, "--out", tmp_path / "broken") == 130
     assert len(rounds(tmp_path / "broken")) == 5
     assert summary_of(tmp_path / "broken")["status"] == "interrupted"

@@ -15,10 +15,9 @@ from clients import ClientData, FedAvgClient
 from clients.base.training import get_arrays
 from fedapps.commands.parser import main
 from fedapps.models.image_nets import build_model
-from fedapps.runs import execution as run_module
 from fedapps.testing import exams
 from fedapps.toml_text import read_toml
-from tests.helpers import arrays_of, blobs, clients_of, fedapps, simulate
+from tests.helpers import arrays_of, blobs, clients_of, dying_after, fedapps, simulate
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own-method"
 CONFIG = {"local-epochs": 1, "batch-size": 8, "momentum": 0.9, "seed": 3, "lr-decay": 1.0}
@@ -40,7 +39,7 @@ def run(*words):
     return main(["run", "run.toml", "--engine", "inline", "evaluate-every=3", *map(str, words)])
 
 
-def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder, monkeypatch):
+def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder):
     assert run("num-rounds=6", "checkpoint-every=3", "--out", "whole") == 0
     recorded = read_toml(folder / "whole" / "settings.toml")
     assert recorded["method"] == "own_method:METHOD"
@@ -48,15 +47,7 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder, monkeypatch
     assert recorded["rows.source"] == str(folder / "patients.csv")  # whatever folder clients run in
     assert len(clients_of(folder / "whole")) == 8
     assert np.mean([float(row["accuracy"]) for row in clients_of(folder / "whole")]) > 0.5
-
-    class Stopping(run_module.Recorder):
-        def __call__(self, now):
-            super().__call__(now)
-            if now.number == 4:
-                raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "Recorder", Stopping)
+    with dying_after(4):
         assert run("num-rounds=6", "checkpoint-every=3", "--out", "parts") == 130
     assert main(["run", "--engine", "inline", "--resume", "--trust", "--out", "parts"]) == 0
     assert clients_of(folder / "parts") == clients_of(folder / "whole")
