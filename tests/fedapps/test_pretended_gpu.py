@@ -31,6 +31,7 @@ JOB = {
     "ensemble.epochs": 1,
     "ensemble.predictors": 2,
     "public.samples": 40,
+    "feddm.steps": 2,
     "ffgb.fit-steps": 5,
     "superfed.start": 0.0,
     "synthetic.steps": 5,
