@@ -11,6 +11,16 @@ def toml_value(value):
 
 
 @pytest.fixture
+def own_caches(tmp_path, monkeypatch):
+    """Decoded data, the library's files and the hub's go to the test's folder."""
+    datasets = pytest.importorskip("datasets")
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
 def write_run(tmp_path):
     """`write_run(name, ...)` writes a folder with two evaluated rounds of four and
     returns its path.

@@ -25,9 +25,7 @@ from fedapps.settings.settings import read_settings
 
 
 @pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+def online(own_caches, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
 
 

@@ -57,14 +57,6 @@ def test_workers_change_nothing(tmp_path, extra):
     same(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.ray
-def test_ray_changes_nothing(tmp_path):
-    run_inline(tmp_path / "inline", **JOB)
-    words = [f"{key}={value}" for key, value in JOB.items()]
-    assert main(["run", *words, "--engine", "ray", "--out", str(tmp_path / "ray")]) == 0
-    same(tmp_path / "inline", tmp_path / "ray")
-
-
 @pytest.mark.parametrize("method", ["superfed-mm", "apfl", "ditto", "fedper", "fedavg"])
 def test_personal_methods_run_asynchronously_and_their_speed_is_reported(tmp_path, method):
     given = {**JOB, "fedbuff.base": method} if method != "fedavg" else JOB
