@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,26 @@ def own_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Execute a sweep's runs one after the other in this process. ``begun``: their
+    names; those in ``broken`` fail with its text.
+    """
+    from fedapps.sweeps import execution
+    from fedapps.sweeps.pool import Ended, run_one
+
+    broken, begun = {}, []
+
+    def run_all(runs, processes):
+        for run in runs:
+            name = run.folder.name
+            begun.append(name)
+            yield Ended(run, {}, broken[name]) if name in broken else Ended(run, run_one(run))
+
+    monkeypatch.setattr(execution, "run_all", run_all)
+    return SimpleNamespace(broken=broken, begun=begun)
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ from fedapps.live.progress import Progress
 from fedapps.results.notebook import Line, in_notebook
 from fedapps.runs.deal import deal_for
 from fedapps.runs.prepare import with_defaults
-from fedapps.sweeps import execution
-from fedapps.sweeps.pool import Ended, PlannedRun, run_one
+from fedapps.sweeps.pool import Ended, PlannedRun
 from fedapps.sweeps.progress import SweepProgress
 from tests.helpers import rows_of
 
@@ -59,26 +58,6 @@ set = { num-rounds = 2 }
 [sweep]
 rows = ["step"]
 """
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Runs are executed one after the other in this process and counted. Runs named in
-    the dictionary fail with its text.
-    """
-    broken, begun = {}, []
-
-    def run_all(runs, processes):
-        for run in runs:
-            begun.append(run.folder.name)
-            yield (
-                Ended(run, {}, broken[run.folder.name])
-                if run.folder.name in broken
-                else Ended(run, run_one(run))
-            )
-
-    monkeypatch.setattr(execution, "run_all", run_all)
-    return types.SimpleNamespace(broken=broken, begun=begun)
 
 
 @pytest.fixture(scope="module")
