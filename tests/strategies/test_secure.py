@@ -2,7 +2,7 @@
 server that lies, and what is refused.
 """
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 
 import numpy as np
@@ -280,11 +280,7 @@ def test_weights_that_single_out_a_client_are_refused(one):
             facts["weights"] = {name: 1.0 if name == "0" else 1e-6 for name in facts["members"]}
 
     inner = Losing(InlineGrid(app_of(losing), 5), change=change)
-    strategy = AAggFFS(FedAvg())
-    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, CLEAR)
-    with suppress(TooFewReplies):
-        run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
-    refused = [r.error.reason for s, r in inner.seen if s == "mask" and r.has_error()]
+    refused = refusals(inner, CLEAR, AAggFFS(FedAvg()))["mask"]
     assert len(refused) == (1 if one else 5)
     assert all("the sum would show it" in text for text in refused)
 
@@ -316,14 +312,25 @@ def test_other_metrics_are_never_shown():
 # --- a server that lies ---------------------------------------------------------------
 
 
-def lie(change, match, options=ON, count=5, strategy=None, make=client):
-    """A server that changes what clients are sent gets no sum, and clients say why."""
-    inner = Losing(InlineGrid(app_of(make), count), change=change)
+def refusals(inner, options=ON, strategy=None, outcome=None):
+    """Run a round; return what clients said that refused a step, by step. By default
+    what is left of the masks may even look like a model.
+    """
     strategy = strategy or FedAvg()
-    grid = secured(ClientGrid(inner, seed=0, num_clients=count), strategy, options)
-    with pytest.raises(TooFewReplies):
+    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, options)
+    with outcome or suppress(TooFewReplies):
         run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
-    texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
+    said = {step: [] for step in inner.steps}
+    for step, reply in inner.seen:
+        said[step] += [reply.error.reason] if reply.has_error() else []
+    return said
+
+
+def lie(change, match, options=ON, strategy=None, make=client):
+    """A server that changes what clients are sent gets no sum, and clients say why."""
+    inner = Losing(InlineGrid(app_of(make), 5), change=change)
+    said = refusals(inner, options, strategy, pytest.raises(TooFewReplies))
+    texts = [text for step in said.values() for text in step]
     assert any(match in text for text in texts), texts[:2]
     return texts
 
@@ -337,14 +344,8 @@ def test_other_settings_for_one_client_give_no_sum():
         if step == "train" and place > 0:
             facts["terms"]["bound"] = 1e6
 
-    inner = Losing(InlineGrid(app_of(), 5), change=change)
-    strategy = FedAvg()
-    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, ON)
-    with suppress(TooFewReplies):  # what is left of the masks may even look like a model
-        run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
-    refused = [r.error.reason for s, r in inner.seen if s == "reveal" and r.has_error()]
-    assert len(refused) == 1
-    assert "0 valid signatures" in refused[0] or "1 valid signatures" in refused[0]
+    (refused,) = refusals(Losing(InlineGrid(app_of(), 5), change=change))["reveal"]
+    assert "0 valid signatures" in refused or "1 valid signatures" in refused
 
 
 def test_a_split_list_is_refused():
@@ -353,10 +354,7 @@ def test_a_split_list_is_refused():
             facts["survivors"] = ["0", "1", "2"]
 
     inner = Losing(InlineGrid(app_of(), 5), change=change)
-    strategy = FedAvg()
-    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, ON)
-    run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
-    refused = [r.error.reason for s, r in inner.seen if s == "reveal" and r.has_error()]
+    refused = refusals(inner, outcome=nullcontext())["reveal"]
     assert len(refused) == 2
     assert all("valid signatures of the survivors" in text for text in refused)
 
@@ -408,10 +406,7 @@ def test_other_settings_of_the_run_for_one_client_are_refused():
     """The others would train with a rate of 0, and the sum be its update."""
     inner = Losing(InlineGrid(app_of(), 5))
     inner.grid.contexts[1003].run_config = {"rate": 0.1}
-    grid = secured(ClientGrid(inner, seed=0, num_clients=5), FedAvg(), ON)
-    with pytest.raises(TooFewReplies):
-        run_rounds(FedAvg(), grid, to_record(list(START), list(START.values())), 1)
-    texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
+    texts = refusals(inner, outcome=pytest.raises(TooFewReplies))["train"]
     assert len(texts) == 5
     assert all("is not signed by it, for these settings" in text for text in texts)
 
