@@ -180,6 +180,25 @@ def assert_same(a, b, where="", skip=lambda key: key in ("seconds", "run")):
         assert a == b, where
 
 
+def assert_arrays(found, wanted, rtol=0.0, atol=0.0):
+    """Compare two mappings or two sequences of arrays or tensors, by default to the
+    bit.
+    """
+
+    def numbers(array):
+        array = array.detach() if hasattr(array, "detach") else array
+        return array.numpy() if hasattr(array, "numpy") else array
+
+    found, wanted = (
+        dict(arrays) if hasattr(arrays, "keys") else dict(enumerate(arrays))
+        for arrays in (found, wanted)
+    )
+    assert found.keys() == wanted.keys()
+    for name, array in found.items():
+        one, other = numbers(array), numbers(wanted[name])
+        np.testing.assert_allclose(one, other, rtol, atol, err_msg=str(name))
+
+
 class EchoClient(NumPyClient):
     """Returns its model shifted by a constant, with its own weight; FedAvg's result is
     known by hand.

@@ -17,7 +17,7 @@ from clients.base.training import TrainOptions, get_arrays
 from fedapps.engines.inline import InlineGrid
 from strategies import FedAvg, SuPerFed, SuPerFedOptions
 from strategies.superfed import collected
-from tests.helpers import arrays_of, blobs, simulate, small_net
+from tests.helpers import arrays_of, assert_arrays, blobs, simulate, small_net
 
 INITIAL = {name: t.numpy().copy() for name, t in small_net(5).state_dict().items()}
 CONFIG = {"local-epochs": 2, "batch-size": 10, "seed": 3}
@@ -54,8 +54,7 @@ def test_lambda_nu_mu_zero_is_fedavg_to_the_last_bit(start):
     result = arrays_of(
         simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG)
     )
-    for name, want in fedavg().items():
-        np.testing.assert_array_equal(result[name], want)
+    assert_arrays(fedavg(), result)
 
 
 def test_the_form_fills_in_what_is_not_given():
@@ -152,8 +151,7 @@ def test_two_rounds_equal_autograd_on_the_printed_loss(lambdas, momentum, scale)
             (scale * loss + mu / 2 * prox + nu * cosine).backward()
             optimiser.step()
         kept = client.store.load("personal", config, before=False)
-        for got, want in zip(received + kept, [*f.values(), *p.values()], strict=True):
-            np.testing.assert_allclose(got, want.detach(), rtol=2e-4, atol=5e-6)
+        assert_arrays(received + kept, [*f.values(), *p.values()], rtol=0.0002, atol=5e-06)
         sent = [a + np.float32(0.01) for a in received]
 
 
@@ -349,8 +347,7 @@ def test_a_model_at_an_end_of_the_line_may_be_trained_before_use(end, place):
     assert (reported["lambda"], reported["tuned-epochs"]) == (end, 3)
     tensors, metrics = client.personal_state_dict(sent, config)
     assert metrics == reported
-    for tensor, want in zip(tensors.values(), trained, strict=True):
-        np.testing.assert_allclose(tensor.numpy(), want, rtol=1e-4, atol=1e-6)
+    assert_arrays(tensors.values(), trained, rtol=0.0001, atol=1e-06)
     kept = client.store.load("personal", CONFIG, before=False)
     np.testing.assert_array_equal(kept[0], get_arrays(small_net(77))[0])
 
@@ -404,10 +401,10 @@ def test_with_init_global_theta_l_starts_at_what_is_received():
     sent, client = get_arrays(small_net(5)), AtOne(small_net, data, 4)
     received, _, _ = client.fit(sent, {**config, "superfed-nu": 1.0, "weight-decay": 0.0})
     want, _, _ = FedAvgClient(small_net, data, 4).fit(sent, {**config, "weight-decay": 0.0})
-    for got, start in zip(received, sent, strict=True):
-        np.testing.assert_allclose(got, start, atol=1e-7)
-    for got, one in zip(client.store.load("personal", config, before=False), want, strict=True):
-        np.testing.assert_allclose(got, one, rtol=1e-4, atol=1e-6)
+    assert_arrays(received, sent, atol=1e-07)
+    assert_arrays(
+        client.store.load("personal", config, before=False), want, rtol=0.0001, atol=1e-06
+    )
     again = {**config, "server-round": 2}
     kept = client.store.load("personal", again, before=True)
     # the second round goes on from there

@@ -29,6 +29,7 @@ from fedapps.runs import inline_grid
 from fedapps.toml_text import read_toml
 from tests.helpers import (
     ROOT,
+    assert_arrays,
     fedapps,
     outcome_of,
     rounds_of,
@@ -39,12 +40,14 @@ from tests.helpers import (
 )
 
 ROUNDS = ["num-rounds=4", "evaluate-every=2", "checkpoint-every=2", "seed=5"]
-JOB = ["method=superfed-mm", "superfed.start=0.3", "train.local-epochs=2", *ROUNDS]
 # Each job tests another part between server and workers: arrays of other types and
 # sizes, several kinds of messages, states, sums computed by the nodes, data that
 # workers read themselves.
 JOBS = {
-    "a node per client": [*JOB, "num-clients=2", "clients-per-round=2"],
+    "a node per client": [
+        *("method=superfed-mm", "superfed.start=0.3", "num-clients=2", "clients-per-round=2"),
+        *("train.local-epochs=2", *ROUNDS),
+    ],
     "fedboost": [
         *("method=fedboost", "task=unigram", "num-clients=6", "clients-per-round=4", *ROUNDS),
         *("fedboost.budget=2", "fedboost.cache=3", "fedboost.library=clients"),
@@ -56,7 +59,7 @@ JOBS = {
     ],
     "aaggff-d": [
         *("method=aaggff-d", "num-clients=8", "clients-per-round=4", *ROUNDS),
-        "train.local-epochs=2",
+        *("train.local-epochs=2", "num-new-clients=3", "new-epochs=2"),
     ],
     "regression": ["method=fedavg", "task=regression", "num-clients=3", "num-rounds=2", "seed=3"],
     "own data": [
@@ -97,15 +100,20 @@ def assert_equal_runs(ray, inline):
 def test_the_command_gives_the_numbers_of_the_inline_engine_and_leaves_nothing(
     tmp_path, short_folder
 ):
-    job = [*JOB, "num-clients=8", "clients-per-round=4", "num-new-clients=3", "new-epochs=2"]
-    engine = ["--engine", "ray", "--workers", "2", "--out", tmp_path / "ray"]
-    done = fedapps("run", *job, *engine, TMPDIR=short_folder)
+    """As a user types it, with an own method: Ray's workers are elsewhere and get the
+    file with the app, whose settings have the own tables.
+    """
+    example = shutil.copytree(ROOT / "examples" / "own-method", tmp_path / "example")
+    job = ["run", "run.toml", "exp.epsilon=0.01", *ROUNDS]
+    ray = ["--engine", "ray", "--workers", "2", "--out", tmp_path / "ray"]
+    done = fedapps(*job, *ray, cwd=example, TMPDIR=short_folder)
     assert done.returncode == 0, done.stderr + (tmp_path / "ray" / "run.log").read_text()[-3000:]
     assert "round 4/4" in done.stdout
     assert str(tmp_path / "ray" / "report.html") in done.stdout
     assert (tmp_path / "ray" / "report.html").exists()
     assert rounds_of(tmp_path / "ray")[0]["node-messages"] == 2
-    run_inline(tmp_path / "inline", *job)
+    done = fedapps(*job, "--engine", "inline", "--out", tmp_path / "inline", cwd=example)
+    assert done.returncode == 0, done.stderr
     assert_equal_runs(tmp_path / "ray", tmp_path / "inline")
     assert (tmp_path / "ray" / "run.log").exists()
     assert not [name for name in os.listdir(short_folder) if name.startswith("fl-")]
@@ -352,6 +360,4 @@ def test_secure_sums_in_an_app_of_flowers_quickstart(tmp_path, flwr_run, monkeyp
             server(InlineGrid(client, 4, config), Context(1, 1, {}, RecordDict(), config))
         with np.load(saved) as arrays:
             models[variant] = dict(arrays)
-    assert models["plain"].keys() == models["secure"].keys()
-    for name, array in models["plain"].items():
-        np.testing.assert_allclose(models["secure"][name], array, rtol=1e-5, atol=1e-6)
+    assert_arrays(models["plain"], models["secure"], rtol=1e-05, atol=1e-06)

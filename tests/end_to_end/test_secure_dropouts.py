@@ -2,7 +2,6 @@
 engines: the model is that of plain runs of the clients that are left.
 """
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -12,7 +11,7 @@ from fedapps.deployment import site_run
 from fedapps.deployment.local import Deployment
 from fedapps.engines import app_folder
 from fedapps.runs import inline_grid
-from tests.helpers import outcome_of, rounds_of, run_inline
+from tests.helpers import assert_arrays, outcome_of, rounds_of, run_inline
 
 ROUNDS = 5
 JOB = [
@@ -39,8 +38,7 @@ def check(folder, plain, count, monkeypatch):
     run_inline(plain, *JOB, f"num-clients={count}")
     assert [set(row["clients"]) for row in rounds_of(plain)] == members
     one, other = (load_file(place / "model.safetensors") for place in (plain, folder))
-    for name, array in one.items():
-        np.testing.assert_allclose(other[name], array, rtol=1e-5, atol=1e-6)
+    assert_arrays(one, other, rtol=1e-05, atol=1e-06)
     for a, b in zip(rounds_of(plain), rows, strict=True):
         assert b["train"]["loss"] == pytest.approx(a["train"]["loss"], rel=1e-4)
 

@@ -5,13 +5,12 @@ hangs, its late reply counts, and the run can be repeated in a simulation.
 import os
 import signal
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from fedapps.deployment.local import Deployment
 from fedapps.engines.processes import marked
-from tests.helpers import command, rounds_of, rows_of, run_inline, wait_for
+from tests.helpers import assert_arrays, command, rounds_of, rows_of, run_inline, wait_for
 
 SITES = {"oslo": 0, "paris": 1, "rome": 2}
 JOB = {
@@ -72,8 +71,7 @@ def test_a_site_hangs_its_late_reply_counts_and_the_run_is_repeated(deployment, 
     ours, theirs = (
         load_file(folder / "model.safetensors") for folder in (tmp_path / "inline", out)
     )
-    for name, array in theirs.items():
-        np.testing.assert_array_equal(ours[name], array)
+    assert_arrays(theirs, ours)
 
 
 def test_a_deadline_does_not_wait_for_a_site_that_hangs(deployment, tmp_path):

@@ -11,7 +11,15 @@ from algorithms.fairness.responses import CDFS, decision_loss, respond
 from clients import FedAvgClient, to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import AAggFFD, AAggFFOptions, AAggFFS, ClientGrid, FedAvg
-from tests.helpers import LossyClient, arrays_of, blobs, simulate, small_net, that_fails
+from tests.helpers import (
+    LossyClient,
+    arrays_of,
+    assert_arrays,
+    blobs,
+    simulate,
+    small_net,
+    that_fails,
+)
 
 START = {"w": np.zeros(2, np.float32)}
 PRINTED = {"step": "paper", "rate": 1.0, "cap": 0.0, "prior": "uniform"}
@@ -159,8 +167,7 @@ def test_the_reported_loss_is_that_of_the_received_model_and_changes_no_training
     plain.evaluate(sent, config)  # loads the model again
     assert metrics["loss-before"] == pytest.approx(plain.score(data.train)["loss"], rel=1e-6)
     assert "loss-before" not in without
-    for a, b in zip(arrays, others, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_arrays(arrays, others)
 
 
 def test_other_methods_do_not_ask_for_it():

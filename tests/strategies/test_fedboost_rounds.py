@@ -13,7 +13,7 @@ from strategies.aflboost import AFLBoost, AFLBoostOptions
 from strategies.families.predictor_replies import best_for_all
 from strategies.fedboost import FedBoost, FedBoostOptions
 from tests.ensembles import Frequencies, Tables
-from tests.helpers import simulate, that_fails
+from tests.helpers import assert_arrays, simulate, that_fails
 
 
 def play(strategy, clients, rounds=1, failing=(), **options):
@@ -222,8 +222,7 @@ def test_three_rounds_by_hand(kind, loss, asked):
         ]
     else:
         wanted = wanted[::2]
-    for ours, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+    assert_arrays(found, wanted, rtol=1e-09)
 
 
 # --- liars ----------------------------------------------------------------------------

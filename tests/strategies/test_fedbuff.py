@@ -33,7 +33,7 @@ from strategies import (
     run_rounds,
 )
 from strategies.base.clocks import Flight
-from tests.helpers import EchoClient, arrays_of, simulate, that_fails
+from tests.helpers import EchoClient, arrays_of, assert_arrays, simulate, that_fails
 
 START = {"w": np.zeros(2), "count": np.array(7)}
 
@@ -117,8 +117,7 @@ def test_with_equal_speeds_and_a_full_buffer_it_is_the_wrapped_strategy(base, pe
     plain = grid_of(towards, 9, equal, per_round)
     plain.timing = None
     wanted = run_rounds(base(), plain, _arrays(), 6, evaluate_every=0)
-    for name, array in arrays_of(wanted).items():
-        np.testing.assert_array_equal(arrays_of(got)[name], array)
+    assert_arrays(arrays_of(wanted), arrays_of(got))
 
 
 def _arrays():

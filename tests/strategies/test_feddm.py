@@ -14,7 +14,7 @@ from algorithms.synthetic.matching import matching_loss, nearby
 from clients import ClientData, FedDMClient, Split
 from fedapps.models.image_nets import build_model
 from strategies import FedDM, FedDMOptions
-from tests.helpers import arrays_of, simulate
+from tests.helpers import arrays_of, assert_arrays, simulate
 
 SHAPE, CLASSES = (1, 8, 8), 3
 TRAIN = {"batch-size": 16, "seed": 3}
@@ -183,8 +183,7 @@ def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_o
     assert values == {0: 0.25, 1: 1.0, 2: 0.25}  # clipped to the range of images
     for now, parameters in clients[0].sent + clients[1].sent:
         wanted = named(5 if now == 1 else 101).values()
-        for received, array in zip(parameters, wanted, strict=True):
-            np.testing.assert_array_equal(received, array)
+        assert_arrays(parameters, wanted)
     assert [(now, sorted(y.tolist())) for now, _, y in judge.seen] == [
         (1, [0, 1, 2]),
         (2, [0, 1, 2]),

@@ -17,7 +17,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
 from strategies import ClientGrid, FedAvg, UpdateBound, run_rounds
-from tests.helpers import EchoClient, arrays_of, outcome_of, rounds_of
+from tests.helpers import EchoClient, arrays_of, assert_arrays, outcome_of, rounds_of
 
 JOB = {
     "num-clients": 16,
@@ -56,8 +56,7 @@ def test_the_sums_are_fedavgs_average_and_few_models_travel(tmp_path):
     from safetensors.numpy import load_file
 
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("summed", "single"))
-    for name, array in one.items():
-        np.testing.assert_allclose(array, other[name], rtol=1e-4, atol=1e-6)
+    assert_arrays(one, other, rtol=0.0001, atol=1e-06)
     for a, b in zip(summed, single, strict=True):
         # what clients with nodes of their own would have sent
         assert a["bytes-up"] == b["bytes-up"]

@@ -17,7 +17,7 @@ from fedapps.commands.parser import main
 from fedapps.models.image_nets import build_model
 from fedapps.testing import exams
 from fedapps.toml_text import read_toml
-from tests.helpers import arrays_of, blobs, clients_of, dying_after, fedapps, simulate
+from tests.helpers import arrays_of, blobs, clients_of, dying_after, simulate
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own-method"
 CONFIG = {"local-epochs": 1, "batch-size": 8, "momentum": 0.9, "seed": 3, "lr-decay": 1.0}
@@ -147,16 +147,3 @@ def test_it_passes_the_exams_of_every_method(folder):
     exams.every(mine)
     exams.stays(mine)
     exams.reduces(exams.pair(own.METHOD, own.ExPOptions(epsilon=1e9)), exams.pair("fedavg"))
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_inline_and_through_ray_it_gives_the_same_numbers(folder):
-    """As a user types it; Ray's workers are elsewhere and get the file with the app,
-    whose settings have the own tables.
-    """
-    job = ("run", "run.toml", "num-rounds=2", "exp.epsilon=0.01", "checkpoint-every=0")
-    done = fedapps(*job, "--engine=ray", "--workers=2", "--out=ray", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert main([*job, "--engine=inline", "--out=inline"]) == 0
-    assert clients_of(folder / "ray") == clients_of(folder / "inline")
