@@ -31,8 +31,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,6 @@ from rich.progress import track
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.checks_cost import BEFORE, exported
 from benchmarks.lies import DIGITS, JOB, LIES, Liar, Lie, both, claimed, filled, honest, moved
 from clients.base.adapter import to_client_app
 from clients.base.store import MessageStore
@@ -59,6 +60,9 @@ from fedapps.tasks.registry import TASKS
 from strategies.base.rounds import TooFewReplies
 
 Rows = dict[str, float | None]
+
+#: The last version without the bounds.
+BEFORE = "c3796ce0"
 
 MEANS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -123,8 +127,13 @@ def told_before(commit: str, seeds: int, results: Path) -> Path:
     """Tell the lies in the version ``commit``; return the file of the results."""
     file = results.with_name(f"{results.stem}-{commit}.jsonl").absolute()
     with tempfile.TemporaryDirectory() as folder:
-        tree = exported(commit, Path(folder))
-        for name in ("attacks.py", "lies.py", "checks_cost.py"):
+        tree, root = Path(folder), Path(__file__).resolve().parent.parent
+        files = subprocess.run(
+            ["git", "-C", str(root), "archive", commit], capture_output=True, check=True
+        )
+        with tarfile.open(fileobj=BytesIO(files.stdout)) as archive:
+            archive.extractall(tree, filter="data")
+        for name in ("attacks.py", "lies.py"):
             shutil.copy(Path(__file__).with_name(name), tree / "benchmarks")
         script = [str(tree / "benchmarks" / "attacks.py"), "--lies", "--columns", "defaults"]
         subprocess.run(

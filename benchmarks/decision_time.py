@@ -1,22 +1,18 @@
-"""Time per round to decide the clients' weights: AAggFF-S compared with generic
-solvers, AAggFF-D with many clients.
+"""Time per round to decide the clients' weights: AAggFF-S, and AAggFF-D with many
+clients.
 
     python benchmarks/decision_time.py [--silo 10 100 300] [--clients 1500000]
     [--sampled 5000] [--rounds 30]
 
 AAggFF-S: log-normal losses of K clients, all of which answer; time of one whole
 decision (gradient, sums, quadratic program) and the residual of the optimality
-conditions, worst of all rounds. The same programs are then solved by cvxpy (with
-Clarabel), where it is installed (``pip install cvxpy``; the package itself does not
-need it), and by scipy's SLSQP, up to K = 100. AAggFF-D: a uniform sample answers; time
-of a decision without drawing the sample. State is what a checkpoint holds.
+conditions, worst of all rounds. AAggFF-D: a uniform sample answers; time of a decision
+without drawing the sample. State is what a checkpoint holds.
 """
 
 import argparse
-import importlib.util
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 # from a checkout that is not installed
@@ -26,14 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from scipy.optimize import minimize
 
 from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
 from algorithms.fairness.responses import respond
 
 Array = NDArray[np.float64]
-SLOWEST = 100  # largest number of clients for SLSQP: with 300 it takes half a minute per program
-REPEATS = 3  # programs that the generic solvers are timed on: the last ones
 
 
 def residual(hessian: Array, linear: Array, p: Array) -> float:
@@ -44,67 +37,23 @@ def residual(hessian: Array, linear: Array, p: Array) -> float:
     return float(max(abs(p.sum() - 1), -p.min(), (p * (slope - slope.min())).max()))
 
 
-def by_slsqp(hessian: Array, linear: Array) -> Array:
-    """Solve the program by sequential least squares."""
-    n = len(linear)
-    solution = minimize(
-        lambda p: 0.5 * p @ hessian @ p - linear @ p,
-        np.full(n, 1 / n),
-        jac=lambda p: hessian @ p - linear,
-        bounds=[(0, 1)] * n,
-        constraints={"type": "eq", "fun": lambda p: p.sum() - 1, "jac": np.ones_like},
-        method="SLSQP",
-        options={"ftol": 1e-15, "maxiter": 1000},
-    )
-    return np.asarray(solution.x)
-
-
-def by_cvxpy(hessian: Array, linear: Array) -> Array:
-    """Solve the program by an interior-point method."""
-    import cvxpy
-
-    p = cvxpy.Variable(len(linear))
-    objective = cvxpy.Minimize(0.5 * cvxpy.quad_form(p, cvxpy.psd_wrap(hessian)) - linear @ p)
-    cvxpy.Problem(objective, [p >= 0, cvxpy.sum(p) == 1]).solve(solver=cvxpy.CLARABEL)
-    return np.asarray(p.value)
-
-
-def timed(
-    solve: Callable[[Array, Array], Array], programs: list[tuple[Array, Array]]
-) -> tuple[str, str]:
-    """Return the median time in ms and the worst residual of a solver on programs."""
-    times, residuals = [], []
-    for hessian, linear in programs:
-        start = time.perf_counter()
-        p = solve(hessian, linear)
-        times.append(time.perf_counter() - start)
-        residuals.append(residual(hessian, linear, p))
-    return f"{1e3 * np.median(times):.1f}", f"{max(residuals):.0e}"
-
-
-def silo(count: int, rounds: int, generic: dict[str, Callable[[Array, Array], Array]]) -> list[str]:
+def silo(count: int, rounds: int) -> list[str]:
     """Return the row of AAggFF-S for ``count`` clients."""
     rng = np.random.default_rng(0)
     rule, everyone, level = OnlineNewtonStep(count), np.arange(count), rng.lognormal(size=count)
-    times, residuals, programs = [], [], []
+    times, residuals = [], []
     for _ in range(rounds):
         r = respond(level * rng.lognormal(sigma=0.3, size=count), "weibull", rule.low, rule.high)
         start = time.perf_counter()
         rule.decide(everyone, r)
         times.append(time.perf_counter() - start)
-        programs.append(rule.program())
-        residuals.append(residual(*programs[-1], rule.p))
-    row = [
+        residuals.append(residual(*rule.program(), rule.p))
+    return [
         f"{count}",
         f"{1e3 * np.median(times):.2f}",
         f"{1e3 * max(times):.2f}",
         f"{max(residuals):.0e}",
     ]
-    for name, solve in generic.items():
-        row += (
-            timed(solve, programs[-REPEATS:]) if name != "SLSQP" or count <= SLOWEST else ("", "")
-        )
-    return row
 
 
 def device(count: int, size: int, rounds: int) -> list[str]:
@@ -136,21 +85,10 @@ def main() -> None:
     parser.add_argument("--sampled", type=int, default=5_000, help="clients sampled per round")
     parser.add_argument("--rounds", type=int, default=30)
     args = parser.parse_args()
-    generic: dict[str, Callable[[Array, Array], Array]] = {"SLSQP": by_slsqp}
     console = Console()
-    if importlib.util.find_spec("cvxpy"):
-        generic["cvxpy"] = by_cvxpy
-    else:
-        console.print("no column for cvxpy: it is not installed")
-    table = Table(
-        "K",
-        "ms a round",
-        "slowest, ms",
-        "residual",
-        *(f"{name}{what}" for name in generic for what in (", ms", ", residual")),
-    )
+    table = Table("K", "ms a round", "slowest, ms", "residual")
     for count in args.silo:
-        table.add_row(*silo(count, args.rounds, generic))
+        table.add_row(*silo(count, args.rounds))
     console.print("AAggFF-S", table)
     table = Table("K", "sampled", "ms a round", "slowest, ms", "bytes of state a client")
     table.add_row(*device(args.clients, args.sampled, args.rounds))

@@ -1,19 +1,15 @@
-"""The looks of `fedapps/drawing.py` for matplotlib: for figures that need what reports
-do not, such as logarithmic axes.
+"""The looks of `fedapps/charts/drawing.py` for matplotlib: for figures that need what
+reports do not, such as contours.
 """
 
 import io
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedapps.charts.theme import THEME
-from fedapps.formats import is_percent, metric_name, three_digits
 
 _DPI = 160
 
@@ -25,13 +21,6 @@ def png(figure: Figure) -> bytes:
         buffer, format="png", dpi=_DPI, facecolor=figure.get_facecolor()
     )
     return buffer.getvalue()
-
-
-def one_panel(heading: str) -> tuple[Figure, Axes]:
-    """A figure of the size every plot of a run has, with its heading."""
-    figure, axes = panels(1, 1, (6.2, 4.0))
-    title(axes[0], heading)
-    return figure, axes[0]
 
 
 def panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
@@ -52,13 +41,13 @@ def panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, 
     return figure, axes
 
 
-def title(axes: Axes, text: str, size: float = 12) -> None:
+def title(axes: Axes, text: str) -> None:
     """The heading of one panel."""
     # No mathematics in foreign text: a single dollar sign in a label would be an error.
     axes.set_title(
         text,
         loc="left",
-        fontsize=size,
+        fontsize=12,
         fontweight="bold",
         color=THEME.ink.light,
         pad=8,
@@ -66,74 +55,7 @@ def title(axes: Axes, text: str, size: float = 12) -> None:
     )
 
 
-def line(
-    axes: Axes, x: Any, y: Any, colour: str, style: Any = "-", label: str = "", width: float = 2.0
-) -> None:
+def line(axes: Axes, x: Any, y: Any, colour: str) -> None:
     """A line, with markers unless they would overlap."""
     marker = "o" if len(x) <= 30 else ""
-    axes.plot(
-        x,
-        y,
-        color=colour,
-        lw=width,
-        ls=style,
-        marker=marker,
-        ms=3.6,
-        label=label or "_",
-        solid_capstyle="round",
-    )
-
-
-def line_with_range(
-    axes: Axes, x: Any, stack: np.ndarray, colour: str, style: str, label: str
-) -> None:
-    """The mean of `stack` (runs x points) as a line, from lowest to highest run as a
-    band.
-    """
-    if len(stack) > 1:
-        axes.fill_between(x, stack.min(axis=0), stack.max(axis=0), color=colour, alpha=0.16, lw=0)
-    line(axes, x, stack.mean(axis=0), colour, style, label)
-
-
-def label_rounds(axes: Axes) -> None:
-    """Labels the x axis with whole rounds."""
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
-
-
-def label_values(axes: Axes, key: str, of_what: str) -> None:
-    """Labels the y axis with the metric `key`, fractions in per cent."""
-    unit = ""
-    if is_percent(key):
-        unit = " (%)"
-        axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick(axes)))
-    axes.set_ylabel(", ".join(filter(None, (metric_name(key), of_what))) + unit, parse_math=False)
-
-
-def _percent_tick(axes: Axes) -> Callable[[float, int], str]:
-    def text(value: float, _position: int) -> str:
-        ticks = 100 * axes.yaxis.get_majorticklocs()
-        whole = all(abs(tick - round(tick)) < 1e-6 for tick in ticks)
-        return f"{100 * value:.0f}" if whole else three_digits(100 * value)
-
-    return text
-
-
-def legend(figure: Figure, axes: Axes) -> None:
-    """The legend of `axes` below the figure, if anything has a label."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        columns = 3 if sum(map(len, labels)) < 70 else 2
-        box = figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=columns,
-            frameon=False,
-            labelcolor=THEME.ink.light,
-            fontsize=9.5,
-            handlelength=2.2,
-            columnspacing=1.6,
-        )
-        for text in box.get_texts():
-            text.set_parse_math(False)
+    axes.plot(x, y, color=colour, lw=2.0, marker=marker, ms=3.6, solid_capstyle="round")

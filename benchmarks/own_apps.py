@@ -50,7 +50,6 @@ from flwr.app import (
 )
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from scipy import stats
 from sklearn.datasets import load_digits
 
 import strategies
@@ -58,6 +57,7 @@ from algorithms.common.partitioners import dirichlet_clients
 from benchmarks import array_clients
 from clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
+from fedapps.results.seeds import t_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -273,10 +273,8 @@ def changed(app: App, method: str) -> int:
 
 def interval(values: Sequence[float], others: Sequence[float]) -> str:
     """Return the mean difference in percentage points with its 95 % interval."""
-    differences = 100 * (np.array(values) - np.array(others))
-    mean, number = differences.mean(), len(differences)
-    half = float(stats.t.ppf(0.975, number - 1)) * differences.std(ddof=1) / number**0.5
-    return f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
+    one = t_interval((100 * (np.array(values) - np.array(others))).tolist())
+    return f"{one.mean:+.1f} ({one.low:+.1f} to {one.high:+.1f})"
 
 
 class Choice(NamedTuple):

@@ -135,9 +135,12 @@ def lambda_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
     top = max(panel.get_ylim()[1] for panel in axes[len(curves) :])
     for panel in axes[len(curves) :]:
         panel.set_ylim(0, top)
-    table = Table(title="Accuracy (%) along lambda, mean over clients", box=box.MARKDOWN)
-    for heading in ("", *map(str, LAMBDAS)):
-        table.add_column(heading)
+    table = Table(
+        "",
+        *map(str, LAMBDAS),
+        title="Accuracy (%) along lambda, mean over clients",
+        box=box.MARKDOWN,
+    )
     for label, values in curves.items():
         table.add_row(
             label, *(f"{100 * value:.1f}" for value in np.mean(values["accuracy"], axis=0))
@@ -152,14 +155,14 @@ def landscape_study(done: dict[str, Done]) -> tuple[Any, Table, dict[str, Any]]:
     lowest = min(float(loss.min()) for loss in losses.values())
     levels = np.geomspace(max(lowest, 1e-3), 20 * max(lowest, 0.05), 16)
     figure, axes = drawing.panels(1, len(losses), (4.4 * len(losses), 4.2))
-    table = Table(title="Loss around the global model", box=box.MARKDOWN)
-    for heading in (
+    table = Table(
         "",
         "at the model",
         "lowest",
         *(f"part of the square below {x:g} + the lowest" for x in (0.1, 0.5, 1.0)),
-    ):
-        table.add_column(heading)
+        title="Loss around the global model",
+        box=box.MARKDOWN,
+    )
     for panel, (label, loss) in zip(axes, losses.items(), strict=True):
         drawn = panel.contour(places, places, loss, levels=levels, cmap="viridis", linewidths=1.1)
         panel.clabel(drawn, fontsize=7, fmt="%.2g")

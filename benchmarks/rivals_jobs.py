@@ -12,7 +12,6 @@ import importlib
 import itertools
 import os
 import sys
-import tempfile
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -158,21 +157,6 @@ def fluke(job: Any, out: str) -> None:
 
 # --- Flower ---------------------------------------------------------------------------
 
-PROJECT = """[project]
-name = "rival"
-version = "0.1.0"
-description = "Flower's FedAvg"
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "benchmarks"
-[tool.flwr.app.components]
-serverapp = "rivalapp.apps:server"
-clientapp = "rivalapp.apps:client"
-[tool.flwr.app.config]
-job = ""
-out = ""
-"""
 #: Flower looks for plain assignments to the names of both apps.
 APPS = """from benchmarks.rivals_jobs import flower_apps
 apps = flower_apps()
@@ -242,25 +226,11 @@ def flower_apps() -> tuple[Any, Any]:
 
 def flower(job: Any, out: str, processes: int, path: str) -> None:
     """Flower's own FedAvg in its Ray simulation, one node per client."""
-    root = str(Path(__file__).resolve().parent.parent)
-    sys.path.insert(0, root)
-    from fedapps.engines import flower as engine
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from benchmarks.ray_app import run_app
 
-    with tempfile.TemporaryDirectory(prefix="fedapps-rival-") as name:
-        app = Path(name) / "rivalapp"
-        app.mkdir()
-        (app / "__init__.py").touch()
-        (app / "apps.py").write_text(APPS, encoding="utf-8")
-        (Path(name) / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
-        outcome = engine.run_simulation(
-            Path(name),
-            {"job": path, "out": out},
-            engine.Resources(len(job.ends), ray_cpus=processes),
-            engine.Following(Path(out).with_suffix(".log")),
-            env={"PYTHONPATH": root},
-        )
-    if outcome.status != "completed":
-        raise SystemExit(outcome.details)
+    config = {"job": path, "out": out}
+    run_app(APPS, config, len(job.ends), processes, Path(out).with_suffix(".log"))
 
 
 # --- SuPerFed -------------------------------------------------------------------------

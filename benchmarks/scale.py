@@ -165,65 +165,20 @@ def main_of_server(grid: Grid, context: Context) -> None:
     Path(str(config["out"])).write_text(json.dumps(costs), encoding="utf-8")
 
 
-PROJECT = """[project]
-name = "scale"
-version = "0.1.0"
-description = "x"
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "benchmarks"
-[tool.flwr.app.components]
-serverapp = "scaleapp.apps:server"
-clientapp = "scaleapp.apps:client"
-[tool.flwr.app.config]
-clients = 0
-sampled = 0
-rounds = 0
-score = true
-shared = true
-began = 0.0
-out = ""
-"""
-
-
 def by_ray(
     clients: int, sampled: int, rounds: int, score: bool, workers: int, together: bool
 ) -> dict[str, float]:
     """Run through Flower's Ray simulation."""
-    from fedapps.engines import flower
+    from benchmarks.ray_app import run_app
+    from fedapps.engines.flower import nodes_for
 
+    apps = "from benchmarks import scale\nclient = scale.client_app\nserver = scale.server_app\n"
+    nodes = nodes_for(clients, 1, 0.0, workers) if together else clients
     with tempfile.TemporaryDirectory(prefix="fedapps-scale-") as name:
-        app, out = Path(name) / "app", Path(name) / "out.json"
-        (app / "scaleapp").mkdir(parents=True)
-        (app / "scaleapp" / "__init__.py").touch()
-        text = (
-            "from benchmarks import scale\nclient = scale.client_app\nserver = scale.server_app\n"
-        )
-        (app / "scaleapp" / "apps.py").write_text(text)
-        (app / "pyproject.toml").write_text(PROJECT)
-        config = {
-            "clients": clients,
-            "sampled": sampled,
-            "rounds": rounds,
-            "score": score,
-            "out": str(out),
-        }
-        config |= {"shared": together, "began": time.time()}
-        nodes = flower.nodes_for(clients, 1, 0.0, workers) if together else clients
-        root = str(Path(__file__).resolve().parent.parent)
-        outcome = flower.run_simulation(
-            app,
-            config,
-            flower.Resources(nodes, ray_cpus=workers),
-            flower.Following(Path(name) / "log"),
-            env={"PYTHONPATH": root},
-        )
-        if outcome.status != "completed":
-            raise SystemExit(
-                f"the Ray run {outcome.status}: "
-                f"{outcome.details}\n{(Path(name) / 'log').read_text()[-3000:]}"
-            )
+        out = Path(name) / "out.json"
+        config = {"clients": clients, "sampled": sampled, "rounds": rounds, "score": score}
+        config |= {"out": str(out), "shared": together, "began": time.time()}
+        run_app(apps, config, nodes, workers, Path(name) / "log")
         return dict(json.loads(out.read_text(encoding="utf-8")))
 
 

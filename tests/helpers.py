@@ -58,9 +58,35 @@ def rounds_of(folder):
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def outcome_of(folder):
+    """Return what a run wrote that does not depend on its engine: the rounds, without
+    seconds, id and traffic between nodes, and the content of the files.
+    """
+    free = ("seconds", "run", "travelled-up", "travelled-down", "node-messages")
+    rows = [{k: v for k, v in r.items() if not k.endswith(free)} for r in rounds_of(folder)]
+    names = ("clients.csv", "model.safetensors", "weights.csv")
+    return rows, {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
 def summary_of(folder):
     """Return the summary of a run."""
     return json.loads((folder / "summary.json").read_text())
+
+
+@contextlib.contextmanager
+def dying_after(number):
+    """Interrupt runs of this process when they have recorded the round ``number``."""
+    from fedapps.runs import execution
+
+    class Dies(execution.Recorder):
+        def __call__(self, now):
+            super().__call__(now)
+            if now.number == number:
+                raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "Recorder", Dies)
+        yield
 
 
 def command(*arguments):
@@ -105,10 +131,15 @@ def write_csv(path, rows, changed):
     return path
 
 
+def rows_of(path):
+    """Return the rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def clients_of(folder):
     """Return the rows of a run's clients."""
-    with (folder / "clients.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return rows_of(folder / "clients.csv")
 
 
 @contextlib.contextmanager
@@ -149,6 +180,25 @@ def assert_same(a, b, where="", skip=lambda key: key in ("seconds", "run")):
         assert a == b, where
 
 
+def assert_arrays(found, wanted, rtol=0.0, atol=0.0):
+    """Compare two mappings or two sequences of arrays or tensors, by default to the
+    bit.
+    """
+
+    def numbers(array):
+        array = array.detach() if hasattr(array, "detach") else array
+        return array.numpy() if hasattr(array, "numpy") else array
+
+    found, wanted = (
+        dict(arrays) if hasattr(arrays, "keys") else dict(enumerate(arrays))
+        for arrays in (found, wanted)
+    )
+    assert found.keys() == wanted.keys()
+    for name, array in found.items():
+        one, other = numbers(array), numbers(wanted[name])
+        np.testing.assert_allclose(one, other, rtol, atol, err_msg=str(name))
+
+
 class EchoClient(NumPyClient):
     """Returns its model shifted by a constant, with its own weight; FedAvg's result is
     known by hand.
@@ -166,6 +216,20 @@ class EchoClient(NumPyClient):
 
     def evaluate(self, parameters, config):
         return float(np.mean(parameters[0])), self.num_examples, {"accuracy": 0.5, **self.metrics}
+
+
+def that_fails(kind, rounds=None):
+    """Return clients of class ``kind`` whose training fails: in these rounds, or
+    always.
+    """
+
+    class Failing(kind):
+        def fit(self, parameters, config):
+            if rounds is None or config["server-round"] in rounds:
+                raise RuntimeError("the disk of this site is full")
+            return super().fit(parameters, config)
+
+    return Failing
 
 
 class LossyClient(EchoClient):

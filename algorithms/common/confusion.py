@@ -20,7 +20,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
 #: Of more classes a client sends no counts: C x C numbers.
 MOST_CLASSES = 100
-MEASURES = ("precision", "recall", "f1")
 
 
 def confusion_counts(labels: Ints, predicted: Ints, classes: int) -> Ints:

@@ -39,19 +39,13 @@ def layer_of(names: list[str]) -> list[int]:
     return [layers.setdefault(name.rpartition(".")[0], len(layers)) for name in names]
 
 
-def cosine_squared(inner: float, norm_f: float, norm_l: float) -> float:
-    """Return ``cos^2 = <f, l>^2 / (||f||^2 ||l||^2 + 1e-12)`` from the inner product
-    and the two squared norms.
-    """
-    return inner * inner / (norm_f * norm_l + EPSILON)
-
-
 def cosine_squared_gradient(inner: Any, norm_f: Any, norm_l: Any) -> tuple[Any, Any, Any]:
     """Return (a, b, c) with ``d cos^2 / d f = a l - b f`` and ``d cos^2 / d l = a f - c
     l``.
 
-    Arguments as in :func:`cosine_squared`, or tensors of one number. This saves a
-    second backward pass.
+    ``cos^2 = <f, l>^2 / (||f||^2 ||l||^2 + 1e-12)``; the arguments are the inner
+    product and the two squared norms, numbers or tensors of one. This saves a second
+    backward pass.
     """
     denominator = norm_f * norm_l + EPSILON
     ratio = inner / denominator

@@ -3,8 +3,8 @@ optimum) and ``unigram`` (one client per role).
 
 A task of an ensemble method has ``library()``, the server's frozen predictors;
 ``client_data(client_id, num_clients)``, with the members described in
-``clients.families.ensemble_data``; ``references(num_clients)``, baselines of the
-learned ensemble; and ``check_library``, for a predictor library from elsewhere.
+``clients.families.ensemble_data``; and ``check_library``, for a predictor library from
+elsewhere.
 
 Source: Hamer, Mohri, Suresh, "FedBoost: Communication-Efficient Algorithms for
 Federated Learning", ICML 2020, section 5.
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.ensembles.best_mixture import best_mixture
 from clients.families.ensemble_data import DensityData, Histogram
 from fedapps.data.corpus import Corpus, read_corpus
 from fedapps.errors import UserError
@@ -56,32 +55,6 @@ class DensityTask:
         """Return uniform weights alpha (q,)."""
         q = self.library().q
         return {"alpha": np.full(q, 1 / q)}
-
-    def references(self, num_clients: int) -> dict[str, float]:
-        """Return ``uniform-loss``, ``best-single-loss`` and, for the log loss,
-        ``optimum-loss`` on the pooled data of all clients.
-
-        Each also for the training data (``train-...``), on which the best single
-        predictor is chosen. The optimum is fitted to the data on which it is evaluated,
-        to 0.001. Only a simulation can compute these.
-        """
-        clients = [self.client_data(client, num_clients) for client in range(num_clients)]
-        train = _pooled([client.train for client in clients])
-        tests = [client.test for client in clients if client.test is not client.train]
-        test = _pooled(tests) if tests else train
-        whole = DensityData(train, test, self.options.epsilon, self.options.loss)
-        predictors = self.library().take(np.arange(self.library().q))
-        scores = whole.score(predictors, np.full(self.library().q, 1 / self.library().q))
-        best = np.eye(self.library().q)[np.argmin(whole.singles(predictors))]
-        out = {"uniform-loss": scores["loss"], "train-uniform-loss": scores["train-loss"]}
-        out |= {"best-single-loss": scores.get("best-single-loss", scores["loss"])}
-        out |= {"train-best-single-loss": whole.loss_and_gradient(predictors, best)[0]}
-        if self.options.loss == "log":
-            for prefix, part in (("", test), ("train-", train)):
-                out[f"{prefix}optimum-loss"] = best_mixture(
-                    whole.outputs(predictors, part), part.weights, tolerance=1e-3
-                )[1]
-        return out
 
 
 class PointMass(DensityTask):
@@ -132,17 +105,6 @@ class PointMass(DensityTask):
             self.options.loss,
         )
 
-    def optimum(self) -> float:
-        """Return the minimum loss over all mixtures: the entropy of the power law, or
-        one minus its squared norm.
-        """
-        share = self.counts / self.counts.sum()
-        return (
-            float(-(share @ np.log(share)))
-            if self.options.loss == "log"
-            else float(1 - share @ share)
-        )
-
 
 class Unigram(DensityTask):
     """One client per speaking role; predictor k is the unigram model of role k. Fewer
@@ -190,12 +152,3 @@ class Unigram(DensityTask):
         return DensityData(
             corpus.train[client], corpus.test[client], self.options.epsilon, self.options.loss
         )
-
-
-def _pooled(parts: list[Histogram]) -> Histogram:
-    """Return the histogram of several clients' pooled samples."""
-    total = sum(part.num_examples for part in parts)
-    frequencies = np.zeros(parts[0].size)
-    for part in parts:
-        frequencies[part.outcomes] += part.weights * (part.num_examples / total)
-    return Histogram.of_frequencies(frequencies, total)

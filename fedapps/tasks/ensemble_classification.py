@@ -5,10 +5,8 @@
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from clients.base.data import Split
 from clients.base.training import TrainOptions
 from clients.families.torch_ensemble_data import TorchEnsembleData
 from fedapps.data import partition as partitions
@@ -102,26 +100,6 @@ class EnsembleClassification:
             )
         return self._clients[client_id]
 
-    def references(self, num_clients: int) -> dict[str, float]:
-        """Return pooled test loss and accuracy of the uniform ensemble and of the
-        predictor that is best on the training data.
-        """
-        parts = [self.rest.client_data(client, num_clients) for client in range(num_clients)]
-        train, test = (
-            _joined([part.train for part in parts]),
-            _joined([part.test for part in parts]),
-        )
-        whole = TorchEnsembleData(
-            self.rest.work_model(), train, test, self.options.loss, self.options.epsilon
-        )
-        library = self.library()
-        scores = whole.score(library.take(np.arange(library.q)), np.full(library.q, 1 / library.q))
-        return {
-            name: value
-            for name, value in scores.items()
-            if name.startswith(("uniform-", "best-single-"))
-        }
-
 
 class _Rest(Classification):
     """The samples dealt to the clients: all except those used to train the base
@@ -131,7 +109,3 @@ class _Rest(Classification):
     def read(self) -> Samples:
         whole = partitions.load_samples(self.context.data)
         return divide(whole, self.options.share, self.context.split_seed)[1]
-
-
-def _joined(parts: list[Split]) -> Split:
-    return Split(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))

@@ -46,7 +46,7 @@ from strategies import (
     PerFedAvg,
     PerFedAvgOptions,
 )
-from tests.helpers import arrays_of, blobs, simulate, small_net
+from tests.helpers import arrays_of, assert_arrays, blobs, simulate, small_net
 
 TRAIN = {
     "learning-rate": 0.05,
@@ -101,9 +101,7 @@ def run(strategy, kind, rounds=4, head=HEAD, build=small_net):
 
 
 def assert_equal(result, wanted):
-    assert result.keys() == wanted.keys()
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(result[name], array, err_msg=name)
+    assert_arrays(wanted, result)
 
 
 # --- reductions to FedAvg, to the last bit --------------------------------------------
@@ -227,10 +225,7 @@ def test_sharing_all_but_the_head_by_name_is_fedper():
     wanted, theirs, _ = run(PartialSharing(HEAD, "body"), PartialClient)
     assert_equal(result, wanted)
     for i in range(3):
-        for a, b in zip(
-            mine[i].load("private", {}, False), theirs[i].load("private", {}, False), strict=True
-        ):
-            np.testing.assert_array_equal(a, b)
+        assert_arrays(mine[i].load("private", {}, False), theirs[i].load("private", {}, False))
 
 
 def test_patterns_that_share_nothing_are_refused():
@@ -246,8 +241,7 @@ def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_bef
     client = FedBABUClient(small_net, blobs(1), 1, stores[1])
     client.model.head = HEAD
     initial = client.fresh_arrays("model", TRAIN, own=False)
-    for value, want in zip(stores[1].load("private", {}, before=False), initial[2:], strict=True):
-        np.testing.assert_array_equal(value, want)
+    assert_arrays(stores[1].load("private", {}, before=False), initial[2:])
     body = get_arrays(small_net(4))[:2]
     config = {**TRAIN, "server-round": 2, "share": "body"}
     after = {}
@@ -256,8 +250,7 @@ def test_fedbabus_body_is_trained_under_the_initial_head_and_the_model_tuned_bef
         after[part] = get_arrays(client.model)
     plain = FedAvgClient(small_net, blobs(1), 1)
     trained, _, _ = plain.fit([*body, *initial[2:]], {**config, "local-epochs": 3})
-    for value, want in zip(after["all"], trained, strict=True):
-        np.testing.assert_array_equal(value, want)
+    assert_arrays(after["all"], trained)
     changed = {
         part: [not np.array_equal(a, b) for a, b in zip(now, [*body, *initial[2:]], strict=True)]
         for part, now in after.items()
@@ -313,11 +306,9 @@ def test_fedala_learns_weights_along_their_gradient_and_starts_there(count, rate
             )
             for v, g in zip(w, torch.autograd.grad(loss, w), strict=True):
                 v.data.sub_(rate * g).clamp_(0, 1)
-    for value, want in zip(sent, mixed(), strict=True):
-        np.testing.assert_allclose(value, want.detach(), rtol=1e-4, atol=1e-5)
+    assert_arrays(sent, mixed(), rtol=0.0001, atol=1e-05)
     kept = client.store.load("fedala", {}, before=False)
-    for value, want in zip(kept[4:6], w, strict=True):
-        np.testing.assert_allclose(value, want.detach(), rtol=1e-4, atol=1e-5)
+    assert_arrays(kept[4:6], w, rtol=0.0001, atol=1e-05)
     assert kept[6] == count + 1
     assert max(float(np.abs(v - 0.7).max()) for v in kept[4:6]) > 0.02
     assert (rate == 30.0) == any((v == 0).any() or (v == 1).any() for v in kept[4:6])  # clipped
@@ -370,8 +361,7 @@ class Balanced(FedAvgClient):
 def test_fedrods_global_model_is_fedavgs_with_the_balanced_softmax():
     result, _, _ = run(FedRoD(), FedRoDClient)
     wanted, _, _ = run(FedAvg(), Balanced)
-    for name, array in wanted.items():
-        np.testing.assert_allclose(result[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+    assert_arrays(wanted, result, rtol=0.001, atol=1e-05)
     plain, _, _ = run(FedAvg(), FedAvgClient)
     assert max(np.abs(plain[name] - result[name]).max() for name in plain) > 1e-2
 
@@ -414,8 +404,7 @@ def test_fedrods_own_head_learns_the_sum_on_a_body_it_does_not_move(build):
             value, net.state_dict()[name].numpy(), rtol=1e-3, atol=2e-5, err_msg=name
         )
     kept = client.store.load("fedrod", {}, before=False)
-    for value, want in zip(kept, p.values(), strict=True):
-        np.testing.assert_allclose(value, want.detach(), rtol=1e-3, atol=2e-5)
+    assert_arrays(kept, p.values(), rtol=0.001, atol=2e-05)
     assert names[-2:] == list(p)
     net.eval()
     with torch.no_grad():

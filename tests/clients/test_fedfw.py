@@ -11,7 +11,7 @@ from algorithms.frank_wolfe.matrix_domains import NuclearBall
 from algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
 from algorithms.frank_wolfe.product_domain import Product
 from algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
-from clients import DiskStore, FedFWClient, MessageStore, ProjectedClient
+from clients import FedFWClient, MessageStore, ProjectedClient
 from clients.families.problems import ObjectiveProblem
 from clients.families.torch_problem import TorchProblem
 from tests.helpers import blobs, small_net
@@ -103,24 +103,6 @@ def test_averaged_gradients():
     np.testing.assert_allclose(np.mean(draws, 0), 2 * A.T @ (A @ x - B), atol=1.5)
     with pytest.raises(ValueError, match="LeastSquares has no samples to draw: set batch-size = 0"):
         client().fit([np.zeros(5)], numbers(stochastic=True, **{"batch-size": 2}))
-
-
-def test_a_resumed_client_goes_on_from_the_round_before(tmp_path):
-    whole, broken = client(), client(DiskStore(tmp_path, "a"))
-    for t in (1, 2, 3, 4):
-        whole.fit([np.zeros(5)], numbers("fedfw-plus", t))
-    for t in (1, 2, 3):
-        broken.fit(
-            [np.zeros(5)], numbers("fedfw-plus", t, **{"checkpoint-round": 2 if t > 2 else 0})
-        )
-    again = client(DiskStore(tmp_path, "b"))
-    for t in (3, 4):
-        again.fit(
-            [np.zeros(5)], numbers("fedfw-plus", t, **{"first-round": 3, "checkpoint-round": 2})
-        )
-    late = again.store.load("frank-wolfe", {"server-round": 4, "first-round": 3}, False)
-    for ours, theirs in zip(kept(whole), late, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_the_last_atom_of_an_iterative_oracle_is_kept():

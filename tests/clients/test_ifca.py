@@ -20,7 +20,7 @@ from fedapps.testing import exams
 from fedapps.testing.problems import Blobs, Problem
 from strategies import IFCA, FedAvg, IFCAOptions
 from strategies.ifca import CLUSTER
-from tests.helpers import arrays_of, run_inline, simulate
+from tests.helpers import arrays_of, assert_arrays, run_inline, simulate
 
 SLOPES = (3.0, -2.0)  # of the two clusters
 CONFIG = {
@@ -154,8 +154,7 @@ def test_a_cluster_that_nobody_chooses_keeps_its_model():
     first = {name: np.full(a.shape, 50.0, a.dtype) for name, a in Lines().initial_arrays().items()}
     strategy.load_state_dict({CLUSTER.format(1) + name: a for name, a in first.items()})
     played(strategy, Lines(), 3)
-    for name, array in first.items():
-        np.testing.assert_array_equal(strategy.others[1][name], array)
+    assert_arrays(first, strategy.others[1])
 
 
 def test_three_clusters_keep_their_models_apart():

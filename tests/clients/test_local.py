@@ -2,7 +2,6 @@
 sampled method on average.
 """
 
-import numpy as np
 import pytest
 
 from algorithms.common.steps import Eager
@@ -10,7 +9,7 @@ from clients import FedAvgClient, LocalClient, to_client_app
 from clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
 from strategies import ClientGrid, Local
-from tests.helpers import blobs, simulate, small_net
+from tests.helpers import assert_arrays, blobs, simulate, small_net
 
 TRAIN = {
     "learning-rate": 0.05,
@@ -70,12 +69,12 @@ def test_training_in_shares_is_the_same_as_whole_rounds_of_training(
     """
     stores, _ = run(rounds, a_round, optimizer=optimizer)
     for i in range(5):
-        for result, want in zip(
+        assert_arrays(
             stores[i].load("model", {}, before=False),
             alone(i, visits, optimizer=optimizer),
-            strict=True,
-        ):
-            np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
+            rtol=1e-05,
+            atol=1e-06,
+        )
 
 
 @pytest.mark.parametrize(

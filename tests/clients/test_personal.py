@@ -39,7 +39,7 @@ from strategies import (
     SuPerFed,
     SuPerFedOptions,
 )
-from tests.helpers import arrays_of, blobs, simulate, small_net
+from tests.helpers import arrays_of, assert_arrays, blobs, simulate, small_net
 from tests.quadratics import CONFIG, CURVATURE, TARGET, quadratic
 
 OPTIMUM = 10 / 11
@@ -213,8 +213,7 @@ def train_nets(strategy, kind, rounds=3, head=("3.",)):
 
 
 def assert_equal(a, b):
-    for x, y in zip(a, b, strict=True):
-        np.testing.assert_array_equal(x, y)
+    assert_arrays(a, b)
 
 
 def test_the_global_models_of_ditto_and_apfl_are_fedavgs():

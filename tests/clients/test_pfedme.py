@@ -2,7 +2,6 @@
 the form that costs as much as FedAvg.
 """
 
-import numpy as np
 import pytest
 import torch
 from torch.func import functional_call
@@ -11,7 +10,7 @@ from torch.nn import functional
 from clients import PFedMeClient
 from clients.base.training import TrainOptions, get_arrays
 from clients.pfedme import repeated
-from tests.helpers import blobs, small_net
+from tests.helpers import assert_arrays, blobs, small_net
 
 CONFIG = {
     "learning-rate": 0.05,
@@ -36,8 +35,7 @@ def test_without_a_lambda_the_rate_bounds_it(rate, equal):
         PFedMeClient(small_net, blobs(1), 4).fit(sent, {**config, "pfedme-lambda": value})[0]
         for value in (0.0, equal)
     )
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_arrays(got, want)
     with pytest.raises(ValueError, match="w would jump beyond theta"):
         PFedMeClient(small_net, blobs(1), 4).fit(
             sent, {**config, "learning-rate": 0.3, "pfedme-lambda": 15.0}
@@ -72,10 +70,12 @@ def test_a_round_is_algorithm_1(batches):
             if (i + 1) % 4 == 0 or i + 1 == len(steps):
                 w = [b - 0.1 * 8.0 * (b - t) for b, t in zip(w, theta, strict=True)]
         total, seen = total + float(loss.detach()) * len(y), seen + len(y)
-    for got, want in zip(
-        received + client.store.load("pfedme", config, before=False), w + theta, strict=True
-    ):
-        np.testing.assert_allclose(got, want, rtol=2e-4, atol=5e-6)
+    assert_arrays(
+        received + client.store.load("pfedme", config, before=False),
+        w + theta,
+        rtol=0.0002,
+        atol=5e-06,
+    )
     assert metrics["loss"] == pytest.approx(total / seen, rel=1e-4)
 
 

@@ -21,6 +21,7 @@ from fedapps.engines.processes import marked
 from fedapps.errors import UserError
 from tests.helpers import (
     ROOT,
+    assert_arrays,
     clients_of,
     command,
     fedapps,
@@ -273,8 +274,7 @@ def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monke
             f"client-{SITES[name]}"
         ]
     left, right = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "inline"))
-    for name, array in right.items():
-        np.testing.assert_allclose(left[name], array, atol=1e-6)
+    assert_arrays(right, left, atol=1e-06)
     ours = summary_of(out)
     for key in ("accuracy-mean", "global-accuracy-mean", "loss-mean"):
         assert ours[key] == pytest.approx(theirs[key], abs=1e-6)

@@ -50,12 +50,3 @@ def test_a_folder_of_windows_by_person(method, folder, tmp_path):
     assert 'name = "cnn-1d"' in (tmp_path / "out" / "settings.toml").read_text(), (
         "the net that auto stands for is on record"
     )
-
-
-def test_people_without_training_data_are_scored_with_one_model(folder, tmp_path):
-    write(folder, windows((1, 2), 50, "test", steps=32), "test")
-    clients = run("fedavg", folder, tmp_path / "out", "data.test=test")
-    assert len(clients) == len(PEOPLE)
-    assert len({row["accuracy"] for row in clients}) == 1
-    hits = 50 * float(clients[0]["accuracy"])
-    assert hits == pytest.approx(round(hits), abs=1e-3), "of the fifty samples of the two others"

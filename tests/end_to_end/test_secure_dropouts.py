@@ -2,10 +2,6 @@
 engines: the model is that of plain runs of the clients that are left.
 """
 
-import shutil
-import tempfile
-
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -13,9 +9,9 @@ from benchmarks.dropping_clients import LOSSES, PHASES, add_losses, away, lines,
 from fedapps.commands.parser import main
 from fedapps.deployment import site_run
 from fedapps.deployment.local import Deployment
-from fedapps.engines import app_folder, flower
+from fedapps.engines import app_folder
 from fedapps.runs import inline_grid
-from tests.helpers import rounds_of, run_inline
+from tests.helpers import assert_arrays, outcome_of, rounds_of, run_inline
 
 ROUNDS = 5
 JOB = [
@@ -42,8 +38,7 @@ def check(folder, plain, count, monkeypatch):
     run_inline(plain, *JOB, f"num-clients={count}")
     assert [set(row["clients"]) for row in rounds_of(plain)] == members
     one, other = (load_file(place / "model.safetensors") for place in (plain, folder))
-    for name, array in one.items():
-        np.testing.assert_allclose(other[name], array, rtol=1e-5, atol=1e-6)
+    assert_arrays(one, other, rtol=1e-05, atol=1e-06)
     for a, b in zip(rounds_of(plain), rows, strict=True):
         assert b["train"]["loss"] == pytest.approx(a["train"]["loss"], rel=1e-4)
 
@@ -62,20 +57,11 @@ def test_inline(in_process, tmp_path, monkeypatch):
     check(in_process, tmp_path / "plain", 7, monkeypatch)
 
 
-@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.ray)])
-def test_workers_and_ray_give_the_same_bits(engine, in_process, tmp_path, monkeypatch):
+def test_workers_give_the_same_bits(in_process, tmp_path, monkeypatch):
+    """Ray, too: test_engines."""
     monkeypatch.setattr(inline_grid, "load_app", with_losses)
-    monkeypatch.setattr(flower, "copy_app", lambda *given: add_losses(app_folder.copy_app(*given)))
-    short = tempfile.mkdtemp(prefix="fr-", dir="/tmp")  # for the names of Ray's sockets
-    monkeypatch.setenv("TMPDIR", short)
-    job = [*JOB, "num-clients=7", "secure.on=true", "--engine", engine, "--workers", "2"]
-    assert main(["run", *job, "--out", str(tmp_path / "out")]) == 0
-    shutil.rmtree(short, ignore_errors=True)
-    check(tmp_path / "out", tmp_path / "plain", 7, monkeypatch)
-    models = [
-        (place / "model.safetensors").read_bytes() for place in (tmp_path / "out", in_process)
-    ]
-    assert models[0] == models[1]
+    run_inline(tmp_path / "out", *JOB, "num-clients=7", "secure.on=true", "--workers", "2")
+    assert outcome_of(tmp_path / "out") == outcome_of(in_process)
 
 
 @pytest.mark.deployment

@@ -2,17 +2,15 @@
 hangs, its late reply counts, and the run can be repeated in a simulation.
 """
 
-import csv
 import os
 import signal
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from fedapps.deployment.local import Deployment
 from fedapps.engines.processes import marked
-from tests.helpers import command, rounds_of, run_inline, wait_for
+from tests.helpers import assert_arrays, command, rounds_of, rows_of, run_inline, wait_for
 
 SITES = {"oslo": 0, "paris": 1, "rome": 2}
 JOB = {
@@ -39,11 +37,6 @@ def deployment(tmp_path_factory):
 def given(deployment, out, **settings):
     words = [f"{key}={value}" for key, value in {**JOB, **settings}.items()]
     return [*words, "--engine", "deployment", "--deployment", deployment.folder, "--out", out]
-
-
-def times(folder):
-    with (folder / "time.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_site_hangs_its_late_reply_counts_and_the_run_is_repeated(deployment, tmp_path):
@@ -78,8 +71,7 @@ def test_a_site_hangs_its_late_reply_counts_and_the_run_is_repeated(deployment, 
     ours, theirs = (
         load_file(folder / "model.safetensors") for folder in (tmp_path / "inline", out)
     )
-    for name, array in theirs.items():
-        np.testing.assert_array_equal(ours[name], array)
+    assert_arrays(theirs, ours)
 
 
 def test_a_deadline_does_not_wait_for_a_site_that_hangs(deployment, tmp_path):
@@ -98,6 +90,6 @@ def test_a_deadline_does_not_wait_for_a_site_that_hangs(deployment, tmp_path):
     assert process.returncode == 0, said
     assert rounds_of(out)[-1]["clients"] == [0, 2]
     # the SuperLink may report it as gone before the deadline
-    fates = {row["client"]: row["fate"] for row in times(out) if row["round"] == "2"}
+    fates = {row["client"]: row["fate"] for row in rows_of(out / "time.csv") if row["round"] == "2"}
     assert fates.pop("1") in ("late", "failed")
     assert set(fates.values()) == {"used"}

@@ -2,12 +2,43 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import pytest
 
 
 def toml_value(value):
     return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
+
+
+@pytest.fixture
+def own_caches(tmp_path, monkeypatch):
+    """Decoded data, the library's files and the hub's go to the test's folder."""
+    datasets = pytest.importorskip("datasets")
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Execute a sweep's runs one after the other in this process. ``begun``: their
+    names; those in ``broken`` fail with its text.
+    """
+    from fedapps.sweeps import execution
+    from fedapps.sweeps.pool import Ended, run_one
+
+    broken, begun = {}, []
+
+    def run_all(runs, processes):
+        for run in runs:
+            name = run.folder.name
+            begun.append(name)
+            yield Ended(run, {}, broken[name]) if name in broken else Ended(run, run_one(run))
+
+    monkeypatch.setattr(execution, "run_all", run_all)
+    return SimpleNamespace(broken=broken, begun=begun)
 
 
 @pytest.fixture

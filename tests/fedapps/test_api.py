@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -20,6 +19,7 @@ from fedapps.commands.parser import main
 from fedapps.errors import ARGUMENTS, UserError, in_python
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_defaults
+from tests.helpers import assert_arrays
 
 JOB = {
     "num_rounds": 2,
@@ -93,8 +93,7 @@ def test_rounds_and_clients_are_rows(done, monkeypatch):
 def test_the_models_are_those_that_were_scored(done):
     model = done.model()
     assert not model.training
-    for name, array in load_file(done.folder / "model.safetensors").items():
-        np.testing.assert_array_equal(model.state_dict()[name].numpy(), array)
+    assert_arrays(load_file(done.folder / "model.safetensors"), model.state_dict())
     task = build_task(
         with_defaults({**{k: v for k, v in done.settings.items() if not k.startswith("versions.")}})
     )

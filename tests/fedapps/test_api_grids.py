@@ -2,14 +2,12 @@
 objects for notebooks.
 """
 
-import csv
 import json
 import re
 import subprocess
 import sys
 import types
 from io import StringIO
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,9 +21,9 @@ from fedapps.live.progress import Progress
 from fedapps.results.notebook import Line, in_notebook
 from fedapps.runs.deal import deal_for
 from fedapps.runs.prepare import with_defaults
-from fedapps.sweeps import execution
-from fedapps.sweeps.pool import Ended, PlannedRun, run_one
+from fedapps.sweeps.pool import Ended, PlannedRun
 from fedapps.sweeps.progress import SweepProgress
+from tests.helpers import rows_of
 
 pandas = pytest.importorskip("pandas")
 LASSO = {
@@ -62,26 +60,6 @@ rows = ["step"]
 """
 
 
-@pytest.fixture
-def in_process(monkeypatch):
-    """Runs are executed one after the other in this process and counted. Runs named in
-    the dictionary fail with its text.
-    """
-    broken, begun = {}, []
-
-    def run_all(runs, processes):
-        for run in runs:
-            begun.append(run.folder.name)
-            yield (
-                Ended(run, {}, broken[run.folder.name])
-                if run.folder.name in broken
-                else Ended(run, run_one(run))
-            )
-
-    monkeypatch.setattr(execution, "run_all", run_all)
-    return types.SimpleNamespace(broken=broken, begun=begun)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two methods, the first with two seeds, the second with one."""
@@ -93,11 +71,6 @@ def runs(tmp_path_factory):
         for method in ("fedper", "local")
         for seed in (0, 1)
     }
-
-
-def rows_of(path):
-    with Path(path).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def same(frame, path):

@@ -17,6 +17,7 @@ from fedapps.runs.prepare import checked_strategy, with_defaults
 from fedapps.settings.settings import read_settings
 from strategies import ClientGrid, run_rounds
 from strategies.base.capabilities import declared
+from tests.helpers import assert_arrays
 
 JOB = {
     "num-clients": 4,
@@ -140,8 +141,7 @@ def run(settings):
 def test_at_its_neutral_setting_a_rule_is_the_method_that_it_wraps(rule, base):
     alone, _ = run(settings_of(base))
     wrapped, metrics = run(settings_of(rule, **{base_of(rule): base, **NEUTRAL[rule]}))
-    for name, values in alone.items():
-        np.testing.assert_allclose(wrapped[name], values, rtol=1e-4, atol=2e-6)
+    assert_arrays(alone, wrapped, rtol=0.0001, atol=2e-06)
     assert metrics["weight-max"] > 0.25  # the clients' sizes differ
 
 
@@ -172,8 +172,7 @@ def test_a_large_m_with_m_times_the_learning_rate_is_the_wrapped_method(base):
     initial = dict(build_task(settings_of(base)).initial_arrays())
     moved = max(np.abs(alone[name] - initial[name]).max() for name in alone)
     assert moved > 1e-3
-    for name, values in alone.items():
-        np.testing.assert_allclose(scaled[name], values, atol=2e-2 * moved)
+    assert_arrays(alone, scaled, atol=0.02 * moved)
 
 
 @pytest.mark.parametrize(

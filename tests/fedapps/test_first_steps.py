@@ -99,21 +99,6 @@ def test_a_decimal_comma_is_read_and_said_to_be(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (
-            {"outcome": ""},
-            "column 'outcome': 1 samples have no value in it (first: row 9): fill or drop them",
-        ),
-        ({"hospital": ""}, "column 'hospital': 1 samples have no value in it (first: row 9)"),
-    ],
-)
-def test_missing_columns_of_a_file_are_named(folder, capsys, change, line):
-    write(folder / "visits.csv", [row | change if n == 7 else row for n, row in enumerate(rows())])
-    assert line in output_of(capsys, "data.source=visits.csv").err
-
-
-@pytest.mark.parametrize(
     ("content", "line"),
     [
         (b"hospital,age,outcome\nz\xfcrich,3,1\n", "is no UTF-8: save it as that"),
@@ -124,12 +109,6 @@ def test_missing_columns_of_a_file_are_named(folder, capsys, change, line):
 def test_unsuitable_csv_files_are_refused(folder, capsys, content, line):
     (folder / "visits.csv").write_bytes(content)
     assert line in output_of(capsys, "data.source=visits.csv").err
-
-
-def test_a_label_that_is_not_named(folder, capsys):
-    assert main(["data", "data.source=visits.csv", "data.natural-id=hospital"]) == 2
-    assert "data.label: no label column found in" in (err := capsys.readouterr().err)
-    assert "name one of hospital, age, glucose, outcome, as data.label=outcome" in err
 
 
 @pytest.mark.parametrize(

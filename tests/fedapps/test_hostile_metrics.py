@@ -17,7 +17,7 @@ from fedapps.results.report import write_report
 from fedapps.settings.settings import Settings
 from strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
 from strategies.base.agreement import MOST_RARE, Agreement
-from tests.helpers import EchoClient, LossyClient
+from tests.helpers import EchoClient, LossyClient, rounds_of
 
 START = {"w": np.zeros(2, np.float32)}
 
@@ -57,9 +57,7 @@ def run(folder, odd, strategy=None, rounds=3, clients=4, client=Hostile):
     summary = recorder.finish("completed")
     write_report(folder)
     compare([folder])
-    return summary, [
-        json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()
-    ]
+    return summary, rounds_of(folder)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 them, before and after local epochs.
 """
 
-import csv
 import json
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from fedapps.runs.client_factory import client_of
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.settings import read_settings
-from tests.helpers import assert_same
+from tests.helpers import assert_same, clients_of
 
 CLIENTS = 6
 JOB = {
@@ -309,7 +308,5 @@ def test_new_clients_are_shown_and_marked(tmp_path):
     shown = " ".join(str(column.header) for column in summary_table([result.path]).columns)
     assert "new" in shown
     assert "3 epochs" in shown
-    with (result.path / "clients.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["new"] for row in rows] == [""] * 4 + ["1"] * 2
+    assert [row["new"] for row in clients_of(result.path)] == [""] * 4 + ["1"] * 2
     assert newcomers_section(run(Path(tmp_path / "none"), num_new_clients=0)) is None

@@ -54,11 +54,6 @@ def test_scaffolds_reply_of_scikit_learn_is_the_mean_gradient():
     np.testing.assert_allclose(reply[1], want, atol=1e-3)
 
 
-def test_intervals_are_those_of_student():
-    """Differences 1, 2, 3: mean 2, deviation 1, t of two degrees 4.303."""
-    assert own_apps.interval([0.01, 0.02, 0.03], [0, 0, 0]) == "+2.0 (-0.5 to +4.5)"
-
-
 @pytest.mark.skipif(
     importlib.util.find_spec("lightning") is None, reason="pip install lightning, to run this"
 )

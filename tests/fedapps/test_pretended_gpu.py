@@ -2,7 +2,6 @@
 results are those of the CPU.
 """
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -16,6 +15,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import prepare_folder, with_defaults
 from fedapps.tasks import base
+from tests.helpers import rounds_of
 from tests.pretended_device import CUDA, pretended_cuda
 
 TORCH_TASKS = ("digits", "ensemble-classification", "constrained-classification")
@@ -31,6 +31,7 @@ JOB = {
     "ensemble.epochs": 1,
     "ensemble.predictors": 2,
     "public.samples": 40,
+    "feddm.steps": 2,
     "ffgb.fit-steps": 5,
     "superfed.start": 0.0,
     "synthetic.steps": 5,
@@ -49,7 +50,7 @@ def run(method, device, folder, **keys):
     client_factory.RUNS.clear()
     prepare_folder(settings, overwrite=True)
     execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
-    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    rounds = rounds_of(folder)
     assert not any(one["failures"] for one in rounds)
     return [{key: one.get(key) for key in ("train", "evaluate")} for one in rounds]
 

@@ -2,11 +2,10 @@
 methods.
 """
 
-import json
-
 import pytest
 
 from fedapps.commands.parser import main
+from tests.helpers import rounds_of
 
 JOB = [
     "num-rounds=4",
@@ -20,8 +19,7 @@ JOB = [
 
 def evaluated(folder, *settings):
     assert main(["run", "--engine", "inline", *settings, *JOB, "--out", str(folder)]) == 0
-    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [row["evaluate"] for row in rows]
+    return [row["evaluate"] for row in rounds_of(folder)]
 
 
 def test_fedavg_and_then_fine_tuning_is_fine_tuning(tmp_path):

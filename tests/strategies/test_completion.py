@@ -4,7 +4,6 @@ participation, and results compared with biases.
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
 
 from algorithms.frank_wolfe.centering import Centering, Table
 from algorithms.frank_wolfe.matrix_domains import NuclearBall
@@ -15,7 +14,6 @@ from clients.projected import ProjectedClient
 from fedapps.data.source import Source
 from fedapps.tasks.observations import observations
 from fedapps.tasks.options import MatrixCompletionOptions
-from strategies import ClientGrid
 from strategies.dfw_trace import DFWTrace
 from strategies.fedfw import FedFW, FedFWOptions
 from strategies.projected_fedavg import ProjectedFedAvg
@@ -115,29 +113,6 @@ def test_sums_of_another_shape_skip_only_their_client(caplog):
     result, _ = run(build("dfw-trace")[0], Odd, 8)
     assert "its sums are not float64 arrays of shapes" in caplog.text
     assert "scale" in arrays_of(result)
-
-
-@pytest.mark.parametrize("name", ["fedfw-plus", "dfw-trace"])
-@pytest.mark.parametrize("cut", [2, 4, 7])
-def test_a_resumed_run_ends_with_the_same_numbers(name, cut):
-    def built():
-        # the automatic one knows the number of rounds
-        return build(name, **({} if name == "dfw-trace" else {"lambda_0": 0.1}))
-
-    problems, options = parts(4), {"clients_per_round": 3}
-    whole, _ = run(*built(), 12, problems=problems, **options)
-    before, kind = built()
-    world = World(BALL, problems, kind)
-    _, first = world.run(before, cut, **options)
-    after, _ = built()
-    after.load_state_dict(before.state_dict())
-    grid = ClientGrid(world.grid, **options)
-    seed = ConfigRecord({"seed": 3})
-    result = after.start(
-        grid, first.arrays, 12, train_config=seed, first_round=cut + 1, evaluate_every=0
-    )
-    for key, array in arrays_of(whole).items():
-        np.testing.assert_array_equal(arrays_of(result)[key], array)
 
 
 def test_the_penalty_ends_at_the_curvature_over_n():

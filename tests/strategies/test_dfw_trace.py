@@ -196,16 +196,6 @@ def test_a_client_sends_a_vector_and_never_a_gradient():
     assert last["objective"] > 0
 
 
-@pytest.mark.slow
-def test_a_client_that_never_answers_is_skipped(caplog):
-    parts = problems(BALL, 4)
-    x, strategy, _, _ = run(BALL, parts, 1200, fail=lambda client, t: client == 0)
-    best = value(parts[1:], solution(BALL, parts[1:]))
-    assert value(parts[1:], x) - best < 0.03 * (value(parts[1:], BALL.start()) - best)
-    assert "skipped in this half step" in caplog.text
-    assert strategy.steps_taken == 1200 // 4
-
-
 def test_a_reply_that_is_no_product_skips_only_its_client(caplog):
     class Odd(DFWTraceClient):
         def step(self, x_bar, config):

@@ -27,16 +27,11 @@ from strategies import (
     TERMOptions,
     run_rounds,
 )
-from tests.helpers import EchoClient, LossyClient, arrays_of, simulate
+from tests.helpers import EchoClient, LossyClient, arrays_of, simulate, that_fails
 from tests.quadratics import Scalar
 
 START = {"w": np.zeros(2)}
 CONFIG = {"learning-rate": 0.5, "lr-decay": 0.5, "lr-decay-every": 2}
-
-
-class Failing(EchoClient):
-    def fit(self, parameters, config):
-        raise RuntimeError("gone")
 
 
 def final(strategy, clients, rounds=1, config=None):
@@ -70,12 +65,6 @@ def test_afl_by_hand():
     np.testing.assert_allclose(seen, [[0.4, 0.6], [0.3, 0.7]])
 
 
-def test_afl_without_a_step_and_term_without_a_tilt_are_uniform_fedavg():
-    clients = [LossyClient(1.0, 0.2, 3), LossyClient(2.0, 0.6, 1)]
-    for strategy in (AFL(FedAvg(), AFLOptions(0.0)), TERM(FedAvg(), TERMOptions(0.0))):
-        np.testing.assert_allclose(final(strategy, clients, 3), 4.5)
-
-
 @pytest.mark.parametrize(
     ("prior", "cap", "share"),
     [
@@ -89,19 +78,16 @@ def test_term_by_hand(prior, cap, share):
     """exp(2 * (0.5 log 2)) = 2: the second client counts twice, relative to 1/2 or to
     its 1/4 of the samples; at most 1.2 times that. A third fails.
     """
-    clients = [LossyClient(0.0, 1.0, 3), LossyClient(3.0, 1.0 + 0.5 * np.log(2), 1), Failing(9.0)]
+    clients = [
+        LossyClient(0.0, 1.0, 3),
+        LossyClient(3.0, 1.0 + 0.5 * np.log(2), 1),
+        that_fails(EchoClient)(9.0),
+    ]
     strategy = TERM(FedAvg(), TERMOptions(2.0, prior=prior, cap=cap))
     np.testing.assert_allclose(final(strategy, clients), 3 * share)
 
 
 # --- q-FedAvg -------------------------------------------------------------------------
-
-
-def test_q_0_is_uniform_fedavg():
-    clients = [LossyClient(1.0, 0.2, 3), LossyClient(5.0, 0.6, 1)]
-    np.testing.assert_allclose(
-        final(QFedAvg(FedAvg(), QFedAvgOptions(q=0)), clients, 4, CONFIG), 12.0
-    )
 
 
 def test_q_fedavg_by_hand():

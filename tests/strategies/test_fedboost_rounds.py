@@ -13,12 +13,7 @@ from strategies.aflboost import AFLBoost, AFLBoostOptions
 from strategies.families.predictor_replies import best_for_all
 from strategies.fedboost import FedBoost, FedBoostOptions
 from tests.ensembles import Frequencies, Tables
-from tests.helpers import simulate
-
-
-class Fails(FedBoostClient):
-    def fit(self, parameters, config):
-        raise RuntimeError("gone")
+from tests.helpers import assert_arrays, simulate, that_fails
 
 
 def play(strategy, clients, rounds=1, failing=(), **options):
@@ -38,7 +33,7 @@ def play(strategy, clients, rounds=1, failing=(), **options):
 
     def client(context):
         k = context.node_config["partition-id"]
-        return Fails(clients[k]) if k in failing else Client(clients[k], k)
+        return that_fails(FedBoostClient)(clients[k]) if k in failing else Client(clients[k], k)
 
     grid = ClientGrid(InlineGrid(to_client_app(client), len(clients)), **options)
     simulate(
@@ -227,8 +222,7 @@ def test_three_rounds_by_hand(kind, loss, asked):
         ]
     else:
         wanted = wanted[::2]
-    for ours, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+    assert_arrays(found, wanted, rtol=1e-09)
 
 
 # --- liars ----------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from strategies import (
     run_rounds,
 )
 from strategies.base.clocks import Flight
-from tests.helpers import EchoClient, arrays_of, simulate
+from tests.helpers import EchoClient, arrays_of, assert_arrays, simulate, that_fails
 
 START = {"w": np.zeros(2), "count": np.array(7)}
 
@@ -117,8 +117,7 @@ def test_with_equal_speeds_and_a_full_buffer_it_is_the_wrapped_strategy(base, pe
     plain = grid_of(towards, 9, equal, per_round)
     plain.timing = None
     wanted = run_rounds(base(), plain, _arrays(), 6, evaluate_every=0)
-    for name, array in arrays_of(wanted).items():
-        np.testing.assert_array_equal(arrays_of(got)[name], array)
+    assert_arrays(arrays_of(wanted), arrays_of(got))
 
 
 def _arrays():
@@ -320,11 +319,7 @@ def test_who_breaks_off_is_a_failure_and_frees_its_place():
 
 
 def test_a_failing_client_is_left_out_of_its_buffer():
-    class Fails(Towards):
-        def fit(self, parameters, config):
-            raise RuntimeError("no data")
-
-    client = lambda i, _: Fails(0) if i == 0 else towards(i, _)
+    client = lambda i, _: that_fails(Towards)(0) if i == 0 else towards(i, _)
     grid = grid_of(client, 4, measured(1, 2, 3, 4))
     _, seen = run(FedBuff(FedAvg(), FedBuffOptions(2)), client, grid, 6)
     assert {f.client for _, now in seen for f in now.failures} == {0}

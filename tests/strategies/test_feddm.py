@@ -14,7 +14,7 @@ from algorithms.synthetic.matching import matching_loss, nearby
 from clients import ClientData, FedDMClient, Split
 from fedapps.models.image_nets import build_model
 from strategies import FedDM, FedDMOptions
-from tests.helpers import arrays_of, simulate
+from tests.helpers import arrays_of, assert_arrays, simulate
 
 SHAPE, CLASSES = (1, 8, 8), 3
 TRAIN = {"batch-size": 16, "seed": 3}
@@ -144,12 +144,15 @@ def test_images_outside_the_range_are_refused_by_the_client():
 
 
 class Says(NumPyClient):
-    """Replies with the given arrays."""
+    """Replies with the given arrays, but not in rounds ``lost``; keeps what it gets."""
 
-    def __init__(self, *arrays):
-        self.arrays = list(arrays)
+    def __init__(self, *arrays, lost=()):
+        self.arrays, self.lost, self.sent = list(arrays), lost, []
 
     def fit(self, parameters, config):
+        self.sent.append((config["server-round"], parameters))
+        if config["server-round"] in self.lost:
+            raise RuntimeError("no power")
         return self.arrays, 7, {"loss": 0.5}
 
     def evaluate(self, parameters, config):
@@ -160,7 +163,7 @@ def images(*labels, value=0.5):
     return np.full((len(labels), *SHAPE), value, np.float32), np.array(labels, np.int32)
 
 
-def run(strategy, clients, rounds=1):
+def run(strategy, clients, rounds=1, evaluate_every=0):
     return simulate(
         strategy,
         lambda i, _: clients[i],
@@ -168,30 +171,19 @@ def run(strategy, clients, rounds=1):
         strategy.first_arrays(),
         rounds,
         TRAIN,
-        evaluate_every=0,
+        evaluate_every=evaluate_every,
     )
 
 
 def test_the_server_pools_the_images_of_a_round_and_trains_the_next_classifier_on_them():
-    sent = []
-
-    class Watched(Says):
-        def fit(self, parameters, config):
-            sent.append((config["server-round"], parameters))
-            return super().fit(parameters, config)
-
-    judge = Judge()
-    result = run(
-        feddm(judge), [Watched(*images(0, 2, value=0.25)), Watched(*images(1, value=3.0))], rounds=2
-    )
-    pooled = arrays_of(result)
+    judge, clients = Judge(), [Says(*images(0, 2, value=0.25)), Says(*images(1, value=3.0))]
+    pooled = arrays_of(run(feddm(judge), clients, rounds=2))
     assert sorted(pooled["y"].tolist()) == [0, 1, 2]
     values = dict(zip(pooled["y"].tolist(), pooled["x"][:, 0, 0, 0].tolist(), strict=True))
     assert values == {0: 0.25, 1: 1.0, 2: 0.25}  # clipped to the range of images
-    for now, parameters in sent:
+    for now, parameters in clients[0].sent + clients[1].sent:
         wanted = named(5 if now == 1 else 101).values()
-        for received, array in zip(parameters, wanted, strict=True):
-            np.testing.assert_array_equal(received, array)
+        assert_arrays(parameters, wanted)
     assert [(now, sorted(y.tolist())) for now, _, y in judge.seen] == [
         (1, [0, 1, 2]),
         (2, [0, 1, 2]),
@@ -202,72 +194,29 @@ def test_a_set_that_was_evaluated_is_not_trained_on_again():
     """It is evaluated after every round and sent in the next: one training per round,
     not two.
     """
-    sent = []
-
-    class Watched(Says):
-        def fit(self, parameters, config):
-            sent.append((config["server-round"], parameters))
-            return super().fit(parameters, config)
-
-        def evaluate(self, parameters, config):
-            sent.append(("evaluated", parameters))
-            return super().evaluate(parameters, config)
-
-    judge = Judge()
-    strategy = feddm(judge)
-    simulate(
-        strategy,
-        lambda i, _: Watched(*images(0)),
-        1,
-        strategy.first_arrays(),
-        3,
-        TRAIN,
-        evaluate_every=1,
-    )
+    judge, client = Judge(), Says(*images(0))
+    run(feddm(judge), [client], rounds=3, evaluate_every=1)
     assert [now for now, *_ in judge.seen] == [1, 2, 3]
-    for k, what in enumerate([5, 101, 102]):
-        np.testing.assert_array_equal(dict(sent)[k + 1][0], next(iter(named(what).values())))
+    for (_, received), what in zip(client.sent, [5, 101, 102], strict=True):
+        np.testing.assert_array_equal(received[0], next(iter(named(what).values())))
 
 
 def test_a_first_round_without_images_leaves_the_random_weights(caplog):
     """A classifier trained on the initial noise would have learnt from noise."""
-    sent = []
-
-    class Late(Says):
-        def fit(self, parameters, config):
-            sent.append(parameters)
-            if config["server-round"] == 1:
-                raise RuntimeError("no power")
-            return super().fit(parameters, config)
-
-    judge = Judge()
-    result = run(feddm(judge), [Late(*images(0, 2))], rounds=3)
-    wanted = [named(5), named(5), named(102)]
-    for received, arrays in zip(sent, wanted, strict=True):
-        np.testing.assert_array_equal(received[0], next(iter(arrays.values())))
+    judge, late = Judge(), Says(*images(0, 2), lost=(1,))
+    result = run(feddm(judge), [late], rounds=3)
+    for (_, received), what in zip(late.sent, [5, 5, 102], strict=True):
+        np.testing.assert_array_equal(received[0], next(iter(named(what).values())))
     assert [now for now, *_ in judge.seen] == [2, 3]
     assert arrays_of(result)["y"].tolist() == [0, 2]
-
-
-class Fails(Says):
-    """Does not answer in the given rounds."""
-
-    def __init__(self, rounds, *arrays):
-        super().__init__(*arrays)
-        self.rounds = rounds
-
-    def fit(self, parameters, config):
-        if config["server-round"] in self.rounds:
-            raise RuntimeError("no power")
-        return super().fit(parameters, config)
 
 
 def test_images_of_replying_clients_replace_the_set_and_a_round_without_replies_keeps_it():
     """Client 1 is lost in round 1, all clients in round 2."""
     clients = [
-        Fails((2,), *images(0, value=0.1)),
-        Fails((1, 2), *images(1, value=0.2)),
-        Fails((2,), *images(2, value=0.3)),
+        Says(*images(0, value=0.1), lost=(2,)),
+        Says(*images(1, value=0.2), lost=(1, 2)),
+        Says(*images(2, value=0.3), lost=(2,)),
     ]
     judge = Judge()
     pooled = arrays_of(run(feddm(judge), clients, rounds=3))
@@ -281,40 +230,19 @@ def test_images_of_replying_clients_replace_the_set_and_a_round_without_replies_
 
 
 def test_with_sampling_the_set_holds_the_images_of_the_last_sample():
-    asked = []
-
-    class Watched(Says):
-        def __init__(self, i):
-            super().__init__(*images(i % CLASSES, value=i / 10))
-            self.i = i
-
-        def fit(self, parameters, config):
-            asked.append((config["server-round"], self.i))
-            return super().fit(parameters, config)
-
-    judge = Judge()
     strategy = FedDM(
         SHAPE,
         CLASSES,
         named(5),
-        judge,
+        Judge(),
         FedDMOptions(steps=2),
         seed=3,
         fraction_train=0.4,
         min_train_nodes=1,
     )
-    clients = [Watched(i) for i in range(5)]
-    pooled = arrays_of(
-        simulate(
-            strategy,
-            lambda i, _: clients[i],
-            5,
-            strategy.first_arrays(),
-            3,
-            TRAIN,
-            evaluate_every=0,
-        )
-    )
+    clients = [Says(*images(i % CLASSES, value=i / 10)) for i in range(5)]
+    pooled = arrays_of(run(strategy, clients, rounds=3))
+    asked = [(now, i) for i, client in enumerate(clients) for now, _ in client.sent]
     last = sorted(i for now, i in asked if now == 3)
     assert [sum(now == t for now, _ in asked) for t in (1, 2, 3)] == [2, 2, 2]
     assert pooled["y"].tolist() == [i % CLASSES for i in last]

@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from strategies import ClientGrid, FedAdagrad, FedAdam, FedOptOptions, FedYogi, run_rounds
-from tests.helpers import EchoClient, arrays_of, simulate
+from tests.helpers import EchoClient, arrays_of, simulate, that_fails
 
 # Before 1.30 Flower's own adaptive strategies fail on an array without axes.
 START = {"w": np.array([0.5, -1.0]), "b": np.array(2.0)}
@@ -96,16 +96,10 @@ def test_counters_and_running_statistics_are_averaged():
 
 
 def test_an_empty_round_changes_no_moment():
-    class Fails(Pull):
-        def fit(self, parameters, config):
-            if config["server-round"] == 2:
-                raise RuntimeError
-            return super().fit(parameters, config)
-
     strategy, seen = FedAdam(OPTIONS), []
     simulate(
         strategy,
-        lambda i, _: Fails(i),
+        lambda i, _: that_fails(Pull, [2])(i),
         2,
         START,
         3,

@@ -20,7 +20,7 @@ from fedapps.engines.node_sums import plan_of
 from fedapps.runs.assembly import build_task
 from fedapps.settings.settings import read_settings
 from strategies import ClientGrid, HistogramBoosting, HistogramBoostingOptions
-from tests.helpers import arrays_of, simulate
+from tests.helpers import arrays_of, assert_arrays, simulate
 
 OPTIONS = {"depth": 2, "bins": 16, "cells": 128}
 
@@ -329,8 +329,7 @@ def test_several_classes_have_trees_in_turn_and_those_of_the_pooled_rows():
 
     rows = np.arange(600)
     whole, dealt = grown([rows]), grown(np.array_split(rng.permutation(rows), 3))
-    for name, array in whole.to_arrays().items():
-        np.testing.assert_array_equal(array, dealt.to_arrays()[name])
+    assert_arrays(whole.to_arrays(), dealt.to_arrays())
     assert whole.values(x).shape == (600, 3)
     assert (whole.values(x).argmax(1) == y).mean() > 0.75
     again = Forest.from_arrays(whole.to_arrays())

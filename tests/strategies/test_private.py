@@ -40,7 +40,7 @@ from strategies import (
     Private,
     SuPerFed,
 )
-from tests.helpers import EchoClient, arrays_of, simulate, summary_of
+from tests.helpers import EchoClient, arrays_of, simulate, summary_of, that_fails
 
 START = {"w": np.zeros(2, np.float32), "v": np.ones((2, 1), np.float32), "count": np.array(7)}
 SHIFTS = [0.1, 2.0, -3.0]
@@ -83,12 +83,14 @@ def test_a_failed_client_counts_as_an_update_of_zero():
     the others' updates by not answering.
     """
 
-    class Fails(EchoClient):
-        def fit(self, parameters, config):
-            raise RuntimeError("no")
-
     got = arrays_of(
-        simulate(private(FedAvg()), lambda i, _: Fails(0) if i == 2 else client(i), 3, START, 1)
+        simulate(
+            private(FedAvg()),
+            lambda i, _: that_fails(EchoClient)(0) if i == 2 else client(i),
+            3,
+            START,
+            1,
+        )
     )
     np.testing.assert_allclose(got["w"], sum(clipped(1.0)[:2]) / 3, rtol=1e-5)
 
@@ -127,11 +129,7 @@ def test_one_client_changes_the_sum_by_the_clipping_norm_at_most():
         )
         return 3 * np.concatenate([got["w"], got["v"].ravel() - 1])
 
-    class Fails(EchoClient):
-        def fit(self, parameters, config):
-            raise RuntimeError("no")
-
-    without = total(Fails(0))
+    without = total(that_fails(EchoClient)(0))
     assert max(np.linalg.norm(total(Any(0)) - without) for _ in range(50)) == pytest.approx(
         0.7, rel=1e-4
     )

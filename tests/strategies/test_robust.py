@@ -5,7 +5,6 @@ of attackers.
 import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from algorithms.common import robust
 from fedapps.errors import UserError
@@ -209,15 +208,6 @@ def test_what_is_refused(case):
         Robust(make(), RobustOptions(rule))
 
 
-def test_an_undeclared_strategy_is_refused():
-    class Own(FlowerFedAvg):
-        def aggregate_train(self, server_round, replies):
-            return None, None
-
-    with pytest.raises(ValueError, match=r"robust\.rule: Own overrides aggregate_train"):
-        Robust(Own(), RobustOptions("median"))
-
-
 def test_privacy_and_weight_rules_refuse_it():
     inner = Robust(FedAvg(), RobustOptions("median"))
     with pytest.raises(ValueError, match="Robust uses more than the average"):
@@ -240,15 +230,6 @@ def test_every_method_accepts_it_or_explains_why_not(rule):
     assert {"fedavg", "fedprox", "fedadam", "superfed-mm", "propfair"} <= taken
     assert not {"fedboost", "ffgb", "fedfw", "fedevg", "local"} & taken
     assert ({"scaffold", "feddyn", "q-fedavg", "aaggff-d"} <= taken) == (rule == "multi-krum")
-
-
-def test_a_checkpoint_of_the_wrapped_strategy():
-    strategy = Robust(FedAdam(), RobustOptions("median"))
-    simulate(strategy, lambda i, _: EchoClient(SHIFTS[i]), 5, START, 2)
-    state = strategy.state_dict()
-    other = Robust(FedAdam(), RobustOptions("median"))
-    other.load_state_dict(state)
-    np.testing.assert_array_equal(other.strategy.m, strategy.strategy.m)
 
 
 @pytest.mark.parametrize("kind", [flower.FedAvg, flower.FedYogi])

@@ -2,7 +2,7 @@
 server that lies, and what is refused.
 """
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 
 import numpy as np
@@ -118,19 +118,6 @@ def test_a_client_that_is_lost_in_a_phase(step, consistency):
     assert grid.last.clients == places or grid.last.kind == "evaluate"
 
 
-def test_a_dropout_in_every_round_and_every_phase():
-    """Another client is lost in each round, and answers again in the next one."""
-    phases = ["train", "sign", "reveal", "offer"]
-
-    def lost(step, number, place):
-        at = number if step != "offer" else number + 1
-        return step == phases[number % 4] and place == at % 7
-
-    found, *_, result = run(FedAvg(), 7, rounds=8, options=ON, lost=lost)
-    assert len(result.train_metrics_clientapp) == 8
-    assert np.isfinite(found["v"]).all()
-
-
 def test_too_few_survivors_leave_the_model_as_it_is():
     lost = lambda step, number, place: step == "train" and number == 1 and place < 3
     found, *_, result = run(FedAvg(), 5, rounds=2, options=ON, lost=lost)
@@ -140,13 +127,7 @@ def test_too_few_survivors_leave_the_model_as_it_is():
         run(FedAvg(), 5, rounds=1, options=ON, lost=lost)
 
 
-def test_three_sites_of_which_one_dies_have_no_sum():
-    lost = lambda step, number, place: step == "train" and place == 1
-    with pytest.raises(TooFewReplies):
-        run(FedAvg(), 3, rounds=1, options=ON, lost=lost)
-
-
-def test_a_site_that_comes_back_with_a_new_state_is_met_again():
+def test_a_site_that_comes_back_with_a_new_state_is_met_again(tmp_path):
     seen = []
 
     def forget(step, facts, place):
@@ -159,7 +140,7 @@ def test_a_site_that_comes_back_with_a_new_state_is_met_again():
     base = InlineGrid(app_of(), 5)
     inner = [base]
     grid = ClientGrid(Losing(base, change=forget), seed=0, num_clients=5)
-    base.contexts[1002].node_config["store-dir"] = STORE
+    base.contexts[1002].node_config["store-dir"] = str(tmp_path)
     strategy = FedAvg()
     result = run_rounds(
         strategy, secured(grid, strategy, ON), to_record(list(START), list(START.values())), 3
@@ -167,15 +148,6 @@ def test_a_site_that_comes_back_with_a_new_state_is_met_again():
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
     losing = grid.grid.grid
     assert losing.steps.count("hello") == 2  # all, and client 2 once more
-
-
-STORE = ""
-
-
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.strategies.test_secure.STORE", str(tmp_path), raising=False)
-    globals()["STORE"] = str(tmp_path)
 
 
 def test_no_reply_in_the_clear():
@@ -308,11 +280,7 @@ def test_weights_that_single_out_a_client_are_refused(one):
             facts["weights"] = {name: 1.0 if name == "0" else 1e-6 for name in facts["members"]}
 
     inner = Losing(InlineGrid(app_of(losing), 5), change=change)
-    strategy = AAggFFS(FedAvg())
-    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, CLEAR)
-    with suppress(TooFewReplies):
-        run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
-    refused = [r.error.reason for s, r in inner.seen if s == "mask" and r.has_error()]
+    refused = refusals(inner, CLEAR, AAggFFS(FedAvg()))["mask"]
     assert len(refused) == (1 if one else 5)
     assert all("the sum would show it" in text for text in refused)
 
@@ -344,14 +312,25 @@ def test_other_metrics_are_never_shown():
 # --- a server that lies ---------------------------------------------------------------
 
 
-def lie(change, match, options=ON, count=5, strategy=None, make=client):
-    """A server that changes what clients are sent gets no sum, and clients say why."""
-    inner = Losing(InlineGrid(app_of(make), count), change=change)
+def refusals(inner, options=ON, strategy=None, outcome=None):
+    """Run a round; return what clients said that refused a step, by step. By default
+    what is left of the masks may even look like a model.
+    """
     strategy = strategy or FedAvg()
-    grid = secured(ClientGrid(inner, seed=0, num_clients=count), strategy, options)
-    with pytest.raises(TooFewReplies):
+    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, options)
+    with outcome or suppress(TooFewReplies):
         run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
-    texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
+    said = {step: [] for step in inner.steps}
+    for step, reply in inner.seen:
+        said[step] += [reply.error.reason] if reply.has_error() else []
+    return said
+
+
+def lie(change, match, options=ON, strategy=None, make=client):
+    """A server that changes what clients are sent gets no sum, and clients say why."""
+    inner = Losing(InlineGrid(app_of(make), 5), change=change)
+    said = refusals(inner, options, strategy, pytest.raises(TooFewReplies))
+    texts = [text for step in said.values() for text in step]
     assert any(match in text for text in texts), texts[:2]
     return texts
 
@@ -365,14 +344,8 @@ def test_other_settings_for_one_client_give_no_sum():
         if step == "train" and place > 0:
             facts["terms"]["bound"] = 1e6
 
-    inner = Losing(InlineGrid(app_of(), 5), change=change)
-    strategy = FedAvg()
-    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, ON)
-    with suppress(TooFewReplies):  # what is left of the masks may even look like a model
-        run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
-    refused = [r.error.reason for s, r in inner.seen if s == "reveal" and r.has_error()]
-    assert len(refused) == 1
-    assert "0 valid signatures" in refused[0] or "1 valid signatures" in refused[0]
+    (refused,) = refusals(Losing(InlineGrid(app_of(), 5), change=change))["reveal"]
+    assert "0 valid signatures" in refused or "1 valid signatures" in refused
 
 
 def test_a_split_list_is_refused():
@@ -381,10 +354,7 @@ def test_a_split_list_is_refused():
             facts["survivors"] = ["0", "1", "2"]
 
     inner = Losing(InlineGrid(app_of(), 5), change=change)
-    strategy = FedAvg()
-    grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy, ON)
-    run_rounds(strategy, grid, to_record(list(START), list(START.values())), 1)
-    refused = [r.error.reason for s, r in inner.seen if s == "reveal" and r.has_error()]
+    refused = refusals(inner, outcome=nullcontext())["reveal"]
     assert len(refused) == 2
     assert all("valid signatures of the survivors" in text for text in refused)
 
@@ -436,10 +406,7 @@ def test_other_settings_of_the_run_for_one_client_are_refused():
     """The others would train with a rate of 0, and the sum be its update."""
     inner = Losing(InlineGrid(app_of(), 5))
     inner.grid.contexts[1003].run_config = {"rate": 0.1}
-    grid = secured(ClientGrid(inner, seed=0, num_clients=5), FedAvg(), ON)
-    with pytest.raises(TooFewReplies):
-        run_rounds(FedAvg(), grid, to_record(list(START), list(START.values())), 1)
-    texts = [reply.error.reason for _, reply in inner.seen if reply.has_error()]
+    texts = refusals(inner, outcome=pytest.raises(TooFewReplies))["train"]
     assert len(texts) == 5
     assert all("is not signed by it, for these settings" in text for text in texts)
 

@@ -8,6 +8,7 @@ import pytest
 from algorithms.boosting.forest import GROW, Forest
 from algorithms.boosting.histogram_trees import BOUNDS, NUMBER, UNIT, Growth, derivatives
 from algorithms.boosting.trees import fit_tree, walk
+from tests.helpers import assert_arrays
 
 
 def rows(n=200, features=3, seed=0):
@@ -54,8 +55,7 @@ def test_trees_are_to_the_bit_those_of_the_pooled_rows_however_these_are_dealt()
         grown(parts, 2, 12, growth)
         for parts in ([(x, y)], [(x[at], y[at]) for at in np.array_split(cut, 60)])
     )
-    for name, array in together.to_arrays().items():
-        np.testing.assert_array_equal(apart.to_arrays()[name], array)
+    assert_arrays(together.to_arrays(), apart.to_arrays())
     assert np.mean((together.values(x) - y) ** 2) < 0.3 * y.var()
 
 

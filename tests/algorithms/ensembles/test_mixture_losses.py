@@ -388,53 +388,7 @@ def test_gamma_one_is_plain_mirror_descent(problem):
         np.testing.assert_array_equal(step(alpha, estimate, 0.1), step(alpha, gradient, 0.1))
 
 
-# Two densities over two outcomes and two clients of 30 and 10 samples. The pooled
-# frequency of outcome 0 is (30 * 0.7 + 10 * 0.3) / 40 = 0.6; both losses are least
-# where 0.9 a + 0.2 (1 - a) = 0.6, at a = 4/7.
 TABLES = np.array([[0.9, 0.1], [0.2, 0.8]])
-CLIENTS = [(np.array([0.7, 0.3]), 30), (np.array([0.3, 0.7]), 10)]
-BEST = np.array([4 / 7, 3 / 7])
-
-
-def fedboost(loss, mirror, sampling, rounds, rate, correct, budget=1.0, seed=0):
-    """FedBoost, Figure 1, with all clients in each round; returns the average of alpha
-    over the second half.
-    """
-    rng, alpha, total = np.random.default_rng(seed), np.full(2, 0.5), np.zeros(2)
-    for t in range(rounds):
-        gamma = inclusion(alpha, budget, sampling)
-        ids = draw_independent(gamma, rng, allow_empty=correct)
-        at, delta = sampled_weights(alpha, ids, gamma), np.zeros(2)
-        for f, m in CLIENTS:
-            gradient = loss(at, TABLES[ids], f)[1]
-            if correct:
-                norms = squared_norms(TABLES[ids])
-                gradient = chain_rule(gradient, gamma[ids]) - bias_correction(
-                    alpha[ids], norms, gamma[ids]
-                )
-            delta += m / 40 * scatter(gradient, ids, 2)
-        alpha = MIRRORS[mirror](alpha, delta, rate)
-        total += alpha * (t >= rounds // 2)
-    return total / (rounds - rounds // 2)
-
-
-@pytest.mark.parametrize("mirror", MIRRORS)
-@pytest.mark.parametrize("loss", [log_loss, squared_loss_density])
-def test_fedboost_without_sampling_finds_the_closed_form_optimum(loss, mirror):
-    np.testing.assert_allclose(fedboost(loss, mirror, "none", 2000, 0.1, False), BEST, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mirror", MIRRORS)
-@pytest.mark.parametrize("sampling", ["uniform", "weighted"])
-def test_fedboost_with_corrected_sampling_finds_the_closed_form_optimum(sampling, mirror):
-    result = fedboost(squared_loss_density, mirror, sampling, 12_000, 0.02, True)
-    np.testing.assert_allclose(result, BEST, atol=0.03)
-
-
-def test_fedboost_with_uncorrected_uniform_sampling_does_not():
-    result = fedboost(squared_loss_density, "euclidean", "uniform", 4000, 0.02, False)
-    assert np.abs(result - BEST).max() > 0.06
 
 
 # --- bad input ------------------------------------------------------------------------

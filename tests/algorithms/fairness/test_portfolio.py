@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
 from algorithms.fairness.responses import CDFS, decision_loss, respond
 from algorithms.fairness.simplex import minimise_on_simplex
+from tests.helpers import assert_arrays
 
 
 def residual(hessian: np.ndarray, linear: np.ndarray, p: np.ndarray) -> float:
@@ -521,8 +522,7 @@ def test_a_restored_maker_goes_on_with_the_same_numbers(name):
     kept = {key: value.copy() for key, value in state.items()}
     for r in rounds[4:]:
         rule.decide(np.arange(9), r)
-    for key, value in state.items():  # a snapshot, not a view
-        np.testing.assert_array_equal(value, kept[key])
+    assert_arrays(state, kept)
     other = rules()[name]
     other.load_state_dict(state)
     for r in rounds[4:]:
@@ -556,8 +556,7 @@ def test_bad_rounds_change_nothing(sampled, values, message):
         before = rule.state_dict()
         with pytest.raises(ValueError, match=message):
             rule.decide(sampled, values)
-        for key, value in rule.state_dict().items():
-            np.testing.assert_array_equal(value, before[key])
+        assert_arrays(rule.state_dict(), before)
 
 
 @pytest.mark.parametrize(

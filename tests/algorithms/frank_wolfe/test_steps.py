@@ -19,6 +19,7 @@ from algorithms.frank_wolfe.steps import (
     server_step_partial,
 )
 from algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
+from tests.helpers import assert_arrays
 
 
 def test_the_schedules_of_the_theorems():
@@ -222,8 +223,7 @@ def test_what_a_step_returns_does_not_change_with_the_next_one(domain):
     np.testing.assert_allclose(x, expected)
     client_step(domain, x_bar.copy(), x, rng.normal(size=domain.shape), 3, step)
     dual_step(dual.copy(), x, x_bar, 0.5)
-    for before, after in zip([*packed, *kept[1:]], [*first.pack(), x_bar, dual], strict=True):
-        np.testing.assert_array_equal(after, before)
+    assert_arrays([*packed, *kept[1:]], [*first.pack(), x_bar, dual])
     np.testing.assert_allclose(x, expected)
 
 

@@ -2,12 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.ensembles.best_mixture import best_mixture
 from algorithms.ensembles.sparse_tables import compact, is_packed, pack, unpack
 from clients.base.data import Split
 from clients.families.ensemble_data import DensityData, Histogram
 from clients.families.torch_ensemble_data import TorchEnsembleData
-from tests.helpers import blobs, small_net
+from tests.helpers import assert_arrays, blobs, small_net
 
 COUNTS = {0: 3, 2: 1, 4: 4}
 TEST = {1: 1, 2: 1}
@@ -91,10 +90,9 @@ def test_packed_tables_give_the_same_numbers(loss):
     packed = pack(tables["table"])
     assert packed["values"].size < tables["table"].size
     np.testing.assert_array_equal(unpack(packed), tables["table"])
-    for one, other in zip(
-        data.loss_and_gradient(packed, alpha), data.loss_and_gradient(tables, alpha), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
+    assert_arrays(
+        data.loss_and_gradient(packed, alpha), data.loss_and_gradient(tables, alpha), rtol=1e-12
+    )
     assert data.score(packed, alpha) == pytest.approx(data.score(tables, alpha))
 
 
@@ -158,23 +156,6 @@ def test_what_does_not_fit_is_refused():
         density("lgo")
     with pytest.raises(ValueError, match="no training data"):
         DensityData(Histogram.of_counts({}, 6))
-
-
-def test_the_best_mixture_is_the_empirical_distribution_where_that_can_be_mixed():
-    share = np.array([0.5, 0.3, 0.15, 0.05])
-    alpha, loss, bound = best_mixture(np.eye(4) * 0.9 + 0.1 / 4, share, tolerance=1e-9)
-    np.testing.assert_allclose(alpha, (share - 0.025) / 0.9, atol=1e-4)
-    assert loss == pytest.approx(-(share @ np.log(share)))
-    assert bound <= 1e-9
-
-
-def test_the_bound_of_the_best_mixture_holds_at_every_step():
-    rng = np.random.default_rng(0)
-    outputs, share = rng.uniform(0.01, 1, (6, 9)), rng.dirichlet(np.ones(9))
-    best = best_mixture(outputs, share, tolerance=1e-12, max_steps=100_000)[1]
-    for steps in (1, 2, 5, 20, 100):
-        _, loss, bound = best_mixture(outputs, share, tolerance=0, max_steps=steps)
-        assert best - 1e-9 <= loss <= best + bound + 1e-9
 
 
 # --- torch predictors -----------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import clients
 from strategies import FedProx, FedProxOptions
-from tests.helpers import arrays_of
+from tests.helpers import arrays_of, assert_arrays
 from tests.loops import METHODS, loop_app, run
 
 MU = 20.0
@@ -43,8 +43,7 @@ def test_a_step_with_a_closure_equals_a_step_without(name, keyword):
     kind = getattr(clients, loop)
     plain = run(make(), loop_app(kind), 3)
     closed = run(make(), loop_app(kind, with_closure, keyword=keyword), 3)
-    for key, array in arrays_of(plain).items():
-        np.testing.assert_array_equal(arrays_of(closed)[key], array, err_msg=key)
+    assert_arrays(arrays_of(plain), arrays_of(closed))
     assert plain.evaluate_metrics_clientapp == closed.evaluate_metrics_clientapp
 
 
@@ -155,5 +154,4 @@ def test_a_real_lightning_trainer(name):
     make, loop, _, _ = METHODS[name]
     plain = run(make(), loop_app(getattr(clients, loop)), 3)
     theirs = run(make(), loop_app(getattr(clients, loop), trained), 3)
-    for key, array in arrays_of(plain).items():
-        np.testing.assert_allclose(arrays_of(theirs)[key], array, rtol=1e-4, atol=1e-6)
+    assert_arrays(arrays_of(plain), arrays_of(theirs), rtol=0.0001, atol=1e-06)

@@ -13,7 +13,7 @@ import clients
 from clients.loops.hooks import once
 from fedapps.engines.inline import InlineGrid
 from strategies import Ditto, FedAvg, FedDyn, Scaffold, SuPerFed, SuPerFedOptions
-from tests.helpers import arrays_of, blobs
+from tests.helpers import arrays_of, assert_arrays, blobs
 from tests.loops import EPOCHS, METHODS, RATE, ROUNDS, Net, loop_app, own_app, run, seeded, train
 
 
@@ -24,8 +24,7 @@ def test_it_equals_the_methods_own_client(name):
         run(make(), loop_app(getattr(clients, loop))),
         run(make(), own_app(getattr(clients, client))),
     )
-    for key, array in arrays_of(theirs).items():
-        np.testing.assert_allclose(arrays_of(ours)[key], array, rtol=1e-4, atol=1e-5, err_msg=key)
+    assert_arrays(arrays_of(theirs), arrays_of(ours), rtol=0.0001, atol=1e-05)
     assert (
         np.abs(arrays_of(ours)["1.weight"] - seeded(7)[1].weight.detach().numpy()).max() > 0.01
         or name == "lg-fedavg"
@@ -50,8 +49,7 @@ def test_the_users_function_may_move_the_parameters(name):
 
     here = run(make(), loop_app(getattr(clients, loop)))
     there = run(make(), loop_app(getattr(clients, loop), elsewhere))
-    for key, array in arrays_of(here).items():
-        np.testing.assert_array_equal(arrays_of(there)[key], array)
+    assert_arrays(arrays_of(here), arrays_of(there))
 
 
 def test_what_is_fixed_has_no_gradient_left_from_before():
@@ -74,8 +72,7 @@ def test_what_is_fixed_has_no_gradient_left_from_before():
     wanted, found = (
         run(make(), loop_app(getattr(clients, loop), function)) for function in (none, zeroing)
     )
-    for key, array in arrays_of(wanted).items():
-        np.testing.assert_array_equal(arrays_of(found)[key], array)
+    assert_arrays(arrays_of(wanted), arrays_of(found))
     assert wanted.evaluate_metrics_clientapp == found.evaluate_metrics_clientapp
 
 
@@ -89,8 +86,7 @@ def test_scaffold_with_momentum_equals_its_own_client(momentum):
         config=config,
     )
     theirs = run(Scaffold(), own_app(clients.ScaffoldClient), config=config)
-    for key, array in arrays_of(theirs).items():
-        np.testing.assert_allclose(arrays_of(ours)[key], array, rtol=1e-4, atol=1e-5, err_msg=key)
+    assert_arrays(arrays_of(theirs), arrays_of(ours), rtol=0.0001, atol=1e-05)
 
 
 def scaffold_reply(function):
@@ -188,8 +184,7 @@ def test_the_users_optimiser_and_shuffling_are_repeatable():
 
     first = once()
     torch.rand(5)
-    for name, array in once().items():
-        np.testing.assert_array_equal(array, first[name])
+    assert_arrays(once(), first)
 
 
 @pytest.mark.parametrize("kind", [clients.ScaffoldLoop, clients.FedDynLoop])

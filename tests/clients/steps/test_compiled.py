@@ -33,7 +33,7 @@ from clients.base.training import get_arrays
 from clients.steps import compiled
 from clients.steps.compiled import OLDEST, Compiler
 from tests.clients.steps.traced import Traced
-from tests.helpers import blobs
+from tests.helpers import assert_arrays, blobs
 
 TRAIN = {
     "local-epochs": 2,
@@ -178,8 +178,7 @@ def rounds(
 def assert_close(ours, theirs):
     for (arrays, count, metrics, evaluation), other in zip(ours, theirs, strict=True):
         assert count == other[1]
-        for a, b in zip(arrays, other[0], strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        assert_arrays(arrays, other[0], rtol=0.0001, atol=1e-05)
         assert metrics == pytest.approx(other[2], rel=1e-4, abs=1e-6)
         assert evaluation[0] == pytest.approx(other[3][0], rel=1e-3, abs=1e-5)
 
@@ -206,8 +205,7 @@ def test_traced_steps_of_adam_are_the_eager_ones(method, optimizer, tmp_path):
         rounds(method, None, 2, net, train_options),
     )
     for (arrays, *_), (wanted, *_) in zip(ours, eager, strict=True):
-        for a, b in zip(arrays, wanted, strict=True):
-            np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+        assert_arrays(arrays, wanted, rtol=0.002, atol=0.0002)
     assert compiler.graphs
     assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
     plain, sgd = rounds(method, None, 2, net, {**train_options, "optimizer": "sgd"}), eager
@@ -249,8 +247,7 @@ def test_off_is_eager_to_the_last_bit(tmp_path):
         rounds("fedavg", None),
     )
     assert not compiler.graphs
-    for a, b in zip(off[0], eager[0], strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_arrays(off[0], eager[0])
 
 
 def test_a_library_that_does_not_agree_is_not_used(tmp_path, caplog):
@@ -264,8 +261,7 @@ def test_a_library_that_does_not_agree_is_not_used(tmp_path, caplog):
         (ours, *_), (eager, *_) = rounds("fedavg", compiler), rounds("fedavg", None)
     # both graphs, one line
     assert caplog.text.count("the compiled steps of Net do not agree with the eager ones") == 1
-    for a, b in zip(ours[0], eager[0], strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_arrays(ours[0], eager[0])
 
 
 @pytest.mark.skipif(OLD, reason="compiled steps take a newer PyTorch")
@@ -361,5 +357,4 @@ def test_compiled_for_real(tmp_path, monkeypatch):
     assert len(compiler.built) == 2 == len(list(tmp_path.glob("*.pt2")))
     again = rounds("superfed-mm", Compiler(tmp_path, build=False), clients=3)
     for one, other in zip(ours, again, strict=True):
-        for a, b in zip(one[0], other[0], strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_arrays(one[0], other[0])

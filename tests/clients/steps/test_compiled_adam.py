@@ -15,7 +15,7 @@ from algorithms.common.steps import Eager
 from clients import FFGBClient, FFGBDistillClient
 from clients.base.training import get_arrays
 from tests.clients.steps.traced import Traced
-from tests.helpers import blobs, small_net
+from tests.helpers import assert_arrays, blobs, small_net
 
 FITS = {
     "epochs, the last batch smaller": FitOptions(epochs=4, batch_size=5, learning_rate=0.05),
@@ -61,9 +61,7 @@ def test_a_compiled_fit_is_the_eager_one(fit, tmp_path):
         loss = fit_network(module, x, targets, FITS[fit], np.random.default_rng(5), runner)
         ends.append((loss, get_arrays(module)))
     assert ends[1][0] == pytest.approx(ends[0][0], rel=1e-4)
-    for ours, wanted in zip(ends[1][1], ends[0][1], strict=True):
-        # Adam divides by what may be small
-        np.testing.assert_allclose(ours, wanted, rtol=2e-3, atol=2e-4)
+    assert_arrays(ends[1][1], ends[0][1], rtol=0.002, atol=0.0002)
     assert all(graph.run is not None for graph in compiler.graphs.values()), compiler.logged
     assert compiler.graphs
 
@@ -149,8 +147,7 @@ def test_clients_that_fit_with_adam_compiled(play, tmp_path):
 def test_told_to_be_eager_they_are_to_the_last_bit(play, tmp_path):
     compiler = Traced(tmp_path)
     for ours, wanted in zip(play(compiler, "off"), play(None, "on"), strict=True):
-        for a, b in zip(ours[0], wanted[0], strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_arrays(ours[0], wanted[0])
     assert not compiler.graphs
 
 
@@ -163,5 +160,4 @@ def test_an_oracle_fits_the_same_net_whatever_it_fitted_before():
         oracle.fit(data.x, target, np.random.default_rng(2))
         for oracle in (used, NetOracle(small_net, options))
     )
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(ours[name], array)
+    assert_arrays(wanted, ours)

@@ -26,7 +26,7 @@ from fedapps.testing.problems import Blobs
 from strategies.base.client_grid import ClientGrid
 from strategies.base.rounds import Patience, run_rounds
 from tests.clients.steps.traced import Traced
-from tests.helpers import blobs, small_net
+from tests.helpers import assert_arrays, blobs, small_net
 
 # Momentum, weight decay, a rate that falls from round to round, and two batch sizes of
 # which neither divides the numbers of samples.
@@ -107,9 +107,7 @@ def play(method, compiler, clients_per_round=3):
 
 
 def assert_close(result, wanted):
-    assert result.keys() == wanted.keys()
-    for name, array in wanted.items():
-        np.testing.assert_allclose(result[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
+    assert_arrays(wanted, result, rtol=0.0002, atol=2e-05)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -167,8 +165,7 @@ def test_a_client_that_fails_changes_nothing_for_the_others(place, tmp_path):
     assert compiler.graphs
     assert not compiler.logged
     for ours, wanted in zip(replies, alone, strict=True):
-        for a, b in zip(ours, wanted, strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_arrays(ours, wanted)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from fedapps.charts.theme import MOST, THEME
 from fedapps.results.compare import compare
 from fedapps.results.report import LIMIT, write_report
 from tests.browser import Browser, needs_browser
+from tests.helpers import rounds_of
 
 
 def chart_values(page):
@@ -179,10 +180,7 @@ def test_a_report_of_a_thousand_noisy_clients_stays_within_its_limit_and_names_w
     assert points < 280
     assert f"the first {round(400 * points / 280)} are shown, all are in clients.csv" in text
     line = chart_values(text)["train-loss"]["panels"][0]["rows"][0]["y"]
-    values = [
-        json.loads(line)["train"]["loss"]
-        for line in (path / "rounds.jsonl").read_text().splitlines()
-    ]
+    values = [row["train"]["loss"] for row in rounds_of(path)]
     assert points / 2 < len(line) <= points + 4
     assert max(line) == pytest.approx(max(values), rel=1e-3)
     assert min(line) == pytest.approx(min(values), rel=1e-3, abs=1e-6)

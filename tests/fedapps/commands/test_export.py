@@ -2,7 +2,6 @@
 accuracy that the run reported.
 """
 
-import csv
 import json
 
 import pytest
@@ -16,6 +15,7 @@ from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
 from fedapps.runs.models import exported, settings_in
+from tests.helpers import clients_of
 
 PERSONAL = [name for name, method in METHODS.items() if method.trait == "personalises"]
 JOB = [
@@ -42,8 +42,7 @@ def without_report(monkeypatch):
 
 
 def reported(folder):
-    with (folder / "clients.csv").open() as file:
-        return {int(row["client"]): float(row["accuracy"]) for row in csv.DictReader(file)}
+    return {int(row["client"]): float(row["accuracy"]) for row in clients_of(folder)}
 
 
 def accuracy(net, data):
@@ -61,8 +60,7 @@ def test_superfeds_exported_lambda_is_that_of_the_run_even_if_pooled_curves_chos
     folder = tmp_path / "r"
     more = [f"superfed.lambda-choice={choice}", "superfed.catch-up=1", "superfed.init=global"]
     assert run(folder, "method=superfed-mm", *more) == 0
-    with (folder / "clients.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = clients_of(folder)
     assert len(rows) == 6
     for row in rows:
         _, known, _ = exported(folder, int(row["client"]))

@@ -21,12 +21,10 @@ def digits():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, own_caches):
     """60 rows: ``site`` names 6 clients of 10, ``age`` is 0..59 in a mixed order,
     ``label`` one of 3 classes.
     """
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
     age = np.random.default_rng(0).permutation(60)
     columns = {
         "x": age / 10,

@@ -1,7 +1,5 @@
 """The server's unlabelled images, and the runs that use them."""
 
-import json
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,6 +9,7 @@ from fedapps.data.options import PublicOptions
 from fedapps.data.public import PATCHES, load_public
 from fedapps.errors import UserError
 from fedapps.settings.settings import read_settings
+from tests.helpers import rounds_of
 
 
 def load(source, shape=(1, 8, 8), task="classification", seed=0, **settings):
@@ -178,10 +177,7 @@ def test_each_half_of_a_warm_start_takes_its_own_table(tmp_path, monkeypatch):
         str(tmp_path / "r"),
     ]
     assert main(["run", "--engine", "inline", *job]) == 0
-    rows = [
-        json.loads(line)["train"]
-        for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()
-    ]
+    rows = [row["train"] for row in rounds_of(tmp_path / "r")]
     assert ["distill-loss" in row for row in rows] == [True, True, False, False]
     assert ["weight-max" in row for row in rows] == [False, False, True, True]
     text = (tmp_path / "r" / "settings.toml").read_text()

@@ -67,14 +67,6 @@ def test_a_source_that_is_not_there_is_refused_by_every_task(task, capsys):
     assert "data.source = " in capsys.readouterr().err
 
 
-def test_fedapps_data_counts_the_rows_of_the_named_file(tmp_path, capsys):
-    source = write(tmp_path / "plants.csv", rows())
-    assert main(["data", "task=tabular", f"data.source={source}", "data.natural-id=plant"]) == 0
-    shown = capsys.readouterr().out
-    assert f"{source}: 4 clients (natural by plant), 3 classes" in shown
-    assert all(plant in shown for plant in PLANTS)
-
-
 @pytest.mark.parametrize("old", MOVED)
 def test_an_old_key_is_refused_with_the_new_one(old):
     with pytest.raises(UserError, match=rf"{old}: is no setting any more: write {MOVED[old]}"):
@@ -187,13 +179,3 @@ def test_numbers_to_predict_use_the_same_reader(tmp_path):
     )
     task.check(4)
     assert task.samples.numbers.used == ("shift=night", "label=bad", "label=best", "label=good")
-
-
-def test_tails_are_cut(tmp_path):
-    lines = rows()
-    lines[0]["heat"] = "1e6"
-    source = write(tmp_path / "t.csv", lines)
-    task = task_of(source, "classification", data__natural_id="plant")
-    x = np.concatenate([task.client_data(k, 4).train.x[..., 0].ravel() for k in range(4)])
-    assert np.abs(x).max() <= 5.0
-    assert x.std() > 0.3, "one value does not rule the others"

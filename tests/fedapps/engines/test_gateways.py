@@ -2,8 +2,6 @@
 and their states stay at the site.
 """
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -19,6 +17,7 @@ from fedapps.runs.execution import execute
 from fedapps.settings.settings import read_settings
 from fedapps.tasks.site_data import SiteImages, SiteTable
 from strategies import ClientGrid
+from tests.helpers import clients_of, outcome_of
 
 JOB = {
     "task": "tabular",
@@ -81,15 +80,7 @@ def names_of(files):
 
 def result(settings, grid, out):
     execute(settings, grid)
-    rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    for row in rows:
-        for key in [
-            key
-            for key in row
-            if key in ("seconds", "run") or "travelled" in key or "node-messages" in key
-        ]:
-            del row[key]
-    return rows, (out / "model.safetensors").read_bytes(), (out / "clients.csv").read_bytes()
+    return outcome_of(out)
 
 
 @pytest.mark.parametrize(("method", "new"), [("fedavg", 0), ("scaffold", 0), ("scaffold", 1)])
@@ -109,7 +100,7 @@ def test_wards_of_two_hospitals_train_as_if_each_had_a_node(method, new, sites, 
     alone = read_settings(job | {"out": str(tmp_path / "alone")})
     apart = nodes(alone, parts)
     assert result(alone, apart, tmp_path / "alone") == outcome
-    assert {row.split(",")[0] for row in outcome[2].decode().splitlines()[1:]} == set(ids.values())
+    assert {row["client"] for row in clients_of(tmp_path / "together")} == set(ids.values())
     kept = {name for context in inner.contexts.values() for name in context.state}
     assert {name.partition("/")[0] for name in kept} == (
         set()
@@ -235,7 +226,7 @@ def test_clients_in_the_samples_of_sites_train_as_if_each_had_a_node(method, sam
     assert gateway.travel.messages == 2  # five clients, two sites
     alone = read_settings(SAMPLES | {"method": method, "out": str(tmp_path / "alone")})
     assert result(alone, nodes(alone, parts), tmp_path / "alone") == outcome
-    assert {row.split(",")[0] for row in outcome[2].decode().splitlines()[1:]} == set(parts)
+    assert {row["client"] for row in clients_of(tmp_path / "together")} == set(parts)
 
 
 def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):

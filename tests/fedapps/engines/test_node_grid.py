@@ -19,7 +19,7 @@ from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
 from strategies import ClientGrid, FedAvg
 from strategies.base.messages import content_bytes
-from tests.helpers import EchoClient, arrays_of, simulate
+from tests.helpers import EchoClient, arrays_of, outcome_of, simulate
 
 START = {"w": np.zeros(200, np.float32)}
 JOB = {
@@ -41,19 +41,6 @@ def behind(nodes, settings, **options):
     """Return a grid of the settings' clients behind ``nodes`` nodes."""
     inner = InlineGrid(app, nodes, settings.flat())
     return NodeGrid(inner, settings.num_clients, inner.get_node_ids(), **options)
-
-
-def files_of(folder):
-    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    for row in rows:
-        for key in [
-            key
-            for key in row
-            if key in ("seconds", "run") or "travelled" in key or "node-messages" in key
-        ]:
-            del row[key]
-    names = ("clients.csv", "model.safetensors", "weights.csv")
-    return rows, [(folder / name).read_bytes() for name in names if (folder / name).exists()]
 
 
 METHODS = {
@@ -94,7 +81,7 @@ def test_the_same_bits_with_clients_that_share_nodes(job, tmp_path):
     for nodes in (1, 3):
         together = settings_of(tmp_path / f"nodes-{nodes}", **config)
         execute(together, behind(nodes, together))
-        assert files_of(tmp_path / f"nodes-{nodes}") == files_of(tmp_path / "inline")
+        assert outcome_of(tmp_path / f"nodes-{nodes}") == outcome_of(tmp_path / "inline")
 
 
 def test_a_run_that_stops_goes_on_with_other_nodes(tmp_path):
@@ -105,7 +92,7 @@ def test_a_run_that_stops_goes_on_with_other_nodes(tmp_path):
     execute(first, behind(3, first), callbacks=[lambda now: now.number == 3])
     again = settings_of(tmp_path / "parts", method="scaffold", **SMALL, resume=True)
     execute(again, behind(1, again))
-    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
+    assert outcome_of(tmp_path / "parts") == outcome_of(tmp_path / "whole")
 
 
 class Counting(EchoClient):

@@ -2,8 +2,6 @@
 fewer models on the way.
 """
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
@@ -19,7 +17,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
 from strategies import ClientGrid, FedAvg, UpdateBound, run_rounds
-from tests.helpers import EchoClient, arrays_of
+from tests.helpers import EchoClient, arrays_of, assert_arrays, outcome_of, rounds_of
 
 JOB = {
     "num-clients": 16,
@@ -40,8 +38,7 @@ def run(folder, nodes, **config):
     execute(
         settings, NodeGrid(inner, settings.num_clients, inner.get_node_ids()) if nodes else inner
     )
-    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [(folder / name).read_bytes() for name in ("model.safetensors", "clients.csv")], rows
+    return outcome_of(folder)[1], rounds_of(folder)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedadam", "fedper"])
@@ -59,8 +56,7 @@ def test_the_sums_are_fedavgs_average_and_few_models_travel(tmp_path):
     from safetensors.numpy import load_file
 
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("summed", "single"))
-    for name, array in one.items():
-        np.testing.assert_allclose(array, other[name], rtol=1e-4, atol=1e-6)
+    assert_arrays(one, other, rtol=0.0001, atol=1e-06)
     for a, b in zip(summed, single, strict=True):
         # what clients with nodes of their own would have sent
         assert a["bytes-up"] == b["bytes-up"]

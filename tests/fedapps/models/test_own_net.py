@@ -20,6 +20,7 @@ from fedapps.extensions.own_code import own_files
 from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble, with_defaults
+from tests.helpers import assert_arrays
 
 NETS = """
 from torch import nn
@@ -235,8 +236,7 @@ def test_a_run_starts_from_the_weights_of_a_file(folder):
     assert Path(chosen.model.weights) == folder / "start.safetensors"
     arrays = build_task(chosen).initial_arrays()
     assert list(arrays) == list(given)
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(array, given[name].numpy())
+    assert_arrays(arrays, given)
     drawn = build_task(chosen).model_fn(3).state_dict()["last.weight"]
     assert not torch.equal(drawn, given["last.weight"])  # a client's own model is its own
 

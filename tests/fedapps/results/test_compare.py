@@ -2,7 +2,6 @@
 errors.
 """
 
-import csv
 import io
 import math
 import re
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from fedapps.errors import UserError
 from fedapps.results.compare import compare
+from tests.helpers import rows_of
 
 
 def terminal(comparison, width=120, colour=False):
@@ -26,8 +26,7 @@ def terminal(comparison, width=120, colour=False):
 
 
 def csv_rows(comparison):
-    with comparison.csv.open(newline="") as file:
-        return {row["label"]: row for row in csv.DictReader(file)}
+    return {row["label"]: row for row in rows_of(comparison.csv)}
 
 
 def test_seeds_become_mean_and_sample_std(write_run):

@@ -3,26 +3,20 @@ several methods.
 """
 
 import csv
-import io
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from fedapps.charts.canvas import Area, Text
 from fedapps.charts.drawing import svg
 from fedapps.charts.files import file
 from fedapps.charts.theme import THEME
-from fedapps.engines.inline import InlineGrid
-from fedapps.formats import metric_text
 from fedapps.records import writer
 from fedapps.records.reader import read_run
 from fedapps.results import fair_plots
 from fedapps.results.compare import compare
 from fedapps.results.parts import run_figures, write_plots
 from fedapps.results.report import write_report
-from fedapps.runs.client_app import app
-from fedapps.runs.execution import execute
 from fedapps.settings.settings import read_settings
 from strategies.base.exchange import Exchange
 from strategies.base.rounds import Round
@@ -126,46 +120,6 @@ def test_size_is_bounded_and_the_same_after_a_resume(tmp_path, monkeypatch):
         str(number) for number in range(1, 96, 10)
     }
     assert lines(tmp_path / "whole") == lines(tmp_path / "two")
-
-
-def test_a_run_records_and_a_resumed_one_equals_it(tmp_path):
-    config = {
-        **{
-            "method": "aaggff-s",
-            "task": "tabular",
-            "num-clients": 4,
-            "clients-per-round": 0,
-            "evaluate-every": 2,
-        },
-        **{"checkpoint-every": 2, "train.local-epochs": 1},
-    }
-
-    def run(out, rounds, **more):
-        run_settings = read_settings(
-            {**config, "num-rounds": 6, "out": str(tmp_path / out), **more}
-        )
-
-        def stop(now):
-            if now.number == rounds:
-                raise KeyboardInterrupt
-            return False
-
-        execute(run_settings, InlineGrid(app, 4, run_settings.flat()), [stop] if rounds else [])
-
-    run("whole", 0)
-    with pytest.raises(KeyboardInterrupt):
-        run("parts", 5)
-    run("parts", 0, resume=True)
-    whole = read_run(tmp_path / "whole").weights
-    assert [(number, client) for number, client, _ in whole] == [
-        (r, str(k)) for r in range(1, 7) for k in range(4)
-    ]
-    assert np.reshape([weight for *_, weight in whole], (6, 4)).sum(1) == pytest.approx(
-        np.ones(6), abs=1e-4
-    )
-    assert (tmp_path / "whole" / "weights.csv").read_bytes() == (
-        tmp_path / "parts" / "weights.csv"
-    ).read_bytes()
 
 
 # --- the heat map ---------------------------------------------------------------------
@@ -310,29 +264,3 @@ def test_auroc_is_compared_where_all_have_it(write_run):
     assert fair_plots.fair_measure([read_run(path)]) == "auroc"
     assert fair_plots.fair_measure([read_run(path), read_run(other)]) == "accuracy"
     assert "auroc" in run_figures(read_run(path))
-
-
-def test_all_columns_fit_eighty_characters(write_run):
-    last = {
-        "accuracy-mean": 0.9,
-        "accuracy-std": 0.1,
-        "accuracy-worst10": 0.5,
-        "accuracy-worst": 0.4,
-        "accuracy-best10": 1.0,
-    }
-    last |= {"parity-gap": 0.6, "gini": 0.1, "ece-mean": 0.1, "global-accuracy-mean": 0.9}
-    runs = [
-        write_run(f"r{s}", "superfed-mm", s, last={k: v * (1 - s / 10) for k, v in last.items()})
-        for s in range(2)
-    ]
-    console = Console(file=io.StringIO(), width=80)
-    console.print(compare(runs).table)
-    text = console.file.getvalue()
-    assert max(map(len, text.splitlines())) <= 80
-    assert "…" not in text
-
-
-def test_units():
-    assert metric_text("parity-gap", 0.5084) == "50.8 %"
-    assert metric_text("auroc-parity-gap", 0.5) == "50.0 %"
-    assert metric_text("auroc-gini", 0.125) == metric_text("gini", 0.125) == "0.125"

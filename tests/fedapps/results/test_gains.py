@@ -2,24 +2,18 @@
 and runs that cannot be paired.
 """
 
-import csv
-
 import pytest
 from scipy.stats import t as student
 
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.results.compare import compare
+from tests.helpers import rows_of
 
 
 def gains(comparison):
     matches = [section for section in comparison.sections if section.title.startswith("Gain over")]
     return matches[0] if matches else None
-
-
-def csv_rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 ALONE = [(0, 0.75), (1, 0.5), (2, 1.0), (3, 0.5)]
@@ -41,10 +35,10 @@ def test_gain_of_each_client_over_training_alone(write_run):
     )
     rows = {
         (row["label"], row["client"]): float(row["gain"])
-        for row in csv_rows(comparison.out / "gains.csv")
+        for row in rows_of(comparison.out / "gains.csv")
     }
     assert [rows["fedavg", str(k)] for k in range(4)] == [0.125, 0.5, -0.25, 0]
-    table = {row["label"]: row for row in csv_rows(comparison.csv)}
+    table = {row["label"]: row for row in rows_of(comparison.csv)}
     numbers = [
         float(table["fedavg"][key])
         for key in ("gain-mean", "gain-share", "gain-share-lost", "gain-worst")
@@ -93,7 +87,7 @@ def test_with_three_seeds_the_mean_gain_has_intervals(write_run, partition, more
                 write_run(f"{method}{seed}", method, seed=seed, clients=clients, settings=settings)
             )
     comparison = compare(runs)
-    row = next(row for row in csv_rows(comparison.csv) if row["label"] == "fedavg")
+    row = next(row for row in rows_of(comparison.csv) if row["label"] == "fedavg")
     ends = {key: float(row[key]) for key in row if key.endswith(("-low", "-high")) and row[key]}
     reach = 4.302653 * 0.02 / 3**0.5
     section = gains(comparison)

@@ -14,6 +14,7 @@ from fedapps.records.reader import read_run
 from fedapps.results.grid_plots import X_LABELS, line_of
 from fedapps.results.parts import run_figures
 from fedapps.results.run_plots import comparison_figure
+from tests.helpers import rounds_of
 
 JOB = [
     "run",
@@ -36,31 +37,27 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-def rows(folder):
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-
-
 def test_rounds_and_summary_count_models(runs):
     for method, up in (("fedavg", 3), ("ffgb", 6)):
         rounds, summary = (
-            rows(runs / method),
+            rounds_of(runs / method),
             json.loads((runs / method / "summary.json").read_text()),
         )
         assert [row["models-up"] for row in rounds] == [up] * 4
         for key in ("models-up", "models-down"):
             assert summary[key] == sum(row[key] for row in rounds)
-    assert [row["models-down"] for row in rows(runs / "fedavg")] == [3] * 4
+    assert [row["models-down"] for row in rounds_of(runs / "fedavg")] == [3] * 4
     # A client that is asked in round t + 1 for the first time since round s gets 6
     # learners of each round between.
     last, wanted = dict.fromkeys(range(6), 0), []
-    for row in rows(runs / "ffgb"):
+    for row in rounds_of(runs / "ffgb"):
         wanted.append(sum(6 * (row["round"] - 1 - last[client]) for client in row["clients"]))
         last |= dict.fromkeys(row["clients"], row["round"] - 1)
-    assert [row["models-down"] for row in rows(runs / "ffgb")] == wanted
+    assert [row["models-down"] for row in rounds_of(runs / "ffgb")] == wanted
 
 
 def test_bytes_follow_models(runs):
-    fewest, *_, most = sorted(rows(runs / "ffgb")[1:], key=lambda row: row["models-down"])
+    fewest, *_, most = sorted(rounds_of(runs / "ffgb")[1:], key=lambda row: row["models-down"])
     per_model = (most["bytes-down"] - fewest["bytes-down"]) / (
         most["models-down"] - fewest["models-down"]
     )
@@ -72,11 +69,13 @@ def test_bytes_follow_models(runs):
 def test_accuracy_over_models(runs):
     run = read_run(runs / "ffgb")
     assert run.counts_models
-    sent = np.cumsum([row["models-up"] + row["models-down"] for row in rows(runs / "ffgb")]) / 6
+    sent = (
+        np.cumsum([row["models-up"] + row["models-down"] for row in rounds_of(runs / "ffgb")]) / 6
+    )
     x, (y,) = line_of("models", "accuracy-mean", [run])
     assert x == pytest.approx([sent[1], sent[3]])
     assert y.tolist() == [
-        row["evaluate"]["accuracy-mean"] for row in rows(runs / "ffgb") if "evaluate" in row
+        row["evaluate"]["accuracy-mean"] for row in rounds_of(runs / "ffgb") if "evaluate" in row
     ]
     figures = run_figures(run)
     assert figures["models"].panels[0].x.label == X_LABELS["models"]

@@ -2,7 +2,6 @@
 numbers, model and personal models are all those of that round.
 """
 
-import csv
 import json
 
 import numpy as np
@@ -22,7 +21,7 @@ from fedapps.runs.assembly import Parts
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.models import exported, of_nobody
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import blobs, small_net
+from tests.helpers import assert_arrays, blobs, clients_of, small_net
 
 JOB = {
     "num-clients": 4,
@@ -55,11 +54,10 @@ def second_is_best(monkeypatch):
 
 
 def rows(folder):
-    with (folder / "clients.csv").open() as file:
-        return [
-            {k: v for k, v in row.items() if not k.startswith("validation")}
-            for row in csv.DictReader(file)
-        ]
+    return [
+        {k: v for k, v in row.items() if not k.startswith("validation")}
+        for row in clients_of(folder)
+    ]
 
 
 def assert_same(folder, other, personal):
@@ -67,14 +65,11 @@ def assert_same(folder, other, personal):
     for name in ("confusion.csv",):
         assert (folder / name).read_text() == (other / name).read_text()
     models = [load_file(path / "model.safetensors") for path in (folder, other)]
-    assert models[0].keys() == models[1].keys()
-    for name, array in models[0].items():
-        np.testing.assert_array_equal(array, models[1][name])
+    assert_arrays(models[0], models[1])
     for client in range(4) if personal else ():
         (_, facts, ours), (_, wanted, theirs) = exported(folder, client), exported(other, client)
         assert facts["round"] == wanted["round"]
-        for name, tensor in ours.items():
-            np.testing.assert_array_equal(tensor, theirs[name])
+        assert_arrays(ours, theirs)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "local", "superfed-mm"])

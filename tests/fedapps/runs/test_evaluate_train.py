@@ -2,8 +2,6 @@
 is in clients.csv, and nowhere without it.
 """
 
-import csv
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +11,7 @@ from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.settings.settings import read_settings
 from fedapps.sweeps.pool import PlannedRun, run_one
+from tests.helpers import clients_of
 
 JOB = {
     "method": "propfair",
@@ -27,8 +26,7 @@ JOB = {
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_column_is_the_loss_of_the_final_model(asked, tmp_path):
     run_one(PlannedRun({**JOB, "evaluate-train": asked}, tmp_path / "run"))
-    with (tmp_path / "run" / "clients.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = clients_of(tmp_path / "run")
     assert ["train-loss" in row for row in rows] == [asked] * 4
     if asked:
         task = build_task(read_settings(JOB))

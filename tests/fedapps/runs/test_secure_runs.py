@@ -1,6 +1,5 @@
 """Runs with secure sums: the plain run's model, the report, and refusals in a line."""
 
-import numpy as np
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from safetensors.numpy import load_file
@@ -17,7 +16,7 @@ from fedapps.runs.execution import execute
 from fedapps.runs.prepare import check_sizes, with_clients, with_defaults
 from fedapps.settings.settings import read_settings
 from fedapps.settings.site_policy import SitePolicy
-from tests.helpers import rounds_of, run_inline
+from tests.helpers import assert_arrays, rounds_of, run_inline
 
 SMALL = {
     "num-clients": 4,
@@ -44,8 +43,7 @@ def test_the_model_is_that_of_the_plain_run_and_the_report_shows_the_sums(
     secure = {"secure.on": True, **secure}
     run_inline(tmp_path / "secure", method=method, **SMALL, **options, **secure)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "secure"))
-    for name, array in one.items():
-        np.testing.assert_allclose(other[name], array, rtol=1e-5, atol=1e-6)
+    assert_arrays(one, other, rtol=1e-05, atol=1e-06)
     for row in rounds_of(tmp_path / "secure"):
         assert row["secure-survivors"] == row["secure-asked"] == 4
         # six bytes for four, and what else there is to say

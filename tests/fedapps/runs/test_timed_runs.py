@@ -2,14 +2,12 @@
 settings that contradict each other are refused.
 """
 
-import csv
-
 import pytest
 
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.settings.settings import read_settings
-from tests.helpers import assert_same, rounds_of, run_inline, summary_of
+from tests.helpers import assert_same, rounds_of, rows_of, run_inline, summary_of
 
 JOB = {
     "method": "fedbuff",
@@ -23,11 +21,6 @@ JOB = {
 FREE = ("seconds", "run", "travelled-up", "travelled-down", "node-messages")
 
 
-def rows(folder):
-    with (folder / "time.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def same(one, other):
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
     for row, twin in zip(rounds_of(one), rounds_of(other), strict=True):
@@ -35,13 +28,13 @@ def same(one, other):
         if "evaluate" not in twin or "evaluate" not in row:  # a pause is scored
             row.pop("evaluate", None), twin.pop("evaluate", None)
         assert_same(row, twin)
-    assert rows(one) == rows(other)
+    assert rows_of(one / "time.csv") == rows_of(other / "time.csv")
 
 
 def test_a_run_that_is_paused_while_clients_train_goes_on_to_the_bit(tmp_path):
     run_inline(tmp_path / "whole", **JOB)
     run_inline(tmp_path / "parts", **JOB, until=5)
-    assert any(row["fate"] == "open" for row in rows(tmp_path / "parts"))
+    assert any(row["fate"] == "open" for row in rows_of(tmp_path / "parts" / "time.csv"))
     run_inline(tmp_path / "parts", "--resume", **JOB)
     ages = [row.get("reply-age", 0) for row in rounds_of(tmp_path / "parts")]
     assert max(ages[5:7]) > 0  # replies to models from before the pause
@@ -64,20 +57,12 @@ def test_workers_change_nothing(tmp_path, extra):
     same(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.ray
-def test_ray_changes_nothing(tmp_path):
-    run_inline(tmp_path / "inline", **JOB)
-    words = [f"{key}={value}" for key, value in JOB.items()]
-    assert main(["run", *words, "--engine", "ray", "--out", str(tmp_path / "ray")]) == 0
-    same(tmp_path / "inline", tmp_path / "ray")
-
-
 @pytest.mark.parametrize("method", ["superfed-mm", "apfl", "ditto", "fedper", "fedavg"])
 def test_personal_methods_run_asynchronously_and_their_speed_is_reported(tmp_path, method):
     given = {**JOB, "fedbuff.base": method} if method != "fedavg" else JOB
     summary = run_inline(tmp_path, **given)
     assert summary["clock-seconds"] == rounds_of(tmp_path)[-1]["clock-seconds"] > 0
-    fates = {row["fate"] for row in rows(tmp_path)}
+    fates = {row["fate"] for row in rows_of(tmp_path / "time.csv")}
     assert {"used", "failed", "open"} <= fates
 
 

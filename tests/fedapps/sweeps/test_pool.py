@@ -14,9 +14,8 @@ import pytest
 
 from fedapps.records.lock import WRITER, FolderLock
 from fedapps.records.writer import status_of
-from fedapps.runs import execution as run_module
 from fedapps.sweeps.pool import DIED, PlannedRun, Pool, finished, run_all, run_one
-from strategies.base.rounds import Round
+from tests.helpers import dying_after
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,24 +41,13 @@ def test_a_failed_run_does_not_stop_the_other(tmp_path: Path) -> None:
     assert not finished(bad.folder)
 
 
-def test_a_broken_run_continues_from_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
     whole, broken = (
         PlannedRun({**LASSO, "num-rounds": 6}, tmp_path / name) for name in ("whole", "broken")
     )
     run_one(whole)
-
-    class Dies(run_module.Recorder):
-        def __call__(self, now: Round) -> None:
-            super().__call__(now)
-            if now.number == 5:
-                raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "Recorder", Dies)
-        with pytest.raises(KeyboardInterrupt):
-            run_one(broken)
+    with dying_after(5), pytest.raises(KeyboardInterrupt):
+        run_one(broken)
     assert not finished(broken.folder)
     assert run_one(broken)["rounds-completed"] == 6
     ends = [

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from fedapps.commands.parser import main
-from fedapps.records.reader import read_run
 from fedapps.sweeps import execution as sweep_module
 from fedapps.sweeps.page import write_page
 from fedapps.sweeps.plan import read_plan
@@ -22,6 +21,7 @@ from fedapps.sweeps.pool import Ended, run_one
 from fedapps.sweeps.progress import SweepProgress
 from fedapps.sweeps.tables import Results
 from fedapps.sweeps.texts import best_of
+from tests.helpers import rows_of
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 LASSO = """
@@ -33,38 +33,6 @@ num-rounds = 4
 evaluate-every = 2
 checkpoint-every = 2
 """
-
-
-@pytest.fixture
-def plan_of(tmp_path):
-    """`plan_of(text, *assignments, scale=...)` returns the plan of a file with this
-    text.
-    """
-
-    def plan(text, *assignments, scale=""):
-        path = tmp_path / "grid.toml"
-        path.write_text(text)
-        return read_plan(path, assignments, scale, tmp_path / "out")
-
-    return plan
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Execute runs one after the other in this process. Runs named in the returned
-    dictionary fail with its text.
-    """
-    broken = {}
-
-    def run_all(runs, processes):
-        for run in runs:
-            if run.folder.name in broken:
-                yield Ended(run, {}, broken[run.folder.name])
-            else:
-                yield Ended(run, run_one(run))
-
-    monkeypatch.setattr(sweep_module, "run_all", run_all)
-    return broken
 
 
 def names(plan):
@@ -358,25 +326,6 @@ def test_the_example_of_the_page_has_the_number_of_runs_it_states(plan_of):
 # --- tables ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def results_of(plan_of, write_run):
-    """`results_of(text, accuracy)` returns the results of a sweep whose run NAME ended
-    with `accuracy[NAME]`; None: it failed.
-    """
-
-    def results(text, accuracy):
-        plan = plan_of(text)
-        assert sorted(names(plan)) == sorted(accuracy)
-        runs = {}
-        for name, value in accuracy.items():
-            if value is not None:
-                last = {"accuracy-mean": value, "ece-mean": 1 - value}
-                runs[name] = read_run(write_run(f"out/cells/{name}", last=last))
-        return Results(plan, runs)
-
-    return results
-
-
 def test_mean_and_deviation_over_seeds_and_the_best_of_each_column(results_of, tmp_path):
     text = 'method = ["fedavg", "ditto"]\nnum-clients = [5, 9]\nseed = [0, 1, 2]\n'
     accuracy = {
@@ -518,7 +467,7 @@ def test_a_failed_run_stops_no_other_and_a_second_start_runs_only_the_missing_on
     assert "3 runs, 0 of them finished" in capsys.readouterr().out
     assert not out.exists()
 
-    in_process["seed-1"] = "RuntimeError: no luck"
+    in_process.broken["seed-1"] = "RuntimeError: no luck"
     assert main(command) == 1
     said = capsys.readouterr()
     lines = said.err.splitlines()
@@ -533,7 +482,7 @@ def test_a_failed_run_stops_no_other_and_a_second_start_runs_only_the_missing_on
         for seed in (0, 2)
     }
 
-    in_process.clear()
+    in_process.broken.clear()
     assert main(command) == 0
     said = capsys.readouterr()
     assert said.err.splitlines()[0] == "2 of 3 runs are finished"
@@ -548,8 +497,7 @@ def test_a_failed_run_stops_no_other_and_a_second_start_runs_only_the_missing_on
         json.loads((out / "cells" / f"seed-{seed}" / "summary.json").read_text())[measure]
         for seed in (0, 1, 2)
     ]
-    with (out / "table.csv").open() as file:
-        (line,) = csv.DictReader(file)
+    (line,) = rows_of(out / "table.csv")
     assert float(line[measure]) == pytest.approx(statistics.mean(values), rel=1e-12)
 
     path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 5") + "seed = [0, 1, 2]\n")
@@ -568,7 +516,7 @@ def test_a_finished_sweep_of_tables_continues(tmp_path, in_process, capsys):
     )
     command = ["sweep", str(tmp_path / "grid.toml"), "--jobs", "1", "--out", str(tmp_path / "out")]
     assert main(command) == 0
-    in_process |= {"seed-0": "started again", "seed-1": "started again"}
+    in_process.broken.update({"seed-0": "started again", "seed-1": "started again"})
     assert main(command) == 0
     assert main([*command, "model.name=mlp"]) == 2
     assert "model.name = 'linear', not 'mlp'" in capsys.readouterr().err

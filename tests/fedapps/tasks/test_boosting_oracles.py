@@ -20,6 +20,7 @@ from fedapps.settings.settings import read_settings
 from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor
 from fedapps.toml_text import read_toml
 from strategies import FFGB, FFGBOptions
+from tests.helpers import assert_arrays
 
 
 def table(n=200, features=5, outputs=3, seed=0):
@@ -113,8 +114,7 @@ def test_trees_on_arrays_are_trees_on_tensors():
         oracle.fit(x, Target(y), rng),
         oracle.fit(torch.tensor(x), Target(torch.tensor(y)), rng),
     )
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name])
+    assert_arrays(one, other)
     stacked = {name: np.stack([array, array]) for name, array in one.items()}
     found = oracle.predict(stacked, x)
     assert isinstance(found, np.ndarray)

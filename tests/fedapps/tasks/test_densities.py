@@ -48,17 +48,18 @@ def whole_loss(task, num_clients, alpha):
 
 def test_the_paper_s_synthetic_study_has_its_optimum():
     task = point_mass()
-    assert task.optimum() == pytest.approx(3.681, abs=5e-4)
     share = 1 / np.arange(1, 101) / np.sum(1 / np.arange(1, 101))
+    entropy = -share @ np.log(share)
+    assert entropy == pytest.approx(3.681, abs=5e-4)
     # Smoothing takes its uniform share from every weight: the best alpha makes up for
     # it.
     alpha = (share - 0.01 / 100) / 0.99
-    assert whole_loss(task, 100, alpha) == pytest.approx(task.optimum(), abs=1e-6)
+    assert whole_loss(task, 100, alpha) == pytest.approx(entropy, abs=1e-4)
     assert whole_loss(task, 100, np.full(100, 0.01)) == pytest.approx(np.log(100))
     squared = point_mass(loss="squared")
     uniform = whole_loss(squared, 100, np.full(100, 0.01))
-    assert whole_loss(squared, 100, share) == pytest.approx(squared.optimum(), abs=1e-6)
-    assert uniform - squared.optimum() == pytest.approx(0.0508, abs=5e-5)
+    assert whole_loss(squared, 100, share) == pytest.approx(1 - share @ share, abs=1e-4)
+    assert uniform - (1 - share @ share) == pytest.approx(0.0508, abs=5e-5)
 
 
 def test_each_domain_holds_its_own_outcome_and_sizes_follow_the_power_law():
@@ -78,10 +79,6 @@ def test_fewer_clients_hold_the_same_samples_together(num_clients):
         data = task.client_data(client, num_clients)
         held[data.train.outcomes] += data.train.weights * data.num_examples
     np.testing.assert_allclose(held, task.counts)
-    references = task.references(num_clients)
-    assert references["optimum-loss"] == pytest.approx(task.optimum(), abs=1e-3)
-    assert references["uniform-loss"] == pytest.approx(np.log(10))
-    assert references["best-single-loss"] > references["uniform-loss"]
 
 
 def test_more_clients_than_outcomes_are_refused():
@@ -191,20 +188,6 @@ def test_the_generated_corpus_needs_nothing_and_grows_with_the_clients():
     assert all(
         large[part][role] == counts for part in (0, 1) for role, counts in small[part].items()
     )
-    references = unigram(num_clients=12).references(12)
-    assert references["optimum-loss"] < references["uniform-loss"] < references["best-single-loss"]
-    assert references["train-optimum-loss"] <= references["train-uniform-loss"]
-
-
-def test_the_optimum_on_the_training_text_is_near_the_share_of_each_role():
-    # Mixing the roles' models by their numbers of words gives the distribution of the
-    # whole text, whose loss is its entropy.
-    task = unigram(num_clients=10)
-    clients = [task.client_data(i, 10) for i in range(10)]
-    total = sum(c.num_examples for c in clients)
-    whole = sum(c.train.dense() * c.num_examples / total for c in clients)
-    entropy = -sum(f * np.log(f) for f in whole if f)
-    assert entropy <= task.references(10)["train-optimum-loss"] <= entropy + 0.02
 
 
 def test_counting_is_kept_for_the_process():
@@ -332,15 +315,6 @@ def test_nets_know_their_own_labels_and_are_the_same_for_a_seed():
         hit = own.argmax(1) == labels
         assert hit[known].mean() > 0.8
         assert hit[~known].mean() < 0.2
-
-
-def test_the_uniform_ensemble_beats_every_single_net():
-    references = ensemble().references(4)
-    assert set(references) == {
-        f"{who}-{what}" for who in ("uniform", "best-single") for what in ("loss", "accuracy")
-    }
-    assert references["uniform-loss"] < references["best-single-loss"]
-    assert references["uniform-accuracy"] > references["best-single-accuracy"]
 
 
 def test_clients_have_the_interface_and_alpha_starts_uniform():

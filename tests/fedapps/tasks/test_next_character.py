@@ -1,4 +1,3 @@
-import json
 import os
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.settings import read_settings
 from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences
+from tests.helpers import rounds_of
 
 
 def text(num_clients=0, model="auto", **options):
@@ -270,7 +270,7 @@ def test_a_run_improves_over_the_start(tmp_path):
     )
     settings = with_folder(settings, tmp_path / "r")
     execute(settings, InlineGrid(app, 5, settings.flat()))
-    rows = [json.loads(line) for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()]
+    rows = rounds_of(tmp_path / "r")
     losses = [row["evaluate"]["loss-weighted"] for row in rows]
     assert losses[-1] < 0.7 * losses[0] < 0.7 * np.log(VOCABULARY)
     assert {"perplexity-mean", "accuracy-worst"} <= set(rows[-1]["evaluate"])

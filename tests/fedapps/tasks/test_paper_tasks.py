@@ -7,7 +7,6 @@ import json
 import sys
 import wave
 from dataclasses import replace
-from pathlib import Path
 
 import datasets
 import huggingface_hub
@@ -22,22 +21,14 @@ from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_samples
 from fedapps.errors import UserError
 from fedapps.models.options import ModelOptions
-from fedapps.runs.assembly import build_strategy
-from fedapps.settings.settings import Settings, read_settings
-from fedapps.sweeps.plan import read_plan
+from fedapps.settings.settings import Settings
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.next_word import Words, vocabulary, windows
 from fedapps.tasks.options import SpeechOptions, TextPairsOptions, WordsOptions
 from fedapps.tasks.speech import Speech, waveform
 from fedapps.tasks.text_pairs import TextPairs, build_pair_classifier, tokenise
-from fedapps.toml_text import read_toml
 
-
-@pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDAPPS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub-cache"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 @pytest.fixture
@@ -571,37 +562,3 @@ def test_transformers_missing(monkeypatch):
 
 
 # The experiments
-
-EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments" / "aaggff"
-
-
-@pytest.mark.parametrize("name", ["isic", "mqp", "celeba", "reddit", "speech", "tinyimagenet"])
-def test_the_papers_settings_are_accepted(name):
-    config = read_toml(EXPERIMENTS / f"{name}.toml")
-    for method in ("fedavg", "q-fedavg", "term", "propfair", "fedmgda", config["method"]):
-        chosen = read_settings(config | {"method": method})
-        build_strategy(chosen, None)
-    assert (
-        chosen.train.local_epochs,
-        chosen.train.batch_size,
-        chosen.train.momentum,
-        chosen.data.validation,
-    ) == (1, 20, 0, 0)
-    assert chosen.clients_per_round == (0 if config["method"] == "aaggff-s" else 5)
-
-
-@pytest.mark.parametrize("name", ["heart", "berka", "shakespeare"])
-def test_the_settings_of_the_studies_that_run_here_are_accepted(name):
-    configs = [point.run.config for point in read_plan(EXPERIMENTS / f"{name}.toml").points]
-    others = [
-        {**configs[0], "method": method}
-        for method in ("q-fedavg", "term", "propfair", "fedmgda", "afl")
-    ]
-    for config in configs + others:
-        chosen = read_settings(config)
-        build_strategy(chosen, None)
-        assert (chosen.train.local_epochs, chosen.train.batch_size, chosen.train.momentum) == (
-            1,
-            20,
-            0,
-        )

@@ -2,7 +2,6 @@
 of the test rows.
 """
 
-import csv
 import json
 
 import numpy as np
@@ -22,7 +21,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import write_csv
+from tests.helpers import clients_of, rows_of, write_csv
 
 HOUSES = {"north": 3.0, "south": 5.0, "west": 0.5}  # thousands a square metre
 
@@ -315,8 +314,7 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
     shown = capsys.readouterr().out
     assert "RMSE" in shown
     assert "accuracy" not in shown.lower()
-    with (tmp_path / "c" / "gains.csv").open() as file:
-        gains = list(csv.DictReader(file))
+    gains = rows_of(tmp_path / "c" / "gains.csv")
     assert gains
     assert all(
         float(row["gain"]) == pytest.approx(float(row["reference"]) - float(row["value"]))
@@ -358,8 +356,7 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
     )
     guess = center + scale * net(x)
     rmse = float(np.sqrt(np.mean((guess.detach().double().numpy() - part.y) ** 2)))
-    with (tmp_path / "local" / "clients.csv").open() as file:
-        assert rmse == pytest.approx(float(next(csv.DictReader(file))["rmse"]), rel=1e-3)
+    assert rmse == pytest.approx(float(clients_of(tmp_path / "local")[0]["rmse"]), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -490,22 +487,6 @@ def test_arrays_that_cannot_be_learned_are_refused_in_one_line(
     with pytest.raises((UserError, ValueError), match=message) as error:
         assemble(with_defaults(given | {"num-clients": 4} | settings))
     assert "\n" not in str(error.value)
-
-
-def test_a_file_a_client(tmp_path):
-    folder = tmp_path / "people"
-    folder.mkdir()
-    for number, name in enumerate(("ann", "bob", "cem")):
-        embeddings(folder / f"{name}.npz", n=20 + number)
-    settings = {
-        "task": "regression",
-        "data.source": str(folder),
-        "data.natural-id": "@file",
-        "device": "cpu",
-        "data.features": "x",
-    }
-    _, task, _ = assemble(with_defaults(settings))
-    assert [len(np.concatenate(task.split(client, 3))) for client in range(3)] == [20, 21, 22]
 
 
 # --- sites ----------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from fedapps.settings.settings import read_settings
 from fedapps.tasks.set_evaluator import SetEvaluator
 from fedapps.tasks.set_training import augmented, fit
 from strategies.base.rounds import Round
+from tests.helpers import assert_arrays
 
 CLIENTS = 4
 
@@ -121,8 +122,7 @@ def test_a_run_starts_from_a_set(saved):
     assert len(with_set.train) == len(own.train) + len(x)
     torch.testing.assert_close(with_set.train.x[: len(own.train)], own.train.x)
     torch.testing.assert_close(with_set.test.x, own.test.x)
-    for name, array in mixing.initial_arrays().items():
-        np.testing.assert_array_equal(array, plain.initial_arrays()[name])
+    assert_arrays(mixing.initial_arrays(), plain.initial_arrays())
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from fedapps.settings.settings import read_settings
 from fedapps.tracking import callback
 from fedapps.tracking.callback import Tracked, columns_of, measures_of
 from fedapps.tracking.names import TRACKERS, check_installed
+from tests.helpers import rounds_of
 
 JOB = [
     "run",
@@ -35,7 +36,7 @@ JOB = [
 
 def run(out, *more, rounds=3):
     assert main([*JOB, f"num-rounds={rounds}", *more, "--out", str(out)]) == 0
-    return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    return rounds_of(out)
 
 
 def stopped_and_resumed(out, *more):

@@ -22,6 +22,8 @@ from strategies import (
     PrivacyOptions,
     Private,
     PropFair,
+    Robust,
+    RobustOptions,
     Scaffold,
     TERMOptions,
     WarmStart,
@@ -105,6 +107,7 @@ def nova(strategy, update=False, rounds=1):
 WRAPPERS = {
     "TERM": lambda inner: TERM(inner, TERMOptions(1.0)),
     "noise-multiplier": lambda inner: Private(inner, DP),
+    "robust.rule": lambda inner: Robust(inner, RobustOptions("median")),
     "WarmStart": lambda inner: WarmStart(FedAvg(), 1, inner),
 }
 

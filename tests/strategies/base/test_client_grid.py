@@ -14,7 +14,7 @@ from fedapps.engines.inline import InlineGrid
 from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, UpdateBound
 from strategies.base.flower_private import ErrorCode
 from strategies.base.messages import content_bytes, metrics_of
-from tests.helpers import EchoClient, arrays_of, simulate
+from tests.helpers import EchoClient, arrays_of, simulate, that_fails
 
 START = {"w": np.zeros(2, np.float32)}
 
@@ -92,25 +92,17 @@ def test_a_bad_reply_is_left_out_and_named(reason):
 
 
 def test_an_empty_round_keeps_the_model():
-    class Fails(EchoClient):
-        def fit(self, parameters, config):
-            if config["server-round"] == 2:
-                boom(None, None, None)
-            return super().fit(parameters, config)
-
-    result = simulate(FedAvg(), lambda i, _: Fails(1.0), 2, START, 3)
+    client = lambda i, _: that_fails(EchoClient, [2])(1.0)
+    result = simulate(FedAvg(), client, 2, START, 3)
     np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
 
 
 def test_a_run_whose_clients_all_fail_is_a_failure():
-    class Fails(EchoClient):
-        def fit(self, parameters, config):
-            boom(None, None, None)
-
-    with pytest.raises(TooFewReplies, match=r"client 0: .*the disk of site 1 is full"):
-        simulate(FedAvg(), lambda i, _: Fails(1.0), 2, START, 10)
+    client = lambda i, _: that_fails(EchoClient)(1.0)
+    with pytest.raises(TooFewReplies, match=r"client 0: .*the disk of this site is full"):
+        simulate(FedAvg(), client, 2, START, 10)
     with pytest.raises(TooFewReplies, match="no round had"):
-        simulate(FedAvg(), lambda i, _: Fails(1.0), 2, START, 1)
+        simulate(FedAvg(), client, 2, START, 1)
 
 
 def test_min_replies():

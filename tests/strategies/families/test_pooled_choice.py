@@ -14,7 +14,7 @@ from clients import FedAvgClient, FinetuneClient, to_client_app
 from clients.base.training import get_arrays
 from fedapps.engines.inline import InlineGrid
 from strategies import ClientGrid, Finetune, FinetuneOptions
-from tests.helpers import blobs, simulate, small_net
+from tests.helpers import assert_arrays, blobs, simulate, small_net
 
 TRAIN = {
     "learning-rate": 0.3,
@@ -108,8 +108,7 @@ def test_a_client_takes_the_epochs_of_its_losses_shrunk_to_those_of_all(shift):
         config = {**TRAIN, "server-round": ROUNDS, "local-epochs": wanted[i]}
         client = FedAvgClient(small_net, data_of(i, shift), i)
         trained = client.fit(sent, config)[0] if wanted[i] else sent
-        for got, want in zip(models[i], trained, strict=True):
-            np.testing.assert_array_equal(got, want)
+        assert_arrays(models[i], trained)
         assert loss == client.evaluate(trained, config)[0]
 
 

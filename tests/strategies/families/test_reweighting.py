@@ -28,7 +28,6 @@ from strategies import (
     Local,
     QFedAvg,
     QFedAvgOptions,
-    Reweighting,
     SuPerFed,
     TERMOptions,
 )
@@ -463,7 +462,3 @@ def test_the_scale_of_the_losses_is_saved():
     simulate(first, lambda i, _: LossyClient(0.1 * (i + 1), 1.0), 3, START, 2)
     second.load_state_dict(first.state_dict())
     assert second.loss_scale == first.loss_scale > 0
-
-
-def test_the_base_class_names_its_one_gap():
-    assert Reweighting.__abstractmethods__ == {"decide"}
