@@ -20,11 +20,11 @@ no less. Its weight, derived for N clients of which C train at a time: the model
 1 + s times from the question to client k until its reply counts, and then W = (N - C) /
 B times until it is asked again, on average (Little's law: N - C clients are idle, and B
 of them start per change). So a reply of k is in one of 1 + s_k + W changes, and with
-the weight n_k (1 + s_k + W), s_k the mean over its replies so far, all clients count by
-their samples. The paper lets all clients train, so W = 0; its authors' code takes s_k
-for 1 + s_k, and the mean of five replies. As there, weights are normalised in each
-buffer: a slow client's reply counts at most as all of an update, so small buffers make
-up for a part only.
+the weight n_k (1 + s_k + W), s_k the mean over its replies so far, all clients would
+count by their samples. As in the authors' code (github.com/18jeffreyma/afl-bench,
+expected_staleness.py), weights are normalised in each buffer: a slow client's reply
+counts at most as all of an update, so small buffers make up for a part only. There, all
+clients train (W = 0), s_k stands for 1 + s_k, and the mean is that of five replies.
 
 Contract: that of the wrapped strategy. How many clients train at a time is the client
 grid's ``clients_per_round`` (0: all).
