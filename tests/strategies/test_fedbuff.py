@@ -108,8 +108,8 @@ def test_weights_of_a_buffer_are_the_wrapped_strategy_s():
 
 
 def test_weights_by_client_by_hand():
-    # as above; in the third update client 0's reply is 2 updates old and ends a cycle of
-    # 3; in the fourth client 2's is 1 old, 1/3 on average over its three replies
+    # as above; in the third update client 0's reply is 2 updates old, its cycle is
+    # 3; in the fourth client 2's is 1 old, on average 1/3 over its three replies
     client = lambda i, _: EchoClient([1.0, 10.0, 100.0][i], i + 1, {"loss": [7.0, 4.0, 1.0][i]})
     grid = grid_of(client, 3, measured(5, 2, 2))
     by_client = FedBuff(FedAvg(), FedBuffOptions(2, weights="clients"))
