@@ -61,6 +61,7 @@ def with_defaults(given: Mapping[str, Any]) -> Settings:
         data=replace(data, synthetic=absolute(data.synthetic)),
         model=replace(model, weights=absolute(model.weights), name=local_name(model.name)),
         public=with_absolute(settings.public, "source"),
+        time=replace(settings.time, file=absolute(settings.time.file)),
         # the user's own task may name its data in a table of its own
         problem=with_absolute(problem, "source") if hasattr(problem, "source") else problem,
         options=replace(settings.options, library=absolute(library))

@@ -192,7 +192,7 @@ class Reweighting(WeightMemory):
             with_weight(reply, key, w, model)
             for reply, w, model in zip(used, decision.weights, models, strict=True)
         ]
-        with _metrics_as_replied(self.strategy, contents):
+        with metrics_as_replied(self.strategy, contents):
             arrays, metrics = self.strategy.aggregate_train(server_round, [*weighted, *failed])
         return arrays, MetricRecord(
             {**(metrics or {}), **decision.facts, "weight-max": float(decision.weights.max())}
@@ -285,9 +285,10 @@ class Reweighting(WeightMemory):
 
 
 @contextmanager
-def _metrics_as_replied(strategy: Strategy, contents: list[RecordDict]) -> Iterator[None]:
-    # The decided weights apply to the models only: a mean loss remains the mean over
-    # samples.
+def metrics_as_replied(strategy: Strategy, contents: list[RecordDict]) -> Iterator[None]:
+    """Let metrics be averaged by the weights in ``contents``, the replies as they came:
+    decided weights apply to the models only, and a mean loss remains that over samples.
+    """
     base: Any = innermost(strategy)
     average = getattr(base, "train_metrics_aggr_fn", None)
     if average is None:

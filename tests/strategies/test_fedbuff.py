@@ -107,6 +107,52 @@ def test_weights_of_a_buffer_are_the_wrapped_strategy_s():
     np.testing.assert_allclose([float(w[0]) for w, _ in seen], [first, second, third])
 
 
+def test_weights_by_client_by_hand():
+    # as above; in the third update client 0's reply is 2 updates old, its cycle is
+    # 3; in the fourth client 2's is 1 old, on average 1/3 over its three replies
+    client = lambda i, _: EchoClient([1.0, 10.0, 100.0][i], i + 1, {"loss": [7.0, 4.0, 1.0][i]})
+    grid = grid_of(client, 3, measured(5, 2, 2))
+    by_client = FedBuff(FedAvg(), FedBuffOptions(2, weights="clients"))
+    _, seen = run(by_client, client, grid, 4)
+    steps = [64, 64, (1 * 3 * 1 + 2 * 10) / 5, (3 * 4 / 3 * 100 + 2 * 10) / 6]
+    np.testing.assert_allclose([float(w[0]) for w, _ in seen], np.cumsum(steps))
+    # losses are averaged by samples as ever
+    losses = [now.train_metrics["loss"] for _, now in seen]
+    np.testing.assert_allclose(losses, [11 / 5, 11 / 5, 15 / 3, 11 / 5])
+
+
+@pytest.mark.parametrize("per_round", [6, 12])
+def test_by_client_slow_clients_count_as_much_as_fast_ones_in_the_long_run(per_round):
+    client = lambda i, _: EchoClient(i, num_examples=1 + i % 3)
+    fleet = Fleet(FleetOptions(speed="log-normal", spread=1.0, jitter=0.1))
+    grid = grid_of(client, 12, fleet, per_round)
+    fedbuff = FedBuff(FedAvg(), FedBuffOptions(2, weights="clients"))
+    weights, replies, weighed = np.zeros(12), np.zeros(12), fedbuff._weighed
+
+    def noted(received):
+        found = weighed(received)
+        for reply in found:
+            k = grid.client_id(reply.metadata.src_node_id)
+            weights[k] += reply.content["metrics"]["num-examples"] / (1 + k % 3)
+            replies[k] += 1
+        return found
+
+    fedbuff._weighed = noted
+    run(fedbuff, client, grid, 600)
+    by_speed = np.argsort([fleet.slowness(k) for k in range(12)])
+    fast, slow = by_speed[:4], by_speed[-4:]
+    assert replies[slow].sum() < 0.8 * replies[fast].sum()
+    assert weights[slow].sum() == pytest.approx(weights[fast].sum(), rel=0.1)
+
+
+def test_weights_by_client_need_a_strategy_that_averages_by_weight():
+    options = FedBuffOptions(weights="clients")
+    with pytest.raises(ValueError, match=r"FedAvg does not average by the weights"):
+        FedBuff(FedAvg(weights="uniform"), options)
+    with pytest.raises(ValueError, match="does not use it"):
+        FedBuffOptions(staleness=0.1, weights="clients")
+
+
 @pytest.mark.parametrize("per_round", [0, 4])
 @pytest.mark.parametrize("base", [FedAvg, FedAdam, FlowerFedAdam])
 def test_with_equal_speeds_and_a_full_buffer_it_is_the_wrapped_strategy(base, per_round):

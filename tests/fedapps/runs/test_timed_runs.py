@@ -6,6 +6,7 @@ import pytest
 
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
+from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import read_settings
 from tests.helpers import assert_same, rounds_of, rows_of, run_inline, summary_of
 
@@ -31,11 +32,13 @@ def same(one, other):
     assert rows_of(one / "time.csv") == rows_of(other / "time.csv")
 
 
-def test_a_run_that_is_paused_while_clients_train_goes_on_to_the_bit(tmp_path):
-    run_inline(tmp_path / "whole", **JOB)
-    run_inline(tmp_path / "parts", **JOB, until=5)
+@pytest.mark.parametrize("weights", ["replies", "clients"])
+def test_a_run_that_is_paused_while_clients_train_goes_on_to_the_bit(tmp_path, weights):
+    job = {**JOB, "fedbuff.weights": weights}
+    run_inline(tmp_path / "whole", **job)
+    run_inline(tmp_path / "parts", **job, until=5)
     assert any(row["fate"] == "open" for row in rows_of(tmp_path / "parts" / "time.csv"))
-    run_inline(tmp_path / "parts", "--resume", **JOB)
+    run_inline(tmp_path / "parts", "--resume", **job)
     ages = [row.get("reply-age", 0) for row in rounds_of(tmp_path / "parts")]
     assert max(ages[5:7]) > 0  # replies to models from before the pause
     same(tmp_path / "whole", tmp_path / "parts")
@@ -47,6 +50,12 @@ def test_its_own_times_repeat_a_run(tmp_path):
     file = str(tmp_path / "first" / "time.csv")
     run_inline(tmp_path / "again", **given, **{"time.speed": "file", "time.file": file})
     same(tmp_path / "first", tmp_path / "again")
+
+
+def test_a_file_of_times_is_found_from_other_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"method": "fedavg", "time.speed": "file", "time.file": "times.csv"}
+    assert with_defaults(given).time.file == str(tmp_path / "times.csv")
 
 
 @pytest.mark.slow
