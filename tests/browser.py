@@ -4,6 +4,7 @@ controlled through a pipe.
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -48,7 +49,8 @@ class Browser:
         assert CHROMIUM
         self._home = tempfile.TemporaryDirectory()
         (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
-        high = [os.dup2(end, 60 + place) for place, end in enumerate((theirs_in, theirs_out))]
+        # free ones, out of the way of 3 and 4
+        high = [fcntl.fcntl(end, fcntl.F_DUPFD, 60) for end in (theirs_in, theirs_out)]
         actions = [(os.POSIX_SPAWN_DUP2, high[0], 3), (os.POSIX_SPAWN_DUP2, high[1], 4)]
         null = os.open(os.devnull, os.O_RDWR)
         actions += [(os.POSIX_SPAWN_DUP2, null, number) for number in (0, 1, 2)]
