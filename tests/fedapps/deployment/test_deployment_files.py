@@ -117,3 +117,21 @@ def test_the_page_says_what_leaves_a_site_for_every_method():
     assert [name for name in METHODS if name not in named] == [], (
         "a row in docs/deployment.md is missing"
     )
+
+
+def test_a_site_that_refused_a_certificate_is_cut_off_until_it_is_online_again(
+    tmp_path, monkeypatch
+):
+    """Flower's SuperNode may then run for ever without trying to connect."""
+    made = Deployment.create(tmp_path / "d", {"a": {"partition-id": 0, "num-partitions": 1}})
+    site, online = made.sites["a"], "SuperNode ID: 7\n"
+    monkeypatch.setattr(site, "alive", lambda: True)
+    monkeypatch.setattr(made, "healthy", lambda: False)
+    for log, state in (
+        (online, "running"),
+        (online + "ERROR: SSL/TLS handshake error detected.\n", "cut off"),
+        (online + "ERROR: SSL/TLS handshake error detected.\n" + online, "running"),
+    ):
+        site.log.write_text(log)
+        assert [row["process"] for row in made.status()] == [state]
+        assert site.serves() == (state == "running")
