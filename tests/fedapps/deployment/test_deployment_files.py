@@ -12,6 +12,7 @@ from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
+from fedapps.deployment.local import Deployment
 from fedapps.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[3]
