@@ -69,10 +69,8 @@ def federations() -> dict[str, dict[str, Any]]:
     for scale in ("", "choose-classes", "survival"):
         grid = read_grid(EXPERIMENTS / "natural-tables.toml", scale=scale)
         (cases,) = (axis.values for axis in grid.axes if axis.name == "data")
-        label = {"data.label": grid.fixed["data.label"]} if "data.label" in grid.fixed else {}
-        found |= {
-            name: {"task": grid.fixed["task"], **label, **case} for name, case in cases.items()
-        }
+        common = {key: grid.fixed[key] for key in ("task", "data.label") if key in grid.fixed}
+        found |= {name: {**common, **case} for name, case in cases.items()}
     del found["Generated"], found["BRCA, a split per seed"]
     roles = read_grid(EXPERIMENTS / "superfed" / "wins-shakespeare.toml").fixed
     kinds = ("data.", "model.", "train.", "text.min-characters")

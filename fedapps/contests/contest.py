@@ -41,11 +41,10 @@ from fedapps.contests.trials import (
     as_table,
 )
 from fedapps.errors import RunFailed
-from fedapps.results.simultaneous import Table, upper_bound
+from fedapps.results.simultaneous import LEVEL, Table, upper_bound
 
 #: Steps of the race: three with the first seeds, one for each more.
 STEPS = 3 + MOST_SEEDS - FIRST_SEEDS
-LEVEL = 0.05
 SEEDS_APART = 100  # between the seeds of the race and of the final
 
 

@@ -62,6 +62,7 @@ HOSTS = [HOST, "localhost"]
 END_SECONDS = 10.0  # timeout for programs to end after SIGTERM
 FACTS = "deployment.json"
 RETRY_SECONDS = 3.0
+LOG_END = 1 << 16  # bytes; the whole log may cover months
 
 
 class Program:
@@ -191,9 +192,12 @@ class Site(Program):
         """Return whether the SuperNode is running and tries to stay connected. After it
         refused the SuperLink's certificate it can run for ever without trying.
         """
-        words = self.words()
+        if not self.alive():
+            return False
+        size = self.log.stat().st_size if self.log.exists() else 0
+        words = self.words(max(size - LOG_END, 0))  # it then says little more
         last = max((found.start() for found in ONLINE.finditer(words)), default=0)
-        return self.alive() and CUT_OFF not in words[last:]
+        return CUT_OFF not in words[last:]
 
     def start(self) -> None:
         """Start the SuperNode and wait until it is connected. Raises UserError or

@@ -22,7 +22,8 @@ from fedapps.results.seeds import Interval, crossed_interval, variance_component
 
 Table = NDArray[np.float64]
 DRAWS = 20_000
-BEHIND = 0.05
+#: Of the bound of a difference between two methods.
+LEVEL = 0.05
 #: More seeds, or sites for each one there is, are not worth naming.
 MOST_SEEDS, MOST_SITES = 50, 20
 FEDERATE, ALONE, UNKNOWN = "federate", "alone", "cannot tell"
@@ -103,15 +104,14 @@ def decide(
 
     Federate if the leader's lower bound is above ``delta``: with ``near`` (fine-tuning,
     the simpler method) if that is shown to gain, too, and to be within ``delta`` of the
-    leader (upper bound of the paired difference, at ``BEHIND``). Alone if no upper
+    leader (upper bound of the paired difference, at ``LEVEL``). Alone if no upper
     bound reaches ``delta``.
     """
     ours = intervals[leader]
     if ours.low > delta:
         other = intervals.get(near)
-        simpler = other is not None and other.low > delta
-        if simpler and near != leader:
-            simpler = upper_bound(tables[leader] - tables[near], BEHIND) <= delta
+        gains = other is not None and other.low > delta
+        simpler = gains and upper_bound(tables[leader] - tables[near], LEVEL) <= delta
         return Verdict(FEDERATE, near if simpler else leader)
     if all(one.high < delta for one in intervals.values()):
         return Verdict(ALONE)

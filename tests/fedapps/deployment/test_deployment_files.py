@@ -131,6 +131,7 @@ def test_a_site_that_refused_a_certificate_is_cut_off_until_it_is_online_again(
     for log, state in (
         (online, "running"),
         (online + "ERROR: SSL/TLS handshake error detected.\n", "cut off"),
+        (online + "round\n" * 20_000 + "SSL/TLS handshake error detected.\n", "cut off"),
         (online + "ERROR: SSL/TLS handshake error detected.\n" + online, "running"),
     ):
         site.log.write_text(log)
