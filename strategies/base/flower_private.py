@@ -62,9 +62,13 @@ CUT_OFF = "SSL/TLS handshake error detected"
 NOT_ACTIVATED = "[code: 2004]"
 #: The reason why a program of Flower ends.
 EXIT = re.compile(r"Exit Code: \d+\n(.*?)(?:\n\s*\n|For more information|\Z)", re.DOTALL)
-#: A line of a log below the level of an error: "INFO :
-#:     text", "2026-11-22T10:56:49.699Z INFO [uvicorn.error] text".
-HARMLESS = re.compile(r"(?:\S+Z )?(?:DEBUG|INFO|WARN(?:ING)?)\b")
+#: A line of a log below the level of an error ("INFO :      text",
+#: "2026-11-22T10:56:49.699Z INFO [uvicorn.error] text"), or a request that a SuperLink
+#: refused, for example a reply to a run that was stopped ("ERROR :
+#: [/v1/fleet/push-messages][ApiError:2007] text").
+HARMLESS = re.compile(
+    r"(?:\S+Z )?(?:(?:DEBUG|INFO|WARN(?:ING)?)\b|ERROR\s*:\s+\[/\S+\]\[ApiError:\d+\])"
+)
 
 
 def identify_process(run_id: int, node_id: int = 1) -> None:

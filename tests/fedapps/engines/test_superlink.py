@@ -16,6 +16,9 @@ STARTED = """INFO :      Starting Flower SuperLink
 2026-11-22T10:56:50.100Z INFO [uvicorn.access] 127.0.0.1:1 - "GET /runs/error HTTP/1.1" 200
 WARNING :   an error that was survived
 """
+LATE = """ERROR :     [/v1/fleet/push-messages][ApiError:2007] SuperNode 5, exception: Run is finished. \
+Stopped by user.
+"""
 REFUSED = """ERROR :     Exit Code: 600
 Address (unix:///tmp/c.sock) cannot be parsed.
 Please provide a domain name.
@@ -29,6 +32,7 @@ KILLED = "its log gives no reason; it was probably killed, by a user or out of m
     [
         ("", KILLED),
         (STARTED, KILLED),
+        (STARTED + LATE, KILLED),
         (
             STARTED
             + "Traceback (most recent call last):\n  x\nOSError: the disk is full\n"
