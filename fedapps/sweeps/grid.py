@@ -18,6 +18,7 @@ from algorithms.common.checks import nearest
 from fedapps.errors import UserError
 from fedapps.settings.settings import OF_SWEEPS, default_config, read_settings, unknown
 from fedapps.sweeps.options import SweepOptions, read_options
+from fedapps.tasks.registry import find_task
 from fedapps.toml_text import flatten_toml, load_toml, parse_assignment, toml_text
 
 SEED = "seed"
@@ -194,7 +195,9 @@ def _rule(table: Any, known: Mapping[str, Any]) -> Rule:
     }
     for key, values in conditions.items():
         for value in values:
-            if key not in known or key in default_config():
+            if key == "task":  # which methods it suits is for each run to say
+                find_task(str(value))
+            elif key not in known or key in default_config():
                 read_settings({key: value})  # validates key and value
     return Rule(conditions, flatten_toml(settings))
 

@@ -123,6 +123,20 @@ def test_rules_change_the_settings_of_some_runs(plan_of):
     }
 
 
+def test_a_rule_may_hold_of_a_task_that_other_methods_do_not_have(plan_of):
+    text = """
+        num-rounds = 4
+        [axis.problem]
+        vectors = { task = "lasso", method = "fedfw" }
+        digits = { method = "fedavg" }
+        [[when]]
+        task = "lasso"
+        set = { evaluate-every = 2 }
+    """
+    every = {p.name: p.run.config["evaluate-every"] for p in plan_of(text).points}
+    assert every == {"vectors": 2, "digits": 1}
+
+
 def test_scale_and_command_line_override_the_file(plan_of):
     text = (
         "num-rounds = 100\nseed = [0, 1, 2]\n[scale.small]\nnum-rounds = 5\ntrain.local-epochs "
@@ -221,6 +235,7 @@ def test_folder_names_are_valid_on_every_file_system(plan_of):
         ),
         ("[[when]]\nmethod = 'local'", [], "when: needs conditions and a table `set` of settings"),
         ("[[when]]\nmethod = 'locl'\nset.seed = 1", [], "method = 'locl': did you mean 'local'?"),
+        ("[[when]]\ntask = 'laso'\nset.seed = 1", [], "task = 'laso': did you mean 'lasso'?"),
         (
             "[[when]]\nmethod = 'local'\nset.sed = 1",
             [],
