@@ -55,7 +55,8 @@ from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.runs.execution import execute
-from fedapps.settings.settings import Settings, chosen, read_settings
+from fedapps.settings.reading import chosen, read_settings
+from fedapps.settings.settings import Settings
 from fedapps.tasks.registry import TASKS
 from strategies.base.rounds import TooFewReplies
 

@@ -27,7 +27,7 @@ from safetensors.numpy import load_file
 from fedapps.errors import RunFailed
 from fedapps.records.writer import read_rounds
 from fedapps.runs.assembly import build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.sweeps.pool import PlannedRun, finished, run_all
 from fedapps.tasks.boosting_oracles import load_function, predictor
 from fedapps.toml_text import read_toml

@@ -50,7 +50,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from strategies.base.rounds import Round
 
 BUDGET = 1.0  # seconds that a cell may take, beyond one call

@@ -44,7 +44,7 @@ from algorithms.common.seeds import generator
 from clients import HistogramBoostingClient, MessageStore
 from clients.base.data import ArrayData, ArraySplit
 from fedapps.runs.assembly import build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from strategies import HistogramBoostingOptions
 
 SITES, ROWS, TREES = 20, 30, 25

@@ -30,7 +30,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fedapps.runs.execution import execute_inline
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 METHODS = (
     "fedavg",

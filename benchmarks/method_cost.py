@@ -41,7 +41,7 @@ from fedapps.runs.assembly import build_client, build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import prepare_folder
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 JOB: dict[str, Any] = {
     "num-clients": 20,

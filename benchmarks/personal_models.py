@@ -39,7 +39,7 @@ from clients.base.training import trainable
 from clients.superfed import LAMBDAS
 from fedapps.charts.theme import THEME
 from fedapps.runs.assembly import build_client, build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
 
 NAMES = {

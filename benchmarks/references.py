@@ -42,7 +42,7 @@ from algorithms.common.seeds import generator
 from clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_strategy, build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tasks.boosting_oracles import oracle_of
 from fedapps.tasks.set_evaluator import SetEvaluator
 from fedapps.toml_text import read_toml

@@ -51,7 +51,7 @@ from benchmarks.round_time import JOB
 from fedapps.engines.processes import marked, program
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.toml_text import to_toml
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -55,7 +55,8 @@ from fedapps.runs.client_factory import prepare
 from fedapps.runs.compilation import compiler
 from fedapps.runs.execution import assembled, execute
 from fedapps.runs.inline_grid import inline_grid
-from fedapps.settings.settings import Settings, read_settings
+from fedapps.settings.reading import read_settings
+from fedapps.settings.settings import Settings
 
 CLIENTS, PER_ROUND, TRAINED, BATCH = 100, 10, 600, 10
 STEPS = PER_ROUND * TRAINED // BATCH  # of a round

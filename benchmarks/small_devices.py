@@ -32,7 +32,7 @@ from fedapps.engines.inline import InlineGrid  # noqa: E402
 from fedapps.runs.client_app import app  # noqa: E402
 from fedapps.runs.execution import execute  # noqa: E402
 from fedapps.runs.prepare import prepare_folder  # noqa: E402
-from fedapps.settings.settings import read_settings  # noqa: E402
+from fedapps.settings.reading import read_settings  # noqa: E402
 
 JOBS = (
     "fedfw:lasso",

@@ -275,7 +275,7 @@ class Soak:
         """
         from fedapps.runs.assembly import build_task
         from fedapps.runs.client_app import app
-        from fedapps.settings.settings import read_settings
+        from fedapps.settings.reading import read_settings
         from fedapps.toml_text import read_toml
 
         stored = {

@@ -42,7 +42,7 @@ from clients.base.adapter import answer_identity
 from clients.base.data import ArrayData
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from strategies.base.client_grid import ClientGrid
 from strategies.base.rounds import run_rounds
 

@@ -44,7 +44,7 @@ from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
 from fedapps.engines.inline import InlineGrid
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext
 from strategies import FedAvg

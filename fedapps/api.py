@@ -29,7 +29,7 @@ from fedapps.results.notebook import in_notebook
 from fedapps.runs.deal import deal_for
 from fedapps.runs.launch import Launch, launch
 from fedapps.runs.prepare import with_defaults
-from fedapps.settings.settings import check_used
+from fedapps.settings.reading import check_used
 from fedapps.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.sweeps.grid import Grid, grid_of
 from fedapps.sweeps.plan import plan_of, read_plans

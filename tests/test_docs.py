@@ -36,7 +36,7 @@ from fedapps.errors import UserError
 from fedapps.methods import METHODS, checked_method
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.prepare import check_sizes
-from fedapps.settings.settings import default_config, read_settings
+from fedapps.settings.reading import default_config, read_settings
 from fedapps.sweeps import execution
 from fedapps.sweeps.plan import read_plan
 from fedapps.sweeps.pool import Ended, run_one

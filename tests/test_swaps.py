@@ -18,7 +18,7 @@ import strategies
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_strategy, build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from tools.example_diffs import changed
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -155,7 +155,7 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     """
     from fedapps.notes import logger
     from fedapps.runs.prepare import with_defaults
-    from fedapps.settings.settings import check_used, unused
+    from fedapps.settings.reading import check_used, unused
     from fedapps.toml_text import read_toml
 
     given: dict[str, Any] = {}

@@ -26,7 +26,8 @@ from fedapps.records.writer import status_of
 from fedapps.results.simultaneous import Table
 from fedapps.runs.deal import names_of
 from fedapps.runs.prepare import assemble, with_defaults
-from fedapps.settings.settings import Settings, check_used, chosen
+from fedapps.settings.reading import check_used, chosen
+from fedapps.settings.settings import Settings
 from fedapps.sweeps.plan import without_reserved
 from fedapps.sweeps.pool import DIED, Ended, PlannedRun, run_one
 from fedapps.tasks.capabilities import HasNet, SplitsSamples, Task

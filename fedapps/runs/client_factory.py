@@ -16,7 +16,8 @@ from clients.base.adapter import client_id
 from clients.base.store import DiskStore, MessageStore, Store
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_client, build_task
-from fedapps.settings.settings import Settings, read_settings
+from fedapps.settings.reading import read_settings
+from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import Task
 
 MAX_RUNS = 4

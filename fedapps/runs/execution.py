@@ -37,7 +37,8 @@ from fedapps.runs.assembly import (
 from fedapps.runs.compilation import with_compilation
 from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.timing import timing_of
-from fedapps.settings.settings import Settings, default_config
+from fedapps.settings.reading import default_config
+from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasCurves, HasGroups, SplitsSamples
 from fedapps.tasks.client_names import client_names
 from fedapps.tracking.callback import Tracked, Trackers

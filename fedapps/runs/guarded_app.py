@@ -102,7 +102,7 @@ class Site:
     @cached_property
     def digest(self) -> str:
         """The digest of the settings; "" if they name code that is not allowed."""
-        from fedapps.settings.settings import read_settings
+        from fedapps.settings.reading import read_settings
 
         config = self.context.run_config
         if code_named(config) and self.refusal:

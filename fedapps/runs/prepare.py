@@ -29,7 +29,8 @@ from fedapps.runs.assembly import (
     build_task,
     validation_setting,
 )
-from fedapps.settings.settings import Settings, chosen, default_config, read_settings
+from fedapps.settings.reading import chosen, default_config, read_settings
+from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNaturalClients, NamesNet, Task
 from fedapps.tasks.registry import TASKS, find_task
 from fedapps.tracking.names import check_installed

@@ -20,7 +20,7 @@ from fedapps.engines.node_grid import shared
 from fedapps.errors import UserError
 from fedapps.results.report import write_report
 from fedapps.runs.execution import execute, page_of, with_folder
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from strategies.base.flower_private import is_simulation
 
 app = ServerApp()

@@ -1,40 +1,23 @@
-"""All settings of a run: read once from Flower's flat ``key = value`` configuration,
-checked, and frozen.
+"""All settings of a run, checked and frozen; ``reading`` makes them.
 
 Keys are the kebab-case of field names, prefixed by the table: ``num-rounds``,
-``data.alpha``, ``train.learning-rate``, ``superfed.nu``. Errors are reported in one
-line that names the key, the value and what is allowed, before anything is downloaded or
-started. Tasks and methods do not import this module: they get their own options and a
-``RunContext``.
+``data.alpha``, ``train.learning-rate``, ``superfed.nu``. Tasks and methods do not
+import this module: they get their own options and a ``RunContext``.
 """
 
-from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
-from types import MappingProxyType
 from typing import Any
 
-from algorithms.common.checks import nearest
 from algorithms.common.fleet import FleetOptions
 from algorithms.common.options import Options, kebab, option
 from clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
-from fedapps.errors import UserError
-from fedapps.methods import METHODS, find_method
+from fedapps.methods import find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
-from fedapps.settings.tables import (
-    CONFIGURED,
-    PARTS,
-    built,
-    defaults_of,
-    flattened,
-    option_tables,
-    read_table,
-    typed,
-)
+from fedapps.settings.tables import PARTS, flattened
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.registry import TASKS, find_task, task_name
+from fedapps.tasks.registry import find_task
 from fedapps.toml_text import Value
 from fedapps.tracking.names import names_of
 from strategies import (
@@ -43,7 +26,6 @@ from strategies import (
     RobustOptions,
     SecureOptions,
     UpdateBound,
-    WarmStartOptions,
 )
 from strategies.base.relative_bounds import FEW, HARDENED
 from strategies.base.timing import PaceOptions
@@ -51,47 +33,6 @@ from strategies.base.weights import HALF
 
 # Largest weight, as a multiple of the round's median, with a bound on the update only.
 MAX_WEIGHT = 10.0
-#: The most rounds between evaluations unless the user chooses.
-LONGEST_INTERVAL = 10
-#: Names that other libraries use for our settings, by the last part of the key.
-OTHER_NAMES = {
-    "rounds": "num-rounds",
-    "clients": "num-clients",
-    "epochs": "train.local-epochs",
-    "lr": "train.learning-rate",
-    "batch": "train.batch-size",
-    "bs": "train.batch-size",
-    "dataset": "data.source",
-    "output": "out",
-    "patience": "early-stopping",
-}
-#: Settings of tasks that are now in the table ``data``, for all tasks.
-MOVED = {
-    f"{table}.{key}": f"data.{new}"
-    for tables, keys in {
-        ("tabular", "regression"): {
-            "source": "source",
-            "split": "split",
-            "client": "natural-id",
-            "label": "label",
-            "features": "features",
-            "categorical": "categorical",
-            "drop": "drop",
-            "drop-clients": "drop-clients",
-            "test": "part",
-            "validation": "validation",
-            "standardise": "standardise",
-        },
-        ("text", "unigram", "matrix-completion", "qap"): {"source": "source", "split": "split"},
-    }.items()
-    for table in tables
-    for key, new in keys.items()
-}
-#: Tasks whose test samples can have groups (``data.group``).
-GROUPED = ("classification", "constrained-classification", "tabular")
-
-#: Tables of files that `fedapps sweep` reads and `fedapps run` does not.
-OF_SWEEPS = ("axis", "claim", "scale", "sweep", "when")
 
 
 @dataclass(frozen=True)
@@ -439,269 +380,3 @@ class Settings(Options):
             else:
                 out[kebab(part.name)] = value
         return out
-
-
-def default_config(config: Mapping[str, Any] | None = None) -> dict[str, Value]:
-    """Return every key of every method with its default. The user's own methods and
-    tasks are included if ``config`` names them.
-
-    Values of ``config`` may be the lists of a sweep. Raises ``UserError`` for an
-    unknown method or task.
-    """
-    known = dict(_general())
-    for table, kind in option_tables(config).items():
-        known |= defaults_of(kind, table)
-    return known | CONFIGURED
-
-
-@cache
-def _general() -> Mapping[str, Value]:
-    """Return the defaults of the default method."""
-    return MappingProxyType(Settings().flat())
-
-
-def unknown(key: str, known: Iterable[str]) -> str:
-    """Return the error message for an unknown key."""
-    known = list(known)
-    if key in MOVED:
-        return f"{key}: is no setting any more: write {MOVED[key]}"
-    inside = [name for name in known if name.startswith(f"{key}.")]
-    if inside and key not in OTHER_NAMES:
-        return (
-            f"unknown setting {key!r}: it is a table with keys such as {', '.join(inside[:3])}: "
-            f"`fedapps settings {key}` lists them"
-        )
-    meant = next((name for name in known if name == OTHER_NAMES.get(key.rpartition(".")[2])), "")
-    hint = f"did you mean {meant!r}? " if meant else nearest(key, known)
-    return f"unknown setting {key!r}: {hint}`fedapps settings` lists all keys"
-
-
-def unused(given: Mapping[str, Any], used: Container[str]) -> list[str]:
-    """Return the keys in ``given`` that stand in a table and are not in ``used``, the
-    settings of the run or runs. The default of a part that is off does not count.
-    """
-    others, known = (*OF_SWEEPS, "versions"), _parts()
-    return [
-        key
-        for key, value in given.items()
-        if "." in key
-        and key not in used
-        and key.partition(".")[0] not in others
-        and (key not in known or value != known[key])
-    ]
-
-
-@cache
-def _parts() -> Mapping[str, Value]:
-    """Return the defaults of the tables common to all runs."""
-    parts = (defaults_of(part.options, table) for table, part in PARTS.items())
-    return MappingProxyType({key: value for part in parts for key, value in part.items()})
-
-
-def check_used(given: Mapping[str, Any], used: Container[str]) -> None:
-    """Raise ``UserError`` for a given option that is not in ``used``, the settings of
-    the run or runs.
-    """
-    for key in unused(given, used):
-        table, value = key.partition(".")[0], given[key]
-        if table in PARTS:
-            raise UserError(
-                f"{key} = {value!r}: has no effect without {PARTS[table].switch}: set this, or "
-                f"leave {key} out"
-            )
-        kinds: dict[str, Any] = {**METHODS, **TASKS}
-        owners = [name for name, one in kinds.items() if one.table == table]
-        choice = f"choose {' or '.join(owners[:4])}, or " if owners else ""
-        raise UserError(
-            f"{key} = {value!r}: neither the method nor the task has this option: {choice}leave "
-            "it out"
-        )
-
-
-def chosen(config: Mapping[str, Any]) -> tuple[Method, str]:
-    """Return the method of a flat configuration and the name of its task. Raises
-    ``UserError``.
-    """
-    method = find_method(config.get("method", Settings.method))
-    task = task_name(str(typed("task", config.get("task", "auto"), "")), method.tasks)
-    source = config.get("data.source", "auto")
-    if (
-        task == "classification"
-        and source in ("auto", DataOptions.source)
-        and not config.get("sites.labels")
-    ):
-        task = "digits"
-    return method, task
-
-
-def read_settings(config: Mapping[str, Any]) -> Settings:
-    """Return the checked settings of a flat configuration; missing keys have their
-    defaults. Raises ``UserError``.
-    """
-    config = {key: value for key, value in config.items() if not key.startswith("versions.")}
-    known = default_config(config)
-    for key in config:
-        if key not in known:
-            if key.partition(".")[0] in OF_SWEEPS:
-                raise UserError(
-                    f"{key}: belongs to a sweep: start the file with `fedapps sweep FILE`"
-                )
-            raise UserError(unknown(key, known))
-    method, task = chosen(config)
-    config["task"] = task
-    kind = find_task(task)
-    named = config.get("data.natural-id") and kind.data is None
-    dealt = kind.defaults.get("data.partition", DataOptions.partition)
-    usual = {"data.source": kind.sources[0], "data.partition": "natural" if named else dealt}
-    config |= {key: value for key, value in usual.items() if config.get(key, "auto") == "auto"}
-    if config.get("model.name", "auto") == "auto":
-        config["model.name"] = method.model or find_task(task).model
-    if config.get("model.start", "auto") == "auto":
-        config["model.start"] = start_of(method, config) or kind.start
-    values: dict[str, Any] = {}
-    for part in fields(Settings):
-        if part.name in ("options", "problem"):
-            entry: Any = {"options": method, "problem": kind}[part.name]
-            values[part.name] = (
-                read_table(entry.options, entry.table, config) if entry.options else None
-            )
-        elif part.name == "base":
-            values[part.name] = (
-                _base(method, values["options"].base, config) if method.wrap else None
-            )
-        elif part.name == "halves":
-            values[part.name] = _halves(values["options"], config)
-        elif part.name in PARTS:
-            values[part.name] = read_table(PARTS[part.name].options, part.name, config)
-        elif (key := kebab(part.name)) in config:
-            values[part.name] = typed(key, config[key], known[key])
-    settings: Settings = built(Settings, values, "")
-    check_data_used(settings, method)
-    if settings.model.start == "zero" and start_of(method, config):
-        raise UserError(
-            f"model.start = 'zero': {settings.method} mixes two models that must differ: choose "
-            "'random'"
-        )
-    if settings.evaluate_every < 0:
-        tenth = max(1, settings.num_rounds // 10)
-        settings = replace(settings, evaluate_every=min(LONGEST_INTERVAL, tenth))
-    if settings.data.synthetic and settings.data.synthetic_use == "mix" and settings.sites.own:
-        raise UserError(
-            "data.synthetic-use = 'mix': the sites do not have the folder data.synthetic: choose "
-            "'pretrain', which only the server needs"
-        )
-    if settings.data.group and (task not in GROUPED or settings.sites.own):
-        what = "sites with their own data are" if settings.sites.own else f"task {task!r} is"
-        raise UserError(
-            f"data.group = {settings.data.group!r}: {what} not scored by group: set it to '' "
-            f"(tasks with groups: {', '.join(GROUPED)})"
-        )
-    column = settings.data.group_split
-    if column and (
-        task not in (*GROUPED, "regression", "survival")
-        or settings.sites.own
-        or settings.data.source in find_task(task).sources
-    ):
-        raise UserError(
-            f"data.group-split = {column!r}: is for files with such a column (tasks "
-            f"{', '.join((*GROUPED, 'regression', 'survival'))}): set it to ''"
-        )
-    if settings.data.synthetic and task not in ("classification", "digits"):
-        raise UserError(
-            f"data.synthetic = {settings.data.synthetic!r}: task {task!r} does not start from a "
-            "set of images: set it to ''"
-        )
-    return settings
-
-
-def start_of(method: Method, config: Mapping[str, Any]) -> str:
-    """Return the start that the method, or one that it wraps or composes, needs; "" if
-    any will do.
-    """
-    keys = (f"{method.table}.{key}" for key in ("base", "first", "then"))
-    inner = (METHODS[name] for key in keys if (name := config.get(key)) in METHODS)
-    starts = (
-        one.start(read_table(one.options, one.table, config))
-        if callable(one.start) and one.options
-        else str(one.start)
-        for one in (method, *inner)
-    )
-    return next(filter(None, starts), "")
-
-
-def check_data_used(settings: Settings, method: Method) -> None:
-    """Raise ``UserError`` for settings of the table ``data`` that the task does not
-    read; it names them all.
-    """
-    kind, given = find_task(settings.task), flattened(settings.data, "data")
-    if kind.data is None:
-        return
-    usual = flattened(DataOptions(), "data") | {"data.source": kind.sources[0]}
-    used = {f"data.{name}" for name in kind.data}
-    others = {
-        key: value
-        for key, value in given.items()
-        if key not in used and value not in (usual[key], method.defaults.get(key))
-    }
-    if others:
-        named = ", ".join(f"{key} = {value!r}" for key, value in others.items())
-        it = "it" if len(others) == 1 else "them"
-        fits = [
-            name
-            for name in method.tasks
-            if (read := find_task(name).data) is None
-            or others.keys() <= {f"data.{part}" for part in read}
-        ]
-        choice = f", or choose task = {' or '.join(map(repr, fits[:3]))}" if fits else ""
-        raise UserError(
-            f"{named}: task {settings.task!r} does not use {it}: leave {it} out{choice}"
-        )
-
-
-def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:
-    """Return the settings of the method ``name``, which ``method`` wraps. Only the
-    method and its table differ.
-    """
-    try:
-        inner = find_method(name, f"{method.table}.base")
-        if inner.wrap and (method.loss or not inner.loss):
-            other = (
-                f": choose method = {name!r} and {inner.table}.base = 'propfair'"
-                if method.loss
-                else ", and so does this one"
-            )
-            raise UserError(f"it decides weights{other}")
-        if not inner.wrap and inner.strategy is None:
-            raise UserError(
-                f"it composes two methods: choose method = {name!r}, with this one as one of them"
-            )
-        if inner.synthetic:
-            raise UserError(
-                "it makes a set of images, so its clients have no classifier's loss to weight by: "
-                "choose another method"
-            )
-        task_name(str(config["task"]), inner.tasks)
-    except UserError as error:
-        reason = str(error).removeprefix(f"{method.table}.base = {name!r}: ")
-        raise UserError(f"{method.table}.base = {name!r}: {reason}") from None
-    given = {**config, "method": name}
-    known = default_config(given)  # leaves out the table of the user's own wrapper
-    return read_settings({key: value for key, value in given.items() if key in known})
-
-
-def _halves(options: Any, config: Mapping[str, Any]) -> tuple[Settings, ...]:
-    """Return the settings of the two methods that the chosen one composes. They differ
-    only in the method and its table.
-    """
-    halves = (
-        {"first": options.first, "then": options.then}
-        if isinstance(options, WarmStartOptions)
-        else {}
-    )
-    settings = []
-    for key, method in halves.items():
-        try:
-            settings.append(read_settings({**config, "method": method}))
-        except UserError as error:
-            raise UserError(f"warm-start.{key} = {method!r}: {error}") from None
-    return tuple(settings)

@@ -19,7 +19,7 @@ from algorithms.common.sent import METHOD
 from algorithms.secure.wire import CLEAR, FRAME, MASKED, RECORD
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import code_named, names_method
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.settings.tables import read_table
 from fedapps.toml_text import load_toml
 

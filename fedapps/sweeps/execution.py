@@ -26,7 +26,8 @@ from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
 from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.runs.prepare import assemble, data_paths
-from fedapps.settings.settings import Settings, default_config, read_settings
+from fedapps.settings.reading import default_config, read_settings
+from fedapps.settings.settings import Settings
 from fedapps.sweeps.keep import prune
 from fedapps.sweeps.page import write_page
 from fedapps.sweeps.plan import Plan, without_reserved

@@ -16,7 +16,7 @@ from typing import Any
 
 from algorithms.common.checks import nearest
 from fedapps.errors import UserError
-from fedapps.settings.settings import OF_SWEEPS, default_config, read_settings, unknown
+from fedapps.settings.reading import OF_SWEEPS, default_config, read_settings, unknown
 from fedapps.sweeps.options import SweepOptions, read_options
 from fedapps.tasks.registry import find_task
 from fedapps.toml_text import flatten_toml, load_toml, parse_assignment, toml_text

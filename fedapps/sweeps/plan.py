@@ -17,7 +17,8 @@ from fedapps.errors import UserError
 from fedapps.formats import one_line
 from fedapps.records.reader import subject_of
 from fedapps.runs.prepare import with_defaults
-from fedapps.settings.settings import Settings, check_used, default_config, read_settings
+from fedapps.settings.reading import check_used, default_config, read_settings
+from fedapps.settings.settings import Settings
 from fedapps.sweeps.grid import FULL, RESERVED, SEED, Axis, Grid, listed, read_grid
 from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import Value, parse_assignment, read_toml

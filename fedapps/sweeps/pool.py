@@ -21,7 +21,8 @@ from fedapps import json_log, notes
 from fedapps.engines.processes import Cores, threads, without_main
 from fedapps.records.writer import set_status, status_of
 from fedapps.runs.prepare import prepare_folder
-from fedapps.settings.settings import Settings, read_settings
+from fedapps.settings.reading import read_settings
+from fedapps.settings.settings import Settings
 
 #: In a process of the pool: the cores that it shares with the others. The last runs of
 #: a sweep have worker processes on those that became free.

@@ -14,7 +14,7 @@ from fedapps.errors import UserError
 from fedapps.methods import METHODS, TorchClient
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.prepare import checked_strategy, with_defaults
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from strategies import ClientGrid, run_rounds
 from strategies.base.capabilities import declared
 from tests.helpers import assert_arrays
@@ -274,7 +274,7 @@ def test_propfair_takes_any_method_whose_clients_minimise_a_loss(base):
 
 def test_a_run_resumes_with_the_prior_and_the_wrapped_methods_settings():
     """The recorded settings describe the same run when they are read again."""
-    from fedapps.settings.settings import read_settings
+    from fedapps.settings.reading import read_settings
 
     settings = settings_of(
         "afl",

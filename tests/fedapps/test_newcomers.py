@@ -25,7 +25,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.client_factory import client_of
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import assemble, with_defaults
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from tests.helpers import assert_same, clients_of
 
 CLIENTS = 6

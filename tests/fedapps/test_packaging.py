@@ -21,7 +21,7 @@ import torch
 import fedapps
 from fedapps.engines.app_folder import PACKAGES, copy_app
 from fedapps.engines.processes import program
-from fedapps.settings.settings import default_config
+from fedapps.settings.reading import default_config
 from fedapps.toml_text import flatten_toml
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from fedapps.methods import METHODS
 from fedapps.records.writer import mean_curves, summarise
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.client_app import app
-from fedapps.settings.settings import chosen, read_settings
+from fedapps.settings.reading import chosen, read_settings
 from fedapps.tasks.registry import TASKS
 from strategies.base.client_grid import ClientGrid
 from strategies.base.rounds import run_rounds

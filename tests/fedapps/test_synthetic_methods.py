@@ -11,7 +11,7 @@ from clients.base.store import MessageStore
 from fedapps.commands.parser import main
 from fedapps.models.generative_nets import build_energy_net
 from fedapps.runs.assembly import build_client, build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 
 def test_each_site_has_the_next_of_the_named_nets():

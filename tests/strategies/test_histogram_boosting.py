@@ -18,7 +18,7 @@ from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.engines.node_sums import plan_of
 from fedapps.runs.assembly import build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from strategies import ClientGrid, HistogramBoosting, HistogramBoostingOptions
 from tests.helpers import arrays_of, assert_arrays, simulate
 

@@ -23,7 +23,7 @@ from fedapps.errors import UserError
 from fedapps.records.releases import RELEASES, Releases
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.assembly import private as with_privacy
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tasks.predictor_library import Library as Folder
 from strategies import (
     AFL,

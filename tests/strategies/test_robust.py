@@ -10,7 +10,7 @@ from algorithms.common import robust
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_strategy, build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from strategies import (
     AFL,
     TERM,

@@ -14,7 +14,7 @@ from algorithms.boosting.min_cell import merged
 from clients import HistogramBoostingClient, MessageStore
 from clients.base.data import ArrayData, ArraySplit
 from fedapps.runs.assembly import build_client, build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 WAYS = ("as it is", "one value", "two values", "missing", "ties")
 

@@ -8,7 +8,7 @@ from PIL import Image
 from fedapps.commands.parser import main
 from fedapps.runs.deal import Deal, deal_of, warnings_of
 from fedapps.runs.prepare import assemble
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 
 def deal(train, test, validation=None):

@@ -20,7 +20,7 @@ from fedapps.contests.trials import RATE, Contestant, Trial, Trials, assembled, 
 from fedapps.contests.verdict import outcome, verdict_text
 from fedapps.errors import RunFailed, UserError
 from fedapps.runs.assembly import build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.testing.truths import truth
 from fedapps.toml_text import read_toml
 

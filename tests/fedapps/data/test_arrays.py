@@ -20,7 +20,7 @@ from fedapps.errors import UserError
 from fedapps.models.image_nets import DENSE, NAMES, build_model, net_for
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 PEOPLE, CHANNELS, STEPS, CLASSES = 5, 3, 16, 4
 

@@ -11,7 +11,7 @@ from fedapps.data import flower_partitioners
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_samples, natural_clients, partition
 from fedapps.errors import UserError
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
 
 

@@ -21,7 +21,7 @@ from fedapps.data.samples import Categorical, Samples
 from fedapps.data.scaling import inputs
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 
 @pytest.fixture(autouse=True)

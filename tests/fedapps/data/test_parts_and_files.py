@@ -21,7 +21,7 @@ from fedapps.data.samples import Samples
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 

@@ -8,7 +8,7 @@ from fedapps.commands.parser import main
 from fedapps.data.options import PublicOptions
 from fedapps.data.public import PATCHES, load_public
 from fedapps.errors import UserError
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from tests.helpers import rounds_of
 
 

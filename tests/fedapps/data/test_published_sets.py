@@ -16,7 +16,7 @@ from PIL import Image
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"

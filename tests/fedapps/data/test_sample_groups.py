@@ -19,7 +19,7 @@ from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 

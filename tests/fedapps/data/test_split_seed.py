@@ -15,7 +15,7 @@ from fedapps.errors import UserError
 from fedapps.runs.assembly import Parts, build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tasks import (
     Classification,
     ConstrainedClassification,

@@ -11,7 +11,7 @@ from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble, with_defaults
-from fedapps.settings.settings import MOVED, read_settings
+from fedapps.settings.reading import MOVED, read_settings
 from fedapps.toml_text import read_toml
 
 PLANTS = ("Ulm", "Jena", "Bonn", "Kiel")

@@ -14,7 +14,7 @@ from fedapps.engines.packing import unpack
 from fedapps.errors import UserError
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tasks.site_data import SiteImages, SiteTable
 from strategies import ClientGrid
 from tests.helpers import clients_of, outcome_of

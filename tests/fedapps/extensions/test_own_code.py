@@ -14,7 +14,7 @@ from fedapps.engines.app_folder import copy_app
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.runs.prepare import assemble, with_defaults
-from fedapps.settings.settings import default_config, read_settings
+from fedapps.settings.reading import default_config, read_settings
 
 CODE = """
 from dataclasses import dataclass, field, replace

@@ -151,7 +151,7 @@ def test_our_names_are_found_without_looking_for_others():
     code = (
         "import fedapps.extensions.registered as r, fedapps.commands.parser\n"
         "r.registered = None\n"
-        "from fedapps.settings.settings import read_settings\n"
+        "from fedapps.settings.reading import read_settings\n"
         "read_settings({'method': 'term', 'term.base': 'fedadam', 'task': 'digits', 'model.name': "
         "'mlp'})"
     )

@@ -15,7 +15,7 @@ from fedapps.results.report import write_report
 from fedapps.results.worst_clients import worst_section
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 
 def with_samples(path, rows):

@@ -17,7 +17,7 @@ from fedapps.results import fair_plots
 from fedapps.results.compare import compare
 from fedapps.results.parts import run_figures, write_plots
 from fedapps.results.report import write_report
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from strategies.base.exchange import Exchange
 from strategies.base.rounds import Round
 

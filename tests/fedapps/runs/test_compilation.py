@@ -9,7 +9,7 @@ from fedapps.runs.assembly import build_client, build_task, takes_steps
 from fedapps.runs.client_app import app
 from fedapps.runs.compilation import WORTH, seconds, with_compilation
 from fedapps.runs.execution import execute
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
 from tests.clients.steps.traced import Traced
 

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.sweeps.pool import PlannedRun, run_one
 from tests.helpers import clients_of
 

@@ -10,7 +10,7 @@ import pytest
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.execution import execute
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from strategies import TooFewReplies
 from tests.helpers import EchoClient, rounds_of
 

@@ -12,7 +12,7 @@ from flwr.serverapp import strategy as flower
 from clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.execution import execute
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, run_rounds
 from tests.helpers import EchoClient
 

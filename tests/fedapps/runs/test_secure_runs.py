@@ -14,7 +14,7 @@ from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import check_sizes, with_clients, with_defaults
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.settings.site_policy import SitePolicy
 from tests.helpers import assert_arrays, rounds_of, run_inline
 

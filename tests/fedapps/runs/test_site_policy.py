@@ -16,7 +16,7 @@ from fedapps.runs import guarded_app
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.settings.settings import default_config, read_settings
+from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.site_policy import SitePolicy, read_policy
 from strategies.base.messages import metrics_of
 from strategies.base.records import to_record

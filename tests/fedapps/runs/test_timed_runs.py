@@ -7,7 +7,7 @@ import pytest
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.runs.prepare import with_defaults
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from tests.helpers import assert_same, rounds_of, rows_of, run_inline, summary_of
 
 JOB = {

@@ -9,8 +9,8 @@ import pytest
 from algorithms.common.options import Options, option
 from fedapps.commands.parser import main
 from fedapps.commands.settings import overview
+from fedapps.settings.reading import default_config
 from fedapps.settings.reference import all_tables, chosen, described, settings_in
-from fedapps.settings.settings import default_config
 from fedapps.toml_text import flatten_toml
 from strategies import PrivacyOptions
 from tools.generate import generated

@@ -4,7 +4,8 @@ import pytest
 
 from fedapps.errors import UserError
 from fedapps.models.options import ModelOptions
-from fedapps.settings.settings import Settings, default_config, read_settings
+from fedapps.settings.reading import default_config, read_settings
+from fedapps.settings.settings import Settings
 from fedapps.toml_text import flatten_toml, parse_assignment, read_toml, to_toml
 
 #: The settings of the default task: `auto` values are replaced.

@@ -9,7 +9,7 @@ from fedapps.errors import UserError
 from fedapps.methods import find_method
 from fedapps.results.run_plots import comparison_figure, measure_figure
 from fedapps.runs.prepare import with_defaults
-from fedapps.settings.settings import default_config, read_settings
+from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.tables import PARTS
 from fedapps.sweeps.plan import read_plan
 from fedapps.toml_text import to_toml, toml_value

@@ -16,7 +16,7 @@ from algorithms.boosting.weak_learners import NetOracle, RidgeOracle, Target
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_strategy, build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor
 from fedapps.toml_text import read_toml
 from strategies import FFGB, FFGBOptions

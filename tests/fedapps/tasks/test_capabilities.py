@@ -1,7 +1,7 @@
 import pytest
 
 from fedapps.runs.assembly import build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tasks import capabilities
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.capabilities import (

@@ -12,7 +12,7 @@ from algorithms.frank_wolfe.objectives import QuadraticAssignment
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tasks.convex import chr12a
 
 METHODS = ("fedfw", "fedfw-plus", "naive-fw", "projected-fedavg")

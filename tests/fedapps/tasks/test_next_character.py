@@ -13,7 +13,7 @@ from fedapps.models.text_nets import SIZES, build_lstm
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences
 from tests.helpers import rounds_of
 

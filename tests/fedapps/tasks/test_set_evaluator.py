@@ -15,7 +15,7 @@ from fedapps.commands.parser import main
 from fedapps.data.set_files import save_set
 from fedapps.results.image_grids import ImageGrids, grid, grids
 from fedapps.runs.assembly import build_strategy, build_task
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tasks.set_evaluator import SetEvaluator
 from fedapps.tasks.set_training import augmented, fit
 from strategies.base.rounds import Round

@@ -14,7 +14,7 @@ from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 
 TABLE = {"task": "tabular", "sites.columns": "age, kind=a|b|c, sex=0|1"}
 IMAGES = {"sites.labels": "dog,cat", "sites.shape": "1,4,4"}

@@ -22,7 +22,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import with_defaults
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from tests.helpers import rounds_of
 
 

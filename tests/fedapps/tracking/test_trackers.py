@@ -15,7 +15,7 @@ import pytest
 
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
-from fedapps.settings.settings import read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.tracking import callback
 from fedapps.tracking.callback import Tracked, columns_of, measures_of
 from fedapps.tracking.names import TRACKERS, check_installed

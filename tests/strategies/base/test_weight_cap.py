@@ -15,7 +15,8 @@ from fedapps.records.reader import read_run
 from fedapps.records.writer import Recorder
 from fedapps.results.report import write_report
 from fedapps.runs.assembly import build_strategy, build_task
-from fedapps.settings.settings import Settings, read_settings
+from fedapps.settings.reading import read_settings
+from fedapps.settings.settings import Settings
 from strategies import ClientGrid, FedAvg, Scaffold, UpdateBound, run_rounds
 from tests.helpers import EchoClient
 
