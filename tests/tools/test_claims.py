@@ -12,7 +12,7 @@ import pytest
 from fedapps.commands.parser import parse
 from fedapps.errors import UserError
 from fedapps.sweeps.plan import read_plan
-from tools.claims import VERDICTS, index, papers
+from tools.claims import NOT_TRIED, VERDICTS, index, papers
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -65,6 +65,15 @@ def test_a_claim_leads_to_numbers_and_to_a_command(paper, claim):
     elif words:
         script = words[1] if words[0] == "python" else words[2]
         assert (ROOT / script).is_file()
+
+
+def test_the_readme_counts_the_claims():
+    claims = [claim for paper in papers(ROOT) for claim in paper.claims]
+    failed = sum(claim.verdict in ("does not hold", NOT_TRIED) for claim in claims)
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"[{len(claims)}](docs/results/README.md)" in text
+    assert f"[{len(claims)} claims](docs/results/README.md)" in text
+    assert f"{failed} of them do not hold here or were not tried" in text
 
 
 def test_every_study_stands_in_the_index_and_on_the_page_of_its_paper():
