@@ -12,6 +12,7 @@ Algorithm 1, ClientUpdate.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ from algorithms.common.steps import (
 )
 from clients.base.data import ClientData, Split
 from clients.base.evaluation import CLASSIFICATION, Objective, Scores
-from clients.base.scores import ScoresValidation
+from clients.base.scores import ScoresValidation, with_half
 from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
@@ -282,7 +283,7 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         """Return the metrics of ``self.model`` on all samples of a split, including
         ``accuracy`` and ``loss``.
         """
-        return self.objective.score(self.model, data)
+        return with_half(partial(self.objective.score, self.model), data)
 
     def penalty(self, tensors: Tensors, config: Config) -> Penalty:
         """Return the terms that are added to the gradient; FedAvg adds none.

@@ -1,5 +1,6 @@
 """Fed-RoD's client; source and equations: ``strategies/fedrod.py``."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch.func import functional_call
 
 from algorithms.common.steps import Problem
 from algorithms.personal.sent import FedRoDSent
-from clients.base.scores import as_global
+from clients.base.scores import as_global, with_half
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.personal_model import PersonalClient
 from clients.partial_sharing import head_of
@@ -58,7 +59,7 @@ class FedRoDClient(PersonalClient):
         scores = generic = self.score(self.data.test)
         if self.kept(config, before=False) is not None:
             both = TwoHeads(self.model, self.own_head(config, before=False))
-            scores = self.objective.score(both, self.data.test)
+            scores = with_half(partial(self.objective.score, both), self.data.test)
         return scores["loss"], len(self.data.test), {**scores, **as_global(generic)}
 
     def scored(

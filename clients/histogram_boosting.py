@@ -24,11 +24,13 @@ from algorithms.common.averaging import Arrays
 from clients.base.data import ArrayData, ArraySplit
 from clients.base.options import Config
 from clients.base.scores import (
+    Scores,
     ScoresValidation,
     as_global,
     binary_scores,
     regression_scores,
     scores_of_values,
+    with_half,
 )
 from clients.base.store import MessageStore, Store
 
@@ -92,19 +94,21 @@ class HistogramBoostingClient(ScoresValidation, NumPyClient):
         """Return loss, number of test rows and measures of the finished trees on
         them.
         """
-        part = self.data.test
-        values = Forest.from_arrays(parameters).values(rows_of(part))
+        forest = Forest.from_arrays(parameters)
+        scores = with_half(lambda part: self._scores(forest, part, config), self.data.test)
+        return scores["loss"], len(self.data.test), {**scores, **as_global(scores)}
+
+    def _scores(self, forest: Forest, part: ArraySplit, config: Config) -> Scores:
+        values = forest.values(rows_of(part))
         loss = self._loss(values, part.y, config)
         if self.scale is not None:
-            numbers = regression_scores(values[:, None] * self.scale, part.y * self.scale, loss)
-            return loss, len(part), {**numbers, **as_global(numbers)}
+            return regression_scores(values[:, None] * self.scale, part.y * self.scale, loss)
         if values.ndim > 1:
-            scores = scores_of_values(values, part.y, loss, part.groups)
-            return loss, len(part), {**scores, **as_global(scores)}
+            return scores_of_values(values, part.y, loss, part.groups)
         scores = binary_scores(values, part.y, loss, part.groups)
         if HistogramSent.from_config(config).loss == "square":
             scores.pop("group-sums", None)  # the values are no logits
-        return loss, len(part), {**scores, **as_global(scores)}
+        return scores
 
     def inputs(self) -> NDArray[np.float32]:
         """Return the training rows (n, F) that the client uses."""

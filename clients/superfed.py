@@ -26,7 +26,8 @@ equations (2.3)-(2.6).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ from algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPe
 from algorithms.personal.shared_layer import SharedFirstLayer
 from clients.base.data import Split
 from clients.base.evaluation import Scores
-from clients.base.scores import as_global, higher_is_better
+from clients.base.scores import as_global, higher_is_better, with_half
 from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from clients.families.candidates import answer
 from clients.fedprox import FedProxClient
@@ -167,7 +168,7 @@ class SuPerFedClient(FedProxClient):
             else:  # outputs are scored as those of a net that changes nothing
                 scored.append(
                     [
-                        self.objective.score(same, Split(outputs, split.y, split.groups))
+                        with_half(partial(self.objective.score, same), replace(split, x=outputs))
                         for outputs, split in zip(shared.outputs(value), splits, strict=True)
                     ]
                 )

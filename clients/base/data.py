@@ -22,12 +22,14 @@ class Split:
     2), float64.
 
     ``groups`` (n, G), bool, if measures by group are wanted: whether a sample belongs
-    to a group; it may belong to none.
+    to a group; it may belong to none. ``halves``: half of the samples are scored apart,
+    too (``clients.base.scores.with_half``).
     """
 
     x: "torch.Tensor"
     y: "torch.Tensor"
     groups: "torch.Tensor | None" = None
+    halves: bool = False
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -36,7 +38,7 @@ class Split:
     def to(self, device: "torch.device") -> "Split":
         """Return the split on a device."""
         # which only the measures need, in NumPy
-        return Split(self.x.to(device), self.y.to(device), self.groups)
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class ArraySplit:
     x: NDArray[Any]
     y: NDArray[Any]
     groups: NDArray[np.bool_] | None = None
+    halves: bool = False
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -85,7 +88,7 @@ class ArraySplit:
         import torch
 
         groups = None if self.groups is None else torch.from_numpy(self.groups)
-        return Split(torch.from_numpy(self.x), torch.from_numpy(self.y), groups)
+        return Split(torch.from_numpy(self.x), torch.from_numpy(self.y), groups, self.halves)
 
 
 @dataclass(frozen=True)

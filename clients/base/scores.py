@@ -2,6 +2,7 @@
 two models.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,12 +16,15 @@ from algorithms.common.confusion import (
     macro_measures,
     margins,
 )
-from algorithms.common.measures import auroc, leading_of, lower_is_better
+from algorithms.common.measures import LEADING, auroc, leading_of, lower_is_better
+from algorithms.common.seeds import generator
 from algorithms.common.target_errors import error_sums, errors_of
 from algorithms.fairness.groups import group_sums
 from clients.base.options import Config
 
 Scores = dict[str, Any]
+#: Begins the names of the scores of half of the samples.
+HALF = "half-test-"
 #: The list of ``algorithms.common.target_errors.error_sums``, flattened.
 ERROR_SUMS = "error-sums"
 #: The counts of ``algorithms.common.confusion``, flattened.
@@ -29,6 +33,23 @@ CONFUSION = "confusion"
 SURVIVAL = "survival-counts"
 #: What a client reports only with ``class-counts``.
 COUNTS = (CONFUSION, SURVIVAL)
+
+
+def with_half(score: Callable[[Any], Scores], data: Any) -> Scores:
+    """Return the scores of a split; if it has ``halves``, also the leading score and
+    AUROC of a random half of its samples, as ``half-test-...``: of n // 2 samples, the
+    same ones in every split of n.
+
+    From the difference, an interval for other samples of this client follows
+    (``fedapps.results.seeds.same_sites_interval``).
+    """
+    scores = score(data)
+    if not data.halves or len(data) < 2:
+        return scores
+    rows = generator(0, "half of the test samples").permutation(len(data))[: len(data) // 2]
+    half = replace(data, x=data.x[rows], y=data.y[rows], groups=None, halves=False)
+    part = score(half)
+    return {**scores, **{HALF + n: part[n] for n in (*LEADING, "auroc") if n in part}}
 
 
 def as_global(scores: Scores) -> dict[str, float]:

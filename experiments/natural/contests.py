@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from algorithms.common.seeds import generator
+from clients.base.scores import HALF
 from fedapps.contests.page import write_verdict
 from fedapps.contests.plan import FIRST_SEEDS
 from fedapps.contests.setup import start
@@ -42,7 +43,7 @@ from fedapps.errors import RunFailed, UserError
 from fedapps.formats import counts_in_points
 from fedapps.notes import each_once
 from fedapps.records.reader import read_run
-from fedapps.results.seeds import Interval, crossed_interval, t_interval
+from fedapps.results.seeds import Interval, crossed_interval, same_sites_interval
 from fedapps.results.simultaneous import FEDERATE, UNKNOWN, Table, simultaneous
 from fedapps.runs.deal import deal_of, names_of
 from fedapps.runs.prepare import Parts, assemble, with_defaults
@@ -115,10 +116,12 @@ def contest(given: Mapping[str, Any], number: int, folder: Path, jobs: int) -> d
         found.trials.held_out = frozenset(held_out)
         found.run()
         verdict = write_verdict(found)[0].verdict
-    state, scores = found.state, {}
+    state, scores, halves = found.state, {}, {}
     for trial in found.final_trials():
         run = read_run(found.trials.out / "cells" / trial.folder)
-        scores.setdefault(trial.who.method, {})[trial.seed] = scores_of(run, state.measure)
+        for measured, prefix in ((scores, ""), (halves, HALF)):
+            own = measured.setdefault(trial.who.method, {})
+            own[trial.seed] = scores_of(run, prefix + state.measure)
     sizes, between = described(task, total)
     return {
         "sizes": sizes,
@@ -135,6 +138,7 @@ def contest(given: Mapping[str, Any], number: int, folder: Path, jobs: int) -> d
         "dropped": state.dropped,
         "left-out": state.left_out,
         "scores": scores,
+        "halves": halves,
     }
 
 
@@ -163,21 +167,22 @@ def described(task: Any, total: int) -> tuple[list[int], float | None]:
 # --- what is printed ------------------------------------------------------------------
 
 
-def tables(one: Mapping[str, Any], held_out: bool = False) -> dict[str, Table]:
+def tables(one: Mapping[str, Any], held_out: bool = False, key: str = "scores") -> dict[str, Table]:
     """Return the finalists' scores (S, K) in the final, at clients that have them all:
     those of the contest, or those held out of it. In points of a percentage, or in per
-    cent of the error that predicting each client's mean has.
+    cent of the error that predicting each client's mean has. ``key``: "halves" for
+    those of half of the test samples, NaN where there are none.
     """
     unit = 100.0 if counts_in_points(one["measure"]) else 2.0 / one["delta"]
     runs = [own for by_seed in one["scores"].values() for own in by_seed.values()]
     clients = [k for k in sorted(runs[0]) if all(k in own for own in runs)]
     clients = [k for k in clients if (k in one["held-out"]) == held_out]
-    return {m: unit * as_table(by_seed, clients) for m, by_seed in one["scores"].items()}
+    return {m: unit * as_table(by_seed, clients) for m, by_seed in one[key].items()}
 
 
-def gains(one: Mapping[str, Any], held_out: bool = False) -> dict[str, Table]:
+def gains(one: Mapping[str, Any], held_out: bool = False, key: str = "scores") -> dict[str, Table]:
     """Return the finalists' gains over training alone."""
-    scores = tables(one, held_out)
+    scores = tables(one, held_out, key)
     return {m: table - scores[LOCAL] for m, table in scores.items() if m != LOCAL}
 
 
@@ -191,11 +196,11 @@ def signs(one: Mapping[str, Any]) -> tuple[int, int]:
     return sum(hold), len(hold)
 
 
-def with_bounds(table: Table, like: Interval | None) -> str:
+def with_bounds(table: Table, half: Table, like: Interval | None) -> str:
     """Return a mean gain, its interval for these sites, and that for sites like
     these.
     """
-    these = t_interval(table.mean(1).tolist())
+    these = same_sites_interval(table, half)
     both = [f"[{i.low:.1f}, {i.high:.1f}]" for i in (these, like) if i]
     return f"{table.mean():+.1f} {'; '.join(both)}"
 
@@ -207,22 +212,29 @@ def delta_of(one: Mapping[str, Any]) -> int:
 
 def at_these_sites(one: Mapping[str, Any]) -> int:
     """Return 1 if the leader is shown to gain more than delta at these sites, with
-    other seeds; -1 if less; 0 if neither.
+    other seeds and test samples; -1 if less; 0 if neither.
     """
-    here = t_interval(gains(one)[one["leader"]].mean(1).tolist())
+    leader = one["leader"]
+    here = same_sites_interval(gains(one)[leader], gains(one, key="halves")[leader])
+    if here is None:
+        return 0
     return int(here.low > delta_of(one)) - int(here.high < delta_of(one))
 
 
 def row(name: str, one: Mapping[str, Any]) -> list[str]:
     """Return the cells of a contest."""
     scores, over = tables(one), gains(one)
+    half, over_half = tables(one, key="halves"), gains(one, key="halves")
     leader, sizes, delta = one["leader"], one["sizes"], delta_of(one)
     counts = []
     for method, table in over.items():
         mean = table.mean(0)
         wins, losses = int((mean > delta).sum()), int((mean < -delta).sum())
         counts.append(f"{method} {wins} / {len(mean) - wins - losses} / {losses}")
-    ahead = scores[leader] - scores[FINETUNE] if FINETUNE in scores else None
+    beside = "-"
+    if FINETUNE in scores and leader != FINETUNE:
+        ahead = scores[leader] - scores[FINETUNE]
+        beside = with_bounds(ahead, half[leader] - half[FINETUNE], crossed_interval(ahead))
     return [
         name,
         f"{len(sizes)} ({len(one['held-out'])})",
@@ -231,8 +243,8 @@ def row(name: str, one: Mapping[str, Any]) -> list[str]:
         "-" if one["between"] is None else f"{100 * one['between']:.0f} %",
         f"**{one['kind']}**" + (f", {one['method']}" if one["kind"] == FEDERATE else ""),
         leader,
-        with_bounds(over[leader], simultaneous(over)[leader]),
-        "-" if ahead is None or leader == FINETUNE else with_bounds(ahead, crossed_interval(ahead)),
+        with_bounds(over[leader], over_half[leader], simultaneous(over)[leader]),
+        beside,
         ", ".join(counts),
         "{} of {}".format(*signs(one)),
         f"{one['minutes']:.1f}",

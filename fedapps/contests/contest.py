@@ -199,12 +199,15 @@ class Contest(Rates):
         self.state.done = True
         self.save()
 
-    def final_scores(self) -> dict[str, dict[int, Scores]]:
-        """Return the finalists' scores by seed and client."""
-        by_method: dict[str, list[Trial]] = {}
+    def final_scores(self, prefix: str = "") -> dict[str, dict[int, Scores]]:
+        """Return the finalists' scores by seed and client; those of half of the test
+        samples with the ``prefix`` HALF.
+        """
+        by_method: dict[str, dict[int, Scores]] = {}
         for trial in self.final_trials():
-            by_method.setdefault(trial.who.method, []).append(trial)
-        return {method: self._scores(trials) for method, trials in by_method.items()}
+            own = self.trials.scores(trial, prefix + self.state.measure)
+            by_method.setdefault(trial.who.method, {})[trial.seed] = own
+        return by_method
 
 
 def mean_of(table: Table) -> float:

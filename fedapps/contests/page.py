@@ -52,7 +52,7 @@ def ranking(contest: Contest, found: Outcome) -> Section:
             share = np.nanmean(table, 0)
             cells += [
                 size(state.measure, like.mean),
-                between(state.measure, these.low, these.high),
+                between(state.measure, these.low, these.high) if these else "-",
                 between(state.measure, like.low, like.high),
                 f"{(share > 0).sum()} / {(share < 0).sum()}",
             ]
@@ -78,8 +78,9 @@ def ranking(contest: Contest, found: Outcome) -> Section:
     )
     note = (
         "Means over the fresh seeds, on test samples. These sites: 95 % interval for the same "
-        "clients with other seeds. Sites like these: for other clients, too; these intervals hold "
-        "together for all finalists in 95 % of contests, and the verdict uses them."
+        "clients with other seeds and test samples. Sites like these: for other clients, too; "
+        "these intervals hold together for all finalists in 95 % of contests, and the verdict "
+        "uses them."
     )
     for method, own in runs.items():
         names = dict.fromkeys(k for run in own for k in run.diverged if k not in found.diverged)

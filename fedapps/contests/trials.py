@@ -120,7 +120,7 @@ class Trials:
     #: Seconds of a round and of an evaluation by method, of its newest trial.
     costs: dict[str, list[float]] = field(default_factory=dict)
     _checked: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _scores: dict[Trial, Scores] = field(default_factory=dict)
+    _scores: dict[tuple[Trial, str], Scores] = field(default_factory=dict)
 
     def config(self, trial: Trial) -> dict[str, Any]:
         """Return the settings of a trial that the contest chooses, but ``until``."""
@@ -131,7 +131,7 @@ class Trials:
             # a pause is evaluated; the final's curves have four points
             "evaluate-every": self.rounds // 4 if trial.final else self.rounds,
             "checkpoint-every": self.rounds // PARTS,
-            score_on(self.base): "test" if trial.final else HELD_OUT,
+            score_on(self.base): "test-halves" if trial.final else HELD_OUT,
         }
         if trial.who.rate:
             config[RATE] = trial.who.rate
@@ -208,9 +208,9 @@ class Trials:
         """Return the score of each client; {} for a failed trial."""
         if trial.folder in self.errors:
             return {}
-        if trial not in self._scores:
-            self._scores[trial] = scores_of(self.read(trial), measure)
-        return self._scores[trial]
+        if (trial, measure) not in self._scores:
+            self._scores[trial, measure] = scores_of(self.read(trial), measure)
+        return self._scores[trial, measure]
 
     def newcomers(self, trial: Trial) -> set[str]:
         """Return the clients that take no part with this seed (``num-new-clients``)."""

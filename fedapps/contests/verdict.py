@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from clients.base.scores import HALF
 from fedapps.contests.contest import Contest
 from fedapps.contests.trials import FINETUNE, LOCAL, as_table
 from fedapps.errors import RunFailed
 from fedapps.formats import counts_in_points, metric_name, metric_text
-from fedapps.results.seeds import Interval, t_interval
+from fedapps.results.seeds import Interval, same_sites_interval
 from fedapps.results.simultaneous import ALONE, FEDERATE, Table, Verdict, decide, simultaneous
 
 #: At most this many clients are named.
@@ -21,15 +20,16 @@ class Outcome:
     """The result of a finished contest. ``scores``: of each finalist, (S, K), at
     ``clients``, NaN where one takes no part with a seed; ``gains``: over training
     alone; ``intervals``: those that hold together, for sites like these; ``here``: for
-    these sites with other seeds. ``diverged``: the clients where a finalist has no
-    score; they are in no mean.
+    these sites with other seeds and test samples, ``None`` where half of the test
+    samples have no score. ``diverged``: the clients where a finalist has no score; they
+    are in no mean.
     """
 
     verdict: Verdict
     scores: Mapping[str, Table]
     gains: Mapping[str, Table]
     intervals: Mapping[str, Interval]
-    here: Mapping[str, Interval]
+    here: Mapping[str, Interval | None]
     clients: Sequence[str]
     diverged: Mapping[str, str]
 
@@ -60,7 +60,8 @@ def outcome(contest: Contest) -> Outcome:
     gains = {m: table - scores[LOCAL] for m, table in scores.items() if m != LOCAL}
     intervals = simultaneous(gains)
     verdict = decide(gains, intervals, contest.state.leader, contest.state.delta, FINETUNE)
-    here = {m: t_interval(np.nanmean(table, 1).tolist()) for m, table in gains.items()}
+    halves = {m: as_table(runs, clients) for m, runs in contest.final_scores(HALF).items()}
+    here = {m: same_sites_interval(gain, halves[m] - halves[LOCAL]) for m, gain in gains.items()}
     return Outcome(verdict, scores, gains, intervals, here, clients, diverged)
 
 
@@ -112,9 +113,9 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
     return text
 
 
-def at_these_sites(measure: str, here: Interval, delta: float) -> str:
+def at_these_sites(measure: str, here: Interval | None, delta: float) -> str:
     """Return what is known of the contest's own sites though others may differ."""
-    if here.low <= delta <= here.high:
+    if here is None or here.low <= delta <= here.high:
         return ""
     known = "more than that" if here.low > delta else "less than that"
     gain = between(measure, here.low, here.high)

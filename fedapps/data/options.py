@@ -126,8 +126,9 @@ class DataOptions(Options):
     )
     score_on: str = option(
         "test",
-        "part that clients are scored on; held-out: half of the validation samples, unused else",
-        choices=["test", "validation", "held-out"],
+        "part that clients are scored on; held-out: half of the validation samples, unused else; "
+        "test-halves: test, and half of that once more, for intervals",
+        choices=["test", "test-halves", "validation", "held-out"],
     )
     min_samples: int = option(5, "least number of samples of a client", low=3)
     validation: float = option(
@@ -186,7 +187,9 @@ class DataOptions(Options):
                 f"split-seed = {self.split_seed!r}: must be a whole number from 0, or seed for "
                 "that of the run"
             )
-        if self.score_on != "test" and not (self.validation or self.validation_split or self.part):
+        if not self.score_on.startswith("test") and not (
+            self.validation or self.validation_split or self.part
+        ):
             raise ValueError(
                 f"score-on = {self.score_on!r}: clients have no validation samples: set "
                 "validation, to 0.2 say"

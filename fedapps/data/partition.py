@@ -228,7 +228,7 @@ def scored(
     row or person there is scored on it and has no validation set; one with none is not
     scored.
     """
-    if options.score_on == "test":
+    if options.score_on in ("test", "test-halves"):
         return rows
     train, validation, _ = rows
     if options.score_on == "validation":

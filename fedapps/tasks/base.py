@@ -2,6 +2,7 @@
 model, and a cache of the clients' tensors.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,11 @@ class TorchTask:
         raise NotImplementedError
 
     @property
+    def scores_halves(self) -> bool:
+        """Whether half of each client's test samples are scored apart, too."""
+        return bool(self.context.data.score_on == "test-halves")
+
+    @property
     def groups(self) -> Groups | None:
         """The groups that test samples are scored by (``data.group``), if any."""
         return None
@@ -114,6 +120,7 @@ class TorchTask:
         data = kept.pop(client_id, None)
         if data is None:
             data = self.prepare(client_id, num_clients).to(self.device)
+            data = replace(data, test=replace(data.test, halves=self.scores_halves))
             self._kept_bytes += data.nbytes
             while kept and self._kept_bytes > KEPT_BYTES:
                 self._kept_bytes -= kept.pop(next(iter(kept))).nbytes

@@ -16,6 +16,7 @@ Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcar
 Settings", NeurIPS 2022, arXiv 2210.04620.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,7 +104,8 @@ class Rows(Classification):
         client: Any = client_id
         rows = self.split(client, num_clients)
         found = self.scale_for(rows[0], num_clients) if scale else None
-        return self.parts(rows, found).vectors()
+        data = self.parts(rows, found).vectors()
+        return replace(data, test=replace(data.test, halves=self.scores_halves))
 
 
 class Tabular(Rows):

@@ -12,7 +12,7 @@ scale * output``.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.common.target_errors import CHANNELS, error_sums, pooled
-from clients.base.data import ArrayData, ArraySplit
+from clients.base.data import ArrayData
 from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
 from fedapps.tasks.options import SUMS, RegressionOptions, numbers_in
@@ -66,7 +66,7 @@ class TargetScale:
         is used in two places stays shared.
         """
         parts = (data.train, data.validation, data.test)
-        moved = {id(part): ArraySplit(part.x, self.of(part.y), part.groups) for part in parts}
+        moved = {id(part): replace(part, y=self.of(part.y)) for part in parts}
         return ArrayData(*(moved[id(part)] for part in parts))
 
 

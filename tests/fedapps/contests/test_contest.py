@@ -10,19 +10,30 @@ import numpy as np
 import pytest
 
 from algorithms.common.seeds import generator
+from clients.base.scores import HALF
 from fedapps.contests.contest import Contest
 from fedapps.contests.page import write_verdict
 from fedapps.contests.plan import affordable_rounds, stage_seconds
 from fedapps.contests.run import run_contest
 from fedapps.contests.setup import start
 from fedapps.contests.state import State, load_state
-from fedapps.contests.trials import RATE, Contestant, Trial, Trials, assembled, in_process
+from fedapps.contests.trials import (
+    PORTFOLIO,
+    RATE,
+    Contestant,
+    Trial,
+    Trials,
+    assembled,
+    in_process,
+)
 from fedapps.contests.verdict import outcome, verdict_text
 from fedapps.errors import RunFailed, UserError
+from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.testing.truths import truth
 from fedapps.toml_text import read_toml
+from tests.helpers import run_inline
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ifca", "apfl")
 
@@ -133,6 +144,45 @@ def test_what_holds_at_these_sites_is_said_though_others_may_differ(tmp_path, le
     assert text.startswith("Cannot tell.")
     assert known in text
     assert ("At these sites, whatever holds for others" in text) == bool(known)
+
+
+def test_what_test_samples_leave_open_is_not_said_of_these_sites(tmp_path):
+    """Seeds hardly differ, but the halves of the test samples do."""
+    one = contest(tmp_path, MEANS)
+    one.run()
+    plain, scores = outcome(one), one.trials.scores
+
+    def halved(trial, measure):
+        away = 0.4 * measure.startswith(HALF) * (trial.who.method == "ditto")
+        return {k: v + away * (-1) ** int(k[-1]) for k, v in scores(trial, measure).items()}
+
+    one.trials.scores = halved
+    found = outcome(one)
+    assert found.intervals == plain.intervals
+    assert found.here["finetune"] == plain.here["finetune"]
+    assert plain.here["ditto"].high - plain.here["ditto"].low < 0.01
+    # 0.4 of each of eight clients: a standard error of 0.14
+    assert found.here["ditto"].high - found.here["ditto"].mean == pytest.approx(
+        2.3 * 0.141, rel=0.02
+    )
+    one.trials.scores = lambda trial, measure: {} if HALF in measure else scores(trial, measure)
+    assert set(outcome(one).here.values()) == {None}
+    assert "At these sites" not in verdict_text(one, outcome(one))
+
+
+@pytest.mark.parametrize("method", [m for m in PORTFOLIO if m != "fedbn"])
+def test_every_method_scores_half_of_the_test_samples_and_nothing_else_changes(method, tmp_path):
+    table = method == "histogram-boosting"
+    job = {"method": method, "num-rounds": 1, "num-clients": 12, "clients-per-round": 4}
+    job |= {"task": "tabular"} if table else {"train.local-epochs": 1}
+    for part in ("test", "test-halves"):
+        run_inline(tmp_path / part, **job, **{"data.score-on": part})
+    plain, halved = (read_run(tmp_path / part).clients for part in ("test", "test-halves"))
+    half = ["half-test-accuracy"] + ["half-test-auroc"] * table
+    assert all(set(row) - set(half) == set(other) for row, other in zip(halved, plain, strict=True))
+    for row, other in zip(halved, plain, strict=True):
+        assert {key: row[key] for key in other} == other
+    assert any(row["half-test-accuracy"] != row["accuracy"] for row in halved)
 
 
 def test_a_client_that_diverges_in_the_final_is_named_and_in_no_mean(tmp_path):

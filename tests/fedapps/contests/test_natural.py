@@ -136,6 +136,7 @@ def made_up(measure="accuracy"):
         "dropped": {"scaffold at 0.1": "behind"},
         "left-out": {"ifca": "no"},
         "scores": score,
+        "halves": score,
     }
 
 
