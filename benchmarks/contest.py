@@ -10,7 +10,7 @@ command can be stopped and repeated; ``--only-print`` starts none. Printed per c
     right       of the contests whose best family gains at least 3 delta: the verdict is
                 to federate with a method of a family within delta of the best one
     false       of the contests in which no family gains delta: a verdict to federate
-    hold        all simultaneous intervals hold the exact gains of their models
+    hold        all intervals for these sites hold the exact gains of their models
     bias        mean error of the leader's gain in the final, in standard errors
     in race     the same of its gain in the race, which chose it
 
@@ -51,7 +51,7 @@ from fedapps.contests.plan import FINAL_SEEDS
 from fedapps.contests.setup import start
 from fedapps.contests.trials import LOCAL, Contestant, in_process
 from fedapps.contests.verdict import outcome
-from fedapps.results.simultaneous import FEDERATE, decide, simultaneous
+from fedapps.results.simultaneous import FEDERATE, at_these_sites, decide
 from fedapps.tasks import Regression
 from fedapps.tasks.registry import TASKS
 from fedapps.testing.truths import PARTS, SIZES, D, Federation, truth
@@ -99,7 +99,7 @@ def contest(name: str, seed: int, folder: Path) -> dict[str, Any]:
         "verdict": result.verdict.kind,
         "method": method,
         "leader": leader,
-        "intervals": {m: [one.low, one.mean, one.high] for m, one in result.intervals.items()},
+        "intervals": {m: [one.low, one.mean, one.high] for m, one in result.here.items()},
         "exact": exact_gains(federation, found),
         "race": found.state.race_gains[str(Contestant(leader, found.state.finalists[leader]))],
         "seconds": time.monotonic() - began[0],
@@ -150,7 +150,8 @@ def estimated(name: str, seed: int) -> dict[str, Any]:
     rng = generator(seed, f"estimated {name}")
     methods = {"local": 1.0, "fedavg": 0.0, "finetune": 0.3, "ditto": 0.6, "ifca": 0.0}
     seeds = 3 + FINAL_SEEDS
-    scores = {part: {m: np.empty((seeds, k)) for m in methods} for part in ("V", "T", "exact")}
+    parts = ("V", "T", "half", "exact")
+    scores = {part: {m: np.empty((seeds, k)) for m in methods} for part in parts}
     for s in range(seeds):
         own = np.empty((k, d))
         for j, (x, y) in enumerate(data["train"]):
@@ -163,7 +164,9 @@ def estimated(name: str, seed: int) -> dict[str, Any]:
             for j in range(k):
                 for part, place in (("validation", "V"), ("test", "T")):
                     x, y = data[part][j]
-                    scores[place][m][s, j] = -np.sqrt(((x @ u[j] - y) ** 2).mean())
+                    errors = (x @ u[j] - y) ** 2
+                    scores[place][m][s, j] = -np.sqrt(errors.mean())
+                scores["half"][m][s, j] = -np.sqrt(errors[1::2].mean())
                 off = federation.scale[j] ** 2 * ((u[j] - federation.weights[j]) ** 2).sum()
                 scores["exact"][m][s, j] = -np.sqrt(federation.noise[j] ** 2 + off)
     gains = {p: {m: t - own[LOCAL] for m, t in own.items()} for p, own in scores.items()}
@@ -172,8 +175,9 @@ def estimated(name: str, seed: int) -> dict[str, Any]:
     finalists = dict.fromkeys((leader, "finetune", "fedavg"))
     final = {m: gains["T"][m][3:] for m in finalists}
     delta = 0.02 * federation.error_of_a_mean
-    intervals = simultaneous(final)
-    verdict = decide(final, intervals, leader, delta, "finetune")
+    halves = {m: gains["half"][m][3:] for m in finalists}
+    intervals = at_these_sites(final, halves)
+    verdict = decide(final, halves, leader, delta, "finetune")
     return {
         "verdict": verdict.kind,
         "method": verdict.method,

@@ -44,7 +44,7 @@ from fedapps.formats import counts_in_points
 from fedapps.notes import each_once
 from fedapps.records.reader import read_run
 from fedapps.results.seeds import Interval, crossed_interval, same_sites_interval
-from fedapps.results.simultaneous import FEDERATE, UNKNOWN, Table, simultaneous
+from fedapps.results.simultaneous import FEDERATE, UNKNOWN, Table, Verdict, decide, simultaneous
 from fedapps.runs.deal import deal_of, names_of
 from fedapps.runs.prepare import Parts, assemble, with_defaults
 from fedapps.sweeps.execution import only_one
@@ -115,7 +115,7 @@ def contest(given: Mapping[str, Any], number: int, folder: Path, jobs: int) -> d
         found = start(given, folder, execute, methods=METHODS, jobs=jobs, most_seeds=FIRST_SEEDS)
         found.trials.held_out = frozenset(held_out)
         found.run()
-        verdict = write_verdict(found)[0].verdict
+        write_verdict(found)
     state, scores, halves = found.state, {}, {}
     for trial in found.final_trials():
         run = read_run(found.trials.out / "cells" / trial.folder)
@@ -127,8 +127,6 @@ def contest(given: Mapping[str, Any], number: int, folder: Path, jobs: int) -> d
         "sizes": sizes,
         "between": between,
         "held-out": held_out,
-        "kind": verdict.kind,
-        "method": verdict.method,
         "leader": state.leader,
         "measure": state.measure,
         "delta": state.delta,
@@ -210,15 +208,18 @@ def delta_of(one: Mapping[str, Any]) -> int:
     return 1 if counts_in_points(one["measure"]) else 2
 
 
-def at_these_sites(one: Mapping[str, Any]) -> int:
-    """Return 1 if the leader is shown to gain more than delta at these sites, with
-    other seeds and test samples; -1 if less; 0 if neither.
+def verdict_of(one: Mapping[str, Any]) -> Verdict:
+    """Return the verdict, for the sites of a contest."""
+    halves = gains(one, key="halves")
+    return decide(gains(one), halves, one["leader"], delta_of(one), FINETUNE)
+
+
+def beyond(one: Mapping[str, Any]) -> int:
+    """Return 1 if the leader is shown to gain more than delta at sites like these, -1
+    if less, 0 if neither.
     """
-    leader = one["leader"]
-    here = same_sites_interval(gains(one)[leader], gains(one, key="halves")[leader])
-    if here is None:
-        return 0
-    return int(here.low > delta_of(one)) - int(here.high < delta_of(one))
+    like, delta = simultaneous(gains(one))[one["leader"]], delta_of(one)
+    return int(like.low > delta) - int(like.high < delta)
 
 
 def row(name: str, one: Mapping[str, Any]) -> list[str]:
@@ -235,13 +236,14 @@ def row(name: str, one: Mapping[str, Any]) -> list[str]:
     if FINETUNE in scores and leader != FINETUNE:
         ahead = scores[leader] - scores[FINETUNE]
         beside = with_bounds(ahead, half[leader] - half[FINETUNE], crossed_interval(ahead))
+    verdict = verdict_of(one)
     return [
         name,
         f"{len(sizes)} ({len(one['held-out'])})",
         f"{sum(sizes):,}",
         f"{np.median(sizes):.0f}",
         "-" if one["between"] is None else f"{100 * one['between']:.0f} %",
-        f"**{one['kind']}**" + (f", {one['method']}" if one["kind"] == FEDERATE else ""),
+        f"**{verdict.kind}**" + (f", {verdict.method}" if verdict.kind == FEDERATE else ""),
         leader,
         with_bounds(over[leader], over_half[leader], simultaneous(over)[leader]),
         beside,
@@ -293,17 +295,17 @@ def printed(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the tables of all contests, by federation."""
     results = [one for contests in found.values() for one in contests]
     hold, decided = map(sum, zip(*map(signs, results), strict=True))
-    kinds = [one["kind"] for one in results]
+    kinds = [verdict_of(one).kind for one in results]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in (FEDERATE, "alone", UNKNOWN))
-    here = [at_these_sites(one) for one in results]
+    like = [beyond(one) for one in results]
     columns = ("method", "leads", "final: wins / ties / losses", "dropped", "cannot run")
     return "\n\n".join(
         [
             markdown_table(HEADER, [r for name, own in found.items() for r in rows_of(name, own)]),
             markdown_table(columns, list(by_method(results))),
-            f"{len(results)} contests on {len(found)} federations: {counts}. At its own sites the "
-            f"leader gains more than delta in {here.count(1)}, less in {here.count(-1)}. Signs "
-            f"that hold at the clients held out: {hold} of {decided}.",
+            f"{len(results)} contests on {len(found)} federations: {counts}. For sites like "
+            f"these the leader gains more than delta in {like.count(1)}, less in "
+            f"{like.count(-1)}. Signs that hold at the clients held out: {hold} of {decided}.",
         ]
     )
 
@@ -337,8 +339,8 @@ def main() -> None:
                 (folder / "verdict.html").replace(path.with_suffix(".html"))
                 path.write_text(json.dumps(result) + "\n", encoding="utf-8")
                 shutil.rmtree(folder)
-                minutes = f"{result['minutes']:.1f} minutes"
-                print(f"{path.stem}: {result['kind']}, {minutes}", file=sys.stderr, flush=True)
+                said = f"{verdict_of(result).kind}, {result['minutes']:.1f} minutes"
+                print(f"{path.stem}: {said}", file=sys.stderr, flush=True)
             if path.exists():
                 found.setdefault(name, []).append(json.loads(path.read_text(encoding="utf-8")))
     if not found:

@@ -47,12 +47,11 @@ def ranking(contest: Contest, found: Outcome) -> Section:
         if method == LOCAL:
             cells += ["-", "-", "-", "-"]
         else:
-            table, like = found.gains[method], found.intervals[method]
-            these = found.here[method]
+            table, these, like = found.gains[method], found.here[method], found.like[method]
             share = np.nanmean(table, 0)
             cells += [
                 size(state.measure, like.mean),
-                between(state.measure, these.low, these.high) if these else "-",
+                between(state.measure, these.low, these.high),
                 between(state.measure, like.low, like.high),
                 f"{(share > 0).sum()} / {(share < 0).sum()}",
             ]
@@ -77,10 +76,9 @@ def ranking(contest: Contest, found: Outcome) -> Section:
         "seconds",
     )
     note = (
-        "Means over the fresh seeds, on test samples. These sites: 95 % interval for the same "
-        "clients with other seeds and test samples. Sites like these: for other clients, too; "
-        "these intervals hold together for all finalists in 95 % of contests, and the verdict "
-        "uses them."
+        "Means over the fresh seeds, on test samples. These sites: intervals for the same clients "
+        "with other seeds and test samples, which the verdict uses. Sites like these: for other "
+        "clients, too. Both hold together for all finalists in 95 % of contests."
     )
     for method, own in runs.items():
         names = dict.fromkeys(k for run in own for k in run.diverged if k not in found.diverged)
@@ -120,7 +118,7 @@ def curse(contest: Contest, found: Outcome) -> Section:
     for method, rate in state.finalists.items():
         if method != LOCAL:
             race = state.race_gains[str(Contestant(method, rate))]
-            final = found.intervals[method].mean
+            final = found.here[method].mean
             change = size(state.measure, final - race)
             rows.append((method, *(size(state.measure, v) for v in (race, final)), change))
     note = (

@@ -8,8 +8,16 @@ from fedapps.contests.contest import Contest
 from fedapps.contests.trials import FINETUNE, LOCAL, as_table
 from fedapps.errors import RunFailed
 from fedapps.formats import counts_in_points, metric_name, metric_text
-from fedapps.results.seeds import Interval, same_sites_interval
-from fedapps.results.simultaneous import ALONE, FEDERATE, Table, Verdict, decide, simultaneous
+from fedapps.results.seeds import Interval
+from fedapps.results.simultaneous import (
+    ALONE,
+    FEDERATE,
+    Table,
+    Verdict,
+    at_these_sites,
+    decide,
+    simultaneous,
+)
 
 #: At most this many clients are named.
 FEW = 8
@@ -19,17 +27,16 @@ FEW = 8
 class Outcome:
     """The result of a finished contest. ``scores``: of each finalist, (S, K), at
     ``clients``, NaN where one takes no part with a seed; ``gains``: over training
-    alone; ``intervals``: those that hold together, for sites like these; ``here``: for
-    these sites with other seeds and test samples, ``None`` where half of the test
-    samples have no score. ``diverged``: the clients where a finalist has no score; they
-    are in no mean.
+    alone; ``here``: intervals for these sites with other seeds and test samples;
+    ``like``: for sites like these. Either hold together for all finalists.
+    ``diverged``: the clients where a finalist has no score; they are in no mean.
     """
 
     verdict: Verdict
     scores: Mapping[str, Table]
     gains: Mapping[str, Table]
-    intervals: Mapping[str, Interval]
-    here: Mapping[str, Interval | None]
+    here: Mapping[str, Interval]
+    like: Mapping[str, Interval]
     clients: Sequence[str]
     diverged: Mapping[str, str]
 
@@ -58,11 +65,12 @@ def outcome(contest: Contest) -> Outcome:
         )
     scores = {m: as_table(runs, clients) for m, runs in by_seed.items()}
     gains = {m: table - scores[LOCAL] for m, table in scores.items() if m != LOCAL}
-    intervals = simultaneous(gains)
-    verdict = decide(gains, intervals, contest.state.leader, contest.state.delta, FINETUNE)
-    halves = {m: as_table(runs, clients) for m, runs in contest.final_scores(HALF).items()}
-    here = {m: same_sites_interval(gain, halves[m] - halves[LOCAL]) for m, gain in gains.items()}
-    return Outcome(verdict, scores, gains, intervals, here, clients, diverged)
+    runs_of_halves = contest.final_scores(HALF)
+    halves = {m: as_table(runs, clients) for m, runs in runs_of_halves.items()}
+    halves = {m: halves[m] - halves[LOCAL] for m in gains}
+    verdict = decide(gains, halves, contest.state.leader, contest.state.delta, FINETUNE)
+    here, like = at_these_sites(gains, halves), simultaneous(gains)
+    return Outcome(verdict, scores, gains, here, like, clients, diverged)
 
 
 def _named(diverged: Mapping[str, str]) -> str:
@@ -75,9 +83,9 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
     delta, s, k = size(state.measure, state.delta), *next(iter(found.gains.values())).shape
     name = metric_name(state.measure)
     if verdict.kind == FEDERATE:
-        one = found.intervals[verdict.method]
+        one = found.here[verdict.method]
         text = (
-            f"Federate, with {verdict.method}. On the test samples it gains "
+            f"Federate, with {verdict.method}. At these sites it gains "
             f"{size(state.measure, one.mean)} of {name} over training alone "
             f"({between(state.measure, one.low, one.high)}), more than the {delta} that count as a "
             "difference."
@@ -88,16 +96,20 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
                 "simpler."
             )
     elif verdict.kind == ALONE:
-        best = max(found.intervals, key=lambda m: found.intervals[m].high)
+        best = max(found.here, key=lambda m: found.here[m].high)
         text = (
-            f"Train alone. No finalist gains more than {delta} of {name} over training alone: the "
-            f"largest upper bound is {size(state.measure, found.intervals[best].high)} ({best})."
+            f"Train alone. At these sites no finalist gains more than {delta} of {name} over "
+            "training alone: the largest upper bound is "
+            f"{size(state.measure, found.here[best].high)} ({best})."
         )
     else:
-        one = found.intervals[verdict.method]
+        one = found.here[verdict.method]
         more = " or ".join(
-            f"{number} more {what}"
-            for number, what in ((verdict.seeds, "seeds"), (verdict.sites, "sites"))
+            text
+            for number, text in (
+                (verdict.seeds, f"{verdict.seeds} more seeds"),
+                (verdict.samples, f"{verdict.samples} times the test samples"),
+            )
             if number
         )
         text = (
@@ -106,20 +118,28 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
             f"({between(state.measure, one.low, one.high)}), and {delta} count as a difference. "
             + (f"About {more} would tell." if more else "More seeds would not tell.")
         )
-        text += at_these_sites(state.measure, found.here[verdict.method], state.delta)
+    text += elsewhere(state.measure, found, state.delta)
     text += f" {s} fresh seeds, {k} clients."
     if found.diverged:
         text += f" In no mean, since a finalist diverged there: {_named(found.diverged)}."
     return text
 
 
-def at_these_sites(measure: str, here: Interval | None, delta: float) -> str:
-    """Return what is known of the contest's own sites though others may differ."""
-    if here is None or here.low <= delta <= here.high:
+def elsewhere(measure: str, found: Outcome, delta: float) -> str:
+    """Return what a decided verdict means for other sites like these."""
+    kind, method = found.verdict.kind, found.verdict.method
+    if kind not in (FEDERATE, ALONE):
         return ""
-    known = "more than that" if here.low > delta else "less than that"
-    gain = between(measure, here.low, here.high)
-    return f" At these sites, whatever holds for others, it gains {known} ({gain})."
+    if kind == ALONE:
+        most = max(one.high for one in found.like.values())
+        if most < delta:
+            return " The same holds for other sites like these."
+        return f" Other sites like these could gain up to {size(measure, most)}."
+    one = found.like[method]
+    gain = between(measure, one.low, one.high)
+    if one.low > delta:
+        return f" Other sites like these would gain more than that, too ({gain})."
+    return f" For other sites like these no such gain is shown ({gain})."
 
 
 def size(measure: str, value: float) -> str:

@@ -223,42 +223,58 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
     return Interval(mean, over_seeds.std, mean - reach, mean + reach, s)
 
 
+def same_sites_variances(
+    table: NDArray[np.float64], half: NDArray[np.float64]
+) -> tuple[float, float, int] | None:
+    """Return the two parts of the variance of a table's mean, for the same clients with
+    other seeds and other test samples, and the number of clients with a half.
+
+    ``table`` (S, K): the value of client k at seed s, on the same test samples with
+    every seed; ``half``: on half of these samples. NaN where a value is missing. The
+    parts are
+
+        s_a^2 / S,  with the variance s_a^2 between seeds, and
+        sum_k (h_k - y_k)^2 / K^2,
+
+    h and y the means over seeds. For a mean over n independent samples, of which half
+    are in h_k, h_k - y_k has the variance sigma^2 / n, like y_k itself (if a sample is
+    left over, a larger one).
+
+    ``None`` with fewer than three seeds, or fewer than two clients with a half.
+    """
+    present = np.isfinite(table).any(0)
+    table, apart = table[:, present], (half - table)[:, present]
+    s, k = table.shape
+    known = np.isfinite(apart).any(0)
+    if s < ENOUGH or known.sum() < 2 or not np.isfinite(table).any(1).all():
+        return None
+    seeds = t_interval(np.nanmean(table, 1).tolist()).std ** 2 / s
+    samples = float((np.nanmean(apart[:, known], 0) ** 2).mean()) / k
+    return seeds, samples, int(known.sum())
+
+
 def same_sites_interval(
     table: NDArray[np.float64], half: NDArray[np.float64], level: float = 0.95
 ) -> Interval | None:
     """Return the mean over seeds and clients, with bounds for the same clients with
-    other seeds and other test samples.
+    other seeds and other test samples; ``None`` without
+    :func:`same_sites_variances`.
 
-    ``table`` (S, K): the value of client k at seed s, on the same test samples with
-    every seed; ``half``: on half of these samples. NaN where a value is missing. The
-    variance is that between seeds, and that of the test samples:
-
-        s_a^2 / S + sum_k (h_k - y_k)^2 / K^2,
-
-    h and y the means over seeds. For a mean over n independent samples, of which half
-    are in h_k, h_k - y_k has the variance sigma^2 / n, like y_k itself (if a sample is
-    left over, a larger one). Degrees of freedom are Satterthwaite's (1946), the second
-    term with one for each client. A t interval over the seeds alone covers 31 to 88 %
-    where this one covers 97 (``benchmarks/contest.py --estimators``).
-
-    ``None`` with fewer than three seeds, or fewer than two clients with a half.
+    Degrees of freedom are Satterthwaite's (1946), those of the test samples one for
+    each client. A t interval over the seeds alone covers 31 to 88 % where this one
+    covers 97 (``benchmarks/contest.py --estimators``).
     """
     from scipy.special import stdtrit  # imported here because it is slow to import
 
-    present = np.isfinite(table).any(0)
-    table, off = table[:, present], (half - table)[:, present]
-    s, k = table.shape
-    known = np.isfinite(off).any(0)
-    if s < ENOUGH or known.sum() < 2 or not np.isfinite(table).any(1).all():
+    found = same_sites_variances(table, half)
+    if found is None:
         return None
-    over_seeds = t_interval(np.nanmean(table, 1).tolist(), level)
-    apart = np.nanmean(off[:, known], 0)
-    parts = over_seeds.std**2 / s, float((apart**2).mean()) / k
-    if not (variance := sum(parts)):
+    seeds, samples, known = found
+    over_seeds, s = t_interval(np.nanmean(table, 1).tolist(), level), len(table)
+    if not (variance := seeds + samples):
         return over_seeds
-    df = variance**2 / (parts[0] ** 2 / (s - 1) + parts[1] ** 2 / known.sum())
-    reach = float(stdtrit(df, (1 + level) / 2)) * math.sqrt(variance)
-    mean = over_seeds.mean
+    df = variance**2 / (seeds**2 / (s - 1) + samples**2 / known)
+    reach, mean = float(stdtrit(df, (1 + level) / 2)) * math.sqrt(variance), over_seeds.mean
     return Interval(mean, over_seeds.std, mean - reach, mean + reach, s)
 
 

@@ -1,10 +1,11 @@
 """Intervals of several gains that hold together, and the verdict that they allow.
 
 A gain is a table d[s, k] of seeds s and clients k: the score of a method minus that of
-training alone. Each has a crossed interval (``fedapps.results.seeds``). The max-t
-intervals of several gains all hold in 95 % of studies: their common level c is such
-that the largest of correlated statistics stays below its quantile, P(min_m p_m < 1 - c)
-= 5 %, with the correlations of the clients' mean gains.
+training alone. Each has an interval for these sites, which the verdict uses, and a
+crossed one for sites like these (``fedapps.results.seeds``). The max-t intervals of
+several gains for sites like these all hold in 95 % of studies: their common level c is
+such that the largest of correlated statistics stays below its quantile,
+P(min_m p_m < 1 - c) = 5 %, with the correlations of the clients' mean gains.
 
 Source: Hothorn, Bretz, Westfall, "Simultaneous Inference in General Parametric Models",
 Biometrical Journal 50, 2008, doi 10.1002/bimj.200810425, section 3.
@@ -18,14 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.common.seeds import generator
-from fedapps.results.seeds import Interval, crossed_interval, variance_components
+from fedapps.results.seeds import (
+    Interval,
+    crossed_interval,
+    same_sites_interval,
+    same_sites_variances,
+)
 
 Table = NDArray[np.float64]
 DRAWS = 20_000
 #: Of the bound of a difference between two methods.
 LEVEL = 0.05
-#: More seeds, or sites for each one there is, are not worth naming.
-MOST_SEEDS, MOST_SITES = 50, 20
+#: More seeds, or times as many test samples, are not worth naming.
+MOST_SEEDS, MOST_TIMES = 50, 20
 FEDERATE, ALONE, UNKNOWN = "federate", "alone", "cannot tell"
 
 
@@ -34,13 +40,14 @@ class Verdict:
     """What the intervals of the gains over training alone allow.
 
     ``kind``: "federate" (with ``method``), "alone" (nobody gains more than delta) or
-    "cannot tell". ``seeds``, ``sites``: about how many more would tell, 0: unknown.
+    "cannot tell". ``seeds``: about how many more would tell; ``samples``: how many
+    times as many for the test; 0: unknown.
     """
 
     kind: str
     method: str = ""
     seeds: int = 0
-    sites: int = 0
+    samples: int = 0
 
 
 def upper_bound(table: Table, level: float) -> float:
@@ -92,26 +99,46 @@ def simultaneous(tables: Mapping[str, Table], level: float = 0.95) -> dict[str, 
     return intervals
 
 
+def at_these_sites(
+    tables: Mapping[str, Table], halves: Mapping[str, Table], level: float = 0.95
+) -> dict[str, Interval]:
+    """Return intervals of the mean gains that hold together, for these sites with other
+    seeds and test samples; ``halves``: the gains on half of the test samples.
+
+    Their levels are 1 - (1 - level) / m (Bonferroni). Where half of the test samples
+    have no score, all are those of :func:`simultaneous`, for sites like these.
+    """
+    each = 1 - (1 - level) / len(tables)
+    found = {name: same_sites_interval(table, halves[name], each) for name, table in tables.items()}
+    intervals = {name: one for name, one in found.items() if one}
+    return intervals if len(intervals) == len(tables) else simultaneous(tables, level)
+
+
 def decide(
     tables: Mapping[str, Table],
-    intervals: Mapping[str, Interval],
+    halves: Mapping[str, Table],
     leader: str,
     delta: float,
     near: str = "",
 ) -> Verdict:
-    """Return the verdict on gains over training alone, given their simultaneous
-    intervals. ``leader``: the method chosen before these gains were measured.
+    """Return the verdict on gains over training alone, for these sites
+    (:func:`at_these_sites`). ``leader``: the method chosen before these gains were
+    measured.
 
     Federate if the leader's lower bound is above ``delta``: with ``near`` (fine-tuning,
     the simpler method) if that is shown to gain, too, and to be within ``delta`` of the
     leader (upper bound of the paired difference, at ``LEVEL``). Alone if no upper
     bound reaches ``delta``.
     """
+    intervals = at_these_sites(tables, halves)
     ours = intervals[leader]
     if ours.low > delta:
         other = intervals.get(near)
-        gains = other is not None and other.low > delta
-        simpler = gains and upper_bound(tables[leader] - tables[near], LEVEL) <= delta
+        simpler = False
+        if other is not None and other.low > delta:
+            behind = tables[leader] - tables[near], halves[leader] - halves[near]
+            most = same_sites_interval(*behind, 1 - 2 * LEVEL)
+            simpler = (most.high if most else upper_bound(behind[0], LEVEL)) <= delta
         return Verdict(FEDERATE, near if simpler else leader)
     if all(one.high < delta for one in intervals.values()):
         return Verdict(ALONE)
@@ -121,27 +148,21 @@ def decide(
         (name for name, one in intervals.items() if one.high >= delta),
         key=lambda name: (name == leader, intervals[name].high),
     )
-    one = intervals[open_]
-    return Verdict(UNKNOWN, leader, *more_needed(tables[open_], one, abs(one.mean - delta)))
+    return Verdict(UNKNOWN, leader, *more_needed(tables[open_], halves[open_], delta))
 
 
-def more_needed(table: Table, interval: Interval, distance: float) -> tuple[int, int]:
-    """Return about how many more seeds, or more sites, would shorten the interval to
-    ``distance`` on each side; 0 if that many are not worth naming.
+def more_needed(table: Table, half: Table, delta: float) -> tuple[int, int]:
+    """Return about how many more seeds, or how many times as many test samples, would
+    tell whether the mean gain is above ``delta``; 0 if that many are not worth naming.
     """
-    table = table[:, np.isfinite(table).all(0)]
-    s, k = table.shape
-    if s < 2 or k < 2 or distance <= 0:
+    one, found = same_sites_interval(table, half), same_sites_variances(table, half)
+    if one is None or found is None or one.high == one.low:
         return 0, 0
-    found = variance_components(table - table.mean(), np.ones_like(table, bool))
-    if found is None:
-        return 0, 0
-    a, b, e = (max(part, 0.0) for part in found)
-    now = a / s + b / k + e / (s * k)
-    allowed = now * (distance / ((interval.high - interval.low) / 2)) ** 2
-    seeds = _first(lambda n: a / n + b / k + e / (n * k) <= allowed, s, MOST_SEEDS)
-    sites = _first(lambda n: a / s + b / n + e / (s * n) <= allowed, k, MOST_SITES * k)
-    return seeds, sites
+    (seeds, samples, _), s = found, len(table)
+    allowed = (seeds + samples) * (2 * (one.mean - delta) / (one.high - one.low)) ** 2
+    more = _first(lambda n: seeds * s / n + samples <= allowed, s, MOST_SEEDS)
+    times = _first(lambda n: seeds + samples / n <= allowed, 1, MOST_TIMES)
+    return more, times + 1 if times else 0
 
 
 def _first(enough: Callable[[int], bool], now: int, most: int) -> int:

@@ -80,7 +80,8 @@ def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch, ca
     plain, poison = found
     assert plain["held-out"] == held_out
     assert plain["sizes"] == [sum(SIZES)] * 7
-    same = ("kind", "method", "leader", "measure", "delta", "rates", "race", "dropped")
+    assert contests.verdict_of(plain) == contests.verdict_of(poison)
+    same = ("leader", "measure", "delta", "rates", "race", "dropped")
     assert [plain[key] for key in same] == [poison[key] for key in same]
     seen, unseen = ([contests.gains(one, held) for one in found] for held in (False, True))
     assert seen[0].keys() >= {"fedavg", "finetune"}
@@ -90,7 +91,7 @@ def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch, ca
         assert unseen[0][method].shape == (5, 2)
         assert not np.allclose(unseen[0][method], unseen[1][method])
     # one model for all is right here, also at sites that were not asked
-    assert plain["kind"] == "federate"
+    assert contests.verdict_of(plain).kind == "federate"
     assert contests.signs(plain)[0] == contests.signs(plain)[1] >= 2
     assert contests.signs(poison)[1] == contests.signs(plain)[1]
     assert not (tmp_path / "0" / "out" / "Seven-0").exists()
@@ -126,8 +127,6 @@ def made_up(measure="accuracy"):
         "sizes": [10] * 9,
         "between": 0.25,
         "held-out": ["c6", "c7", "c8"],
-        "kind": "federate",
-        "method": "ditto",
         "leader": "ditto",
         "measure": measure,
         "delta": 0.01,
@@ -170,8 +169,8 @@ def test_the_tables_count_clients_and_contests():
     first, second = contests.rows_of("Nine", [one, one])
     assert (first[0], second[0], first[-1]) == ("Nine", "", second[-1])
     said = contests.printed({"Nine": [one, {**one, "leader": "fedavg"}]})
-    assert "2 contests on 1 federations: 2 federate, 0 alone, 0 cannot tell." in said
-    assert "At its own sites the leader gains more than delta in 1, less in 1. Signs" in said
+    assert "2 contests on 1 federations: 1 federate, 0 alone, 1 cannot tell." in said
+    assert "these the leader gains more than delta in 0, less in 1. Signs" in said
 
 
 def test_the_share_between_clients_is_the_intraclass_correlation(monkeypatch):

@@ -5,8 +5,14 @@ verdict follows the bounds.
 import numpy as np
 import pytest
 
-from fedapps.results.seeds import Interval, crossed_interval, variance_components
+from fedapps.results.seeds import (
+    crossed_interval,
+    same_sites_interval,
+    t_interval,
+    variance_components,
+)
 from fedapps.results.simultaneous import (
+    at_these_sites,
     decide,
     joint_level,
     more_needed,
@@ -74,31 +80,60 @@ def table(mean, spread=0.1):
 )
 def test_the_verdict_follows_the_bounds(gains, kind, method):
     tables = {name: table(mean) for name, mean in gains.items()}
-    found = decide(tables, simultaneous(tables), "ditto", 1.0, near="finetune")
+    found = decide(tables, tables, "ditto", 1.0, near="finetune")
     assert (found.kind, found.method) == (kind, method)
 
 
-def test_the_simpler_method_must_be_shown_to_be_near():
-    """Its mean is 0.5 behind, and delta is 1; but clients may differ in that."""
+@pytest.mark.parametrize(("apart", "method"), [(0.2, "finetune"), (2.0, "ditto")])
+def test_the_simpler_method_must_be_shown_to_be_near(apart, method):
+    """Its mean is 0.5 behind, and delta is 1; but test samples leave more open."""
     tables = {name: table(mean) for name, mean in {"ditto": 4.0, "finetune": 3.5}.items()}
-    for apart, method in ((0.2, "finetune"), (2.0, "ditto")):
-        tables["finetune"] = tables["finetune"] + apart * np.tile([1.0, -1.0], 6)
-        found = decide(tables, simultaneous(tables), "ditto", 1.0, near="finetune")
-        assert (found.kind, found.method) == ("federate", method)
+    halves = {**tables, "finetune": tables["finetune"] + apart * np.tile([1.0, -1.0], 6)}
+    found = decide(tables, halves, "ditto", 1.0, near="finetune")
+    assert (found.kind, found.method) == ("federate", method)
 
 
-def test_as_many_more_sites_as_are_named_would_do():
+def test_clients_that_differ_leave_nothing_open_and_test_samples_do():
+    """The gain of 3 differs by 4 between clients; 5 on half of the samples."""
+    sites = {"ditto": table(3.0) + 4 * np.tile([1.0, -1.0], 6)}
+    assert decide(sites, sites, "ditto", 1.0).kind == "federate"
+    assert simultaneous(sites)["ditto"].low < 1.0
+    halves = {"ditto": sites["ditto"] + 5 * np.tile([1.0, -1.0], 6)}
+    assert decide(sites, halves, "ditto", 1.0).kind == "cannot tell"
+    # nobody knows what is left open, if no half has a score: then as for other sites
+    lacking = {"ditto": np.full((5, 12), np.nan)}
+    assert at_these_sites(sites, lacking) == simultaneous(sites)
+    assert decide(sites, lacking, "ditto", 1.0).kind == "cannot tell"
+
+
+def test_intervals_of_these_sites_hold_together():
+    rng, hold, repeats = np.random.default_rng(6), 0, 300
+    for _ in range(repeats):
+        samples = rng.normal(size=(3, 12, 20))  # of three gains whose means are 0
+        noise = 0.1 * rng.normal(size=(3, 5, 12))
+        tables = {str(m): samples[m].mean(1) + noise[m] for m in range(3)}
+        halves = {str(m): samples[m, :, ::2].mean(1) + noise[m] for m in range(3)}
+        found = at_these_sites(tables, halves)
+        hold += all(one.low <= 0 <= one.high for one in found.values())
+    assert 0.93 < hold / repeats < 0.99
+
+
+def test_as_many_more_seeds_or_test_samples_as_are_named_would_do():
     rng = np.random.default_rng(4)
-    wide = rng.normal(size=(1, 2000)) * 2 + rng.normal(size=(5, 2000)) * 0.3
-    wide += 0.5 - wide.mean()
-    few = wide[:, :12]
-    few = few - few.mean() + 0.5
-    interval = crossed_interval(few)
-    seeds, sites = more_needed(few, interval, 0.5)
-    assert seeds == 0  # the sites differ: no number of seeds would do
-    more = wide[:, : 12 + sites]
-    found = crossed_interval(more - more.mean() + 0.5)
-    assert 0.3 < (found.high - found.low) / 2 < 0.7
+    seeds = np.tile(rng.normal(size=(5, 1)), 12)
+    seeds += 1.5 - seeds.mean()
+    one = t_interval(seeds[:, 0].tolist())
+    more, times = more_needed(seeds, seeds, 1.0)
+    assert times == 0  # no number of test samples would do
+    wanted = ((one.high - one.low) / 2 / 0.5) ** 2 * 5
+    assert more == pytest.approx(wanted - 5, abs=1)
+    sites = np.full((5, 12), 1.5)
+    half = sites + np.tile([3.0, -3.0], 6)
+    more, times = more_needed(sites, half, 1.0)
+    assert more == 0
+    reach = same_sites_interval(sites, half).high - 1.5
+    assert times == pytest.approx((reach / 0.5) ** 2, abs=1)
+    assert more_needed(sites, np.full((5, 12), np.nan), 1.0) == (0, 0)
 
 
 def test_components_of_a_large_table_are_those_that_made_it():
@@ -107,4 +142,3 @@ def test_components_of_a_large_table_are_those_that_made_it():
     table = a + b + rng.normal(size=(300, 300))
     found = variance_components(table - table.mean(), np.ones_like(table, bool))
     assert found == pytest.approx((a.var(ddof=1), b.var(ddof=1), 1.0), rel=0.05)
-    assert more_needed(np.zeros((5, 1)), Interval(0, 1, -1, 1, 5), 0.5) == (0, 0)
