@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 ENOUGH = 3
 #: What the intervals are for, by whether clients are the same in every seed.
 WHO = {
-    True: "These sites: the same clients with other seeds. Sites like these: other clients, too.",
+    True: "These sites: the same clients with other seeds, and with other test samples if each "
+    "seed draws its own (data.split-seed=seed). Sites like these: other clients, too.",
     False: "Each seed deals other clients: the interval is for sites like these.",
 }
 
