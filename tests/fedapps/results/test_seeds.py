@@ -157,12 +157,13 @@ def test_the_interval_of_the_same_sites_by_hand():
     reach = student.ppf(0.975, df) * math.sqrt(seeds + samples)
     assert (found.low, found.high) == pytest.approx((2 - reach, 2 + reach))
     assert same_sites_interval(table, table).low == pytest.approx(t_interval([1.0, 2.0, 3.0]).low)
-    # a client without a half counts as the others do
+    # a client that takes no part with one seed
     third = np.column_stack([table, [5.0, np.nan, 5.0]])
-    lacking = np.column_stack([half, [np.nan] * 3])
-    wide = same_sites_interval(third, lacking)
+    wide = same_sites_interval(third, np.column_stack([half, [5.3, np.nan, 5.1]]))
     assert wide.mean == pytest.approx(np.mean([7 / 3, 2.0, 11 / 3]))
     assert wide.low < wide.mean < wide.high
+    # one without a half
+    assert same_sites_interval(third, np.column_stack([half, [np.nan] * 3])) is None
     assert same_sites_interval(table, np.full_like(table, np.nan)) is None
     assert same_sites_interval(table[:2], half[:2]) is None
     assert same_sites_interval(table[:, :1], half[:, :1]) is None
