@@ -369,6 +369,10 @@ def test_test_samples_change_nothing_before_the_final(tmp_path):
     again = start(given, folder / "out", in_process, methods=("fedavg",), most_seeds=3)
     again.run()  # nothing is left to do
     assert again.state.done
+    whole, halves = again.final_scores()["fedavg"], again.final_scores(HALF)["fedavg"]
+    for seed, own in whole.items():
+        assert own.keys() == halves[seed].keys()
+        assert all(own[k] != halves[seed][k] for k in own)
     found, text = write_verdict(again)
     page = (folder / "out" / "verdict.html").read_text()
     assert text.split(".")[0] in page
