@@ -50,6 +50,7 @@ class PartialClient(FedAvgClient):
 
     reads: Reads = (ShareSent,)
     differentiates_surrogate = True
+    needs_all_steps = ""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained shared part; store the private one."""
@@ -120,6 +121,9 @@ class FedRepClient(PartialClient):
     """
 
     reads: Reads = (FedRepSent,)
+    needs_all_steps = (
+        "its clients train head and body in turn, and the end of a round is the body's"
+    )
 
     def train_parts(self, config: Config) -> float:
         """Train the head, then the body; return the mean loss of the body's epochs."""
