@@ -121,9 +121,7 @@ class FedRepClient(PartialClient):
     """
 
     reads: Reads = (FedRepSent,)
-    needs_all_steps = (
-        "its clients train head and body in turn, and the end of a round is the body's"
-    )
+    needs_all_steps = "its clients train the head first, and the body at the end of a round"
 
     def train_parts(self, config: Config) -> float:
         """Train the head, then the body; return the mean loss of the body's epochs."""

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ class Compiler:
     of each compilation of this process.
     """
 
-    at_once: ClassVar[int] = UNROLLED
+    at_once = UNROLLED
     folder: Path
     build: bool = True
     built: list[float] = field(default_factory=list)

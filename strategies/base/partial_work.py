@@ -59,10 +59,11 @@ def check_partial(strategy: Strategy, what: str) -> None:
 
 def ask(question: Message, work: PartialWork) -> None:
     """Ask for work in part; other messages may share the content of this one."""
-    records = dict(question.content.items())
-    name = next(name for name, record in records.items() if isinstance(record, ConfigRecord))
-    config = ConfigRecord({**records[name], **work.to_config()})
-    question.content = RecordDict({**records, name: config})
+    content = RecordDict(dict(question.content.items()))
+    for name, record in question.content.items():
+        if isinstance(record, ConfigRecord):
+            content[name] = ConfigRecord({**record, **work.to_config()})
+    question.content = content
 
 
 def came(reply: Message) -> tuple[PartialWork, str]:

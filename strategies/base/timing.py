@@ -53,9 +53,8 @@ class PaceOptions(Options):
     )
     late: str = option(
         "drop",
-        "later replies; keep: they count in the round in which they arrive, brought forward to "
-        "its model; partial: clients do the part of their local steps that is in time for the "
-        "deadline",
+        "later replies; keep: they count when they arrive, brought forward to that model; "
+        "partial: clients take the steps that are in time",
         choices=["drop", "keep", "partial"],
     )
 
@@ -218,12 +217,13 @@ class Timing:
         """
         faults = {}
         for flight in flights:
-            work, fault = came(flight.reply) if flight.fate == "used" else (PartialWork(), "")
+            used = flight.reply if flight.fate == "used" else None
+            work, fault = came(used) if used else (PartialWork(), "")
             did = 1.0 if work.share is None else work.share
             flight.seconds = math.inf if work.seconds is None else work.seconds
             if fault:
                 faults[flight.client], flight.fate = fault, "failed"
-            elif flight.fate == "used" and did > flight.share + ROUNDING:
+            elif used and did > flight.share + ROUNDING:
                 flight.fate, flight.arrived = "late", flight.whole
                 if flight.client not in self._whole:
                     self._whole.add(flight.client)

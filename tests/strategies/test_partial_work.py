@@ -168,7 +168,7 @@ def test_a_client_that_does_more_than_it_was_asked_for_is_late_as_ever(strange, 
     assert "client 0 was asked for 0.25" in lines[0]
 
 
-@pytest.mark.parametrize("claim", [1.5, 0.0, -0.5, 1e-400, float("nan"), [0.5]])
+@pytest.mark.parametrize("claim", [1.5, 0.0, -0.5, float("nan"), [0.5]])
 @pytest.mark.parametrize("slow", [4, 1])
 def test_a_claim_that_cannot_be_is_left_out(claim, slow):
     clients = [Walks(claim=claim), Walks(), Walks()]
@@ -189,7 +189,7 @@ def test_replies_in_part_and_whole_are_alike_for_flowers_strategies():
 
 
 def test_a_client_that_fails_in_part_is_a_failure():
-    seen, flights, _ = run([that_fails(Walks)(), Walks()], VirtualClock(measured(4, 1)))
+    seen, _, _ = run([that_fails(Walks)(), Walks()], VirtualClock(measured(4, 1)))
     assert [f.client for f in seen[0].failures] == [0]
     assert seen[0].trained.shares == {}
 
@@ -223,7 +223,7 @@ def test_times_of_a_run_repeat_its_shares():
     ]  # fmt: skip
     assert len({f.share for f in flights}) > 4
     fleet = Fleet(FleetOptions(speed="file", file="x"), 0, Measured(rows))
-    again, repeated, same = run(clients, VirtualClock(fleet), **given)
+    again, _, same = run(clients, VirtualClock(fleet), **given)
     np.testing.assert_array_equal(w, same)
     assert [r.trained.shares for r in again] == [r.trained.shares for r in seen]
 
@@ -296,7 +296,7 @@ def on_site(monkeypatch, beside, rounds, pace, client=Stops):
                 {"loss": 0.0, **(told if "partial-seconds" in config else {})},
             )
 
-    seen, flights, _ = run([client(), Quick()], RealClock(pause=0.125), pace, rounds, inner=kind)
+    seen, _, _ = run([client(), Quick()], RealClock(pause=0.125), pace, rounds, inner=kind)
     return [r.trained.shares.get(0) for r in seen], [r.trained.late for r in seen], kind.told[::2]
 
 
