@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -152,8 +153,9 @@ class RealClock:
     """Real time, since the first use. ``pause``: seconds between two polls.
 
     A client that may do a part of its steps is given ``SPARE`` of the deadline, less
-    what its last training took beside its steps, in seconds. That is first taken to be
-    0; each time the client is late it is raised, so that half of the seconds are left.
+    what its last training took beside its steps, in seconds. Before the first one that
+    is taken to be the median of the others', of nobody's half of the deadline; each
+    time a client is late it is raised, so that half of its seconds are left.
     """
 
     def __init__(self, pause: float = 0.1) -> None:
@@ -180,8 +182,10 @@ class RealClock:
         """Push the messages. If there is a ``deadline``, in seconds, they say for how
         long a client may train.
         """
+        usual = median(self._beside.values() or [deadline / 2])
         for flight in flights if deadline < math.inf else ():
-            flight.seconds = max(0.0, SPARE * deadline - self._beside.get(flight.client, 0.0))
+            beside = self._beside.setdefault(flight.client, usual)
+            flight.seconds = max(0.0, SPARE * deadline - beside)
             ask(flight.question, PartialWork(seconds=flight.seconds))
         numbers = list(grid.push_messages([flight.question for flight in flights]))
         for flight, number in zip(flights, numbers, strict=True):
@@ -231,8 +235,7 @@ class RealClock:
                 self._beside[flight.client] = max(0.0, took - flight.seconds)
         for flight in late:
             if flight.seconds < math.inf:
-                beside = self._beside.get(flight.client, 0.0)
-                self._beside[flight.client] = beside + flight.seconds / 2
+                self._beside[flight.client] += flight.seconds / 2
 
     def patience(self, timeout: float | None) -> float:
         """Return the seconds that a reply is waited for."""

@@ -53,8 +53,8 @@ class PaceOptions(Options):
     )
     late: str = option(
         "drop",
-        "later replies; keep: they count when they arrive, brought forward to that model; "
-        "partial: clients take the steps that are in time",
+        "later replies; keep: they count when they arrive; partial: clients take the steps that "
+        "are in time",
         choices=["drop", "keep", "partial"],
     )
 

@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAdam as FlowerFedAdam
 
@@ -228,6 +228,11 @@ def test_times_of_a_run_repeat_its_shares():
     assert [r.trained.shares for r in again] == [r.trained.shares for r in seen]
 
 
+def sent():
+    arrays = ArrayRecord({"w": Array(np.zeros(2))})
+    return RecordDict({"arrays": arrays, "config": ConfigRecord({"local-epochs": 12})})
+
+
 # --- a real clock ---------------------------------------------------------------------
 
 
@@ -302,19 +307,40 @@ def on_site(monkeypatch, beside, rounds, pace, client=Stops):
 
 def test_a_site_learns_how_long_it_has(monkeypatch):
     pace = PaceOptions(deadline=10.0, late="partial")
-    shares, late, told = on_site(monkeypatch, 3.0, 4, pace)
-    # 9 s for 9 steps come after 12 s; half of it in time; then 10 % less than the rest
-    assert told[:2] == [9.0, 4.5]
-    assert shares[:2] == [None, 4 / 12]
-    assert late == [[0], [], [], []]
-    assert told[2] == pytest.approx(9.0 - 3.0, abs=0.125)
-    assert shares[2:] == [pytest.approx(int(told[2]) / 12)] * 2
+    shares, late, told = on_site(monkeypatch, 3.0, 3, pace)
+    # it is told what is left of 90 % of the deadline: first it may be half of that
+    assert (told[0], shares[0]) == (4.0, 4 / 12)
+    assert told[1:] == [pytest.approx(9.0 - 3.0, abs=0.125)] * 2
+    assert shares[1:] == [pytest.approx(int(told[1]) / 12)] * 2
+    assert late == [[], [], []]
+    # 4 s and 7 s beside are too much; half of that is in time
+    shares, late, told = on_site(monkeypatch, 7.0, 3, pace)
+    assert (told[:2], late) == ([4.0, 2.0], [[0], [], []])
+    assert told[2] == pytest.approx(9.0 - 7.0, abs=0.125)
+    assert shares == [None, 2 / 12, pytest.approx(int(told[2]) / 12)]
+
+
+def test_a_new_site_is_told_what_the_others_left(monkeypatch):
+    monkeypatch.setattr(clocks, "time", Hands())
+    clock, grid = RealClock(), InlineGrid(to_client_app(lambda context: Stops()), 5)
+    flights = []
+    for client, beside in enumerate([1.0, 2.0, 6.0, None]):
+        message = Message(sent(), grid.get_node_ids()[client], "train")
+        flights.append(clocks.Flight(message, client, 1, 0.0))
+        clock.start(grid, flights[-1:], 10.0)
+        if beside:
+            flights[-1].arrived, flights[-1].seconds = beside + 3.0, 3.0
+            clock.learn(flights[-1:], [])
+    # half of the deadline; of the medians of the others
+    assert [m.question.content["config"]["partial-seconds"] for m in flights] == [
+        4.0, 8.0, 7.5, 7.0,
+    ]  # fmt: skip
 
 
 def test_a_fast_site_does_all_steps_and_one_that_is_too_slow_stays_late(monkeypatch):
     pace = PaceOptions(deadline=15.0, late="partial")
-    shares, late, _ = on_site(monkeypatch, 0.5, 2, pace)
-    assert (shares, late) == ([None] * 2, [[], []])
+    shares, late, _ = on_site(monkeypatch, 0.5, 3, pace)
+    assert (shares, late) == ([6 / 12, None, None], [[], [], []])
     shares, late, told = on_site(monkeypatch, 20.0, 8, pace)
     assert (shares, late) == ([None] * 8, [[0]] * 8)
     assert told[-1] < 0.2
