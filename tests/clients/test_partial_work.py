@@ -170,44 +170,39 @@ def test_a_class_with_its_own_training_declares_that_it_may_end_early():
     assert not why_all_steps(type("Declares", (own,), {"needs_all_steps": ""}))
 
 
+def count_steps(method, monkeypatch, more):
+    """Return how many steps a client takes in a first round, and how far it came."""
+    problem, both, counts = Blobs((60, 25)), exams.pair(method), []
+    step = Eager.step
+    monkeypatch.setattr(Eager, "step", lambda self, *args: counts.append(1) or step(self, *args))
+    options = getattr(both.strategy(problem), "train_options", lambda *_: {})(1, 1)
+    of_wrapped = {"propfair-m": 5.0} if method == "propfair" else {}
+    of_wrapped = {"ifca-sent": [0], "ifca-clusters": 1} if method == "ifca" else of_wrapped
+    config = {**exams.CONFIG, **options, **of_wrapped, **more, "server-round": 1}
+    one = both.client(problem, 0, 2, MessageStore(RecordDict()))
+    sent = [np.asarray(a) for a in problem.initial_arrays().values()]
+    shared = one.shared(config) if hasattr(one, "shared") else [True] * len(sent)
+    one.fit([a for a, goes in zip(sent, shared, strict=True) if goes], config)
+    monkeypatch.undo()
+    return len(counts), one.came
+
+
 @pytest.mark.parametrize(
     "method", ["fedavg", "fedprox", "fedper", "fedbabu", "apfl", "superfed-mm", "fedala", "ifca",
                "fedrod", "per-fedavg", "finetune", "propfair"]
 )  # fmt: skip
 def test_a_method_s_client_takes_so_many_steps(method, monkeypatch):
-    problem, both, counts = Blobs((60, 25)), exams.pair(method), []
-    step = Eager.step
-    monkeypatch.setattr(Eager, "step", lambda self, *args: counts.append(1) or step(self, *args))
-    grid = exams.CONFIG | {"local-epochs": 2, "batch-size": 8}
-    sent = [np.asarray(a) for a in problem.initial_arrays().values()]
-    messages = {}
-
-    def played(more):
-        counts.clear()
-        one = both.client(problem, 0, 2, MessageStore(RecordDict()))
-        given = {**grid, **messages, **more, "server-round": 1}
-        shared = one.shared(given) if hasattr(one, "shared") else [True] * len(sent)
-        one.fit([a for a, goes in zip(sent, shared, strict=True) if goes], given)
-        return len(counts), one.came
-
-    strategy = both.strategy(problem)
-    messages = dict(getattr(strategy, "train_options", lambda *_: {})(1, 1))
-    if method == "propfair":
-        messages = {"propfair-m": 5.0}
-    if method == "ifca":
-        messages |= {"ifca-sent": [0], "ifca-clusters": 1}
-    whole, came = played({})
+    whole, came = count_steps(method, monkeypatch, {})
     assert came is None
     assert whole % 2 == 0
-    part, came = played({"partial-share": 0.5})
+    part, came = count_steps(method, monkeypatch, {"partial-share": 0.5})
     assert (part, came.share) == (whole // 2, 0.5)
 
 
-@pytest.mark.parametrize("method", ["ditto", "fedrep", "pfedme", "scaffold", "feddyn", "local"])
-def test_others_do_not_heed_it_and_do_not_say_so(method):
-    problem, both = Blobs((60, 25)), exams.pair(method)
-    one = both.client(problem, 0, 2, MessageStore(RecordDict()))
-    assert why_all_steps(type(one))
+@pytest.mark.parametrize("method", ["ditto", "fedrep", "pfedme", "feddyn"])
+def test_others_do_not_heed_it_and_do_not_say_so(method, monkeypatch):
+    whole, _ = count_steps(method, monkeypatch, {})
+    assert count_steps(method, monkeypatch, {"partial-share": 0.5}) == (whole, None)
 
 
 def test_the_reply_says_how_far_it_came_also_of_a_half_of_a_warm_start():

@@ -168,6 +168,19 @@ def test_a_client_that_does_more_than_it_was_asked_for_is_late_as_ever(strange, 
     assert "client 0 was asked for 0.25" in lines[0]
 
 
+def test_who_did_more_is_busy_until_it_would_have_answered():
+    asked = []
+
+    class Notes(EchoClient):
+        def fit(self, parameters, config):
+            asked.append((config["server-round"], config.get("partial-share")))
+            return super().fit(parameters, config)
+
+    # it trains until 5, then until 10: nothing is in time for 4, and for 6
+    run([Notes(1.0), Walks()], VirtualClock(measured(5, 1)), rounds=3)
+    assert asked == [(1, 0.25), (2, None), (3, None)]
+
+
 @pytest.mark.parametrize("claim", [1.5, 0.0, -0.5, float("nan"), [0.5]])
 @pytest.mark.parametrize("slow", [4, 1])
 def test_a_claim_that_cannot_be_is_left_out(claim, slow):

@@ -6,6 +6,7 @@ import pytest
 
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
+from fedapps.records.time_log import seconds_by_client
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import read_settings
 from tests.helpers import assert_same, rounds_of, rows_of, run_inline, summary_of
@@ -85,6 +86,15 @@ def test_speeds_say_which_part_of_the_steps_was_done(tmp_path, capsys):
     fastest, slowest = (float(line[-3]) for line in quarters)
     assert fastest > slowest
     assert "partial work" in (tmp_path / "run.log").read_text()
+
+
+def test_a_client_in_part_is_as_slow_as_all_of_its_steps_are():
+    rows = [
+        {"client": "0", "asked": 1.0, "arrived": 3.0, "share": 0.25, "fate": "used"},
+        {"client": "0", "asked": 3.0, "arrived": 10.0, "fate": "late"},
+        {"client": "1", "asked": 1.0, "arrived": 3.0, "share": 1.0, "fate": "used"},
+    ]
+    assert seconds_by_client(rows) == {"0": [8.0, 7.0], "1": [2.0]}
 
 
 @pytest.mark.parametrize("job", [JOB, PARTIAL])
