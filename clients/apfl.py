@@ -29,6 +29,7 @@ class APFLClient(PersonalClient):
     kept_as = "apfl"
     reads = (APFLTraining,)
     differentiates_surrogate = True
+    needs_all_steps = ""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return w; store v and alpha."""

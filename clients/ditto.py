@@ -17,6 +17,7 @@ class DittoClient(PersonalClient):
     kept_as = "ditto"
     reads = (DittoSent,)
     differentiates_surrogate = True
+    needs_all_steps = "its clients train a second model after the one that they send"
     _anchor: Tensors | None = None
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:

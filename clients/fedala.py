@@ -24,6 +24,7 @@ class FedALAClient(PersonalClient):
     kept_as = "fedala"
     reads = (FedALASent,)
     differentiates_surrogate = True
+    needs_all_steps = ""
     _mixed: Sequence[int] = ()
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from algorithms.common.modules import torch_seeded
 from algorithms.common.seeds import derived_seed, generator
-from algorithms.common.sent import Asked, Reads, RoundFacts
+from algorithms.common.sent import Asked, PartialWork, Reads, RoundFacts
 from algorithms.common.steps import (
     Eager,
     Epochs,
@@ -43,6 +43,7 @@ from clients.base.scores import as_global as as_global
 from clients.base.store import MessageStore, Store
 from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
 from clients.steps.batches import epochs
+from clients.steps.partial_work import Part
 from clients.steps.sgd import Descent, Optimiser, Penalty, optimiser_of
 
 if TYPE_CHECKING:
@@ -64,10 +65,13 @@ class FedAvgClient(ScoresValidation, NumPyClient):
     #: Declarations of what the strategy sends (``algorithms.common.sent``), beside
     #: the round loop's and the options of training; the bases' need not be repeated.
     #: Other keys are logged.
-    reads: Reads = (Asked,)
+    reads: Reads = (Asked, PartialWork)
     #: Whether all training of the class differentiates :meth:`surrogate`; a class with
     #: its own ``fit`` or ``train`` declares it.
     differentiates_surrogate = True
+    #: Why a round of the class cannot end after some of its steps; "": it can. A class
+    #: with its own ``fit`` or ``train`` declares it (:func:`why_all_steps`).
+    needs_all_steps = ""
     #: The values of ``optimizer`` that the class refuses, and why.
     excluded_optimizers: Mapping[str, str] = MappingProxyType({})
     #: The name of the option of an evaluation with the number of epochs for which a
@@ -75,6 +79,8 @@ class FedAvgClient(ScoresValidation, NumPyClient):
     epochs_before_use = ""
     #: Runs local steps as compiled code if the configuration has ``compile = "on"``.
     compiler: "Compiler | None" = None
+    #: How far the last training came, if it was asked to end early.
+    came: PartialWork | None = None
 
     def __init__(
         self,
@@ -217,21 +223,25 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         round; return the mean loss over all samples seen.
 
         ``samples``: the epochs that are cut into mini-batches, by default those of the
-        round. ``problem``: by default :meth:`problem`.
+        round, of which the message may ask for a part (:attr:`came`). ``problem``: by
+        default :meth:`problem`.
         """
-        options, seen = TrainOptions.from_config(config), 0
+        options, seen, runner = TrainOptions.from_config(config), 0, self.runner(config)
+        work, part = PartialWork.from_config(config), None
+        if work.to_config() and samples is None and not why_all_steps(type(self)):
+            part = Part(work, len(self.data.train), options, runner.at_once)
 
         def counted() -> Epochs:
             nonlocal seen
             with closing(self.epochs(options, config) if samples is None else samples) as source:
-                for x, y in source:
+                for x, y in part.of(source) if part else source:
                     seen += len(y)
                     yield x, y
 
         # Closed after an error, too: else torch's generator is set back when the error
         # is let go, in the midst of another's draws.
         with closing(counted()) as drawn:
-            total = self.runner(config).run(
+            total = runner.run(
                 problem or self.problem(config),
                 step,
                 state,
@@ -240,6 +250,7 @@ class FedAvgClient(ScoresValidation, NumPyClient):
                 drawn,
                 options.batch_size,
             )
+        self.came = part.came() if part else None
         return total / seen if seen else 0.0
 
     def runner(self, config: Config) -> Runner:
@@ -358,3 +369,16 @@ class FedAvgClient(ScoresValidation, NumPyClient):
     def round(config: Config) -> int:
         """Return the server round of a message."""
         return RoundFacts.from_config(config).server_round
+
+
+def why_all_steps(kind: type[FedAvgClient]) -> str:
+    """Return why a round of a class of clients cannot end early; "" if it can."""
+    for base in kind.__mro__:
+        if "needs_all_steps" in vars(base):
+            return str(vars(base)["needs_all_steps"])
+        if {"fit", "train"} & vars(base).keys():
+            break
+    return (
+        f"{base.__name__} has its own training, which does not declare that it may end after some "
+        "of its steps (needs_all_steps)"
+    )

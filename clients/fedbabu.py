@@ -16,6 +16,7 @@ class FedBABUClient(FedRepClient):
 
     epochs_before_use = FedBABUSent.key("epochs")
     reads = (FedBABUSent,)
+    needs_all_steps = ""
 
     def train_parts(self, config: Config) -> float:
         """Train the body; return the mean loss."""

@@ -27,6 +27,7 @@ class FedRoDClient(PersonalClient):
     kept_as = "fedrod"
     reads = (FedRoDSent,)
     differentiates_surrogate = False  # what is minimised are two losses
+    needs_all_steps = ""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained generic model; store the own head."""

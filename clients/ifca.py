@@ -22,6 +22,7 @@ class IFCAClient(PersonalClient):
     kept_as = "ifca"
     reads = (IFCASent,)
     differentiates_surrogate = True
+    needs_all_steps = ""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained model of the chosen cluster, and the cluster."""

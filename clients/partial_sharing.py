@@ -50,6 +50,7 @@ class PartialClient(FedAvgClient):
 
     reads: Reads = (ShareSent,)
     differentiates_surrogate = True
+    needs_all_steps = ""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained shared part; store the private one."""
@@ -120,6 +121,7 @@ class FedRepClient(PartialClient):
     """
 
     reads: Reads = (FedRepSent,)
+    needs_all_steps = "its clients train the head first, and the body at the end of a round"
 
     def train_parts(self, config: Config) -> float:
         """Train the head, then the body; return the mean loss of the body's epochs."""

@@ -26,6 +26,7 @@ class PerFedAvgClient(PersonalClient):
     epochs_before_use = "per-fedavg-steps"  # each goes through all samples once
     reads = (PerFedAvgTraining, PerFedAvgScoring)
     differentiates_surrogate = True
+    needs_all_steps = ""
 
     def train(self, config: Config) -> float:
         """Train ``self.model`` for one round; return the mean loss of the adapted

@@ -27,6 +27,7 @@ class PFedMeClient(PersonalClient):
     kept_as = "pfedme"
     reads = (PFedMeSent,)
     differentiates_surrogate = True
+    needs_all_steps = "its w moves once in pfedme.inner-steps, and after the last step"
 
     def train(self, config: Config) -> float:
         """Train w_i in ``self.model`` from the received model, store theta; return the

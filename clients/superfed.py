@@ -62,6 +62,7 @@ class SuPerFedClient(FedProxClient):
 
     reads = (SuPerFedScoring,)
     differentiates_surrogate = True
+    needs_all_steps = ""
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the trained theta_f; store theta_l."""

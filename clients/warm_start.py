@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.client import NumPyClient
 
-from algorithms.common.sent import WarmStartSent
+from algorithms.common.sent import PartialWork, WarmStartSent
 from clients.base.options import acknowledged
 from clients.base.training import Arrays, Config
 
@@ -19,11 +19,13 @@ class WarmStartClient(NumPyClient):
 
     def __init__(self, halves: Mapping[str, Callable[[], NumPyClient]]) -> None:
         self.halves = halves
+        self.came: PartialWork | None = None
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Train with the selected client."""
         half = self.half(config)
         arrays, num_examples, metrics = half.fit(parameters, dict(config))
+        self.came = getattr(half, "came", None)
         return arrays, num_examples, {**acknowledged(type(half)), **metrics}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:

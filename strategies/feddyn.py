@@ -60,6 +60,8 @@ class FedDyn(FedAvg):
     capabilities = Capabilities(
         replies="model", aggregation="single replies", subset=True, sums=True
     )
+    #: Why its clients cannot end a round early (``strategies.base.partial_work``).
+    needs_all_steps = "its duals take the local problem for solved, which it is not yet"
 
     def __init__(
         self, options: FedDynOptions | None = None, **kwargs: Unpack[FlowerArguments]

@@ -71,6 +71,8 @@ class IFCA(FedAvg):
         aggregation="single replies",
         no_global_model="each cluster of clients has its own model",
     )
+    #: Its clients may end a round early (``strategies.base.partial_work``).
+    needs_all_steps = ""
 
     def __init__(
         self, options: IFCAOptions | None = None, **kwargs: Unpack[FedAvgArguments]

@@ -75,6 +75,8 @@ class Scaffold(FedAvg):
     capabilities = Capabilities(
         replies="model", aggregation="single replies", subset=True, sums=True, beside=CONTROL
     )
+    #: Why its clients cannot end a round early (``strategies.base.partial_work``).
+    needs_all_steps = "its control variates are divided by the number of all local steps"
 
     def __init__(
         self, options: ScaffoldOptions | None = None, **kwargs: Unpack[FlowerArguments]

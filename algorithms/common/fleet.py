@@ -11,7 +11,7 @@ the round. Or the seconds are measured ones.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from algorithms.common.options import Options, option
 from algorithms.common.seeds import generator
@@ -68,11 +68,30 @@ class Training:
     """The result of :meth:`Fleet.training`. ``arrival``: of its reply, in seconds of
     the run; infinite if there is none. ``broken``: the client breaks off, and its
     reply is an error. ``asked``: when it was asked in the run that is repeated.
+    ``share``: of its samples times epochs that it goes through. ``whole``: the arrival
+    of a reply after all of them; ``steps``: the seconds that these take, 0 if the
+    training cannot be shortened.
     """
 
     arrival: float
     broken: bool = False
     asked: float = 0.0
+    share: float = 1.0
+    whole: float = math.inf
+    steps: float = 0.0
+
+    def within(self, until: float, whole_steps: Callable[[float], float]) -> "Training":
+        """Return the training after as many steps as are in time for ``until``; itself
+        if all are, or not even one. ``whole_steps``: share -> the share of the whole
+        steps in it.
+        """
+        if self.whole <= until or not self.steps:
+            return self
+        share = whole_steps(max(0.0, 1 - (self.whole - until) / self.steps))
+        arrival = min(until, self.whole - (1 - share) * self.steps)
+        if not share or (self.broken and self.arrival <= arrival):
+            return self
+        return replace(self, arrival=arrival, broken=False, share=share)
 
 
 @dataclass
@@ -115,11 +134,12 @@ class Fleet:
         else:
             rng = generator(self.seed, "duration", client, number)
             z, (lot, share) = float(rng.standard_normal()), map(float, rng.random(2))
-        seconds = options.sample_seconds * work
-        seconds += size / options.bandwidth if options.bandwidth else 0.0
-        seconds *= self.slowness(client) * math.exp(options.jitter * z)
-        broken = lot < options.dropout
-        return Training(began + seconds * (share if broken else 1.0), broken)
+        factor = self.slowness(client) * math.exp(options.jitter * z)
+        steps = options.sample_seconds * work
+        seconds = (steps + (size / options.bandwidth if options.bandwidth else 0.0)) * factor
+        whole, broken = began + seconds, lot < options.dropout
+        arrival = began + seconds * share if broken else whole
+        return Training(arrival, broken, whole=whole, steps=steps * factor)
 
     def available(self, client: Client, now: float) -> bool:
         """Return whether a client can be asked at ``now``: in a part of each day that
@@ -145,8 +165,12 @@ class Measured:
                 if "arrived" in row:
                     arrival = float(row["arrived"] or "inf")
                     key = row["client"], int(row["round"])
-                    training = Training(arrival, row["fate"] == "failed", float(row["asked"]))
-                    self._arrivals[key] = training
+                    self._arrivals[key] = Training(
+                        arrival,
+                        row["fate"] == "failed",
+                        float(row["asked"]),
+                        float(row.get("share") or 1.0),
+                    )
                 else:
                     self._seconds.setdefault(row["client"], []).append(float(row["seconds"]))
             least = min((min(of_client) for of_client in self._seconds.values()), default=0.0)
@@ -172,4 +196,5 @@ class Measured:
             raise ValueError(f"time.file: has no seconds of client {client}")
         of_client = self._seconds[client]
         place = generator(seed, "duration", client, number).integers(len(of_client))
-        return Training(began + of_client[place])
+        seconds = of_client[place]
+        return Training(began + seconds, whole=began + seconds, steps=seconds)

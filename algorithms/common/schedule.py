@@ -35,3 +35,12 @@ def effective_steps(steps: int, momentum: float) -> float:
     momentum buffer.
     """
     return sum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))
+
+
+def samples_within(share: float, samples: int, batch_size: int, epochs: int) -> int:
+    """Return how many samples the whole steps hold that fit into a ``share`` of a
+    training: epochs of ``samples`` samples each, in mini-batches of which the last of
+    an epoch may be smaller.
+    """
+    whole, rest = divmod(int(share * samples * epochs + 1e-6), samples)
+    return whole * samples + rest - rest % batch_size

@@ -121,6 +121,21 @@ class Asked(Sent):
 
 
 @dataclass(frozen=True)
+class PartialWork(Sent, prefix="partial-"):
+    """Work that a client does in part, so as not to be late
+    (``strategies.base.partial_work``).
+
+    In a training message: the share of the round's samples times epochs that it may go
+    through, in whole steps; or the seconds that it may take for its steps. In the
+    metrics of the reply: the share that it went through and, if it was given seconds,
+    how many it took.
+    """
+
+    share: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Scoring(Sent):
     """What the adapter of any client reads for an evaluation: whether to report scores
     on the validation samples, and the counts of actual and predicted classes.

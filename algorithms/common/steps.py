@@ -78,6 +78,8 @@ class Eager:
     current mini-batch.
     """
 
+    at_once = 1
+
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.parameters = list(problem.moving.values())
@@ -122,7 +124,9 @@ class Eager:
 
 
 class Runner(Protocol):
-    """Runs steps, eagerly or compiled."""
+    """Runs steps, eagerly or compiled; ``at_once``: how many it takes at a time."""
+
+    at_once: int
 
     def run(
         self,

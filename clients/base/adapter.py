@@ -59,7 +59,9 @@ def to_client_app(
         client = _numpy_client(client_fn(context))
         notice_unread(type(client), config)
         new_arrays, num_examples, metrics = client.fit(arrays, config)
-        content = _metric_records(num_examples, {**acknowledged(type(client)), **metrics})
+        came = getattr(client, "came", None)
+        metrics = {**acknowledged(type(client)), **metrics, **(came.to_config() if came else {})}
+        content = _metric_records(num_examples, metrics)
         # the reply is not a model: a method with a wire format of its own
         if len(names) != len(new_arrays):
             names = [str(i) for i in range(len(new_arrays))]

@@ -77,6 +77,7 @@ class Compiler:
     of each compilation of this process.
     """
 
+    at_once = UNROLLED
     folder: Path
     build: bool = True
     built: list[float] = field(default_factory=list)

@@ -2,8 +2,9 @@
 of it. A simulated run with ``time.file`` set to it repeats the order of replies.
 
 Columns: client; round, in which it was asked; asked, arrived: seconds of the run (empty
-if there was no reply); fate: used, failed, late (dropped) or open (at the end of the
-run); ended: the round in which that was decided.
+if there was no reply); share: of its local steps that a used reply has; fate: used,
+failed, late (dropped) or open (at the end of the run); ended: the round in which that
+was decided.
 """
 
 import csv
@@ -18,7 +19,7 @@ from strategies.base.clocks import Flight
 from strategies.base.roster import ClientId
 
 FILE = "time.csv"
-COLUMNS = ["client", "round", "asked", "arrived", "fate", "ended"]
+COLUMNS = ["client", "round", "asked", "arrived", "share", "fate", "ended"]
 
 
 def read_times(folder: Path) -> list[dict[str, Any]]:
@@ -29,11 +30,14 @@ def read_times(folder: Path) -> list[dict[str, Any]]:
 
 
 def seconds_by_client(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return how long each client took, of its trainings that did not fail."""
+    """Return how long each client took, or would have taken for all of its steps, of
+    its trainings that did not fail.
+    """
     seconds: dict[str, list[float]] = {}
     for row in rows:
         if "arrived" in row and row["fate"] != "failed":
-            seconds.setdefault(row["client"], []).append(row["arrived"] - row["asked"])
+            took = (row["arrived"] - row["asked"]) / row.get("share", 1.0)
+            seconds.setdefault(row["client"], []).append(took)
     return seconds
 
 
@@ -61,6 +65,7 @@ class TimeLog:
                 flight.number,
                 repr(flight.began),
                 repr(flight.arrived) if flight.arrived < math.inf else "",
+                repr(flight.share) if flight.fate == "used" else "",
                 flight.fate or "open",
                 number,
             ]

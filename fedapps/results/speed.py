@@ -27,8 +27,11 @@ def speed_section(run: RunFolder) -> Section | None:
     """
     trainings = read_times(run.path)
     seconds, fates = seconds_by_client(trainings), dict[str, list[str]]()
+    shares = dict[str, list[float]]()
     for row in trainings:
         fates.setdefault(row["client"], []).append(row["fate"])
+        shares.setdefault(row["client"], []).extend([row["share"]] if "share" in row else [])
+    partial = any(share < 1 for of_client in shares.values() for share in of_client)
     if len(seconds) < FEW:
         return None
     measure = fair_measure([run])
@@ -38,6 +41,7 @@ def speed_section(run: RunFolder) -> Section | None:
     rows = []
     for name, quarter in zip(QUARTERS, np.array_split(np.array(order, object), 4), strict=True):
         own = [fate for client in quarter for fate in fates[client]]
+        done = [share for client in quarter for share in shares[client]]
         known = [s for client in quarter if isinstance(s := scores.get(client), int | float)]
         rows.append(
             (
@@ -46,10 +50,15 @@ def speed_section(run: RunFolder) -> Section | None:
                 str(len(own)),
                 percent_text(sum(fate == "used" for fate in own) / max(replies, 1)),
                 str(sum(fate == "late" for fate in own)),
+                *([percent_text(fmean(done)) if done else "-"] if partial else []),
                 metric_text(measure, fmean(known), unit=False) if known else "-",
             )
         )
-    header = ("clients", "a training", "times asked", "of the replies", "late", "score")
+    header = (
+        *("clients", "a training", "times asked", "of the replies", "late"),
+        *(["of the steps"] if partial else []),
+        "score",
+    )
     note = (
         f"Score: {metric_name(measure)}, mean over the quarter's clients. Fast clients that give "
         "more of the replies pull the model their way."

@@ -19,6 +19,7 @@ from fedapps.tasks.capabilities import DeclaresOrigin, SplitsSamples, Task
 from fedapps.tasks.registry import find_task, make_task
 from strategies import Private, PrivateSum, Robust, WarmStart
 from strategies.base.capabilities import Hardening, sends_updates
+from strategies.base.partial_work import check_partial
 from strategies.base.reply_validation import Rules
 from strategies.secure import check_sums
 
@@ -54,6 +55,8 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
                 "nothing that has a norm: set it to 0"
             )
     check_optimizer(settings, halves)
+    if settings.rounds.late == "partial":
+        check_work(settings, halves)
     if settings.hardened:
         for half in halves:
             harden(half)
@@ -124,6 +127,26 @@ def check_optimizer(settings: Settings, strategies: Sequence[Strategy]) -> None:
             reasons.append("its clients do not take such steps: leave it out")
         if why := next(filter(None, reasons), ""):
             raise UserError(f"train.optimizer = {name!r}: method {half.method!r}: {why}")
+
+
+def check_work(settings: Settings, strategies: Sequence[Strategy]) -> None:
+    """Raise ``UserError`` if a strategy cannot use the replies of clients that end a
+    round early, or its clients cannot end it.
+    """
+    what = "rounds.late = 'partial'"
+    for half, strategy in zip(settings.halves or (settings,), strategies, strict=True):
+        try:
+            check_partial(strategy, f"{what}: method {half.method!r}")
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        if not (kind := getattr(client_factory(half), "kind", None)):
+            why = "its clients do not take local steps of SGD"
+        else:
+            from clients.fedavg import why_all_steps
+
+            why = why_all_steps(kind())
+        if why:
+            raise UserError(f"{what}: method {half.method!r}: {why}: choose drop or keep")
 
 
 def private(strategy: Strategy, settings: Settings, task: Any) -> Strategy:

@@ -14,7 +14,7 @@ Where the ids come from: ``named_grid``. When a training phase ends: ``timing``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from logging import WARNING
+from logging import INFO, WARNING
 
 from flwr.app import Message
 from flwr.common import log
@@ -27,6 +27,7 @@ from strategies.base.exchange import Exchange, Failure
 from strategies.base.flower_private import WORKER_DIED, ErrorCode, is_simulation
 from strategies.base.messages import content_bytes, error_line, metrics_of, trains
 from strategies.base.named_grid import LONGEST_FAULT, NamedGrid
+from strategies.base.partial_work import check_partial, take_out
 from strategies.base.relative_bounds import RelativeBounds
 from strategies.base.reply_validation import Rules, UpdateBound
 from strategies.base.roster import ClientId, Packing, called, order
@@ -34,6 +35,8 @@ from strategies.base.staleness import brought_forward, check_stale
 from strategies.base.timing import Phase, Timing
 from strategies.base.weights import capped
 
+#: Clients that a line about a round names.
+MOST_NAMED = 5
 #: Seconds that a phase waits for replies unless the loop says otherwise, as in Flower.
 TIMEOUT = 3600.0
 
@@ -100,6 +103,8 @@ class ClientGrid(NamedGrid):
             self.timing.exponent = asynchronous.exponent
         elif self.timing and self.timing.keeps:
             check_stale(strategy, "rounds.late = 'keep'")
+        elif self.timing and self.timing.partial:
+            check_partial(strategy, "rounds.late = 'partial'")
         if self.timing:
             self.timing.take_off(self.clients)
 
@@ -197,6 +202,9 @@ class ClientGrid(NamedGrid):
             if reply is not None and not (reason := error_line(reply)):
                 exchange.bytes_up += content_bytes(reply.content)
                 reason = self.rules.fault(message, reply)
+                if phase and self.timing and self.timing.partial:
+                    reason = reason or phase.faults.get(client)
+                    take_out(reply)
             if reply is None or reason:
                 self._leave_out(exchange, client, reason or "no answer", reply)
                 if reply is not None and self._simulation and _worker_died(reply):
@@ -225,6 +233,8 @@ class ClientGrid(NamedGrid):
         if self._unrecorded and training:
             exchange.failures += self._unrecorded
             self._unrecorded = []
+        if phase and phase.shares:
+            exchange.shares = self._shares(phase, valid)
         exchange.failures.sort(key=lambda failure: order(failure.client))
         exchange.clients = [client for client, _ in valid]
         exchange.metrics = {client: metrics_of(reply.content) for client, reply in valid}
@@ -281,6 +291,26 @@ class ClientGrid(NamedGrid):
                 exchange.ages[client] = age
             out.append((client, reply))
         return out
+
+    def _shares(
+        self, phase: Phase, valid: Sequence[tuple[ClientId, Message]]
+    ) -> dict[ClientId, float]:
+        """Return, and log, which of the clients did a part of their steps, and what
+        part.
+        """
+        shares = {client: phase.shares[client] for client, _ in valid if client in phase.shares}
+        told = [f"{called(c, self.names)} {100 * s:.0f} %" for c, s in shares.items()]
+        more = ", ..." if len(told) > MOST_NAMED else ""
+        if told:
+            log(
+                INFO,
+                "%d of %d replies are partial work: %s%s",
+                len(told),
+                len(valid),
+                ", ".join(told[:MOST_NAMED]),
+                more,
+            )
+        return shares
 
     def _leave_out(
         self, exchange: Exchange, client: ClientId, reason: str, reply: Message | None

@@ -13,20 +13,30 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from algorithms.common.fleet import Fleet
+from algorithms.common.schedule import samples_within
+from algorithms.common.sent import PartialWork
 from strategies.base.flower_private import ErrorCode, number_message
 from strategies.base.messages import content_bytes
+from strategies.base.partial_work import ask
 from strategies.base.roster import ClientId, order
+
+#: The share of a deadline that clients on a real clock plan with.
+SPARE = 0.9
 
 
 @dataclass
 class Flight:
     """A message under way. ``number``: its round; ``began``, ``arrived``: seconds of
-    the run; ``reply``: when it is here.
+    the run; ``reply``: when it is here. ``share``: of the training that was asked for,
+    then that was done; ``whole``: when a reply to all of it would arrive; ``seconds``:
+    that the client was given for its steps.
     """
 
     question: Message
@@ -37,6 +47,9 @@ class Flight:
     broken: bool = False
     reply: Message | None = None
     fate: str = ""
+    share: float = 1.0
+    whole: float = math.inf
+    seconds: float = math.inf
 
 
 class VirtualClock:
@@ -58,8 +71,11 @@ class VirtualClock:
         """What is under way."""
         return [flight for *_, flight in self._heap]
 
-    def start(self, grid: Grid, flights: Sequence[Flight]) -> None:
-        """Compute when the replies will arrive."""
+    def start(self, grid: Grid, flights: Sequence[Flight], deadline: float = math.inf) -> None:
+        """Compute when the replies will arrive. Clients that would not be there within
+        ``deadline`` seconds are asked for a part of their steps.
+        """
+        until = self.now + deadline
         sizes: dict[int, int] = {}
         copies: dict[int, RecordDict] = {}
         for flight in flights:
@@ -73,7 +89,11 @@ class VirtualClock:
             training = self.fleet.training(
                 client, flight.number, began, work, 2 * sizes[id(content)]
             )
+            training = training.within(until, partial(whole_steps, flight.question, work))
+            if training.share < 1:
+                ask(flight.question, PartialWork(training.share))
             self.now = flight.began = max(self.now, training.asked)
+            flight.share, flight.whole = training.share, training.whole
             flight.arrived, flight.broken = training.arrival, training.broken
             self.take(flight)
 
@@ -117,6 +137,9 @@ class VirtualClock:
         for flight in flights:
             self.busy[flight.client] = flight.arrived if flight.arrived < math.inf else self.now
 
+    def learn(self, arrived: Sequence[Flight], late: Sequence[Flight]) -> None:
+        """Do nothing: the fleet's speeds are known."""
+
     def patience(self, timeout: float | None) -> float:
         """Return infinity: simulated clients are waited for."""
         return math.inf
@@ -127,10 +150,17 @@ class VirtualClock:
 
 
 class RealClock:
-    """Real time, since the first use. ``pause``: seconds between two polls."""
+    """Real time, since the first use. ``pause``: seconds between two polls.
+
+    A client that may do a part of its steps is given ``SPARE`` of the deadline, less
+    what its last training took beside its steps, in seconds. Before the first one that
+    is taken to be the median of the others', of nobody's half of the deadline; each
+    time a client is late it is raised, so that half of its seconds are left.
+    """
 
     def __init__(self, pause: float = 0.1) -> None:
         self.pause, self._start = pause, time.monotonic()
+        self._beside: dict[ClientId, float] = {}
         self._flying: dict[str, Flight] = {}
         self._arrived: deque[Flight] = deque()
 
@@ -148,8 +178,15 @@ class RealClock:
         """What is under way."""
         return [*self._flying.values(), *self._arrived]
 
-    def start(self, grid: Grid, flights: Sequence[Flight]) -> None:
-        """Push the messages."""
+    def start(self, grid: Grid, flights: Sequence[Flight], deadline: float = math.inf) -> None:
+        """Push the messages. If there is a ``deadline``, in seconds, they say for how
+        long a client may train.
+        """
+        usual = median(self._beside.values() or [deadline / 2])
+        for flight in flights if deadline < math.inf else ():
+            beside = self._beside.setdefault(flight.client, usual)
+            flight.seconds = max(0.0, SPARE * deadline - beside)
+            ask(flight.question, PartialWork(seconds=flight.seconds))
         numbers = list(grid.push_messages([flight.question for flight in flights]))
         for flight, number in zip(flights, numbers, strict=True):
             if number:
@@ -188,6 +225,18 @@ class RealClock:
         self._flying = {number: f for number, f in self._flying.items() if id(f) not in gone}
         self._arrived = deque(f for f in self._arrived if id(f) not in gone)
 
+    def learn(self, arrived: Sequence[Flight], late: Sequence[Flight]) -> None:
+        """Note what trainings took beside their steps: of who arrived, ``seconds`` are
+        those of the steps.
+        """
+        for flight in arrived:
+            if flight.seconds < math.inf:
+                took = flight.arrived - flight.began
+                self._beside[flight.client] = max(0.0, took - flight.seconds)
+        for flight in late:
+            if flight.seconds < math.inf:
+                self._beside[flight.client] += flight.seconds / 2
+
     def patience(self, timeout: float | None) -> float:
         """Return the seconds that a reply is waited for."""
         return timeout or math.inf
@@ -205,9 +254,23 @@ def as_sent(content: RecordDict) -> RecordDict:
     return RecordDict({n: r.copy() if isinstance(r, ConfigRecord) else r for n, r in records})
 
 
+def whole_steps(question: Message, work: float, share: float) -> float:
+    """Return the share of the whole steps in a ``share`` of a training; ``work``: its
+    samples times epochs. Without a ``batch-size`` in the message, a step is an epoch.
+    """
+    epochs = round(epochs_of(question))
+    samples = max(1, round(work / epochs))
+    batch_size = int(_of_config(question, "batch-size", samples))
+    return samples_within(share, samples, batch_size, epochs) / (samples * epochs)
+
+
 def epochs_of(question: Message) -> float:
     """Return the local epochs that a training message asks for; 1 if it does not."""
+    return _of_config(question, "local-epochs", 1.0)
+
+
+def _of_config(question: Message, key: str, default: float) -> float:
     for record in question.content.values():
-        if isinstance(record, ConfigRecord) and "local-epochs" in record:
-            return float(str(record["local-epochs"]))
-    return 1.0
+        if isinstance(record, ConfigRecord) and key in record:
+            return float(str(record[key]))
+    return default

@@ -34,7 +34,8 @@ class Exchange:
     ``travel``: what went to nodes and back, where many clients share one. With a clock
     (``strategies.base.timing``), ``sent``: how many messages went out; ``clock``:
     the seconds of the run at its end; ``late``: who was asked and did not answer in
-    time; ``ages``: how many updates of the model a client had not seen.
+    time; ``ages``: how many updates of the model a client had not seen; ``shares``: of
+    its local steps that a client did, if not all.
     """
 
     kind: str = ""
@@ -48,6 +49,7 @@ class Exchange:
     travel: Travel | None = None
     late: list[ClientId] = field(default_factory=list)
     ages: dict[ClientId, int] = field(default_factory=dict)
+    shares: dict[ClientId, float] = field(default_factory=dict)
     sent: int = 0
     clock: float | None = None
 

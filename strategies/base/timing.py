@@ -1,5 +1,5 @@
 """When a training phase ends, and whose replies it uses: over-selection, deadlines,
-asynchronous rounds, on a simulated or a real clock.
+partial work (``partial_work``), asynchronous rounds, on a simulated or a real clock.
 
 A phase starts its messages, lets time pass until enough replies have arrived or the
 deadline has come, and leaves the others behind: they are dropped, or kept for a later
@@ -16,17 +16,21 @@ is full, not at once, so that nobody starts from a model that is about to be rep
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from algorithms.common.options import Options, option
+from algorithms.common.sent import PartialWork
 from strategies.base.clocks import Flight, RealClock, VirtualClock
 from strategies.base.messages import arrays_of
+from strategies.base.partial_work import ROUNDING, came
 from strategies.base.roster import ClientId, order
 
 #: How much less a reply counts that is s updates old: (1 + s) ** -STALENESS.
@@ -49,9 +53,9 @@ class PaceOptions(Options):
     )
     late: str = option(
         "drop",
-        "later replies; keep: they count in the round in which they arrive, brought forward to "
-        "its model",
-        choices=["drop", "keep"],
+        "later replies; keep: they count when they arrive; partial: clients take the steps that "
+        "are in time",
+        choices=["drop", "keep", "partial"],
     )
 
     def check(self) -> None:
@@ -60,6 +64,8 @@ class PaceOptions(Options):
             raise ValueError(
                 "late = 'keep': no reply is late without deadline or over-select: set one of them"
             )
+        if self.late == "partial" and not self.deadline:
+            raise ValueError("late = 'partial': clients end early for a deadline: set deadline")
 
     @property
     def on(self) -> bool:
@@ -72,7 +78,7 @@ class Phase:
     """A training phase of round ``number``: the flights that have arrived in it, the
     messages that it sent, who was asked and is missing, and the seconds of the run at
     its end. ``model``: what it sent or would have sent; ``exponent``: of the weight of
-    older replies.
+    older replies; ``faults``: what replies say about their work that cannot be.
     """
 
     number: int
@@ -82,6 +88,7 @@ class Phase:
     ended: float
     model: ArrayRecord
     exponent: float
+    faults: dict[ClientId, str] = field(default_factory=dict)
 
     @property
     def questions(self) -> list[Message]:
@@ -99,6 +106,11 @@ class Phase:
         numbers = {flight.client: flight.number for flight in self.arrived}
         return {client: self.number - n for client, n in numbers.items() if n < self.number}
 
+    @property
+    def shares(self) -> dict[ClientId, float]:
+        """The share of its work that a client did, of those that did not do all."""
+        return {flight.client: flight.share for flight in self.arrived if flight.share < 1}
+
 
 class Timing:
     """The rule by which phases end, and their clock. ``buffer``: replies with which an
@@ -115,6 +127,7 @@ class Timing:
         self.clock, self.pace, self.log = clock or RealClock(), pace or PaceOptions(), log
         self.buffer, self.exponent = 0, STALENESS
         self._saved: list[tuple[dict[str, Any], ArrayRecord]] = []
+        self._whole: set[ClientId] = set()  # who was logged as training in full
 
     @property
     def under_way(self) -> set[ClientId]:
@@ -125,6 +138,11 @@ class Timing:
     def keeps(self) -> bool:
         """Whether replies may arrive in a later round than their own."""
         return bool(self.buffer) or self.pace.late == "keep"
+
+    @property
+    def partial(self) -> bool:
+        """Whether clients that would be late do a part of their steps."""
+        return self.pace.late == "partial"
 
     def number_to_ask(self, num_clients: int) -> int:
         """Return how many clients a round asks that needs ``num_clients``."""
@@ -153,7 +171,7 @@ class Timing:
             for message in messages
             if (client := client_of(message.metadata.dst_node_id)) not in under_way
         ]
-        clock.start(grid, fresh)
+        clock.start(grid, fresh, pace.deadline if self.partial else math.inf)
         began = fresh[0].began if fresh else began  # of the run that is repeated, if there is one
         patience = clock.patience(timeout)
         until = began + min(pace.deadline or math.inf, patience)
@@ -162,8 +180,6 @@ class Timing:
         while wanted and (flight := clock.next(grid, until)):
             arrived.append(flight)
             wanted -= not flight.broken
-        ended = {id(flight) for flight in arrived}
-        late = [flight for flight in fresh if id(flight) not in ended]
         # a client that has gone would be busy for ever
         overdue = clock.now - patience if self.keeps else math.inf
         left = [flight for flight in clock.flights if flight.began <= overdue]
@@ -172,8 +188,17 @@ class Timing:
         clock.finish(grid, [*arrived, *(f for f in left if not f.broken)], timeout)
         for flight in arrived:
             flight.fate = "failed" if not flight.reply or flight.reply.has_error() else "used"
+        faults = self._hear(arrived) if self.partial else {}
+        if over := [flight for flight in arrived if flight.fate == "late"]:
+            clock.leave(over)
+            clock.now = until
+            arrived = [flight for flight in arrived if flight.fate != "late"]
+            left += over
         for flight in left:
             flight.fate = "late"
+        clock.learn(arrived, left)
+        ended = {id(flight) for flight in arrived}
+        late = [flight for flight in fresh if id(flight) not in ended]
         self.log([*arrived, *left], number)
         return Phase(
             number,
@@ -183,7 +208,35 @@ class Timing:
             clock.now,
             next(iter(arrays_of(messages[0].content)), ArrayRecord()),
             self.exponent,
+            faults,
         )
+
+    def _hear(self, flights: Sequence[Flight]) -> dict[ClientId, str]:
+        """Note in the flights how far their clients came; return what is wrong with the
+        replies. On a simulated clock, who did more than it was asked for is late.
+        """
+        faults = {}
+        for flight in flights:
+            used = flight.reply if flight.fate == "used" else None
+            work, fault = came(used) if used else (PartialWork(), "")
+            did = 1.0 if work.share is None else work.share
+            flight.seconds = math.inf if work.seconds is None else work.seconds
+            if fault:
+                faults[flight.client], flight.fate = fault, "failed"
+            elif used and did > flight.share + ROUNDING:
+                flight.fate, flight.arrived = "late", flight.whole
+                if flight.client not in self._whole:
+                    self._whole.add(flight.client)
+                    log(
+                        WARNING,
+                        "client %s was asked for %.3g of its local steps and did %.3g: its replies "
+                        "are late (does its client read partial-share?)",
+                        flight.client,
+                        flight.share,
+                        did,
+                    )
+            flight.share = did
+        return faults
 
     # --- checkpoints ------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""Asynchronous rounds and deadlines on real SuperNodes: nobody waits for a site that
-hangs, its late reply counts, and the run can be repeated in a simulation.
+"""Asynchronous rounds, deadlines and partial work on real SuperNodes: nobody waits for
+a site that hangs, its late reply counts, and the run can be repeated in a simulation.
 """
 
 import os
@@ -72,6 +72,19 @@ def test_a_site_hangs_its_late_reply_counts_and_the_run_is_repeated(deployment, 
         load_file(folder / "model.safetensors") for folder in (tmp_path / "inline", out)
     )
     assert_arrays(theirs, ours)
+
+
+def test_sites_stop_their_training_in_time(deployment, tmp_path):
+    # a training would take an hour; on a busy machine it may take 20 s to start it
+    settings = {"rounds.deadline": 30.0, "rounds.late": "partial", "train.local-epochs": 200_000}
+    process = command(*given(deployment, tmp_path / "r", **settings, **{"num-rounds": 2}))
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    rows = [row for row in rows_of(tmp_path / "r" / "time.csv") if row["round"] == "2"]
+    assert {row["fate"] for row in rows} == {"used"}
+    for row in rows:
+        assert 0 < float(row["share"]) < 1
+        assert float(row["arrived"]) - float(row["asked"]) <= 30
 
 
 def test_a_deadline_does_not_wait_for_a_site_that_hangs(deployment, tmp_path):

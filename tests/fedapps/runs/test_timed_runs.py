@@ -6,6 +6,7 @@ import pytest
 
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
+from fedapps.records.time_log import seconds_by_client
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import read_settings
 from tests.helpers import assert_same, rounds_of, rows_of, run_inline, summary_of
@@ -18,6 +19,14 @@ JOB = {
     "train.local-epochs": 1,
     "time.dropout": 0.1,
     "time.jitter": 0.5,
+}
+PARTIAL = {
+    **JOB,
+    "method": "finetune",
+    "evaluate-every": 5,
+    "train.local-epochs": 2,
+    "rounds.deadline": 0.8,
+    "rounds.late": "partial",
 }
 FREE = ("seconds", "run", "travelled-up", "travelled-down", "node-messages")
 
@@ -44,9 +53,54 @@ def test_a_run_that_is_paused_while_clients_train_goes_on_to_the_bit(tmp_path, w
     same(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_its_own_times_repeat_a_run(tmp_path):
-    run_inline(tmp_path / "first", **JOB)
-    given = {k: v for k, v in JOB.items() if not k.startswith("time.")}
+def test_a_run_with_partial_work_goes_on_to_the_bit_and_nobody_is_late(tmp_path):
+    run_inline(tmp_path / "whole", **PARTIAL)
+    run_inline(tmp_path / "parts", **PARTIAL, until=5)
+    run_inline(tmp_path / "parts", "--resume", **PARTIAL)
+    same(tmp_path / "whole", tmp_path / "parts")
+    rows = rows_of(tmp_path / "whole" / "time.csv")
+    ends = {now["round"]: now["clock-seconds"] for now in rounds_of(tmp_path / "whole")}
+    for row in rows:
+        assert row["fate"] in ("used", "failed")
+        assert float(row["arrived"]) <= float(row["asked"]) + 0.8
+        assert float(row["arrived"]) <= ends[int(row["round"])] + 1e-6
+    shares = {float(row["share"]) for row in rows if row["fate"] == "used"}
+    assert min(shares) < 0.3
+    assert max(shares) == 1.0
+    assert len(shares) > 10
+
+
+def test_with_a_deadline_that_all_keep_partial_work_is_drop(tmp_path):
+    given = {**PARTIAL, "rounds.deadline": 1e4}
+    run_inline(tmp_path / "partial", **given)
+    run_inline(tmp_path / "drop", **{**given, "rounds.late": "drop"})
+    same(tmp_path / "drop", tmp_path / "partial")
+
+
+def test_speeds_say_which_part_of_the_steps_was_done(tmp_path, capsys):
+    run_inline(tmp_path, **{**PARTIAL, "method": "fedavg", "time.dropout": 0.0})
+    said = capsys.readouterr().out
+    section = said[said.index("Clients by speed") :].splitlines()
+    assert "steps" in " ".join(section[:5])
+    quarters = [line.split() for line in section if " quarter " in line]
+    fastest, slowest = (float(line[-3]) for line in quarters)
+    assert fastest > slowest
+    assert "partial work" in (tmp_path / "run.log").read_text()
+
+
+def test_a_client_in_part_is_as_slow_as_all_of_its_steps_are():
+    rows = [
+        {"client": "0", "asked": 1.0, "arrived": 3.0, "share": 0.25, "fate": "used"},
+        {"client": "0", "asked": 3.0, "arrived": 10.0, "fate": "late"},
+        {"client": "1", "asked": 1.0, "arrived": 3.0, "share": 1.0, "fate": "used"},
+    ]
+    assert seconds_by_client(rows) == {"0": [8.0, 7.0], "1": [2.0]}
+
+
+@pytest.mark.parametrize("job", [JOB, PARTIAL])
+def test_its_own_times_repeat_a_run(tmp_path, job):
+    run_inline(tmp_path / "first", **job)
+    given = {k: v for k, v in job.items() if not k.startswith("time.")}
     file = str(tmp_path / "first" / "time.csv")
     run_inline(tmp_path / "again", **given, **{"time.speed": "file", "time.file": file})
     same(tmp_path / "first", tmp_path / "again")
@@ -59,7 +113,7 @@ def test_a_file_of_times_is_found_from_other_folders(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", [{}, {"method": "fedavg", "rounds.over-select": 0.4}])
+@pytest.mark.parametrize("extra", [{}, {"method": "fedavg", "rounds.over-select": 0.4}, PARTIAL])
 def test_workers_change_nothing(tmp_path, extra):
     run_inline(tmp_path / "one", "--workers", "1", **{**JOB, **extra})
     run_inline(tmp_path / "two", "--workers", "2", **{**JOB, **extra})
@@ -107,6 +161,8 @@ def test_twice_the_epochs_take_twice_the_time(tmp_path):
         ({"method": "fedbuff", "node-sums": True}, "node-sums"),
         ({"rounds.over-select": 0.3, "secure.on": True}, "secure.on"),
         ({"rounds.late": "keep"}, "deadline or over-select"),
+        ({"rounds.late": "partial"}, "set deadline"),
+        ({"rounds.late": "partial", "rounds.over-select": 0.3}, "set deadline"),
         ({"time.speed": "file"}, "a file"),
         ({"time.file": "x.csv"}, "speed = 'file'"),
     ],
@@ -124,6 +180,19 @@ def test_contradictions_are_refused(config, why):
         (["method=fedbuff", "fedbuff.base=scaffold"], "more than an average"),
         (["method=fedbuff", "dp.noise-multiplier=1.0"], "more than the average"),
         (["rounds.deadline=9", "rounds.late=keep", "method=scaffold"], "more than an average"),
+        (["rounds.deadline=9", "rounds.late=partial", "method=scaffold"], "all local steps"),
+        (["rounds.deadline=9", "rounds.late=partial", "method=ditto"], "a second model"),
+        (["rounds.deadline=9", "rounds.late=partial", "method=fedboost"], "local steps of SGD"),
+        (
+            [
+                "rounds.deadline=9",
+                "rounds.late=partial",
+                "method=warm-start",
+                "warm-start.first=fedavg",
+                "warm-start.then=pfedme",
+            ],
+            "inner-steps",
+        ),
         (["method=fedbuff", "fedbuff.buffer=6"], "5 clients train"),
         (["time.speed=file", "time.file=nowhere.csv"], "nowhere.csv"),
     ],
