@@ -173,6 +173,8 @@ class Participant:
         self._check_survivors(session, now, survivors)
         text = list_digest(bytes.fromhex(now.context), list(survivors))
         now.step, now.survivors = SIGNED, text.hex()
+        # others may reveal this sum without asking this client again
+        self.state.cohort = sorted(survivors)
         return signature(self.key, "survivors", text)
 
     def reveal(

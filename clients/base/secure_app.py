@@ -14,8 +14,8 @@ that the SuperNode is registered with, or an Ed25519 key), and ``secure-peers``,
 with a line ``NAME TYPE KEY`` for each site of the federation: its client id and its
 public key as ``ssh-keygen`` writes it. Without a key the client makes one, and keeps it
 in ``store-dir``, if there is one, or else as long as its state. Without the peers it
-takes the keys that it is sent first, which a lying server can choose. With the peers
-it takes part in weights by losses only if ``secure-clear-losses`` is true.
+takes the keys that it is sent first, which a lying server can choose. The peers need a
+``store-dir``, and weights by losses ``secure-clear-losses=true`` beside them.
 ``secure-noise``, ``secure-corrupted`` and ``secure-min-change`` are the least noise
 multiplier, corrupted clients and change of members with which this site takes part.
 """
@@ -30,7 +30,7 @@ from flwr.clientapp import ClientApp
 from algorithms.common.sent import METHOD
 from algorithms.common.wire import fields, read
 from algorithms.secure.wire import CLEAR, CLEARED, MASKED, QUERY, RECORD, packed, unpacked
-from clients.base.secure_client import SecureClient
+from clients.base.secure_client import SecureClient, secure_client
 
 #: Begins the names of the records in the state that hold a reply until it is masked.
 KEPT = "secure-kept"
@@ -68,7 +68,7 @@ class SecureApp(ClientApp):
 
         asked = unpacked(message.content[RECORD])
         step = str(asked.get("step"))
-        with SecureClient(context) as client:
+        with secure_client(context) as client:
             if step == "hello":
                 return _reply(message, client.participant.hello().to_fields())
             session = Session.from_fields(asked["session"])
@@ -114,7 +114,7 @@ class SecureApp(ClientApp):
         digest = content_digest(content_parts(message.metadata.message_type, content, terms))
         sent = _arrays(content)
         message.content = content
-        with SecureClient(context) as client:
+        with secure_client(context) as client:
             # before the work, of which the server sees nothing
             client.claim(session, "train" if terms.clear else "mask")
         reply = self.app(message, context)
@@ -126,7 +126,7 @@ class SecureApp(ClientApp):
             honest = least_survivors(len(asked["members"]), session.corrupted) - session.corrupted
         words, layout = to_vector(terms, sent, arrays, metrics, honest=honest)
         said: dict[str, Any] = {"layout": layout.to_text(), METHOD: _method(reply.content)}
-        with SecureClient(context) as client:
+        with secure_client(context) as client:
             if not terms.clear:
                 return _masked(message, client, asked, digest, words, said)
             kept = {**asked, "said": said, "digest": digest.hex()}

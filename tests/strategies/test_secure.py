@@ -3,6 +3,7 @@ server that lies, and what is refused.
 """
 
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,10 +13,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
 from algorithms.common.wire import read
+from algorithms.secure.keys import Refusal
 from algorithms.secure.messages import Session
 from algorithms.secure.vector import Terms
-from algorithms.secure.wire import RECORD, packed, unpacked
+from algorithms.secure.wire import QUERY, RECORD, packed, unpacked
 from clients import SecureApp
+from clients.base.secure_client import secure_client
 from fedapps.engines.inline import InlineGrid
 from strategies import (
     AFL,
@@ -289,7 +292,7 @@ def test_a_site_that_knows_its_peers_shows_losses_only_if_it_says_so(tmp_path):
     base = InlineGrid(app_of(losing), 4)
     (tmp_path / "peers").write_text("")
     node = base.contexts[1000].node_config
-    node["secure-peers"] = str(tmp_path / "peers")
+    node["secure-peers"], node["store-dir"] = str(tmp_path / "peers"), str(tmp_path)
     terms = Terms("model", "num-examples", True, 4, 16.0, 10, 0.0, False, clear=["loss-before"])
     facts = {"session": Session(b"1", 1, 0, True, 0).to_fields(), "terms": terms.to_fields()}
     for allowed in (False, True):
@@ -465,6 +468,62 @@ def test_a_second_message_at_once_is_refused(tmp_path, step, taken):
     start = to_record(list(START), list(START.values()))
     run_rounds(strategy, secured(client_grid, strategy, ON), start, 2)
     assert f"step {taken} was taken before" in again[0].error.reason
+
+
+def with_folder(tmp_path, count=5, app=None):
+    """Return a grid of sites that each have a folder, as after a restart: with no
+    state."""
+    grid = InlineGrid(app or app_of(), count)
+    for place in range(count):
+        grid.contexts[1000 + place].node_config["store-dir"] = str(tmp_path / str(place))
+    return grid
+
+
+def test_a_key_is_known_from_the_first_meeting_on_in_all_runs(tmp_path):
+    assert not any(refusals(Losing(with_folder(tmp_path))).values())
+    (key,) = (tmp_path / "2").glob("secure-key-*")
+    key.unlink()
+    refused = refusals(Losing(with_folder(tmp_path)))["offer"]
+    assert len(refused) == 4
+    assert all("client 2 has another key than the one it is known by" in text for text in refused)
+
+
+def test_the_difference_of_sums_has_a_floor_in_all_runs(tmp_path):
+    options = SecureOptions(on=True, min_change=2)
+    assert not any(refusals(Losing(with_folder(tmp_path)), options).values())
+    lost = lambda step, _, place: step == "train" and place == 2
+    refused = refusals(Losing(with_folder(tmp_path), lost), options)["sign"]
+    assert len(refused) == 4
+    assert all("differ from those of the last sum by 1 clients" in text for text in refused)
+
+
+def test_steps_are_never_forgotten(tmp_path, monkeypatch):
+    context = with_folder(tmp_path).contexts[1000]
+    first = Session(bytes(16), 1, 0, True, 0)
+
+    def take(session):
+        context.state.clear()
+        with secure_client(context) as client:
+            client.claim(session, "sign")
+
+    take(first)
+    for number in range(1, 151):  # of other runs
+        take(replace(first, tag=number.to_bytes(16)))
+    monkeypatch.setattr("os.fsync", lambda _: 1 / 0)  # a write that ends half way
+    with suppress(ZeroDivisionError):
+        take(replace(first, tag=bytes(15)))
+    monkeypatch.undo()
+    with pytest.raises(Refusal, match="step sign of session 1 was taken before"):
+        take(first)
+
+
+def test_a_site_that_knows_its_peers_needs_a_folder(tmp_path):
+    grid = InlineGrid(app_of(), 3)
+    (tmp_path / "peers").write_text("")
+    grid.contexts[1000].node_config["secure-peers"] = str(tmp_path / "peers")
+    question = RecordDict({RECORD: ConfigRecord(packed({"step": "hello"}))})
+    (reply,) = grid.send_and_receive([Message(question, 1000, QUERY)])
+    assert "secure-peers needs store-dir" in reply.error.reason
 
 
 def replace_all(state, records):

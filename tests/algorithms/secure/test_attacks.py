@@ -11,6 +11,7 @@ from algorithms.secure.fixed_point import whole
 from algorithms.secure.keys import Refusal, agreement_key, derived, seal, signature
 from algorithms.secure.masks import add_stream, pair_key
 from algorithms.secure.messages import context_digest, part_of
+from algorithms.secure.server import unmask
 from algorithms.secure.sharing import combine
 from tests.secure_cohort import CONTENT, Cohort, opened, words
 
@@ -90,3 +91,25 @@ def test_a_copied_key_for_masks_does_not_cancel_a_mask():
     now = cohort.clients["3"].state.open[cohort.session.id.hex()]
     add_stream(masked, derived(bytes.fromhex(now.own), "self mask", cohort.context), -1)
     assert np.unique(whole(masked - vector)).size == 1000
+
+
+def test_two_sums_do_not_differ_by_a_client_if_others_reveal_each():
+    """Five of eight sign the first sum and four of them reveal it. The others sign one
+    without client 0.
+    """
+    cohort = opened(8, min_change=2)
+    vectors = {name: words([10 ** int(name)]) for name in cohort.members}
+    masked = {name: cohort.mask(name, vectors[name]) for name in cohort.members}
+    everyone = sorted(masked)
+    signatures = cohort.sign(everyone, by="01234")
+    reveals = {name: cohort.reveal(name, everyone, signatures) for name in "0123"}
+    total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
+    unmask(total, cohort.session, cohort.context, cohort.offers, cohort.graph, everyone, reveals)
+    assert whole(total) == [11_111_111]
+    del cohort.clients["0"]
+    cohort.open()
+    for name in cohort.members:
+        cohort.mask(name, vectors[name])
+    cohort.sign(cohort.members, by="567")
+    with pytest.raises(Refusal, match="by 1 clients, at least 2 needed"):
+        cohort.sign(cohort.members, by="4")
