@@ -30,7 +30,8 @@ class Cohort:
 
     def open(self, without=()):
         self.number += 1
-        self.session = Session(tag=self.tag, number=self.number, **self.facts)
+        clients = len(self.clients) if self.degree else 0
+        self.session = Session(tag=self.tag, number=self.number, clients=clients, **self.facts)
         self.graph = neighbours(sorted(self.clients), self.degree)
         self.offers = {
             name: client.offer(self.session, [self.hellos[n] for n in self.graph[name]])

@@ -14,7 +14,7 @@ that is gone by then. It gives it under the same condition as they give theirs.
 from collections.abc import Mapping, Sequence
 
 from algorithms.secure.fixed_point import Words
-from algorithms.secure.graph import least_survivors, local_threshold, shares_fault
+from algorithms.secure.graph import least_survivors, shares_fault
 from algorithms.secure.keys import (
     SECRET,
     Refusal,
@@ -91,7 +91,7 @@ class Participant:
 
     def _offer(self, session: Session, channels: Mapping[str, bytes]) -> Offer:
         holders = sorted(channels)
-        t = local_threshold(len(holders) + 1, len(holders), session.corrupted)
+        t = session.threshold(len(holders))
         if len(holders) < 2 or t > len(holders):
             raise Refusal(
                 f"{len(holders)} other clients with {session.corrupted} corrupted: too few for a "
@@ -147,7 +147,7 @@ class Participant:
             raise Refusal("a member is no neighbour, so its signature could not be checked")
         if named.keys() != wanted or len(named) < len(offers):
             raise Refusal("the keys are not those of the neighbours that take part")
-        t = local_threshold(len(now.channels) + 1, len(now.channels), session.corrupted)
+        t = session.threshold(len(now.channels))
         if len(named) < t:
             raise Refusal(f"{len(named)} neighbours take part: at least {t} are needed")
         context = context_digest(session, met, content)

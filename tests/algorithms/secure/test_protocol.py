@@ -103,6 +103,19 @@ def test_a_graph_of_few_neighbours_sums_too():
 # --- what is seen ---------------------------------------------------------------------
 
 
+def test_few_neighbours_hold_few_of_the_corrupted_clients():
+    """The threshold is that for which ``risks`` bounds what may go wrong: of 24
+    neighbours 19 instead of 28, though 30 of all 60 clients are corrupted. Where the
+    server may lie, a draw of its own proves nothing.
+    """
+    cohort = Cohort(60, degree=24, corrupted=30, consistency=False)
+    cohort.open()
+    assert cohort.session.threshold(24) == local_threshold(60, 24, 30) == 19
+    masked = {n: cohort.mask(n, words([2])) for n in cohort.members if n not in set("12345")}
+    assert (cohort.finish(masked) == [110]).all()
+    assert replace(cohort.session, consistency=True).threshold(24) == 28
+
+
 def test_fewer_shares_than_the_threshold_give_nothing():
     secret = bytes(range(16))
     shares = dict(enumerate(split(secret, 4, 7), start=1))
