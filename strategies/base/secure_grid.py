@@ -112,7 +112,8 @@ class SecureGrid(SecureCalls):
         sessions, connected = self.sessions, set(self.grid.get_node_ids())
         now, phases = sessions.open(nodes, connected, timeout)
         members = sessions.members(now)
-        later = sessions.prepared(nodes, now) if len(nodes) == len(connected) else None
+        everyone = len(nodes) == len(connected)
+        later = sessions.prepared(nodes, now) if everyone and not _ends(content) else None
         before, weights = time.monotonic(), dict[str, float]()
         parts = {} if self.weigher else sessions.parts(now, members, later)
         replies = self._train(now, members, terms, asked[0], parts, timeout)
@@ -269,6 +270,16 @@ class SecureGrid(SecureCalls):
         for node in names:  # they are in the sum, whatever became of them since
             self.faults.pop(node, None)
         return reveals
+
+
+def _ends(content: RecordDict) -> bool:
+    """Return whether a message says that no round follows."""
+    return any(
+        isinstance(record, ConfigRecord)
+        and "num-rounds" in record
+        and record["num-rounds"] == record.get("server-round")
+        for record in content.values()
+    )
 
 
 def _same(one: RecordDict, other: RecordDict) -> bool:

@@ -101,6 +101,17 @@ def test_a_client_whose_reply_is_lost_is_back_in_the_next_round(tmp_path):
     assert failures == [1, 0]
 
 
+def test_the_last_round_brings_no_shares_for_a_next_one():
+    asked = []
+
+    def note(step, facts, place):
+        if step == "train" and place == 0:
+            asked.append("next" in facts)
+
+    run(FedAvg(), rounds=3, options=ON, change=note)
+    assert asked == [True, True, False]
+
+
 def mean_of(places, name, start=START):
     weights = np.array([1 + 5 * i for i in places])
     moved = np.sum([w * SHIFTS[i] for w, i in zip(weights, places, strict=True)]) / weights.sum()
@@ -452,7 +463,7 @@ def test_a_second_message_at_once_is_refused(tmp_path, step, taken):
             replies = super().send_and_receive(sent, timeout=timeout)
             if now == "offer":
                 offers.append((facts, copy))
-            if now == "train" and step == "offer again":
+            if now == "train" and step == "offer again" and "next" in facts:
                 asked, copy = offers[0]
                 asked = {**asked, "session": facts["next"]}
                 copy.content[RECORD] = ConfigRecord(packed(asked))
