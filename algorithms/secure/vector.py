@@ -260,11 +260,14 @@ def _noisy(terms: Terms, change: NDArray[Any], e: int, honest: int) -> Words:
     return np.asarray(noisy.view(np.uint64))
 
 
-def content_parts(kind: str, content: Mapping[str, Any], terms: Terms) -> list[bytes | str | int]:
-    """Return all of a message, its type ``kind`` and its records of Flower by name, and
-    the terms, as parts of a digest. The order counts: models are lists for some apps.
+def content_parts(
+    kind: str, group: str, content: Mapping[str, Any], terms: Terms
+) -> list[bytes | str | int]:
+    """Return all of a message, its type ``kind``, its ``group`` (the round) and its
+    records of Flower by name, and the terms, as parts of a digest. The order counts:
+    models are lists for some apps.
     """
-    parts: list[bytes | str | int] = [kind, json.dumps(terms.to_fields(), sort_keys=True)]
+    parts: list[bytes | str | int] = [kind, group, json.dumps(terms.to_fields(), sort_keys=True)]
     for name, record in content.items():
         parts += [type(record).__name__, name, len(record)]
         for key, value in record.items():

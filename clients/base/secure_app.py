@@ -111,7 +111,8 @@ class SecureApp(ClientApp):
                 "secure-clear-losses=true in its node configuration, or choose a method without"
             )
         content = RecordDict({n: r for n, r in message.content.items() if n != RECORD})
-        digest = content_digest(content_parts(message.metadata.message_type, content, terms))
+        facts = message.metadata
+        digest = content_digest(content_parts(facts.message_type, facts.group_id, content, terms))
         sent = _arrays(content)
         message.content = content
         with secure_client(context) as client:
@@ -153,7 +154,8 @@ def _mask(message: Message, client: SecureClient, asked: Mapping[str, Any]) -> M
     sent, arrays, metrics = (
         RecordDict({KEPT: state.pop(f"{KEPT}-{part}")}) for part in ("sent", "arrays", "metrics")
     )
-    weight = float(asked["weights"].get(client.name, -1))
+    if not (weight := float(asked["weights"].get(client.name, -1))) >= 0:
+        raise Refusal("this client has no weight")
     terms = Terms.from_fields(kept["terms"])
     words, _ = to_vector(terms, _arrays(sent), _arrays(arrays), _metrics(metrics), weight)
     return _masked(message, client, asked, bytes.fromhex(kept["digest"]), words, kept["said"])

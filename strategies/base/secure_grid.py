@@ -132,7 +132,8 @@ class SecureGrid(SecureCalls):
         sessions.enough(now, survivors, members)
         if weights and (why := shares_fault(weights, survivors, self.protocol.corrupted)):
             raise Failed(why)
-        digest = content_digest(content_parts(asked[0].metadata.message_type, content, terms))
+        facts = asked[0].metadata
+        digest = content_digest(content_parts(facts.message_type, facts.group_id, content, terms))
         context = context_digest(now.session, members, weighted_digest(digest, weights))
         offers = {name: now.offers[name] for name in members}
         reveals = self._reveals(now, members, survivors, timeout)

@@ -299,6 +299,20 @@ def test_weights_that_single_out_a_client_are_refused(one):
     assert all("the sum would show it" in text for text in refused)
 
 
+@pytest.mark.parametrize("weights", [{}, {"0": 1.0, "1": 1.0}])
+def test_each_member_has_a_weight(weights):
+    """Without one a client would have counted with -1, unseen by the check above."""
+
+    def change(step, facts, place):
+        if step == "mask":
+            facts["weights"] = weights
+
+    inner = Losing(InlineGrid(app_of(losing), 5), change=change)
+    refused = refusals(inner, CLEAR, AAggFFS(FedAvg()), pytest.raises(TooFewReplies))["mask"]
+    assert len(refused) == 5
+    assert all("Refusal" in text for text in refused)
+
+
 def test_a_site_that_knows_its_peers_shows_losses_only_if_it_says_so(tmp_path):
     base = InlineGrid(app_of(losing), 4)
     (tmp_path / "peers").write_text("")
@@ -359,6 +373,21 @@ def test_other_settings_for_one_client_give_no_sum():
             facts["terms"]["bound"] = 1e6
 
     (refused,) = refusals(Losing(InlineGrid(app_of(), 5), change=change))["reveal"]
+    assert "0 valid signatures" in refused or "1 valid signatures" in refused
+
+
+def test_another_round_for_one_client_gives_no_sum():
+    """Flower's apps may read the round from the message instead of its content."""
+
+    class Later(Losing):
+        def send_and_receive(self, messages, *, timeout=None):
+            sent = list(messages)
+            for message in sent:
+                if message.metadata.dst_node_id == 1000 and message.metadata.group_id:
+                    message.metadata.group_id = "9"
+            return super().send_and_receive(sent, timeout=timeout)
+
+    (refused,) = refusals(Later(InlineGrid(app_of(), 5)))["reveal"]
     assert "0 valid signatures" in refused or "1 valid signatures" in refused
 
 

@@ -90,8 +90,8 @@ def test_all_of_a_message_is_in_the_digest():
         "config": ConfigRecord({"round": 1, "rate": 0.1}),
         "arrays": to_record(["a", "b"], [first, second]),
     }
-    parts = content_parts("train", content, TERMS)
-    assert parts == content_parts("train", dict(content), TERMS)
+    parts = content_parts("train", "1", content, TERMS)
+    assert parts == content_parts("train", "1", dict(content), TERMS)
     for other in (
         {"config": ConfigRecord({"round": 2, "rate": 0.1})},
         {"config": ConfigRecord({"round": 1.0, "rate": 0.1})},
@@ -101,9 +101,10 @@ def test_all_of_a_message_is_in_the_digest():
         {"arrays": to_record(["a", "b"], [second, first])},
         {"True": ConfigRecord()},
     ):
-        assert parts != content_parts("train", {**content, **other}, TERMS)
-    assert parts != content_parts("train", content, replace(TERMS, bound=8.0))
-    assert parts != content_parts("train.other", content, TERMS)
+        assert parts != content_parts("train", "1", {**content, **other}, TERMS)
+    assert parts != content_parts("train", "1", content, replace(TERMS, bound=8.0))
+    assert parts != content_parts("train.other", "1", content, TERMS)
+    assert parts != content_parts("train", "2", content, TERMS)
 
 
 @pytest.mark.parametrize("count", [3, 50, 1000])
