@@ -121,21 +121,20 @@ class SecureApp(ClientApp):
         reply = self.app(message, context)
         if reply.has_error():
             return reply
-        arrays, metrics = _arrays(reply.content), _metrics(reply.content)
+        arrays, records = _arrays(reply.content), reply.content.values()
+        metrics = {n: v for r in records if isinstance(r, MetricRecord) for n, v in r.items()}
         honest = 1
         if terms.noise:
             honest = least_survivors(len(asked["members"]), session.corrupted) - session.corrupted
-        words, layout = to_vector(terms, sent, arrays, metrics, honest=honest)
+        words, layout = to_vector(terms, _read(sent), _read(arrays), metrics, honest=honest)
         said: dict[str, Any] = {"layout": layout.to_text(), METHOD: _method(reply.content)}
         with secure_client(context) as client:
             if not terms.clear:
                 return _masked(message, client, asked, digest, words, said)
             kept = {**asked, "said": said, "digest": digest.hex()}
             context.state[KEPT] = ConfigRecord(packed(kept))
-            context.state[f"{KEPT}-sent"], context.state[f"{KEPT}-arrays"] = (
-                ArrayRecord({name: Array(*fields(array)) for name, array in named.items()})
-                for named in (sent, arrays)
-            )
+            context.state[f"{KEPT}-sent"] = sent
+            context.state[f"{KEPT}-arrays"] = arrays
             context.state[f"{KEPT}-metrics"] = MetricRecord(metrics)
         shown = MetricRecord({name: metrics[name] for name in terms.clear if name in metrics})
         record = ConfigRecord(packed({}))
@@ -151,13 +150,11 @@ def _mask(message: Message, client: SecureClient, asked: Mapping[str, Any]) -> M
     kept = unpacked(state.pop(KEPT)) if KEPT in state else {}
     if kept.get("session") != asked["session"]:
         raise Refusal("no reply of this session is kept here")
-    sent, arrays, metrics = (
-        RecordDict({KEPT: state.pop(f"{KEPT}-{part}")}) for part in ("sent", "arrays", "metrics")
-    )
+    sent, arrays, metrics = (state.pop(f"{KEPT}-{part}") for part in ("sent", "arrays", "metrics"))
     if not (weight := float(asked["weights"].get(client.name, -1))) >= 0:
         raise Refusal("this client has no weight")
     terms = Terms.from_fields(kept["terms"])
-    words, _ = to_vector(terms, _arrays(sent), _arrays(arrays), _metrics(metrics), weight)
+    words, _ = to_vector(terms, _read(sent), _read(arrays), dict(metrics), weight)
     return _masked(message, client, asked, bytes.fromhex(kept["digest"]), words, kept["said"])
 
 
@@ -196,19 +193,15 @@ def _reply(message: Message, facts: Mapping[str, Any]) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord(packed(facts))}), reply_to=message)
 
 
-def _arrays(content: RecordDict) -> dict[str, np.ndarray[Any, Any]]:
+def _arrays(content: RecordDict) -> ArrayRecord:
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
         raise ValueError(f"{len(records)} records of arrays: a secure sum takes one")
-    return {name: read(array) for name, array in records[0].items()}
+    return records[0]
 
 
-def _metrics(content: RecordDict) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for record in content.values():
-        if isinstance(record, MetricRecord):
-            out.update(record.items())
-    return out
+def _read(record: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: read(array) for name, array in record.items()}
 
 
 def _method(content: RecordDict) -> str:
