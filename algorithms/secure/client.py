@@ -92,7 +92,7 @@ class Participant:
     def _offer(self, session: Session, channels: Mapping[str, bytes]) -> Offer:
         holders = sorted(channels)
         t = session.threshold(len(holders))
-        if len(holders) < 2 or t > len(holders):
+        if t > len(holders):
             raise Refusal(
                 f"{len(holders)} other clients with {session.corrupted} corrupted: too few for a "
                 "sum that hides one"

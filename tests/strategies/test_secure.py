@@ -82,6 +82,25 @@ def test_one_extra_phase_a_round_where_the_server_follows_the_protocol():
     assert grid.last.travel is None or grid.grid.travel.messages > 0
 
 
+def test_few_neighbours_hold_the_shares_of_a_client():
+    """Of 30 clients each has 28 neighbours, the fewest that are allowed."""
+    asked = []
+
+    def note(step, facts, place):
+        if step == "train":
+            asked.append((facts["session"]["clients"], len(facts["sealed"])))
+
+    options = SecureOptions(on=True, neighbours=28, consistency=False)
+    lost = lambda step, _, place: step == "train" and place == 7
+    make = lambda i: EchoClient(0.25 * i)
+    found, *_ = run(
+        FedAvg(weights="uniform"), 30, options=options, make=make, change=note, lost=lost
+    )
+    assert asked == [(30, 28)] * 29
+    mean = 0.25 * (sum(range(30)) - 7) / 29
+    np.testing.assert_allclose(found["v"], START["v"] + mean, rtol=1e-6)
+
+
 def test_a_client_whose_reply_is_lost_is_back_in_the_next_round(tmp_path):
     """It has noted on disk that it made its shares for that round already."""
     base, failures = InlineGrid(app_of(), 5), []
