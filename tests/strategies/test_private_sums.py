@@ -143,11 +143,12 @@ def test_a_site_can_demand_noise(noise, fits):
 
 def test_updates_are_shortened_whatever_kind_of_replies_the_server_names():
     """Noise in units of a norm hides nothing if the update may be longer."""
-    for name, value in (("replies", "sums"), ("replies", "update"), ("clip", False)):
+    lies = {"replies": "sums"}, {"replies": "update"}, {"clip": False}, {"clear": ["loss-before"]}
+    for lie in lies:
 
-        def change(step, facts, place, name=name, value=value):
+        def change(step, facts, place, lie=lie):
             if step == "train":
-                facts["terms"][name] = value
+                facts["terms"].update(lie)
 
         inner = Losing(InlineGrid(app_of(by(lambda i: 3.0)), 5), change=change)
         grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy := private(), ON)

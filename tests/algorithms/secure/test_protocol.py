@@ -346,6 +346,14 @@ def test_one_client_in_two_roles_is_refused():
             cohort.clients["0"].offer(session, hellos)
 
 
+def test_a_client_masks_with_all_neighbours_that_take_part():
+    """Or the server would choose those whose keys it can learn."""
+    cohort = opened(7)
+    offers = {name: offer for name, offer in cohort.offers.items() if name != "6"}
+    with pytest.raises(Refusal, match="are not those of the neighbours that take part"):
+        cohort.mask("0", words([1]), offers=offers)
+
+
 @pytest.mark.parametrize("change", ["altered", "swapped", "cut", "empty"])
 def test_an_altered_share_is_refused(change):
     cohort = opened()
