@@ -99,6 +99,14 @@ def test_rounding_keeps_the_norm_within_the_bound(monkeypatch):
         to_vector(replace(terms, max_norm=1e-9, noise=1e12), sent, arrays, {})
 
 
+def test_noise_of_few_units_is_refused():
+    """The accountant takes whole numbers for so fine that they are like real ones."""
+    terms = Terms("model", "num-examples", False, 5, 1.0, 10, 1.0, True, 1e-6)
+    assert terms.noise_scale(3) >= 2**10
+    with pytest.raises(ValueError, match="noise-multiplier = 1e-11: too little for sums"):
+        replace(terms, noise=1e-11).noise_scale(3)
+
+
 def test_the_budget_ends_the_run_and_a_failed_round_counts():
     strategy = private(noise=2.0, max_epsilon=concentrated_epsilon(3.5 / 8, 1e-5))
     *_, result = run(strategy, rounds=9, start=START, options=ON)

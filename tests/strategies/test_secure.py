@@ -3,8 +3,10 @@ server that lies, and what is refused.
 """
 
 from contextlib import nullcontext, suppress
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -574,6 +576,33 @@ def test_steps_are_never_forgotten(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(Refusal, match="step sign of session 1 was taken before"):
         take(first)
+
+
+def test_two_messages_at_once_wait_for_each_other(tmp_path):
+    context = with_folder(tmp_path).contexts[1000]
+    copy, session, said = deepcopy(context), Session(bytes(16), 1, 0, True, 0), []
+
+    def second():
+        with pytest.raises(Refusal) as caught, secure_client(copy) as client:
+            client.claim(session, "sign")
+        said.append(str(caught.value))
+
+    other = Thread(target=second)
+    with secure_client(context) as client:
+        client.claim(session, "sign")
+        other.start()
+        other.join(0.3)
+        assert other.is_alive()
+    other.join()
+    assert said == ["step sign of session 1 was taken before"]
+
+
+def test_nobody_else_reads_what_a_site_keeps(tmp_path):
+    with secure_client(with_folder(tmp_path).contexts[1000]):
+        pass
+    kept = [path for path in (tmp_path / "0").iterdir() if path.suffix != ".lock"]
+    assert len(kept) == 2
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
 
 
 def test_a_site_that_knows_its_peers_needs_a_folder(tmp_path):

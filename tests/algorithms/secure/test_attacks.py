@@ -74,6 +74,23 @@ def test_two_lists_of_members_do_not_show_single_vectors():
         unmask_each()
 
 
+def test_most_of_those_with_shares_must_sign_whatever_the_members():
+    """Of 13 clients 8 are members and survive. Where 5 of them sign, the other 8 may
+    give the shares of their keys.
+    """
+    cohort = opened(13)
+    members = sorted(cohort.members)[:8]
+    offers = {name: cohort.offers[name] for name in members}
+    for name in members:
+        sealed = {n: s for n, s in cohort.sealed_for(name).items() if n in members}
+        cohort.mask(name, words([1]), offers=offers, members=members, sealed=sealed)
+    signatures = cohort.sign(members, by=members[:6])
+    with pytest.raises(Refusal, match="5 valid signatures of the survivors, 7 needed"):
+        cohort.reveal(members[0], members, {n: signatures[n] for n in members[:5]})
+    with pytest.raises(Refusal, match="6 valid signatures of the survivors, 7 needed"):
+        cohort.reveal(members[0], members, signatures)
+
+
 def test_a_copied_key_for_masks_does_not_cancel_a_mask():
     """Three of seven clients help the server. Each offers an honest client's key as
     its own, and has a name on the other side of client 3.
