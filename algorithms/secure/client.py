@@ -170,8 +170,7 @@ class Participant:
     def sign(self, session: Session, survivors: Sequence[str]) -> bytes:
         """Return the signature of a list of survivors, the only one of the session."""
         now = self._step(session, MASKED)
-        self._check_survivors(session, now, survivors)
-        text = list_digest(bytes.fromhex(now.context), list(survivors))
+        text = self._checked_list(session, now, survivors)
         now.step, now.survivors = SIGNED, text.hex()
         # others may reveal this sum without asking this client again
         self.state.cohort = sorted(survivors)
@@ -189,8 +188,7 @@ class Participant:
         never both.
         """
         now = self._step(session, SIGNED if session.consistency else MASKED)
-        self._check_survivors(session, now, survivors)
-        text = list_digest(bytes.fromhex(now.context), list(survivors))
+        text = self._checked_list(session, now, survivors)
         if session.consistency:
             if text.hex() != now.survivors:
                 raise Refusal("the list of survivors is not the one that this client signed")
@@ -263,7 +261,8 @@ class Participant:
         sizes = len(members), len(now.channels) + 1
         return max(least_survivors(size, session.corrupted) for size in sizes)
 
-    def _check_survivors(self, session: Session, now: Open, survivors: Sequence[str]) -> None:
+    def _checked_list(self, session: Session, now: Open, survivors: Sequence[str]) -> bytes:
+        """Return the digest of a list of survivors, after a check of who is in it."""
         alive = set(survivors)
         least = self._least(session, now, now.members)
         if len(alive) < len(survivors) or not alive <= set(now.members):
@@ -281,6 +280,7 @@ class Participant:
                 f"the survivors differ from those of the last sum by {changed} clients, at least "
                 f"{session.min_change} needed: the difference of two sums would show them"
             )
+        return list_digest(bytes.fromhex(now.context), survivors)
 
     def _check_weights(self, session: Session, now: Open, names: Sequence[str]) -> None:
         if now.weights and (why := shares_fault(now.weights, names, session.corrupted)):

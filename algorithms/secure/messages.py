@@ -136,11 +136,6 @@ def commitment(session: Session, name: str, secret: bytes) -> bytes:
     return digest("commitment", session.id, name, secret)
 
 
-def content_digest(parts: Sequence[bytes | str | int]) -> bytes:
-    """Return the digest of what the members of a session are sent."""
-    return digest("content", *parts)
-
-
 def weighted_digest(content: bytes, weights: Mapping[str, float]) -> bytes:
     """Return the digest of what the members are sent, with the weights that were
     decided, if any were.
@@ -150,7 +145,7 @@ def weighted_digest(content: bytes, weights: Mapping[str, float]) -> bytes:
     return digest("weights", content, *(f"{n} {weights[n]!r}" for n in sorted(weights)))
 
 
-def list_digest(context: bytes, survivors: list[str]) -> bytes:
+def list_digest(context: bytes, survivors: Sequence[str]) -> bytes:
     """Return the digest of a list of survivors in a context, whatever its order."""
     return digest("survivors", context, *sorted(survivors))
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.averaging import VARIANCES
 from algorithms.secure.fixed_point import BITS, Words, decode, encode, exponent
+from algorithms.secure.keys import digest
 from algorithms.secure.messages import Fields
 from algorithms.secure.noise import LEAST_SCALE, discrete_gaussian
 
@@ -260,12 +261,10 @@ def _noisy(terms: Terms, change: NDArray[Any], e: int, honest: int) -> Words:
     return np.asarray(noisy.view(np.uint64))
 
 
-def content_parts(
-    kind: str, group: str, content: Mapping[str, Any], terms: Terms
-) -> list[bytes | str | int]:
-    """Return all of a message, its type ``kind``, its ``group`` (the round) and its
-    records of Flower by name, and the terms, as parts of a digest. The order counts:
-    models are lists for some apps.
+def content_digest(kind: str, group: str, content: Mapping[str, Any], terms: Terms) -> bytes:
+    """Return the digest of all that a member is sent: a message's type ``kind``, its
+    ``group`` (the round) and its records of Flower by name, and the terms. The order
+    counts: models are lists for some apps.
     """
     parts: list[bytes | str | int] = [kind, group, json.dumps(terms.to_fields(), sort_keys=True)]
     for name, record in content.items():
@@ -276,4 +275,4 @@ def content_parts(
                 parts += [key, str(value.dtype), repr(tuple(value.shape)), data]
             else:
                 parts += [key, repr(value)]
-    return parts
+    return digest("content", *parts)

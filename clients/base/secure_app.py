@@ -90,8 +90,8 @@ class SecureApp(ClientApp):
 
     def _train(self, message: Message, context: Context) -> Message:
         from algorithms.secure.graph import least_survivors
-        from algorithms.secure.messages import Session, content_digest
-        from algorithms.secure.vector import Terms, content_parts, to_vector
+        from algorithms.secure.messages import Session
+        from algorithms.secure.vector import Terms, content_digest, to_vector
 
         asked = unpacked(message.content[RECORD])
         session, terms = Session.from_fields(asked["session"]), Terms.from_fields(asked["terms"])
@@ -112,7 +112,7 @@ class SecureApp(ClientApp):
             )
         content = RecordDict({n: r for n, r in message.content.items() if n != RECORD})
         facts = message.metadata
-        digest = content_digest(content_parts(facts.message_type, facts.group_id, content, terms))
+        digest = content_digest(facts.message_type, facts.group_id, content, terms)
         sent = _arrays(content)
         message.content = content
         with secure_client(context) as client:

@@ -32,12 +32,11 @@ from algorithms.common.sent import METHOD
 from algorithms.secure.graph import shares_fault
 from algorithms.secure.messages import (
     Reveal,
-    content_digest,
     context_digest,
     weighted_digest,
 )
 from algorithms.secure.server import Unmaskable, met, reveal_fault, unmask
-from algorithms.secure.vector import Layout, Terms, content_parts
+from algorithms.secure.vector import Layout, Terms, content_digest
 from algorithms.secure.wire import CLEAR, RECORD, packed, unpacked
 from strategies.base.capabilities import WeighingAhead
 from strategies.base.flower_private import ErrorCode, number_message
@@ -133,7 +132,7 @@ class SecureGrid(SecureCalls):
         if weights and (why := shares_fault(weights, survivors, self.protocol.corrupted)):
             raise Failed(why)
         facts = asked[0].metadata
-        digest = content_digest(content_parts(facts.message_type, facts.group_id, content, terms))
+        digest = content_digest(facts.message_type, facts.group_id, content, terms)
         context = context_digest(now.session, members, weighted_digest(digest, weights))
         offers = {name: now.offers[name] for name in members}
         reveals = self._reveals(now, members, survivors, timeout)

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord
 
 from algorithms.secure.fixed_point import from_bytes, to_bytes
-from algorithms.secure.vector import Layout, Terms, content_parts, from_sum, to_vector
+from algorithms.secure.vector import Layout, Terms, content_digest, from_sum, to_vector
 from strategies.base.records import to_record
 
 TERMS = Terms("model", "num-examples", True, 5, 16.0, 65_535, 0.0, False)
@@ -90,8 +90,8 @@ def test_all_of_a_message_is_in_the_digest():
         "config": ConfigRecord({"round": 1, "rate": 0.1}),
         "arrays": to_record(["a", "b"], [first, second]),
     }
-    parts = content_parts("train", "1", content, TERMS)
-    assert parts == content_parts("train", "1", dict(content), TERMS)
+    found = content_digest("train", "1", content, TERMS)
+    assert found == content_digest("train", "1", dict(content), TERMS)
     for other in (
         {"config": ConfigRecord({"round": 2, "rate": 0.1})},
         {"config": ConfigRecord({"round": 1.0, "rate": 0.1})},
@@ -101,10 +101,10 @@ def test_all_of_a_message_is_in_the_digest():
         {"arrays": to_record(["a", "b"], [second, first])},
         {"True": ConfigRecord()},
     ):
-        assert parts != content_parts("train", "1", {**content, **other}, TERMS)
-    assert parts != content_parts("train", "1", content, replace(TERMS, bound=8.0))
-    assert parts != content_parts("train.other", "1", content, TERMS)
-    assert parts != content_parts("train", "2", content, TERMS)
+        assert found != content_digest("train", "1", {**content, **other}, TERMS)
+    assert found != content_digest("train", "1", content, replace(TERMS, bound=8.0))
+    assert found != content_digest("train.other", "1", content, TERMS)
+    assert found != content_digest("train", "2", content, TERMS)
 
 
 @pytest.mark.parametrize("count", [3, 50, 1000])
