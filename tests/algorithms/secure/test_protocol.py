@@ -446,16 +446,21 @@ def test_a_list_of_strange_members_is_refused():
             cohort.mask("0", words([1]), members=members)
 
 
-def test_the_difference_of_two_cohorts_has_a_floor():
-    cohort, masked = after_masks(7, min_change=3)
+@pytest.mark.parametrize("consistency", [True, False])
+@pytest.mark.parametrize(("first", "second"), [("", "6"), ("6", "")])
+def test_the_difference_of_two_cohorts_has_a_floor(consistency, first, second):
+    """Whether a client is gone or has come back."""
+    cohort, masked = after_masks(7, gone=first, min_change=2, consistency=consistency)
     cohort.finish(masked)
     cohort.open()
-    masked = {n: cohort.mask(n, words([1])) for n in cohort.members if n != "6"}
-    with pytest.raises(Refusal, match="by 1 clients, at least 3 needed"):
-        cohort.sign(sorted(masked), by=["0"])
+    masked = {n: cohort.mask(n, words([1])) for n in cohort.members if n != second}
+    client = cohort.clients["0"]
+    step = client.sign if consistency else partial(client.reveal, signatures={})
+    with pytest.raises(Refusal, match="by 1 clients, at least 2 needed"):
+        step(cohort.session, sorted(masked))
     cohort.open()
-    masked = {n: cohort.mask(n, words([1])) for n in cohort.members}
-    assert (cohort.finish(masked) == [7]).all()  # the same cohort again
+    masked = {n: cohort.mask(n, words([1])) for n in cohort.members if n != first}
+    assert (cohort.finish(masked) == [len(masked)]).all()  # the same cohort again
 
 
 def test_corrupted_clients_raise_the_thresholds():
