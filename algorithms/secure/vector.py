@@ -226,9 +226,14 @@ def from_sum(
 def _change(name: str, array: NDArray[Any], start: NDArray[Any] | None) -> NDArray[Any]:
     if array.dtype.kind not in "fiub":
         raise ValueError(f"array {name!r} is of type {array.dtype}: secure sums take real numbers")
-    wide = np.float64 if array.dtype.kind == "f" else np.int64
-    change = array.astype(wide)
-    return change if start is None else change - start.astype(wide)
+    if array.dtype.kind == "f":
+        change = array.astype(np.float64)
+        return change if start is None else change - start.astype(np.float64)
+    for one in (array, start):
+        if one is not None and np.abs(one.astype(np.float64)).max(initial=0) > 2.0**62:
+            raise ValueError(f"array {name!r} holds a number above 2^62: it fits into no sum")
+    change = array.astype(np.int64)
+    return change if start is None else change - start.astype(np.int64)
 
 
 def _within(terms: Terms, changes: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

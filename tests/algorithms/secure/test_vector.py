@@ -59,6 +59,20 @@ def test_sums_of_whole_numbers_are_exact():
         to_vector(terms, {}, {"sums": np.array([2**46])}, {"num-examples": 1})
 
 
+@pytest.mark.parametrize(
+    ("sent", "reply"),
+    [
+        (np.array([0], np.uint64), np.array([2**64 - 1], np.uint64)),
+        (np.array([2**63 - 1]), np.array([-(2**63)])),
+        (np.array([-(2**63)]), np.array([2**63 - 1])),
+    ],
+)
+def test_whole_numbers_that_would_wrap_are_refused(sent, reply):
+    """As a change of 64 bits each of these is 1 or -1."""
+    with pytest.raises(ValueError, match="array 'n' holds a number above 2"):
+        to_vector(TERMS, {"n": sent}, {"n": reply}, {"num-examples": 1})
+
+
 def test_updates_are_averaged_as_they_are():
     terms = replace(TERMS, replies="update")
     replies = [({"g": np.full(3, v)}, {"num-examples": n}) for v, n in ((1.0, 1), (4.0, 2))]
