@@ -605,13 +605,24 @@ def test_nobody_else_reads_what_a_site_keeps(tmp_path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
 
 
-def test_a_site_that_knows_its_peers_needs_a_folder(tmp_path):
-    grid = InlineGrid(app_of(), 3)
-    (tmp_path / "peers").write_text("")
+@pytest.mark.parametrize(
+    ("folder", "peers", "why"),
+    [
+        (False, "", "secure-peers needs store-dir"),
+        (True, "0 ssh-ed25519 AAAA\n\n0 ssh-ed25519 BBBB", "line 3 is not NAME TYPE KEY, or names"),
+        (True, "# all\n0 ssh-ed25519", "line 2 is not NAME TYPE KEY"),
+        (True, "0 ssh-ed25519 A*A", "secure-peers = "),
+        (True, "# all\n0 ssh-ed25519 AAAA bern\n1 ssh-ed25519 AAAA", ""),
+    ],
+)
+def test_what_a_file_of_peers_may_hold(folder, peers, why, tmp_path):
+    grid = with_folder(tmp_path) if folder else InlineGrid(app_of(), 3)
+    (tmp_path / "peers").write_text(peers)
     grid.contexts[1000].node_config["secure-peers"] = str(tmp_path / "peers")
     question = RecordDict({RECORD: ConfigRecord(packed({"step": "hello"}))})
     (reply,) = grid.send_and_receive([Message(question, 1000, QUERY)])
-    assert "secure-peers needs store-dir" in reply.error.reason
+    assert reply.has_error() == bool(why)
+    assert not why or why in reply.error.reason
 
 
 def replace_all(state, records):
