@@ -323,6 +323,14 @@ def test_another_key_than_that_of_the_first_meeting_is_refused():
         cohort.open()
 
 
+def test_a_key_is_known_after_sums_without_its_client():
+    cohort, other = opened(), Cohort(5)
+    later = [replace(cohort.session, number=number) for number in (2, 3)]
+    cohort.clients["0"].offer(later[0], [cohort.hellos[n] for n in "123"])
+    with pytest.raises(Refusal, match="client 4 has another key than the one it is known by"):
+        cohort.clients["0"].offer(later[1], [cohort.hellos[n] for n in "123"] + [other.hellos["4"]])
+
+
 def test_a_site_that_knows_the_keys_takes_no_others():
     cohort, other = Cohort(4, trusted=True), Cohort(5)
     cohort.hellos["1"] = other.hellos["1"]
