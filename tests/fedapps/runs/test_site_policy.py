@@ -15,6 +15,7 @@ from fedapps.errors import UserError
 from fedapps.runs import guarded_app
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
+from fedapps.runs.client_factory import store_of
 from fedapps.runs.execution import execute
 from fedapps.settings.settings import default_config, read_settings
 from fedapps.settings.site_policy import SitePolicy, read_policy
@@ -177,6 +178,12 @@ def test_a_round_asks_each_client_of_a_site_once_whatever_a_server_calls_it(site
         refused.append(bool(here.refuses("train", context)))
     assert refused == [False, False, False, False, True]
     assert guarded_app.Site(context).refuses("train", context)  # the next message
+
+
+def test_no_name_of_a_client_leads_out_of_the_folder(site, tmp_path):
+    settings, grid = site("", **{"client-store": "disk"})
+    found = store_of(settings, grid.contexts[1001], "../../../x:red").folder
+    assert found.resolve().parent.parent == (tmp_path / "store").resolve()
 
 
 def test_a_new_day_begins_at_zero(site, monkeypatch):
