@@ -41,12 +41,15 @@ class Cohort:
         self.members = sorted(self.offers)
         self.context = context_digest(self.session, self.members, CONTENT)
 
-    def mask(self, name, words, content=CONTENT, offers=None, members=None, sealed=None):
+    def mask(
+        self, name, words, content=CONTENT, offers=None, members=None, sealed=None, weights=None
+    ):
         offers = self.offers if offers is None else offers
         near = [offers[n] for n in self.graph[name] if n in offers]
         members = self.members if members is None else members
         sealed = self.sealed_for(name) if sealed is None else sealed
-        return self.clients[name].mask(self.session, members, near, sealed, content, words)
+        client = self.clients[name]
+        return client.mask(self.session, members, near, sealed, content, words, weights)
 
     def sealed_for(self, name):
         return {

@@ -9,6 +9,15 @@ Sources: Bonawitz et al., CCS 2017 (``masks``), Figure 4, of which ``sign`` is t
 consistency check; Bell et al., CCS 2020 (``graph``). A difference: a survivor itself
 gives the secret of its own mask, and its neighbours' shares are the reserve for one
 that is gone by then. It gives it under the same condition as they give theirs.
+
+Why a server that lies unmasks no sum of a few, though it chooses the n clients among
+whom each one shares, and c of them help it. A client that reveals has seen more than
+(n + c) / 2 signatures of its list, so too few other holders are left to give its key
+for masks. Hence its masks with clients of another context stay, and of one context one
+list only is revealed: two would have an honest signer in common. Of a client that has
+signed it and not revealed, those who could give the key are not in the list; they are
+too few, since a client signs no list of (n + c) / 2 clients or fewer. So the masks of
+all honest signers cancel in the sum of all of them only: more than (n - c) / 2.
 """
 
 from collections.abc import Mapping, Sequence

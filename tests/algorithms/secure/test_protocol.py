@@ -297,6 +297,16 @@ def test_lists_of_survivors_that_are_refused(survivors, why, consistency):
         step(cohort.session, survivors)
 
 
+def test_weights_may_not_single_out_one_of_the_survivors():
+    cohort = opened()
+    weights = dict(zip(cohort.members, [3.0, 1.0, 1.0, 1.0, 1.0], strict=True))
+    for name in cohort.members:
+        cohort.mask(name, words([1]), weights=weights)
+    with pytest.raises(Refusal, match="a client weighs 3, and the others 2"):
+        cohort.sign(["0", "1", "2"], by=["1"])
+    assert cohort.sign(["0", "1", "2", "3"], by=["1"])
+
+
 def test_swapped_keys_for_masks_are_refused():
     cohort = opened()
     mine = opened()  # the server's own clients, of the same names
