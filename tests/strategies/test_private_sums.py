@@ -125,7 +125,7 @@ def test_the_budget_ends_the_run_and_a_failed_round_counts():
     assert failing.releases == 3
 
 
-@pytest.mark.parametrize(("noise", "fits"), [(1.0, True), (0.9, False), (None, False)])
+@pytest.mark.parametrize(("noise", "fits"), [(1.0, True), (0.9, False), (0, False), (None, False)])
 def test_a_site_can_demand_noise(noise, fits):
     """Client 0 does, so it is in no sum with less noise, and in none in the clear."""
 
@@ -138,7 +138,7 @@ def test_a_site_can_demand_noise(noise, fits):
     app = to_client_app(lambda context: EchoClient(0.5))
     grid = ClientGrid(InlineGrid(Demanding(app, lambda _: False), 5), seed=0, num_clients=5)
     strategy = private(noise=noise) if noise else FedAvg()
-    if noise:
+    if noise is not None:
         grid = secured(grid, strategy, ON)
     reasons = []
     start = to_record(list(START), list(START.values()))
@@ -146,7 +146,7 @@ def test_a_site_can_demand_noise(noise, fits):
         strategy, grid, start, 1, callbacks=[lambda now: reasons.extend(map(str, now.failures))]
     )
     assert fits == (not reasons)
-    assert fits or ("secure-noise = 1" in reasons[0]) == bool(noise)
+    assert fits or ("secure-noise = 1" in reasons[0]) == (noise is not None)
 
 
 def test_updates_are_shortened_whatever_kind_of_replies_the_server_names():
