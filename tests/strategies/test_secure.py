@@ -320,6 +320,14 @@ def test_weights_that_single_out_a_client_are_refused(one):
     assert all("the sum would show it" in text for text in refused)
 
 
+def test_a_reply_is_kept_for_its_own_session():
+    def change(step, facts, place):
+        if step == "mask":
+            facts["session"]["number"] += 1
+
+    lie(change, "no reply of this session is kept", CLEAR, AAggFFS(FedAvg()), losing)
+
+
 @pytest.mark.parametrize("weights", [{}, {"0": 1.0, "1": 1.0}])
 def test_each_member_has_a_weight(weights):
     """Without one a client would have counted with -1, unseen by the check above."""

@@ -305,6 +305,9 @@ def test_weights_may_not_single_out_one_of_the_survivors():
     with pytest.raises(Refusal, match="a client weighs 3, and the others 2"):
         cohort.sign(["0", "1", "2"], by=["1"])
     assert cohort.sign(["0", "1", "2", "3"], by=["1"])
+    cohort = opened(min_change=2)
+    with pytest.raises(Refusal, match="hides no client whose weight changes from sum to sum"):
+        cohort.mask("0", words([1]), weights=dict.fromkeys(cohort.members, 1.0))
 
 
 def test_swapped_keys_for_masks_are_refused():
