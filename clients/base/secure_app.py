@@ -104,8 +104,7 @@ class SecureApp(ClientApp):
             )
         if hidden := set(terms.clear) - CLEARED:
             raise ValueError(f"{sorted(hidden)}: of a training reply only {CLEARED} may be clear")
-        closed = {"secure-peers", "secure-noise"} & node.keys()
-        if terms.clear and closed and not node.get("secure-clear-losses"):
+        if terms.clear and node.get("secure-peers") and not node.get("secure-clear-losses"):
             raise ValueError(
                 "this site shows no losses, and takes no weights from the server: set "
                 "secure-clear-losses=true in its node configuration, or choose a method without"

@@ -155,8 +155,9 @@ def test_a_client_that_is_lost_in_a_phase(step, consistency):
 
 def test_too_few_survivors_leave_the_model_as_it_is():
     lost = lambda step, number, place: step == "train" and number == 1 and place < 3
-    found, *_, result = run(FedAvg(), 5, rounds=2, options=ON, lost=lost)
+    found, inner, _, result = run(FedAvg(), 5, rounds=2, options=ON, lost=lost)
     assert 1 not in result.train_metrics_clientapp  # two of five, three needed
+    assert inner.steps == ["hello", "offer", "train", "hello", "offer", "train", "sign", "reveal"]
     np.testing.assert_allclose(found["v"], mean_of(range(5), "v"), rtol=1e-6)
     with pytest.raises(TooFewReplies, match=r"2 of 5 clients are left, 3 needed|no answer"):
         run(FedAvg(), 5, rounds=1, options=ON, lost=lost)
@@ -304,6 +305,12 @@ def test_a_weight_above_a_half_counts_as_a_half():
     assert strategy.last_weights[3] == pytest.approx(0.5)
     want = 0.5 * SHIFTS[3] + 0.125 * sum(SHIFTS[i] for i in (0, 1, 2, 4))
     np.testing.assert_allclose(found["v"], START["v"] + want, rtol=1e-6)
+    # without client 4 it would be more: nobody is asked for signatures
+    lost = lambda step, number, place: (step, number, place) == ("mask", 1, 4)
+    strategy = TERM(FedAvg(), options)
+    *_, inner, _, _ = run(strategy, rounds=2, make=make, options=CLEAR, lost=lost)
+    assert inner.steps.count("train") == inner.steps.count("mask") == 2
+    assert inner.steps.count("sign") == 1
 
 
 @pytest.mark.parametrize("one", [False, True])

@@ -91,6 +91,18 @@ def test_most_of_those_with_shares_must_sign_whatever_the_members():
         cohort.reveal(members[0], members, signatures)
 
 
+def test_a_copied_key_for_shares_opens_no_other_share():
+    """One key would seal two texts with one nonce."""
+    cohort = Cohort(5)
+    channel = cohort.hellos["1"].channel
+    proof = signature(cohort.keys[2], "hello", "2", channel)
+    cohort.hellos["2"] = replace(cohort.hellos["2"], channel=channel, proof=proof)
+    cohort.open()
+    of_another = cohort.offers["0"].sealed_for("2", cohort.graph["0"])
+    with pytest.raises(Refusal, match="the share of client 0: it was altered"):
+        cohort.mask("1", words([1]), sealed=cohort.sealed_for("1") | {"0": of_another})
+
+
 def test_a_copied_key_for_masks_does_not_cancel_a_mask():
     """Three of seven clients help the server. Each offers an honest client's key as
     its own, and has a name on the other side of client 3.
