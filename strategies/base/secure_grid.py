@@ -267,8 +267,6 @@ class SecureGrid(SecureCalls):
                 if why := reveal_fault(reveal, met(now.graph[names[node]], members)):
                     raise ValueError(why)
                 reveals[names[node]] = reveal
-        for node in names:  # they are in the sum, whatever became of them since
-            self.faults.pop(node, None)
         return reveals
 
 

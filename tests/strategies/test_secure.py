@@ -133,6 +133,21 @@ def test_the_last_round_brings_no_shares_for_a_next_one():
     assert asked == [True, True, False]
 
 
+def test_rounds_of_some_clients_bring_no_shares_for_the_next():
+    """Whom it will ask is not known."""
+    asked = []
+
+    def note(step, facts, place):
+        if step == "train":
+            asked.append("next" in facts)
+
+    inner = Losing(InlineGrid(app_of(), 5), change=note)
+    grid = secured(ClientGrid(inner, seed=0, clients_per_round=4), FedAvg(), ON)
+    run_rounds(FedAvg(), grid, to_record(list(START), list(START.values())), 2)
+    assert len(asked) == 4 * 2
+    assert not any(asked)
+
+
 def mean_of(places, name, start=START):
     weights = np.array([1 + 5 * i for i in places])
     moved = np.sum([w * SHIFTS[i] for w, i in zip(weights, places, strict=True)]) / weights.sum()
@@ -721,6 +736,24 @@ def test_options_that_contradict_each_other():
         SecureOptions(on=True, neighbours=3, consistency=False)
     with pytest.raises(ValueError, match=r"neighbours = 4: with 7 clients, .* choose"):
         run(FedAvg(), 7, options=SecureOptions(on=True, neighbours=4, consistency=False))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shifts", "why"),
+    [
+        ([1000, 1001, 1002, 1000], [0, 0, 0, 0], "one message per client, but one gets two"),
+        ([1000, 1001, 1002, 1003], [0, 0, 0, 1], "the same model and settings for all clients"),
+    ],
+)
+def test_messages_that_cannot_be_summed(nodes, shifts, why):
+    grid = secured(InlineGrid(app_of(), 5), FedAvg(), ON)
+    contents = [
+        RecordDict({"arrays": to_record(["v"], [START["v"] + shift]), "config": ConfigRecord()})
+        for shift in shifts
+    ]
+    messages = [Message(*pair, "train") for pair in zip(contents, nodes, strict=True)]
+    with pytest.raises(ValueError, match=why):
+        grid.send_and_receive(messages)
 
 
 def test_flowers_own_loop_and_app():
