@@ -6,13 +6,22 @@ from functools import partial
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms.secure.client import Participant
 from algorithms.secure.fixed_point import from_bytes, to_bytes, whole
 from algorithms.secure.graph import least_survivors, local_threshold
-from algorithms.secure.keys import Refusal, derived, signature
+from algorithms.secure.keys import (
+    Refusal,
+    derived,
+    digest,
+    identity,
+    new_signing_key,
+    signature,
+    signed,
+)
 from algorithms.secure.masks import add_stream
 from algorithms.secure.messages import Session
 from algorithms.secure.server import Unmaskable, unmask
@@ -308,6 +317,17 @@ def test_weights_may_not_single_out_one_of_the_survivors():
     cohort = opened(min_change=2)
     with pytest.raises(Refusal, match="hides no client whose weight changes from sum to sum"):
         cohort.mask("0", words([1]), weights=dict.fromkeys(cohort.members, 1.0))
+
+
+@pytest.mark.parametrize("key", [new_signing_key(), ec.generate_private_key(ec.SECP384R1())])
+def test_what_is_for_one_purpose_is_for_no_other(key):
+    """Nor can the parts of a text be divided otherwise."""
+    proof = signature(key, "hello", "0", b"xyz")
+    assert signed(identity(key), proof, "hello", "0", b"xyz")
+    for other in (("offer", "0", b"xyz"), ("hello", "0x", b"yz"), ("hello", "0", b"xy", b"z")):
+        assert not signed(identity(key), proof, *other)
+        assert derived(bytes(16), *other) != derived(bytes(16), "hello", "0", b"xyz")
+    assert digest("ab", b"c") != digest("a", b"bc")
 
 
 def test_swapped_keys_for_masks_are_refused():
