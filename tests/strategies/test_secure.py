@@ -178,7 +178,20 @@ def test_too_few_survivors_leave_the_model_as_it_is():
         run(FedAvg(), 5, rounds=1, options=ON, lost=lost)
 
 
-def test_a_site_that_comes_back_with_a_new_state_is_met_again(tmp_path):
+def test_survivors_are_most_of_those_with_shares_not_of_the_members():
+    """Three of five members are too few where seven clients were to get shares."""
+    lost = lambda step, number, place: (
+        (step == "offer" and number == 0 and place > 4)
+        or (step == "train" and number == 1 and place in (3, 4))
+    )
+    _, inner, *_ = run(FedAvg(), 7, rounds=2, options=ON, lost=lost)
+    assert inner.steps.count("train") == 2
+    assert inner.steps.count("sign") == 1
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_site_that_comes_back_with_a_new_state_is_met_again(folder, tmp_path):
+    """Without a folder it has another key, which the others refuse: it is left out."""
     seen = []
 
     def forget(step, facts, place):
@@ -191,14 +204,17 @@ def test_a_site_that_comes_back_with_a_new_state_is_met_again(tmp_path):
     base = InlineGrid(app_of(), 5)
     inner = [base]
     grid = ClientGrid(Losing(base, change=forget), seed=0, num_clients=5)
-    base.contexts[1002].node_config["store-dir"] = str(tmp_path)
+    if folder:
+        base.contexts[1002].node_config["store-dir"] = str(tmp_path)
     strategy = FedAvg()
     result = run_rounds(
         strategy, secured(grid, strategy, ON), to_record(list(START), list(START.values())), 3
     )
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
     losing = grid.grid.grid
-    assert losing.steps.count("hello") == 2  # all, and client 2 once more
+    # all, and client 2 once more, or in each round
+    assert losing.steps.count("hello") == (2 if folder else 3)
+    assert ("has another key than before" in grid.grid.faults.get(1002, "")) != folder
 
 
 def test_no_reply_in_the_clear():
@@ -736,6 +752,18 @@ def test_options_that_contradict_each_other():
         SecureOptions(on=True, neighbours=3, consistency=False)
     with pytest.raises(ValueError, match=r"neighbours = 4: with 7 clients, .* choose"):
         run(FedAvg(), 7, options=SecureOptions(on=True, neighbours=4, consistency=False))
+
+
+def test_two_nodes_of_one_client_are_one_client(tmp_path):
+    """With one folder they have one key, too."""
+    base = InlineGrid(app_of(), 5)
+    for node in (1000, 1004):
+        base.contexts[node].node_config |= {"store-dir": str(tmp_path), "partition-id": 0}
+    grid = secured(base, FedAvg(), ON)
+    content = RecordDict({"arrays": to_record(["v"], [START["v"]]), "config": ConfigRecord()})
+    replies = grid.send_and_receive([Message(content, 1000 + k, "train") for k in range(5)])
+    assert [reply.has_error() for reply in replies] == [False] * 4 + [True]
+    assert "another client is called 0, too" in replies[4].error.reason
 
 
 @pytest.mark.parametrize(

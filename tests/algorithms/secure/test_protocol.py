@@ -22,8 +22,8 @@ from algorithms.secure.keys import (
     signature,
     signed,
 )
-from algorithms.secure.masks import add_stream
-from algorithms.secure.messages import Session
+from algorithms.secure.masks import add_stream, self_key
+from algorithms.secure.messages import Session, context_digest
 from algorithms.secure.server import Unmaskable, unmask
 from algorithms.secure.sharing import combine, split
 from algorithms.secure.state import State
@@ -473,6 +473,13 @@ def test_masks_do_not_cancel_where_clients_saw_different_things():
     total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
     unmask(total, cohort.session, cohort.context, cohort.offers, cohort.graph, survivors, reveals)
     assert np.unique(whole(total)).size == 50
+    # nor if it takes the mask of client 2 alone for what it is
+    own = bytes.fromhex(cohort.clients["2"].state.open[cohort.session.id.hex()].own)
+    context = context_digest(cohort.session, cohort.members, b"other")
+    add_stream(total, self_key(own, cohort.context), 1)
+    add_stream(total, self_key(own, context), -1)
+    assert np.unique(whole(total)).size == 50
+    assert self_key(own, cohort.context) != self_key(own, context)
 
 
 def test_a_list_of_strange_members_is_refused():
