@@ -53,6 +53,7 @@ from strategies import (
 )
 from strategies.base.records import to_record
 from strategies.base.secure_grid import SecureGrid
+from strategies.base.secure_sessions import Prepared, Protocol, Sessions
 from strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of
 from tests.secure_grids import ON, SHIFTS, START, Losing, app_of, client, run
@@ -101,6 +102,16 @@ def test_few_neighbours_hold_the_shares_of_a_client():
     assert asked == [(30, 28)] * 29
     mean = 0.25 * (sum(range(30)) - 7) / 29
     np.testing.assert_allclose(found["v"], START["v"] + mean, rtol=1e-6)
+
+
+def test_clients_without_enough_neighbours_leave_until_all_have_enough():
+    """Of y too few neighbours made offers; without y, x has too few."""
+    graph = {one: sorted(set("abcde") - {one}) for one in "abcde"}
+    graph |= {"x": ["a", "b", "w", "y"], "y": ["a", "v", "w", "x"]}
+    session = Session(bytes(16), 1, 0, False, 0, 9)
+    now = Prepared(session, {}, {}, graph, dict.fromkeys("abcdexy"))
+    sessions = Sessions(None, Protocol(degree=4, consistency=False))
+    assert sessions.members(now) == list("abcde")
 
 
 def test_a_client_whose_reply_is_lost_is_back_in_the_next_round(tmp_path):

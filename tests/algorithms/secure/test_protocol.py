@@ -269,6 +269,18 @@ def test_forged_and_foreign_signatures_do_not_count():
         cohort.reveal("0", survivors, forged)
 
 
+def test_signatures_of_an_earlier_session_do_not_count():
+    """Of the same survivors of the same members, who were sent the same."""
+    cohort, _ = after_masks()
+    old = cohort.sign(cohort.members)
+    cohort.open()
+    for name in cohort.members:
+        cohort.mask(name, words([1]))
+    cohort.sign(cohort.members, by=["0"])
+    with pytest.raises(Refusal, match="0 valid signatures of the survivors, 3 needed"):
+        cohort.reveal("0", cohort.members, old)
+
+
 def test_signatures_of_clients_with_other_members_do_not_count():
     """All agree on the survivors, but client 0 got a list of members without 6."""
     cohort = opened(7)
