@@ -17,7 +17,7 @@ from flwr.serverapp import strategy as flower
 from algorithms.common.wire import read
 from algorithms.secure.keys import Refusal
 from algorithms.secure.messages import Session
-from algorithms.secure.vector import Terms
+from algorithms.secure.vector import Layout, Terms
 from algorithms.secure.wire import QUERY, RECORD, packed, unpacked
 from clients import SecureApp
 from clients.base.secure_client import secure_client
@@ -53,6 +53,7 @@ from strategies import (
 )
 from strategies.base.records import to_record
 from strategies.base.secure_grid import SecureGrid
+from strategies.base.secure_replies import vector_of
 from strategies.base.secure_sessions import Prepared, Protocol, Sessions
 from strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of
@@ -763,6 +764,15 @@ def test_options_that_contradict_each_other():
         SecureOptions(on=True, neighbours=3, consistency=False)
     with pytest.raises(ValueError, match=r"neighbours = 4: with 7 clients, .* choose"):
         run(FedAvg(), 7, options=SecureOptions(on=True, neighbours=4, consistency=False))
+
+
+def test_a_vector_has_the_length_of_its_layout():
+    terms = Terms("model", "num-examples", True, 4, 16.0, 10, 0.0, False)
+    layout = Layout([("v", (2, 2), "float64")]).to_text()
+    content = RecordDict({"arrays": to_record(["v"], [START["v"]])})
+    reply = RecordDict({"masked": to_record(["masked"], [np.zeros(6 * 5, np.uint8)])})
+    with pytest.raises(ValueError, match="its vector has 30 bytes"):
+        vector_of(terms, content, reply, layout)
 
 
 def test_two_nodes_of_one_client_are_one_client(tmp_path):
