@@ -17,7 +17,7 @@ from flwr.serverapp import strategy as flower
 from algorithms.common.wire import read
 from algorithms.secure.keys import Refusal
 from algorithms.secure.messages import Session
-from algorithms.secure.vector import Layout, Terms
+from algorithms.secure.vector import Layout, Terms, to_vector
 from algorithms.secure.wire import QUERY, RECORD, packed, unpacked
 from clients import SecureApp
 from clients.base.secure_client import secure_client
@@ -53,7 +53,7 @@ from strategies import (
 )
 from strategies.base.records import to_record
 from strategies.base.secure_grid import SecureGrid
-from strategies.base.secure_replies import vector_of
+from strategies.base.secure_replies import mean_replies, vector_of
 from strategies.base.secure_sessions import Prepared, Protocol, Sessions
 from strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of
@@ -368,6 +368,18 @@ def test_weights_that_single_out_a_client_are_refused(one):
     refused = refusals(inner, CLEAR, AAggFFS(FedAvg()))["mask"]
     assert len(refused) == (1 if one else 5)
     assert all("the sum would show it" in text for text in refused)
+
+
+def test_weights_that_each_client_is_shown_alone_give_no_sum():
+    """Each list is fair, but together they leave the update of client 0."""
+
+    def change(step, facts, place):
+        if step == "mask":
+            facts["weights"] = dict.fromkeys(facts["members"], 1.0) | {str(place): 10.0**-place}
+
+    refused = refusals(Losing(InlineGrid(app_of(losing), 5), change=change), CLEAR, AFL(FedAvg()))
+    assert len(refused["reveal"]) == 5
+    assert all("valid signatures" in text for text in refused["reveal"])
 
 
 def test_a_reply_is_kept_for_its_own_session():
@@ -773,6 +785,16 @@ def test_a_vector_has_the_length_of_its_layout():
     reply = RecordDict({"masked": to_record(["masked"], [np.zeros(6 * 5, np.uint8)])})
     with pytest.raises(ValueError, match="its vector has 30 bytes"):
         vector_of(terms, content, reply, layout)
+
+
+def test_sums_are_the_reply_of_one_client():
+    terms = Terms("sums", "num-examples", False, 4, 16.0, 10, 0.0, False)
+    arrays, metrics = {"n": np.array([3, -4])}, {"num-examples": 2}
+    words, layout = to_vector(terms, {}, arrays, metrics)
+    content = RecordDict({"arrays": to_record(["v"], [START["v"]])})
+    replies = mean_replies(terms, layout, content, 3 * words, ["0", "1", "2"], set())
+    sums = [read(reply["arrays"]["n"]) for reply in replies.values()]
+    assert np.sum(sums, axis=0).tolist() == [9, -12]
 
 
 def test_two_nodes_of_one_client_are_one_client(tmp_path):
