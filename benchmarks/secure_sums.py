@@ -15,8 +15,8 @@ measured alone; with g = gone n:
     server    (n - g) + g k (1 - g/n) streams, as many agreements, g combinations
 
 ``up``: bytes that a client sends, by the size of 4 m bytes that it sends in the clear.
-With ``--neighbours`` lists of survivors are not signed. ``--ciphers`` compares the
-generators of the masks.
+With ``--neighbours`` lists of survivors are not signed, and too few of them are
+refused. ``--ciphers`` compares the generators of the masks.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from rich.table import Table
 
 from algorithms.secure.client import Participant
 from algorithms.secure.fixed_point import to_bytes
-from algorithms.secure.graph import local_threshold, neighbours
+from algorithms.secure.graph import check_degree, neighbours
 from algorithms.secure.keys import (
     agreement_key,
     fresh,
@@ -48,10 +48,11 @@ from algorithms.secure.keys import (
     signed,
 )
 from algorithms.secure.masks import add_stream, pair_key
-from algorithms.secure.messages import SEALED, Session, part_of
+from algorithms.secure.messages import SEALED, Session, list_digest, part_of
 from algorithms.secure.sharing import combine, split
 from algorithms.secure.state import State
 from algorithms.secure.wire import packed
+from strategies.base.secure_sessions import GONE
 
 
 def cpu(work: Callable[[], object], times: int = 1) -> float:
@@ -83,7 +84,9 @@ def row(clients: int, numbers: int, degree: int, gone_share: float) -> list[str]
     """Return a row of the table."""
     k = min(degree or clients - 1, clients - 1)
     consistency, gone = not degree, math.ceil(gone_share * clients)
-    t = local_threshold(clients, k, 0)
+    session = Session(bytes(16), 1, 0, consistency, 0, clients * bool(degree))
+    check_degree(clients, k, 0, math.ceil(GONE * clients))
+    t = session.threshold(k)
     price = prices(numbers, k, t)
     streams = (clients - gone) + gone * k * (1 - gone / clients)
     derived = {
@@ -102,7 +105,6 @@ def row(clients: int, numbers: int, degree: int, gone_share: float) -> list[str]
     everyone = names if consistency else near
     people = {name: Participant(name, new_signing_key(), State()) for name in everyone}
     hellos = {name: person.hello() for name, person in people.items()}
-    session = Session(bytes(16), 1, 0, consistency, 0)
     me, others = people[names[0]], graph[names[0]]
     # its neighbours offer to it and to as many strangers as they have neighbours
     offers = {}
@@ -122,8 +124,6 @@ def row(clients: int, numbers: int, degree: int, gone_share: float) -> list[str]
     context = bytes.fromhex(me.state.open[session.id.hex()].context)
     proofs = {}
     if consistency:
-        from algorithms.secure.messages import list_digest
-
         text = list_digest(context, survivors)
         spent += cpu(lambda: me.sign(session, survivors))
         proofs = {n: signature(people[n].key, "survivors", text) for n in survivors}

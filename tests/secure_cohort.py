@@ -30,7 +30,8 @@ class Cohort:
 
     def open(self, without=()):
         self.number += 1
-        self.session = Session(tag=self.tag, number=self.number, **self.facts)
+        clients = len(self.clients) if self.degree else 0
+        self.session = Session(tag=self.tag, number=self.number, clients=clients, **self.facts)
         self.graph = neighbours(sorted(self.clients), self.degree)
         self.offers = {
             name: client.offer(self.session, [self.hellos[n] for n in self.graph[name]])
@@ -40,12 +41,15 @@ class Cohort:
         self.members = sorted(self.offers)
         self.context = context_digest(self.session, self.members, CONTENT)
 
-    def mask(self, name, words, content=CONTENT, offers=None, members=None, sealed=None):
+    def mask(
+        self, name, words, content=CONTENT, offers=None, members=None, sealed=None, weights=None
+    ):
         offers = self.offers if offers is None else offers
         near = [offers[n] for n in self.graph[name] if n in offers]
         members = self.members if members is None else members
         sealed = self.sealed_for(name) if sealed is None else sealed
-        return self.clients[name].mask(self.session, members, near, sealed, content, words)
+        client = self.clients[name]
+        return client.mask(self.session, members, near, sealed, content, words, weights)
 
     def sealed_for(self, name):
         return {

@@ -9,12 +9,21 @@ Sources: Bonawitz et al., CCS 2017 (``masks``), Figure 4, of which ``sign`` is t
 consistency check; Bell et al., CCS 2020 (``graph``). A difference: a survivor itself
 gives the secret of its own mask, and its neighbours' shares are the reserve for one
 that is gone by then. It gives it under the same condition as they give theirs.
+
+Why a server that lies unmasks no sum of a few, though it chooses the n clients among
+whom each one shares, and c of them help it. A client that reveals has seen more than
+(n + c) / 2 signatures of its list, so too few other holders are left to give its key
+for masks. Hence its masks with clients of another context stay, and of one context one
+list only is revealed: two would have an honest signer in common. Of a client that has
+signed it and not revealed, those who could give the key are not in the list; they are
+too few, since a client signs no list of (n + c) / 2 clients or fewer. So the masks of
+all honest signers cancel in the sum of all of them only: more than (n - c) / 2.
 """
 
 from collections.abc import Mapping, Sequence
 
 from algorithms.secure.fixed_point import Words
-from algorithms.secure.graph import least_survivors, local_threshold, shares_fault
+from algorithms.secure.graph import least_survivors, shares_fault
 from algorithms.secure.keys import (
     SECRET,
     Refusal,
@@ -91,8 +100,8 @@ class Participant:
 
     def _offer(self, session: Session, channels: Mapping[str, bytes]) -> Offer:
         holders = sorted(channels)
-        t = local_threshold(len(holders) + 1, len(holders), session.corrupted)
-        if len(holders) < 2 or t > len(holders):
+        t = session.threshold(len(holders))
+        if t > len(holders):
             raise Refusal(
                 f"{len(holders)} other clients with {session.corrupted} corrupted: too few for a "
                 "sum that hides one"
@@ -147,7 +156,7 @@ class Participant:
             raise Refusal("a member is no neighbour, so its signature could not be checked")
         if named.keys() != wanted or len(named) < len(offers):
             raise Refusal("the keys are not those of the neighbours that take part")
-        t = local_threshold(len(now.channels) + 1, len(now.channels), session.corrupted)
+        t = session.threshold(len(now.channels))
         if len(named) < t:
             raise Refusal(f"{len(named)} neighbours take part: at least {t} are needed")
         context = context_digest(session, met, content)
@@ -170,9 +179,10 @@ class Participant:
     def sign(self, session: Session, survivors: Sequence[str]) -> bytes:
         """Return the signature of a list of survivors, the only one of the session."""
         now = self._step(session, MASKED)
-        self._check_survivors(session, now, survivors)
-        text = list_digest(bytes.fromhex(now.context), list(survivors))
+        text = self._checked_list(session, now, survivors)
         now.step, now.survivors = SIGNED, text.hex()
+        # others may reveal this sum without asking this client again
+        self.state.cohort = sorted(survivors)
         return signature(self.key, "survivors", text)
 
     def reveal(
@@ -187,8 +197,7 @@ class Participant:
         never both.
         """
         now = self._step(session, SIGNED if session.consistency else MASKED)
-        self._check_survivors(session, now, survivors)
-        text = list_digest(bytes.fromhex(now.context), list(survivors))
+        text = self._checked_list(session, now, survivors)
         if session.consistency:
             if text.hex() != now.survivors:
                 raise Refusal("the list of survivors is not the one that this client signed")
@@ -261,7 +270,8 @@ class Participant:
         sizes = len(members), len(now.channels) + 1
         return max(least_survivors(size, session.corrupted) for size in sizes)
 
-    def _check_survivors(self, session: Session, now: Open, survivors: Sequence[str]) -> None:
+    def _checked_list(self, session: Session, now: Open, survivors: Sequence[str]) -> bytes:
+        """Return the digest of a list of survivors, after a check of who is in it."""
         alive = set(survivors)
         least = self._least(session, now, now.members)
         if len(alive) < len(survivors) or not alive <= set(now.members):
@@ -279,6 +289,7 @@ class Participant:
                 f"the survivors differ from those of the last sum by {changed} clients, at least "
                 f"{session.min_change} needed: the difference of two sums would show them"
             )
+        return list_digest(bytes.fromhex(now.context), survivors)
 
     def _check_weights(self, session: Session, now: Open, names: Sequence[str]) -> None:
         if now.weights and (why := shares_fault(now.weights, names, session.corrupted)):

@@ -97,18 +97,17 @@ def local_threshold(clients: int, degree: int, corrupted: int) -> int:
 
 def check_degree(clients: int, degree: int, corrupted: int, gone: int) -> None:
     """Raise ``ValueError`` if ``degree`` leaves more to chance than it may."""
-    seen, failed = risks(clients, degree, corrupted, gone)
-    if seen <= PRIVACY and failed <= SUCCESS:
+
+    def fits(degree: int) -> bool:
+        seen, failed = risks(clients, degree, corrupted, gone)
+        return seen <= PRIVACY and failed <= SUCCESS
+
+    if fits(degree):
         return
-    fits = (k for k in range(degree + 2, clients, 2) if _fits(clients, k, corrupted, gone))
-    more = next(fits, 0)
+    seen, failed = risks(clients, degree, corrupted, gone)
+    more = next(filter(fits, range(degree + 2, clients, 2)), 0)
     raise ValueError(
         f"neighbours = {degree}: with {clients} clients, {corrupted} corrupted and {gone} gone, "
         f"more than the sum is seen with chance {seen:.1g} (at most {PRIVACY:.1g}) and a round "
         f"fails with {failed:.1g} (at most {SUCCESS:.1g}): choose {more or '0, all others'}"
     )
-
-
-def _fits(clients: int, degree: int, corrupted: int, gone: int) -> bool:
-    seen, failed = risks(clients, degree, corrupted, gone)
-    return seen <= PRIVACY and failed <= SUCCESS

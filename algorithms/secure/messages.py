@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from algorithms.secure.graph import local_threshold
 from algorithms.secure.keys import SECRET, TAG, digest
 
 
@@ -67,8 +68,9 @@ class Hello(Fields):
 @dataclass(frozen=True)
 class Session(Fields):
     """One sum: the random tag of the run, the number of the sum in it, how many clients
-    may be corrupted, whether the list of survivors is to be signed, and by how many
-    clients two cohorts must differ unless they are equal.
+    may be corrupted, whether the list of survivors is to be signed, by how many clients
+    two cohorts must differ unless they are equal, and of how many clients the
+    neighbours are drawn (0: all others are neighbours).
     """
 
     tag: bytes
@@ -76,12 +78,19 @@ class Session(Fields):
     corrupted: int
     consistency: bool
     min_change: int
+    clients: int = 0
 
     @property
     def id(self) -> bytes:
         """All of it: keys and signatures are for one session."""
-        values = (self.tag, self.number, self.corrupted, int(self.consistency), self.min_change)
-        return digest("session", *values)
+        return digest("session", *(getattr(self, part.name) for part in fields(self)))
+
+    def threshold(self, holders: int) -> int:
+        """Return how many shares give a secret that ``holders`` have shares of. Where
+        the server may lie, no draw limits how many of them are corrupted.
+        """
+        clients = 0 if self.consistency else self.clients
+        return local_threshold(max(clients, holders + 1), holders, self.corrupted)
 
 
 @dataclass(frozen=True)
@@ -127,11 +136,6 @@ def commitment(session: Session, name: str, secret: bytes) -> bytes:
     return digest("commitment", session.id, name, secret)
 
 
-def content_digest(parts: Sequence[bytes | str | int]) -> bytes:
-    """Return the digest of what the members of a session are sent."""
-    return digest("content", *parts)
-
-
 def weighted_digest(content: bytes, weights: Mapping[str, float]) -> bytes:
     """Return the digest of what the members are sent, with the weights that were
     decided, if any were.
@@ -141,7 +145,7 @@ def weighted_digest(content: bytes, weights: Mapping[str, float]) -> bytes:
     return digest("weights", content, *(f"{n} {weights[n]!r}" for n in sorted(weights)))
 
 
-def list_digest(context: bytes, survivors: list[str]) -> bytes:
+def list_digest(context: bytes, survivors: Sequence[str]) -> bytes:
     """Return the digest of a list of survivors in a context, whatever its order."""
     return digest("survivors", context, *sorted(survivors))
 

@@ -5,7 +5,6 @@ with what the survivors reveal.
 from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 
 from algorithms.secure.fixed_point import Words
-from algorithms.secure.graph import local_threshold
 from algorithms.secure.keys import SECRET, agreement_key, public_bytes
 from algorithms.secure.masks import add_stream, pair_key, self_key
 from algorithms.secure.messages import SEALED, Offer, Reveal, Session, commitment, part_of
@@ -34,7 +33,7 @@ def unmask(
     def shared(name: str) -> bytes:
         """Return a secret of a client from its neighbours' shares."""
         holders, found = graph[name], {}
-        t = local_threshold(len(holders) + 1, len(holders), session.corrupted)
+        t = session.threshold(len(holders))
         for place, holder in enumerate(holders, start=1):
             if holder in reveals:
                 near = met(graph[holder], offers)

@@ -28,7 +28,8 @@ class Open:
 class State:
     """What a client keeps between the steps, as text: ``pins`` are the identities of
     other clients that it has met, ``runs`` the number of the latest session by the tag
-    of the run, ``cohort`` the survivors of the latest sum that it helped to reveal.
+    of the run, ``cohort`` the survivors of the latest sum that it signed or helped to
+    reveal.
     """
 
     channel: str = ""

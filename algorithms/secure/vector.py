@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from algorithms.common.averaging import VARIANCES
 from algorithms.secure.fixed_point import BITS, Words, decode, encode, exponent
+from algorithms.secure.keys import digest
 from algorithms.secure.messages import Fields
 from algorithms.secure.noise import LEAST_SCALE, discrete_gaussian
 
@@ -225,9 +226,14 @@ def from_sum(
 def _change(name: str, array: NDArray[Any], start: NDArray[Any] | None) -> NDArray[Any]:
     if array.dtype.kind not in "fiub":
         raise ValueError(f"array {name!r} is of type {array.dtype}: secure sums take real numbers")
-    wide = np.float64 if array.dtype.kind == "f" else np.int64
-    change = array.astype(wide)
-    return change if start is None else change - start.astype(wide)
+    if array.dtype.kind == "f":
+        change = array.astype(np.float64)
+        return change if start is None else change - start.astype(np.float64)
+    for one in (array, start):
+        if one is not None and np.abs(one.astype(np.float64)).max(initial=0) > 2.0**62:
+            raise ValueError(f"array {name!r} holds a number above 2^62: it fits into no sum")
+    change = array.astype(np.int64)
+    return change if start is None else change - start.astype(np.int64)
 
 
 def _within(terms: Terms, changes: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -260,11 +266,12 @@ def _noisy(terms: Terms, change: NDArray[Any], e: int, honest: int) -> Words:
     return np.asarray(noisy.view(np.uint64))
 
 
-def content_parts(kind: str, content: Mapping[str, Any], terms: Terms) -> list[bytes | str | int]:
-    """Return all of a message, its type ``kind`` and its records of Flower by name, and
-    the terms, as parts of a digest. The order counts: models are lists for some apps.
+def content_digest(kind: str, group: str, content: Mapping[str, Any], terms: Terms) -> bytes:
+    """Return the digest of all that a member is sent: a message's type ``kind``, its
+    ``group`` (the round) and its records of Flower by name, and the terms. The order
+    counts: models are lists for some apps.
     """
-    parts: list[bytes | str | int] = [kind, json.dumps(terms.to_fields(), sort_keys=True)]
+    parts: list[bytes | str | int] = [kind, group, json.dumps(terms.to_fields(), sort_keys=True)]
     for name, record in content.items():
         parts += [type(record).__name__, name, len(record)]
         for key, value in record.items():
@@ -273,4 +280,4 @@ def content_parts(kind: str, content: Mapping[str, Any], terms: Terms) -> list[b
                 parts += [key, str(value.dtype), repr(tuple(value.shape)), data]
             else:
                 parts += [key, repr(value)]
-    return parts
+    return digest("content", *parts)

@@ -14,8 +14,8 @@ that the SuperNode is registered with, or an Ed25519 key), and ``secure-peers``,
 with a line ``NAME TYPE KEY`` for each site of the federation: its client id and its
 public key as ``ssh-keygen`` writes it. Without a key the client makes one, and keeps it
 in ``store-dir``, if there is one, or else as long as its state. Without the peers it
-takes the keys that it is sent first, which a lying server can choose. With the peers
-it takes part in weights by losses only if ``secure-clear-losses`` is true.
+takes the keys that it is sent first, which a lying server can choose. The peers need a
+``store-dir``, and weights by losses ``secure-clear-losses=true`` beside them.
 ``secure-noise``, ``secure-corrupted`` and ``secure-min-change`` are the least noise
 multiplier, corrupted clients and change of members with which this site takes part.
 """
@@ -30,7 +30,7 @@ from flwr.clientapp import ClientApp
 from algorithms.common.sent import METHOD
 from algorithms.common.wire import fields, read
 from algorithms.secure.wire import CLEAR, CLEARED, MASKED, QUERY, RECORD, packed, unpacked
-from clients.base.secure_client import SecureClient
+from clients.base.secure_client import SecureClient, secure_client
 
 #: Begins the names of the records in the state that hold a reply until it is masked.
 KEPT = "secure-kept"
@@ -68,7 +68,7 @@ class SecureApp(ClientApp):
 
         asked = unpacked(message.content[RECORD])
         step = str(asked.get("step"))
-        with SecureClient(context) as client:
+        with secure_client(context) as client:
             if step == "hello":
                 return _reply(message, client.participant.hello().to_fields())
             session = Session.from_fields(asked["session"])
@@ -90,8 +90,8 @@ class SecureApp(ClientApp):
 
     def _train(self, message: Message, context: Context) -> Message:
         from algorithms.secure.graph import least_survivors
-        from algorithms.secure.messages import Session, content_digest
-        from algorithms.secure.vector import Terms, content_parts, to_vector
+        from algorithms.secure.messages import Session
+        from algorithms.secure.vector import Terms, content_digest, to_vector
 
         asked = unpacked(message.content[RECORD])
         session, terms = Session.from_fields(asked["session"]), Terms.from_fields(asked["terms"])
@@ -104,37 +104,36 @@ class SecureApp(ClientApp):
             )
         if hidden := set(terms.clear) - CLEARED:
             raise ValueError(f"{sorted(hidden)}: of a training reply only {CLEARED} may be clear")
-        closed = {"secure-peers", "secure-noise"} & node.keys()
-        if terms.clear and closed and not node.get("secure-clear-losses"):
+        if terms.clear and node.get("secure-peers") and not node.get("secure-clear-losses"):
             raise ValueError(
                 "this site shows no losses, and takes no weights from the server: set "
                 "secure-clear-losses=true in its node configuration, or choose a method without"
             )
         content = RecordDict({n: r for n, r in message.content.items() if n != RECORD})
-        digest = content_digest(content_parts(message.metadata.message_type, content, terms))
+        facts = message.metadata
+        digest = content_digest(facts.message_type, facts.group_id, content, terms)
         sent = _arrays(content)
         message.content = content
-        with SecureClient(context) as client:
+        with secure_client(context) as client:
             # before the work, of which the server sees nothing
             client.claim(session, "train" if terms.clear else "mask")
         reply = self.app(message, context)
         if reply.has_error():
             return reply
-        arrays, metrics = _arrays(reply.content), _metrics(reply.content)
+        arrays, records = _arrays(reply.content), reply.content.values()
+        metrics = {n: v for r in records if isinstance(r, MetricRecord) for n, v in r.items()}
         honest = 1
         if terms.noise:
             honest = least_survivors(len(asked["members"]), session.corrupted) - session.corrupted
-        words, layout = to_vector(terms, sent, arrays, metrics, honest=honest)
+        words, layout = to_vector(terms, _read(sent), _read(arrays), metrics, honest=honest)
         said: dict[str, Any] = {"layout": layout.to_text(), METHOD: _method(reply.content)}
-        with SecureClient(context) as client:
+        with secure_client(context) as client:
             if not terms.clear:
                 return _masked(message, client, asked, digest, words, said)
             kept = {**asked, "said": said, "digest": digest.hex()}
             context.state[KEPT] = ConfigRecord(packed(kept))
-            context.state[f"{KEPT}-sent"], context.state[f"{KEPT}-arrays"] = (
-                ArrayRecord({name: Array(*fields(array)) for name, array in named.items()})
-                for named in (sent, arrays)
-            )
+            context.state[f"{KEPT}-sent"] = sent
+            context.state[f"{KEPT}-arrays"] = arrays
             context.state[f"{KEPT}-metrics"] = MetricRecord(metrics)
         shown = MetricRecord({name: metrics[name] for name in terms.clear if name in metrics})
         record = ConfigRecord(packed({}))
@@ -150,12 +149,11 @@ def _mask(message: Message, client: SecureClient, asked: Mapping[str, Any]) -> M
     kept = unpacked(state.pop(KEPT)) if KEPT in state else {}
     if kept.get("session") != asked["session"]:
         raise Refusal("no reply of this session is kept here")
-    sent, arrays, metrics = (
-        RecordDict({KEPT: state.pop(f"{KEPT}-{part}")}) for part in ("sent", "arrays", "metrics")
-    )
-    weight = float(asked["weights"].get(client.name, -1))
+    sent, arrays, metrics = (state.pop(f"{KEPT}-{part}") for part in ("sent", "arrays", "metrics"))
+    if not (weight := float(asked["weights"].get(client.name, -1))) >= 0:
+        raise Refusal("this client has no weight")
     terms = Terms.from_fields(kept["terms"])
-    words, _ = to_vector(terms, _arrays(sent), _arrays(arrays), _metrics(metrics), weight)
+    words, _ = to_vector(terms, _read(sent), _read(arrays), dict(metrics), weight)
     return _masked(message, client, asked, bytes.fromhex(kept["digest"]), words, kept["said"])
 
 
@@ -194,19 +192,15 @@ def _reply(message: Message, facts: Mapping[str, Any]) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord(packed(facts))}), reply_to=message)
 
 
-def _arrays(content: RecordDict) -> dict[str, np.ndarray[Any, Any]]:
+def _arrays(content: RecordDict) -> ArrayRecord:
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
         raise ValueError(f"{len(records)} records of arrays: a secure sum takes one")
-    return {name: read(array) for name, array in records[0].items()}
+    return records[0]
 
 
-def _metrics(content: RecordDict) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for record in content.values():
-        if isinstance(record, MetricRecord):
-            out.update(record.items())
-    return out
+def _read(record: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: read(array) for name, array in record.items()}
 
 
 def _method(content: RecordDict) -> str:

@@ -1,5 +1,9 @@
 """The client of a context in secure sums: its keys, the peers that it knows, its state,
 and the steps that it has taken.
+
+A SuperNode keeps a state for each run, and two messages at once see the same one. So
+with a ``store-dir`` a file remembers what outlives both: the steps that were taken, the
+peers that were met, the members of the last sum. It is locked during a step.
 """
 
 import base64
@@ -7,7 +11,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +24,46 @@ from clients.base.adapter import client_id
 if TYPE_CHECKING:  # late: most runs need no cryptography
     from algorithms.secure.keys import SigningKey
 
-#: The file in ``store-dir`` that says which steps of which sessions were taken.
-STEPS = "secure-steps"
-MOST_RUNS = 100
+#: Begins the name of that file.
+MEMORY = "secure-memory"
+
+
+@contextmanager
+def secure_client(context: Context) -> Iterator["SecureClient"]:
+    """Yield the client of a context for one step. What it has done is kept, on disk
+    first, unless the step fails.
+    """
+    client = SecureClient(context)
+    with client.locked():
+        client.load()
+        yield client
+        client.keep()
 
 
 class SecureClient:
-    """The participant of a context; its state is stored when a step went well."""
+    """The client of a context; ``participant`` takes the steps."""
 
     def __init__(self, context: Context) -> None:
         self.context, self.name = context, str(client_id(context))
         folder = context.node_config.get("store-dir")
         self.folder = Path(str(folder)) if folder else None
+        self.steps: dict[str, dict[str, int]] = {}  # by run, the last session of each step
+        if self.folder:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.file = self.folder / self._named(MEMORY)
 
-    def __enter__(self) -> "SecureClient":
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other message to this client take a step, if there is a folder."""
+        if not self.folder:
+            yield
+            return
+        with self.file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def load(self) -> None:
+        """Read the state and the keys. Raises ``ValueError``."""
         from algorithms.secure.client import Participant
         from algorithms.secure.keys import digest
         from algorithms.secure.state import State
@@ -40,6 +71,11 @@ class SecureClient:
         kept = self.context.state.get(RECORD)
         known: Mapping[str, Any] = kept if isinstance(kept, ConfigRecord) else {}
         state = State.from_bytes(bytes(known["state"])) if "state" in known else State()
+        if self.folder and self.file.exists():
+            try:
+                self.steps, state.pins, state.cohort = json.loads(self.file.read_text())
+            except ValueError as error:
+                raise ValueError(f"{self.file} cannot be read: {error}") from None
         key, self.made = self._key(known)
         node, config = self.context.node_config, sorted(self.context.run_config.items())
         self.participant = Participant(
@@ -51,14 +87,28 @@ class SecureClient:
             int(str(node.get("secure-corrupted", 0))),
             int(str(node.get("secure-min-change", 0))),
         )
-        return self
 
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind is None:
-            facts: dict[str, Any] = {"state": self.participant.state.to_bytes()}
-            if self.made:
-                facts["key"] = self.made
-            self.context.state[RECORD] = ConfigRecord(facts)
+    def keep(self) -> None:
+        """Write the state."""
+        state = self.participant.state
+        facts: dict[str, Any] = {"state": state.to_bytes()}
+        if self.made:
+            facts["key"] = self.made
+        if self.folder:
+            memory = json.dumps([self.steps, state.pins, state.cohort])
+            self._write(self.file, memory.encode())
+        self.context.state[RECORD] = ConfigRecord(facts)
+
+    def claim(self, session: Any, step: str) -> None:
+        """Note that a step of a session is taken. Raises ``Refusal`` if the folder says
+        that it was before, whatever the state says.
+        """
+        from algorithms.secure.keys import Refusal
+
+        steps = self.steps.setdefault(session.tag.hex(), {})
+        if steps.get(step, 0) >= session.number:
+            raise Refusal(f"step {step} of session {session.number} was taken before")
+        steps[step] = session.number
 
     def _key(self, known: Mapping[str, Any]) -> tuple["SigningKey", bytes]:
         """Return the key for signatures, and its bytes if the state has to keep it."""
@@ -74,25 +124,22 @@ class SecureClient:
         if self.folder is None:
             made = bytes(known["key"]) if "key" in known else new_signing_key().private_bytes_raw()
             return Ed25519PrivateKey.from_private_bytes(made), made
-        file = self.folder / self._file("secure-key")
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self.folder / self._named("secure-key")
         if not file.exists():
-            draft = file.with_suffix(f".{os.getpid()}.partial")
-            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                os.write(handle, new_signing_key().private_bytes_raw())
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-            try:
-                os.link(draft, file)  # fails if another process was first
-            except FileExistsError:
-                pass
-            finally:
-                draft.unlink()
+            self._write(file, new_signing_key().private_bytes_raw())
         return Ed25519PrivateKey.from_private_bytes(file.read_bytes()), b""
 
-    def _file(self, stem: str) -> str:
+    def _write(self, file: Path, data: bytes) -> None:
+        """Write a file that only this user can read, all of it or nothing."""
+        draft = file.with_suffix(".partial")
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(handle)
+        draft.replace(file)
+
+    def _named(self, stem: str) -> str:
         # the name of a client may be any text
         return f"{stem}-{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
 
@@ -101,6 +148,11 @@ class SecureClient:
         path = self.context.node_config.get("secure-peers")
         if not path:
             return None
+        if not self.folder:
+            raise ValueError(
+                "secure-peers needs store-dir: without a folder this site could be made to answer "
+                "twice, by two messages at once"
+            )
         peers: dict[str, bytes] = {}
         try:
             for number, line in enumerate(Path(str(path)).read_text().splitlines(), start=1):
@@ -114,30 +166,3 @@ class SecureClient:
         except (OSError, ValueError) as error:
             raise ValueError(f"secure-peers = {path}: {error}") from None
         return peers
-
-    def claim(self, session: Any, step: str) -> None:
-        """Note on disk that a step of a session is taken, if there is a ``store-dir``.
-        Raises ``Refusal`` if it was before: two messages at once each see the same
-        state.
-        """
-        from algorithms.secure.keys import Refusal
-
-        if self.folder is None:
-            return
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path, tag = self.folder / self._file(STEPS), session.tag.hex()
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        with os.fdopen(handle, "r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            text = file.read()
-            runs: dict[str, dict[str, int]] = json.loads(text) if text else {}
-            steps = runs.pop(tag, {})
-            if steps.get(step, 0) >= session.number:
-                raise Refusal(f"step {step} of session {session.number} was taken before")
-            steps[step] = session.number
-            runs[tag] = steps
-            file.seek(0)
-            file.truncate()
-            json.dump(dict(list(runs.items())[-MOST_RUNS:]), file)
-            file.flush()
-            os.fsync(file.fileno())

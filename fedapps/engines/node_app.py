@@ -4,8 +4,9 @@ clients, one reply holds their replies (server half: ``node_grid``).
 Every client runs as on its own node, with its own configuration, context and state. An
 exception is the failure of the client that raised it. In a simulation the state comes
 with the message and returns with the reply, so that any node can run any client. A
-client with a name belongs to its node, and its state stays in that node's context.
-After a failure, the previous state is kept.
+client with a name belongs to its node, and its state stays in that node's context; a
+site, of which more is configured than its place, has no other clients. After a failure,
+the previous state is kept.
 """
 
 import traceback
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Node ids of virtual clients: this number plus the client's.
 FIRST_NODE = 1000
+#: All that a simulation configures of a node.
+PLACE = {"partition-id", "num-partitions"}
 
 
 def answer_for_many(
@@ -52,6 +55,10 @@ def answer_for_many(
         for part in parts:
             client: int | str = part.facts["client"]
             at_home = isinstance(client, str)
+            if not at_home and context.node_config.keys() - PLACE:
+                why = "a site keeps the state of its clients: no message brings or takes it"
+                answers.append(Part({"reason": why}))
+                continue
             if client not in states:
                 states[client] = (
                     _of(context, f"{client}/") if at_home else part.state or RecordDict()

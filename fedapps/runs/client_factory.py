@@ -105,7 +105,8 @@ def store_of(settings: Settings, context: Context, name: int | str) -> Store:
         run = derived_seed(0, settings.out) if settings.out else context.run_id
         folder = Path(str(context.node_config["store-dir"])) / f"run-{run:x}"
     if settings.keeps_clients_on_disk and folder:
-        return DiskStore(folder / f"client-{name}", context.run_id)
+        own = str(name).replace("/", "%2F")  # the server may have named the client
+        return DiskStore(folder / f"client-{own}", context.run_id)
     if settings.keep_best:
         raise UserError(
             "keep-best = true: this client has no folder for what it stores in the best round: "

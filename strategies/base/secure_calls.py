@@ -2,7 +2,8 @@
 which nodes have failed, and why.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -81,26 +82,15 @@ class SecureCalls(WrappedGrid):
         )
         return replies
 
-    def noted(self, node: int) -> "_Noted":
-        """Return a context in which an error is a fault of a node."""
-        return _Noted(self.faults, self.failed, node)
-
-
-class _Noted:
-    """Turns what can be wrong with an answer into a fault of its node."""
-
-    def __init__(self, faults: dict[int, str], failed: set[int], node: int) -> None:
-        self.faults, self.failed, self.node = faults, failed, node
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> bool:
-        if error is None or not isinstance(error, Exception):
-            return False
-        text = " ".join(str(error).split())[:300] or type(error).__name__
-        self.failed.add(self.node)
-        self.faults[self.node] = f"its part of a secure sum cannot be used: {text}"
-        return True
+    @contextmanager
+    def noted(self, node: int) -> Iterator[None]:
+        """Take whatever is wrong with an answer for a fault of its node."""
+        try:
+            yield
+        except Exception as error:
+            text = " ".join(str(error).split())[:300] or type(error).__name__
+            self.failed.add(node)
+            self.faults[node] = f"its part of a secure sum cannot be used: {text}"
 
 
 def queries(questions: Mapping[int, Mapping[str, Any]]) -> list[Message]:

@@ -32,12 +32,11 @@ from algorithms.common.sent import METHOD
 from algorithms.secure.graph import shares_fault
 from algorithms.secure.messages import (
     Reveal,
-    content_digest,
     context_digest,
     weighted_digest,
 )
 from algorithms.secure.server import Unmaskable, met, reveal_fault, unmask
-from algorithms.secure.vector import Layout, Terms, content_parts
+from algorithms.secure.vector import Layout, Terms, content_digest
 from algorithms.secure.wire import CLEAR, RECORD, packed, unpacked
 from strategies.base.capabilities import WeighingAhead
 from strategies.base.flower_private import ErrorCode, number_message
@@ -112,7 +111,8 @@ class SecureGrid(SecureCalls):
         sessions, connected = self.sessions, set(self.grid.get_node_ids())
         now, phases = sessions.open(nodes, connected, timeout)
         members = sessions.members(now)
-        later = sessions.prepared(nodes, now) if len(nodes) == len(connected) else None
+        everyone = len(nodes) == len(connected)
+        later = sessions.prepared(nodes, now) if everyone and not _ends(content) else None
         before, weights = time.monotonic(), dict[str, float]()
         parts = {} if self.weigher else sessions.parts(now, members, later)
         replies = self._train(now, members, terms, asked[0], parts, timeout)
@@ -131,7 +131,8 @@ class SecureGrid(SecureCalls):
         sessions.enough(now, survivors, members)
         if weights and (why := shares_fault(weights, survivors, self.protocol.corrupted)):
             raise Failed(why)
-        digest = content_digest(content_parts(asked[0].metadata.message_type, content, terms))
+        facts = asked[0].metadata
+        digest = content_digest(facts.message_type, facts.group_id, content, terms)
         context = context_digest(now.session, members, weighted_digest(digest, weights))
         offers = {name: now.offers[name] for name in members}
         reveals = self._reveals(now, members, survivors, timeout)
@@ -266,9 +267,17 @@ class SecureGrid(SecureCalls):
                 if why := reveal_fault(reveal, met(now.graph[names[node]], members)):
                     raise ValueError(why)
                 reveals[names[node]] = reveal
-        for node in names:  # they are in the sum, whatever became of them since
-            self.faults.pop(node, None)
         return reveals
+
+
+def _ends(content: RecordDict) -> bool:
+    """Return whether a message says that no round follows."""
+    return any(
+        isinstance(record, ConfigRecord)
+        and "num-rounds" in record
+        and record["num-rounds"] == record.get("server-round")
+        for record in content.values()
+    )
 
 
 def _same(one: RecordDict, other: RecordDict) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from algorithms.secure.graph import check_degree, least_survivors, local_threshold, neighbours
+from algorithms.secure.graph import check_degree, least_survivors, neighbours
 from algorithms.secure.keys import fresh
 from algorithms.secure.messages import Hello, Offer, Session
 from algorithms.secure.server import met, offer_fault
@@ -107,15 +107,16 @@ class Sessions:
         """
         protocol = self.protocol
         self._number += 1
+        names = {self._hellos[node].name: node for node in nodes if node in self._hellos}
+        hellos = {name: self._hellos[node] for name, node in names.items()}
         session = Session(
             self._tag,
             self._number,
             protocol.corrupted,
             protocol.consistency,
             protocol.min_change,
+            len(names) if protocol.degree else 0,
         )
-        names = {self._hellos[node].name: node for node in nodes if node in self._hellos}
-        hellos = {name: self._hellos[node] for name, node in names.items()}
         if like is not None:
             return Prepared(session, names, hellos, like.graph, {})
         if 0 < protocol.degree < len(names) - 1:
@@ -153,9 +154,7 @@ class Sessions:
                 name
                 for name in members
                 if len(set(now.graph[name]) & set(members))
-                >= local_threshold(
-                    len(now.graph[name]) + 1, len(now.graph[name]), self.protocol.corrupted
-                )
+                >= now.session.threshold(len(now.graph[name]))
             ]
             if len(kept) == len(members):
                 break

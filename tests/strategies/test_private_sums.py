@@ -99,6 +99,14 @@ def test_rounding_keeps_the_norm_within_the_bound(monkeypatch):
         to_vector(replace(terms, max_norm=1e-9, noise=1e12), sent, arrays, {})
 
 
+def test_noise_of_few_units_is_refused():
+    """The accountant takes whole numbers for so fine that they are like real ones."""
+    terms = Terms("model", "num-examples", False, 5, 1.0, 10, 1.0, True, 1e-6)
+    assert terms.noise_scale(3) >= 2**10
+    with pytest.raises(ValueError, match="noise-multiplier = 1e-11: too little for sums"):
+        replace(terms, noise=1e-11).noise_scale(3)
+
+
 def test_the_budget_ends_the_run_and_a_failed_round_counts():
     strategy = private(noise=2.0, max_epsilon=concentrated_epsilon(3.5 / 8, 1e-5))
     *_, result = run(strategy, rounds=9, start=START, options=ON)
@@ -117,7 +125,7 @@ def test_the_budget_ends_the_run_and_a_failed_round_counts():
     assert failing.releases == 3
 
 
-@pytest.mark.parametrize(("noise", "fits"), [(1.0, True), (0.9, False), (None, False)])
+@pytest.mark.parametrize(("noise", "fits"), [(1.0, True), (0.9, False), (0, False), (None, False)])
 def test_a_site_can_demand_noise(noise, fits):
     """Client 0 does, so it is in no sum with less noise, and in none in the clear."""
 
@@ -130,7 +138,7 @@ def test_a_site_can_demand_noise(noise, fits):
     app = to_client_app(lambda context: EchoClient(0.5))
     grid = ClientGrid(InlineGrid(Demanding(app, lambda _: False), 5), seed=0, num_clients=5)
     strategy = private(noise=noise) if noise else FedAvg()
-    if noise:
+    if noise is not None:
         grid = secured(grid, strategy, ON)
     reasons = []
     start = to_record(list(START), list(START.values()))
@@ -138,16 +146,17 @@ def test_a_site_can_demand_noise(noise, fits):
         strategy, grid, start, 1, callbacks=[lambda now: reasons.extend(map(str, now.failures))]
     )
     assert fits == (not reasons)
-    assert fits or ("secure-noise = 1" in reasons[0]) == bool(noise)
+    assert fits or ("secure-noise = 1" in reasons[0]) == (noise is not None)
 
 
 def test_updates_are_shortened_whatever_kind_of_replies_the_server_names():
     """Noise in units of a norm hides nothing if the update may be longer."""
-    for name, value in (("replies", "sums"), ("replies", "update"), ("clip", False)):
+    lies = {"replies": "sums"}, {"replies": "update"}, {"clip": False}, {"clear": ["loss-before"]}
+    for lie in lies:
 
-        def change(step, facts, place, name=name, value=value):
+        def change(step, facts, place, lie=lie):
             if step == "train":
-                facts["terms"][name] = value
+                facts["terms"].update(lie)
 
         inner = Losing(InlineGrid(app_of(by(lambda i: 3.0)), 5), change=change)
         grid = secured(ClientGrid(inner, seed=0, num_clients=5), strategy := private(), ON)

@@ -3,7 +3,10 @@ server that lies, and what is refused.
 """
 
 from contextlib import nullcontext, suppress
+from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -12,10 +15,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
 from algorithms.common.wire import read
+from algorithms.secure.keys import Refusal
 from algorithms.secure.messages import Session
-from algorithms.secure.vector import Terms
-from algorithms.secure.wire import RECORD, packed, unpacked
+from algorithms.secure.vector import Layout, Terms, to_vector
+from algorithms.secure.wire import QUERY, RECORD, packed, unpacked
 from clients import SecureApp
+from clients.base.secure_client import secure_client
 from fedapps.engines.inline import InlineGrid
 from strategies import (
     AFL,
@@ -48,6 +53,8 @@ from strategies import (
 )
 from strategies.base.records import to_record
 from strategies.base.secure_grid import SecureGrid
+from strategies.base.secure_replies import mean_replies, vector_of
+from strategies.base.secure_sessions import Prepared, Protocol, Sessions
 from strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of
 from tests.secure_grids import ON, SHIFTS, START, Losing, app_of, client, run
@@ -79,6 +86,35 @@ def test_one_extra_phase_a_round_where_the_server_follows_the_protocol():
     assert grid.last.travel is None or grid.grid.travel.messages > 0
 
 
+def test_few_neighbours_hold_the_shares_of_a_client():
+    """Of 30 clients each has 28 neighbours, the fewest that are allowed."""
+    asked = []
+
+    def note(step, facts, place):
+        if step == "train":
+            asked.append((facts["session"]["clients"], len(facts["sealed"])))
+
+    options = SecureOptions(on=True, neighbours=28, consistency=False)
+    lost = lambda step, _, place: step == "train" and place == 7
+    make = lambda i: EchoClient(0.25 * i)
+    found, *_ = run(
+        FedAvg(weights="uniform"), 30, options=options, make=make, change=note, lost=lost
+    )
+    assert asked == [(30, 28)] * 29
+    mean = 0.25 * (sum(range(30)) - 7) / 29
+    np.testing.assert_allclose(found["v"], START["v"] + mean, rtol=1e-6)
+
+
+def test_clients_without_enough_neighbours_leave_until_all_have_enough():
+    """Of y too few neighbours made offers; without y, x has too few."""
+    graph = {one: sorted(set("abcde") - {one}) for one in "abcde"}
+    graph |= {"x": ["a", "b", "w", "y"], "y": ["a", "v", "w", "x"]}
+    session = Session(bytes(16), 1, 0, False, 0, 9)
+    now = Prepared(session, {}, {}, graph, dict.fromkeys("abcdexy"))
+    sessions = Sessions(None, Protocol(degree=4, consistency=False))
+    assert sessions.members(now) == list("abcde")
+
+
 def test_a_client_whose_reply_is_lost_is_back_in_the_next_round(tmp_path):
     """It has noted on disk that it made its shares for that round already."""
     base, failures = InlineGrid(app_of(), 5), []
@@ -96,6 +132,32 @@ def test_a_client_whose_reply_is_lost_is_back_in_the_next_round(tmp_path):
     note = lambda now: failures.append(len(now.failures))
     run_rounds(strategy, grid, start, 2, callbacks=[note])
     assert failures == [1, 0]
+
+
+def test_the_last_round_brings_no_shares_for_a_next_one():
+    asked = []
+
+    def note(step, facts, place):
+        if step == "train" and place == 0:
+            asked.append("next" in facts)
+
+    run(FedAvg(), rounds=3, options=ON, change=note)
+    assert asked == [True, True, False]
+
+
+def test_rounds_of_some_clients_bring_no_shares_for_the_next():
+    """Whom it will ask is not known."""
+    asked = []
+
+    def note(step, facts, place):
+        if step == "train":
+            asked.append("next" in facts)
+
+    inner = Losing(InlineGrid(app_of(), 5), change=note)
+    grid = secured(ClientGrid(inner, seed=0, clients_per_round=4), FedAvg(), ON)
+    run_rounds(FedAvg(), grid, to_record(list(START), list(START.values())), 2)
+    assert len(asked) == 4 * 2
+    assert not any(asked)
 
 
 def mean_of(places, name, start=START):
@@ -120,14 +182,28 @@ def test_a_client_that_is_lost_in_a_phase(step, consistency):
 
 def test_too_few_survivors_leave_the_model_as_it_is():
     lost = lambda step, number, place: step == "train" and number == 1 and place < 3
-    found, *_, result = run(FedAvg(), 5, rounds=2, options=ON, lost=lost)
+    found, inner, _, result = run(FedAvg(), 5, rounds=2, options=ON, lost=lost)
     assert 1 not in result.train_metrics_clientapp  # two of five, three needed
+    assert inner.steps == ["hello", "offer", "train", "hello", "offer", "train", "sign", "reveal"]
     np.testing.assert_allclose(found["v"], mean_of(range(5), "v"), rtol=1e-6)
     with pytest.raises(TooFewReplies, match=r"2 of 5 clients are left, 3 needed|no answer"):
         run(FedAvg(), 5, rounds=1, options=ON, lost=lost)
 
 
-def test_a_site_that_comes_back_with_a_new_state_is_met_again(tmp_path):
+def test_survivors_are_most_of_those_with_shares_not_of_the_members():
+    """Three of five members are too few where seven clients were to get shares."""
+    lost = lambda step, number, place: (
+        (step == "offer" and number == 0 and place > 4)
+        or (step == "train" and number == 1 and place in (3, 4))
+    )
+    _, inner, *_ = run(FedAvg(), 7, rounds=2, options=ON, lost=lost)
+    assert inner.steps.count("train") == 2
+    assert inner.steps.count("sign") == 1
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_site_that_comes_back_with_a_new_state_is_met_again(folder, tmp_path):
+    """Without a folder it has another key, which the others refuse: it is left out."""
     seen = []
 
     def forget(step, facts, place):
@@ -140,14 +216,17 @@ def test_a_site_that_comes_back_with_a_new_state_is_met_again(tmp_path):
     base = InlineGrid(app_of(), 5)
     inner = [base]
     grid = ClientGrid(Losing(base, change=forget), seed=0, num_clients=5)
-    base.contexts[1002].node_config["store-dir"] = str(tmp_path)
+    if folder:
+        base.contexts[1002].node_config["store-dir"] = str(tmp_path)
     strategy = FedAvg()
     result = run_rounds(
         strategy, secured(grid, strategy, ON), to_record(list(START), list(START.values())), 3
     )
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
     losing = grid.grid.grid
-    assert losing.steps.count("hello") == 2  # all, and client 2 once more
+    # all, and client 2 once more, or in each round
+    assert losing.steps.count("hello") == (2 if folder else 3)
+    assert ("has another key than before" in grid.grid.faults.get(1002, "")) != folder
 
 
 def test_no_reply_in_the_clear():
@@ -269,6 +348,12 @@ def test_a_weight_above_a_half_counts_as_a_half():
     assert strategy.last_weights[3] == pytest.approx(0.5)
     want = 0.5 * SHIFTS[3] + 0.125 * sum(SHIFTS[i] for i in (0, 1, 2, 4))
     np.testing.assert_allclose(found["v"], START["v"] + want, rtol=1e-6)
+    # without client 4 it would be more: nobody is asked for signatures
+    lost = lambda step, number, place: (step, number, place) == ("mask", 1, 4)
+    strategy = TERM(FedAvg(), options)
+    *_, inner, _, _ = run(strategy, rounds=2, make=make, options=CLEAR, lost=lost)
+    assert inner.steps.count("train") == inner.steps.count("mask") == 2
+    assert inner.steps.count("sign") == 1
 
 
 @pytest.mark.parametrize("one", [False, True])
@@ -285,11 +370,45 @@ def test_weights_that_single_out_a_client_are_refused(one):
     assert all("the sum would show it" in text for text in refused)
 
 
+def test_weights_that_each_client_is_shown_alone_give_no_sum():
+    """Each list is fair, but together they leave the update of client 0."""
+
+    def change(step, facts, place):
+        if step == "mask":
+            facts["weights"] = dict.fromkeys(facts["members"], 1.0) | {str(place): 10.0**-place}
+
+    refused = refusals(Losing(InlineGrid(app_of(losing), 5), change=change), CLEAR, AFL(FedAvg()))
+    assert len(refused["reveal"]) == 5
+    assert all("valid signatures" in text for text in refused["reveal"])
+
+
+def test_a_reply_is_kept_for_its_own_session():
+    def change(step, facts, place):
+        if step == "mask":
+            facts["session"]["number"] += 1
+
+    lie(change, "no reply of this session is kept", CLEAR, AAggFFS(FedAvg()), losing)
+
+
+@pytest.mark.parametrize("weights", [{}, {"0": 1.0, "1": 1.0}])
+def test_each_member_has_a_weight(weights):
+    """Without one a client would have counted with -1, unseen by the check above."""
+
+    def change(step, facts, place):
+        if step == "mask":
+            facts["weights"] = weights
+
+    inner = Losing(InlineGrid(app_of(losing), 5), change=change)
+    refused = refusals(inner, CLEAR, AAggFFS(FedAvg()), pytest.raises(TooFewReplies))["mask"]
+    assert len(refused) == 5
+    assert all("Refusal" in text for text in refused)
+
+
 def test_a_site_that_knows_its_peers_shows_losses_only_if_it_says_so(tmp_path):
     base = InlineGrid(app_of(losing), 4)
     (tmp_path / "peers").write_text("")
     node = base.contexts[1000].node_config
-    node["secure-peers"] = str(tmp_path / "peers")
+    node["secure-peers"], node["store-dir"] = str(tmp_path / "peers"), str(tmp_path)
     terms = Terms("model", "num-examples", True, 4, 16.0, 10, 0.0, False, clear=["loss-before"])
     facts = {"session": Session(b"1", 1, 0, True, 0).to_fields(), "terms": terms.to_fields()}
     for allowed in (False, True):
@@ -345,6 +464,21 @@ def test_other_settings_for_one_client_give_no_sum():
             facts["terms"]["bound"] = 1e6
 
     (refused,) = refusals(Losing(InlineGrid(app_of(), 5), change=change))["reveal"]
+    assert "0 valid signatures" in refused or "1 valid signatures" in refused
+
+
+def test_another_round_for_one_client_gives_no_sum():
+    """Flower's apps may read the round from the message instead of its content."""
+
+    class Later(Losing):
+        def send_and_receive(self, messages, *, timeout=None):
+            sent = list(messages)
+            for message in sent:
+                if message.metadata.dst_node_id == 1000 and message.metadata.group_id:
+                    message.metadata.group_id = "9"
+            return super().send_and_receive(sent, timeout=timeout)
+
+    (refused,) = refusals(Later(InlineGrid(app_of(), 5)))["reveal"]
     assert "0 valid signatures" in refused or "1 valid signatures" in refused
 
 
@@ -449,7 +583,7 @@ def test_a_second_message_at_once_is_refused(tmp_path, step, taken):
             replies = super().send_and_receive(sent, timeout=timeout)
             if now == "offer":
                 offers.append((facts, copy))
-            if now == "train" and step == "offer again":
+            if now == "train" and step == "offer again" and "next" in facts:
                 asked, copy = offers[0]
                 asked = {**asked, "session": facts["next"]}
                 copy.content[RECORD] = ConfigRecord(packed(asked))
@@ -465,6 +599,101 @@ def test_a_second_message_at_once_is_refused(tmp_path, step, taken):
     start = to_record(list(START), list(START.values()))
     run_rounds(strategy, secured(client_grid, strategy, ON), start, 2)
     assert f"step {taken} was taken before" in again[0].error.reason
+
+
+def with_folder(tmp_path, count=5, app=None):
+    """Return a grid of sites that each have a folder, as after a restart: with no
+    state."""
+    grid = InlineGrid(app or app_of(), count)
+    for place in range(count):
+        grid.contexts[1000 + place].node_config["store-dir"] = str(tmp_path / str(place))
+    return grid
+
+
+def test_a_key_is_known_from_the_first_meeting_on_in_all_runs(tmp_path):
+    assert not any(refusals(Losing(with_folder(tmp_path))).values())
+    (key,) = (tmp_path / "2").glob("secure-key-*")
+    key.unlink()
+    refused = refusals(Losing(with_folder(tmp_path)))["offer"]
+    assert len(refused) == 4
+    assert all("client 2 has another key than the one it is known by" in text for text in refused)
+
+
+def test_the_difference_of_sums_has_a_floor_in_all_runs(tmp_path):
+    options = SecureOptions(on=True, min_change=2)
+    assert not any(refusals(Losing(with_folder(tmp_path)), options).values())
+    lost = lambda step, _, place: step == "train" and place == 2
+    refused = refusals(Losing(with_folder(tmp_path), lost), options)["sign"]
+    assert len(refused) == 4
+    assert all("differ from those of the last sum by 1 clients" in text for text in refused)
+
+
+def test_steps_are_never_forgotten(tmp_path, monkeypatch):
+    context = with_folder(tmp_path).contexts[1000]
+    first = Session(bytes(16), 1, 0, True, 0)
+
+    def take(session):
+        context.state.clear()
+        with secure_client(context) as client:
+            client.claim(session, "sign")
+
+    take(first)
+    for number in range(1, 151):  # of other runs
+        take(replace(first, tag=number.to_bytes(16)))
+    monkeypatch.setattr("os.fsync", lambda _: 1 / 0)  # a write that ends half way
+    with suppress(ZeroDivisionError):
+        take(replace(first, tag=bytes(15)))
+    monkeypatch.undo()
+    context.node_config["client-id"] = "0"  # as a message for many clients calls it
+    with pytest.raises(Refusal, match="step sign of session 1 was taken before"):
+        take(first)
+
+
+def test_two_messages_at_once_wait_for_each_other(tmp_path):
+    context = with_folder(tmp_path).contexts[1000]
+    copy, session, said = deepcopy(context), Session(bytes(16), 1, 0, True, 0), []
+
+    def second():
+        with pytest.raises(Refusal) as caught, secure_client(copy) as client:
+            client.claim(session, "sign")
+        said.append(str(caught.value))
+
+    other = Thread(target=second)
+    with secure_client(context) as client:
+        client.claim(session, "sign")
+        other.start()
+        other.join(0.3)
+        assert other.is_alive()
+    other.join()
+    assert said == ["step sign of session 1 was taken before"]
+
+
+def test_nobody_else_reads_what_a_site_keeps(tmp_path):
+    with secure_client(with_folder(tmp_path).contexts[1000]):
+        pass
+    kept = [path for path in (tmp_path / "0").iterdir() if path.suffix != ".lock"]
+    assert len(kept) == 2
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
+
+
+@pytest.mark.parametrize(
+    ("folder", "peers", "why"),
+    [
+        (False, "", "secure-peers needs store-dir"),
+        (True, "0 ssh-ed25519 AAAA\n\n0 ssh-ed25519 BBBB", "line 3 is not NAME TYPE KEY, or names"),
+        (True, "# all\n0 ssh-ed25519", "line 2 is not NAME TYPE KEY"),
+        (True, "0 ssh-ed25519 A*A", "secure-peers = "),
+        (True, "# all\n0 ssh-ed25519 AAAA bern\n1 ssh-ed25519 AAAA", ""),
+    ],
+)
+def test_what_a_file_of_peers_may_hold(folder, peers, why, tmp_path):
+    grid = with_folder(tmp_path) if folder else InlineGrid(app_of(), 3)
+    (tmp_path / "peers").write_text(peers)
+    grid.contexts[1000].node_config["secure-peers"] = str(tmp_path / "peers")
+    question = RecordDict({RECORD: ConfigRecord(packed({"step": "hello"}))})
+    (reply,) = grid.send_and_receive([Message(question, 1000, QUERY)])
+    assert reply.has_error() == bool(why)
+    assert not why or why in reply.error.reason
 
 
 def replace_all(state, records):
@@ -547,6 +776,55 @@ def test_options_that_contradict_each_other():
         SecureOptions(on=True, neighbours=3, consistency=False)
     with pytest.raises(ValueError, match=r"neighbours = 4: with 7 clients, .* choose"):
         run(FedAvg(), 7, options=SecureOptions(on=True, neighbours=4, consistency=False))
+
+
+def test_a_vector_has_the_length_of_its_layout():
+    terms = Terms("model", "num-examples", True, 4, 16.0, 10, 0.0, False)
+    layout = Layout([("v", (2, 2), "float64")]).to_text()
+    content = RecordDict({"arrays": to_record(["v"], [START["v"]])})
+    reply = RecordDict({"masked": to_record(["masked"], [np.zeros(6 * 5, np.uint8)])})
+    with pytest.raises(ValueError, match="its vector has 30 bytes"):
+        vector_of(terms, content, reply, layout)
+
+
+def test_sums_are_the_reply_of_one_client():
+    terms = Terms("sums", "num-examples", False, 4, 16.0, 10, 0.0, False)
+    arrays, metrics = {"n": np.array([3, -4])}, {"num-examples": 2}
+    words, layout = to_vector(terms, {}, arrays, metrics)
+    content = RecordDict({"arrays": to_record(["v"], [START["v"]])})
+    replies = mean_replies(terms, layout, content, 3 * words, ["0", "1", "2"], set())
+    sums = [read(reply["arrays"]["n"]) for reply in replies.values()]
+    assert np.sum(sums, axis=0).tolist() == [9, -12]
+
+
+def test_two_nodes_of_one_client_are_one_client(tmp_path):
+    """With one folder they have one key, too."""
+    base = InlineGrid(app_of(), 5)
+    for node in (1000, 1004):
+        base.contexts[node].node_config |= {"store-dir": str(tmp_path), "partition-id": 0}
+    grid = secured(base, FedAvg(), ON)
+    content = RecordDict({"arrays": to_record(["v"], [START["v"]]), "config": ConfigRecord()})
+    replies = grid.send_and_receive([Message(content, 1000 + k, "train") for k in range(5)])
+    assert [reply.has_error() for reply in replies] == [False] * 4 + [True]
+    assert "another client is called 0, too" in replies[4].error.reason
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shifts", "why"),
+    [
+        ([1000, 1001, 1002, 1000], [0, 0, 0, 0], "one message per client, but one gets two"),
+        ([1000, 1001, 1002, 1003], [0, 0, 0, 1], "the same model and settings for all clients"),
+    ],
+)
+def test_messages_that_cannot_be_summed(nodes, shifts, why):
+    grid = secured(InlineGrid(app_of(), 5), FedAvg(), ON)
+    contents = [
+        RecordDict({"arrays": to_record(["v"], [START["v"] + shift]), "config": ConfigRecord()})
+        for shift in shifts
+    ]
+    messages = [Message(*pair, "train") for pair in zip(contents, nodes, strict=True)]
+    with pytest.raises(ValueError, match=why):
+        grid.send_and_receive(messages)
 
 
 def test_flowers_own_loop_and_app():

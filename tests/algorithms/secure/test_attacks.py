@@ -11,6 +11,7 @@ from algorithms.secure.fixed_point import whole
 from algorithms.secure.keys import Refusal, agreement_key, derived, seal, signature
 from algorithms.secure.masks import add_stream, pair_key
 from algorithms.secure.messages import context_digest, part_of
+from algorithms.secure.server import unmask
 from algorithms.secure.sharing import combine
 from tests.secure_cohort import CONTENT, Cohort, opened, words
 
@@ -73,6 +74,35 @@ def test_two_lists_of_members_do_not_show_single_vectors():
         unmask_each()
 
 
+def test_most_of_those_with_shares_must_sign_whatever_the_members():
+    """Of 13 clients 8 are members and survive. Where 5 of them sign, the other 8 may
+    give the shares of their keys.
+    """
+    cohort = opened(13)
+    members = sorted(cohort.members)[:8]
+    offers = {name: cohort.offers[name] for name in members}
+    for name in members:
+        sealed = {n: s for n, s in cohort.sealed_for(name).items() if n in members}
+        cohort.mask(name, words([1]), offers=offers, members=members, sealed=sealed)
+    signatures = cohort.sign(members, by=members[:6])
+    with pytest.raises(Refusal, match="5 valid signatures of the survivors, 7 needed"):
+        cohort.reveal(members[0], members, {n: signatures[n] for n in members[:5]})
+    with pytest.raises(Refusal, match="6 valid signatures of the survivors, 7 needed"):
+        cohort.reveal(members[0], members, signatures)
+
+
+def test_a_copied_key_for_shares_opens_no_other_share():
+    """One key would seal two texts with one nonce."""
+    cohort = Cohort(5)
+    channel = cohort.hellos["1"].channel
+    proof = signature(cohort.keys[2], "hello", "2", channel)
+    cohort.hellos["2"] = replace(cohort.hellos["2"], channel=channel, proof=proof)
+    cohort.open()
+    of_another = cohort.offers["0"].sealed_for("2", cohort.graph["0"])
+    with pytest.raises(Refusal, match="the share of client 0: it was altered"):
+        cohort.mask("1", words([1]), sealed=cohort.sealed_for("1") | {"0": of_another})
+
+
 def test_a_copied_key_for_masks_does_not_cancel_a_mask():
     """Three of seven clients help the server. Each offers an honest client's key as
     its own, and has a name on the other side of client 3.
@@ -90,3 +120,25 @@ def test_a_copied_key_for_masks_does_not_cancel_a_mask():
     now = cohort.clients["3"].state.open[cohort.session.id.hex()]
     add_stream(masked, derived(bytes.fromhex(now.own), "self mask", cohort.context), -1)
     assert np.unique(whole(masked - vector)).size == 1000
+
+
+def test_two_sums_do_not_differ_by_a_client_if_others_reveal_each():
+    """Five of eight sign the first sum and four of them reveal it. The others sign one
+    without client 0.
+    """
+    cohort = opened(8, min_change=2)
+    vectors = {name: words([10 ** int(name)]) for name in cohort.members}
+    masked = {name: cohort.mask(name, vectors[name]) for name in cohort.members}
+    everyone = sorted(masked)
+    signatures = cohort.sign(everyone, by="01234")
+    reveals = {name: cohort.reveal(name, everyone, signatures) for name in "0123"}
+    total = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
+    unmask(total, cohort.session, cohort.context, cohort.offers, cohort.graph, everyone, reveals)
+    assert whole(total) == [11_111_111]
+    del cohort.clients["0"]
+    cohort.open()
+    for name in cohort.members:
+        cohort.mask(name, vectors[name])
+    cohort.sign(cohort.members, by="567")
+    with pytest.raises(Refusal, match="by 1 clients, at least 2 needed"):
+        cohort.sign(cohort.members, by="4")

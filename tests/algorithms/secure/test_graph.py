@@ -35,6 +35,8 @@ def test_all_neighbours_leave_nothing_to_chance_and_few_do():
     seen, failed = risks(1000, 10, 50, 50)
     assert seen > 1e-6
     assert failed > 1e-6
+    # a threshold of a client's neighbours is corrupted, or a ring falls apart
+    assert risks(100, 20, 50, 0)[0] == pytest.approx(100 * (tail(99, 50, 20, 16) + 0.5**10))
     with pytest.raises(ValueError, match=r"neighbours = 10: .* choose (\d+)"):
         check_degree(1000, 10, 50, 50)
 

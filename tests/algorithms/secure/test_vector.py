@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord
 
 from algorithms.secure.fixed_point import from_bytes, to_bytes
-from algorithms.secure.vector import Layout, Terms, content_parts, from_sum, to_vector
+from algorithms.secure.vector import Layout, Terms, content_digest, from_sum, to_vector
 from strategies.base.records import to_record
 
 TERMS = Terms("model", "num-examples", True, 5, 16.0, 65_535, 0.0, False)
@@ -59,6 +59,20 @@ def test_sums_of_whole_numbers_are_exact():
         to_vector(terms, {}, {"sums": np.array([2**46])}, {"num-examples": 1})
 
 
+@pytest.mark.parametrize(
+    ("sent", "reply"),
+    [
+        (np.array([0], np.uint64), np.array([2**64 - 1], np.uint64)),
+        (np.array([2**63 - 1]), np.array([-(2**63)])),
+        (np.array([-(2**63)]), np.array([2**63 - 1])),
+    ],
+)
+def test_whole_numbers_that_would_wrap_are_refused(sent, reply):
+    """As a change of 64 bits each of these is 1 or -1."""
+    with pytest.raises(ValueError, match="array 'n' holds a number above 2"):
+        to_vector(TERMS, {"n": sent}, {"n": reply}, {"num-examples": 1})
+
+
 def test_updates_are_averaged_as_they_are():
     terms = replace(TERMS, replies="update")
     replies = [({"g": np.full(3, v)}, {"num-examples": n}) for v, n in ((1.0, 1), (4.0, 2))]
@@ -90,8 +104,8 @@ def test_all_of_a_message_is_in_the_digest():
         "config": ConfigRecord({"round": 1, "rate": 0.1}),
         "arrays": to_record(["a", "b"], [first, second]),
     }
-    parts = content_parts("train", content, TERMS)
-    assert parts == content_parts("train", dict(content), TERMS)
+    found = content_digest("train", "1", content, TERMS)
+    assert found == content_digest("train", "1", dict(content), TERMS)
     for other in (
         {"config": ConfigRecord({"round": 2, "rate": 0.1})},
         {"config": ConfigRecord({"round": 1.0, "rate": 0.1})},
@@ -101,9 +115,10 @@ def test_all_of_a_message_is_in_the_digest():
         {"arrays": to_record(["a", "b"], [second, first])},
         {"True": ConfigRecord()},
     ):
-        assert parts != content_parts("train", {**content, **other}, TERMS)
-    assert parts != content_parts("train", content, replace(TERMS, bound=8.0))
-    assert parts != content_parts("train.other", content, TERMS)
+        assert found != content_digest("train", "1", {**content, **other}, TERMS)
+    assert found != content_digest("train", "1", content, replace(TERMS, bound=8.0))
+    assert found != content_digest("train.other", "1", content, TERMS)
+    assert found != content_digest("train", "2", content, TERMS)
 
 
 @pytest.mark.parametrize("count", [3, 50, 1000])

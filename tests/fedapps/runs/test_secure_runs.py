@@ -1,12 +1,13 @@
 """Runs with secure sums: the plain run's model, the report, and refusals in a line."""
 
 import pytest
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
-from algorithms.secure.wire import RECORD, packed
+from algorithms.secure.wire import QUERY, RECORD, packed
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import NodeGrid
+from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.errors import UserError
 from fedapps.records.reader import read_run
 from fedapps.results.secure_sums import secure_section
@@ -64,6 +65,23 @@ def test_clients_that_share_nodes_give_the_same_bits(tmp_path):
         execute(settings, NodeGrid(inner, 4, inner.get_node_ids()) if nodes else inner)
         files.append((out / "model.safetensors").read_bytes())
     assert files[0] == files[1] == files[2]
+
+
+@pytest.mark.parametrize("key", ["store-dir", "secure-key", "policy"])
+def test_no_message_brings_or_takes_the_state_of_a_site(key, tmp_path):
+    """As in a simulation: the server would read all secrets, or choose them."""
+    grid = InlineGrid(app, 3, with_defaults({**SMALL, "secure.on": True}).flat())
+    (tmp_path / "policy").write_text("")
+    grid.contexts[1001].node_config[key] = str(tmp_path / key)
+    question = RecordDict({RECORD: ConfigRecord(packed({"step": "hello"}))})
+    facts = {"client": 1, "type": QUERY, "group": "1"}
+    chosen = RecordDict({RECORD: ConfigRecord({"key": bytes(32)})})
+    content = pack([Part(facts, question, chosen)], {"num-clients": 3})
+    (reply,) = grid.send_and_receive([Message(content, 1001, MANY)])
+    ((part,),) = unpack(reply.content)[1:]
+    assert part.state is None
+    assert part.content is None
+    assert "keeps the state of its clients" in part.facts["reason"]
 
 
 @pytest.mark.parametrize(

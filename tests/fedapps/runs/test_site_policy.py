@@ -10,11 +10,12 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from algorithms.secure.wire import MASKED, RECORD, packed
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.node_grid import NodeGrid
+from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.errors import UserError
 from fedapps.runs import guarded_app
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
+from fedapps.runs.client_factory import store_of
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.site_policy import SitePolicy, read_policy
@@ -179,6 +180,12 @@ def test_a_round_asks_each_client_of_a_site_once_whatever_a_server_calls_it(site
     assert guarded_app.Site(context).refuses("train", context)  # the next message
 
 
+def test_no_name_of_a_client_leads_out_of_the_folder(site, tmp_path):
+    settings, grid = site("", **{"client-store": "disk"})
+    found = store_of(settings, grid.contexts[1001], "../../../x:red").folder
+    assert found.resolve().parent.parent == (tmp_path / "store").resolve()
+
+
 def test_a_new_day_begins_at_zero(site, monkeypatch):
     settings, grid = site("rounds-per-day = 1")
     assert not ask(grid, settings).has_error()
@@ -195,8 +202,6 @@ def test_a_limit_of_rounds_needs_a_place_for_the_count(site):
 
 def test_messages_packed_for_many_clients_do_not_get_around_it(site, tmp_path):
     settings, grid = site("rounds-per-run = 2")
-    packed = NodeGrid(grid, 3, [1001])
-    nodes = list(packed.get_node_ids())
     model = build_task(settings).initial_arrays()
     facts = {"seed": 0, "first-round": 1, "num-rounds": 9, "checkpoint-round": 0, "server-round": 1}
     content = RecordDict(
@@ -205,10 +210,15 @@ def test_messages_packed_for_many_clients_do_not_get_around_it(site, tmp_path):
             "config": ConfigRecord(facts | settings.train.to_config()),
         }
     )
-    messages = [Message(content, nodes[0], "train") for _ in range(3)]
-    replies = packed.send_and_receive(messages)
-    assert [reply.has_error() for reply in replies] == [False, False, True]
+    part = Part({"client": "1", "type": "train", "group": "1"}, content)
+    (reply,) = grid.send_and_receive([Message(pack([part] * 3, {"num-clients": 3}), 1001, MANY)])
+    parts = unpack(reply.content)[1]
+    # this task knows its clients by number, so that these two reached the method
+    reasons = [part.facts["reason"] for part in parts]
+    assert ["used up" in reason for reason in reasons] == [False, False, True]
     assert [(line["event"], line["type"]) for line in lines(tmp_path / "store/audit.jsonl")] == [
+        ("failed", "train"),
+        ("failed", "train"),
         ("refused", "train"),
         ("answered", "query.many"),
     ]
