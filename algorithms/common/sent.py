@@ -121,7 +121,7 @@ class Asked(Sent):
 
 
 @dataclass(frozen=True)
-class PartialWork(Sent, prefix="partial-"):
+class PartialWork(Sent, prefix="work-"):
     """Work that a client does in part, so as not to be late
     (``strategies.base.partial_work``).
 

@@ -230,7 +230,7 @@ class Timing:
                     log(
                         WARNING,
                         "client %s was asked for %.3g of its local steps and did %.3g: its replies "
-                        "are late (does its client read partial-share?)",
+                        "are late (does its client read work-share?)",
                         flight.client,
                         flight.share,
                         did,

@@ -9,7 +9,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.client import NumPyClient
 from torch.nn import functional
 
+import clients
+import strategies
 from algorithms.common.seeds import generator
+from algorithms.common.sent import PartialWork, Sent
 from algorithms.common.steps import Eager
 from clients import ClientData, FedAvgClient, Split, TrainOptions, WarmStartClient, to_client_app
 from clients.base.store import MessageStore
@@ -59,7 +62,7 @@ def after(steps, options=OPTIONS):
 @pytest.mark.parametrize("extra", [0.0, 0.05])
 def test_a_share_is_the_first_steps_of_the_whole_training(steps, extra):
     one, share = client(), ENDS[steps - 1] / 50
-    arrays, number, metrics = one.fit(start(), {**TOLD, "partial-share": min(share + extra, 1.0)})
+    arrays, number, metrics = one.fit(start(), {**TOLD, "work-share": min(share + extra, 1.0)})
     wanted, loss = after(steps)
     for array, other in zip(arrays, wanted, strict=True):
         np.testing.assert_array_equal(array, other)
@@ -69,7 +72,7 @@ def test_a_share_is_the_first_steps_of_the_whole_training(steps, extra):
 
 
 def test_at_least_one_step_is_taken():
-    arrays, *_ = client().fit(start(), {**TOLD, "partial-share": 0.01})
+    arrays, *_ = client().fit(start(), {**TOLD, "work-share": 0.01})
     np.testing.assert_array_equal(arrays[0], after(1)[0][0])
 
 
@@ -99,7 +102,7 @@ def test_a_client_with_seconds_stops_before_the_step_that_would_pass_them(
 
     monkeypatch.setattr(Eager, "step", takes_time)
     one = client()
-    arrays, _, metrics = one.fit(start(), {**TOLD, "partial-seconds": seconds})
+    arrays, _, metrics = one.fit(start(), {**TOLD, "work-seconds": seconds})
     wanted, loss = after(steps)
     np.testing.assert_array_equal(arrays[0], wanted[0])
     assert metrics["loss"] == loss
@@ -107,7 +110,7 @@ def test_a_client_with_seconds_stops_before_the_step_that_would_pass_them(
     assert one.came.seconds == hands.now - 50.0 <= max(seconds, 2.0)
 
 
-@pytest.mark.parametrize("key", ["partial-share", "partial-seconds"])
+@pytest.mark.parametrize("key", ["work-share", "work-seconds"])
 def test_what_is_left_out_draws_nothing_from_others(key):
     # dropout draws from torch's own generator, which training sets back
     net = lambda seed: torch.nn.Sequential(small_net(seed), torch.nn.Dropout()).double()
@@ -120,7 +123,7 @@ def test_what_is_left_out_draws_nothing_from_others(key):
 
 def test_a_client_without_a_request_says_nothing_even_if_it_was_asked_before():
     one = client()
-    one.fit(start(), {**TOLD, "partial-share": 0.5})
+    one.fit(start(), {**TOLD, "work-share": 0.5})
     arrays, *_ = one.fit(start(), TOLD)
     assert one.came is None
     np.testing.assert_array_equal(arrays[0], after(6)[0][0])
@@ -130,7 +133,7 @@ def test_compiled_steps_end_at_the_same_place(tmp_path):
     problem = Blobs((60,))
     results = []
     for compiler in (None, Traced(tmp_path)):
-        for key, value in (("partial-share", 0.9), ("partial-seconds", 1e9)):
+        for key, value in (("work-share", 0.9), ("work-seconds", 1e9)):
             one = exams.pair("fedavg").client(problem, 0, 1, MessageStore(RecordDict()))
             one.compiler = compiler
             told = {**exams.CONFIG, "compile": "on", "batch-size": 5, key: value}
@@ -195,25 +198,38 @@ def test_a_method_s_client_takes_so_many_steps(method, monkeypatch):
     whole, came = count_steps(method, monkeypatch, {})
     assert came is None
     assert whole % 2 == 0
-    part, came = count_steps(method, monkeypatch, {"partial-share": 0.5})
+    part, came = count_steps(method, monkeypatch, {"work-share": 0.5})
     assert (part, came.share) == (whole // 2, 0.5)
 
 
 @pytest.mark.parametrize("method", ["ditto", "fedrep", "pfedme", "feddyn"])
 def test_others_do_not_heed_it_and_do_not_say_so(method, monkeypatch):
     whole, _ = count_steps(method, monkeypatch, {})
-    assert count_steps(method, monkeypatch, {"partial-share": 0.5}) == (whole, None)
+    assert count_steps(method, monkeypatch, {"work-share": 0.5}) == (whole, None)
 
 
 def test_the_reply_says_how_far_it_came_also_of_a_half_of_a_warm_start():
     content = RecordDict(
         {
             "arrays": ArrayRecord([np.asarray(a) for a in start()]),
-            "config": ConfigRecord({**TOLD, "partial-share": 0.5, "warm-start-half": "then"}),
+            "config": ConfigRecord({**TOLD, "work-share": 0.5, "warm-start-half": "then"}),
         }
     )
     halves = {"first": NumPyClient, "then": client}
     for answers in (client, lambda: WarmStartClient(halves)):
         grid = InlineGrid(to_client_app(lambda context, answers=answers: answers()), 1)
         (reply,) = grid.send_and_receive([Message(content, grid.get_node_ids()[0], "train")])
-        assert reply.content["metrics"]["partial-share"] == 0.5
+        assert reply.content["metrics"]["work-share"] == 0.5
+
+
+def test_no_method_sends_something_else_under_these_names():
+    """They are added to the messages of any method."""
+    for package in (clients, strategies):
+        for name in package.__all__:
+            getattr(package, name)
+    kinds = [Sent]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    others = set(itertools.chain(*(k.keys() for k in kinds if k is not PartialWork)))
+    assert len(others) > 50
+    assert others.isdisjoint(PartialWork.keys())

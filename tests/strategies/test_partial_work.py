@@ -45,12 +45,12 @@ class Walks(NumPyClient):
 
     def fit(self, parameters, config):
         epochs, size = config["local-epochs"], config.get("batch-size", self.samples)
-        share, more = config.get("partial-share"), {}
+        share, more = config.get("work-share"), {}
         seen = samples_within(share or 1.0, self.samples, size, epochs)
         if share or self.claim is not None:
-            more = {"partial-share": seen / self.samples / epochs}
+            more = {"work-share": seen / self.samples / epochs}
         if self.claim is not None:
-            more = {"partial-share": self.claim}
+            more = {"work-share": self.claim}
         steps = seen // self.samples * -(-self.samples // size) + seen % self.samples // size
         return [parameters[0] + steps], self.samples, {"loss": float(steps), **more}
 
@@ -163,7 +163,7 @@ def test_a_client_that_does_more_than_it_was_asked_for_is_late_as_ever(strange, 
         assert (now.trained.clients, now.trained.late) == ([1], [0])
         assert now.trained.clock == other.trained.clock == 2.0 * now.number
     assert {f.fate for f in flights if f.client == 0} == {"late"}
-    lines = [r.getMessage() for r in caplog.records if "partial-share" in r.getMessage()]
+    lines = [r.getMessage() for r in caplog.records if "work-share" in r.getMessage()]
     assert len(lines) == 1
     assert "client 0 was asked for 0.25" in lines[0]
 
@@ -173,7 +173,7 @@ def test_who_did_more_is_busy_until_it_would_have_answered():
 
     class Notes(EchoClient):
         def fit(self, parameters, config):
-            asked.append((config["server-round"], config.get("partial-share")))
+            asked.append((config["server-round"], config.get("work-share")))
             return super().fit(parameters, config)
 
     # it trains until 5, then until 10: nothing is in time for 4, and for 6
@@ -189,7 +189,7 @@ def test_a_claim_that_cannot_be_is_left_out(claim, slow):
     np.testing.assert_array_equal(w, 4)
     (failure,) = seen[0].failures
     assert failure.client == 0
-    assert "partial-share" in failure.reason
+    assert "work-share" in failure.reason
     assert {f.client: f.fate for f in flights} == {0: "failed", 1: "used", 2: "used"}
 
 
@@ -274,9 +274,9 @@ class Sites(InlineGrid):
         ids = super().push_messages(messages)
         for place, (number, message) in enumerate(zip(ids, messages, strict=True)):
             reply, config = self._replies[number], message.content["config"]
-            taken = dict(reply.content["metrics"]).get("partial-seconds", 12 * self.step)
+            taken = dict(reply.content["metrics"]).get("work-seconds", 12 * self.step)
             self.due[number] = self.hands.now + taken + (self.beside if place == 0 else 0)
-            self.told.append(config.get("partial-seconds"))
+            self.told.append(config.get("work-seconds"))
         return ids
 
     def pull_messages(self, message_ids):
@@ -291,11 +291,11 @@ class Stops(NumPyClient):
     """
 
     def fit(self, parameters, config):
-        seconds = config.get("partial-seconds")
+        seconds = config.get("work-seconds")
         if seconds is None:
             return [parameters[0] + 12], 1, {"loss": 0.0}
         steps = min(max(1, int(seconds)), 12)
-        more = {"partial-share": steps / 12, "partial-seconds": float(steps)}
+        more = {"work-share": steps / 12, "work-seconds": float(steps)}
         return [parameters[0] + steps], 1, {"loss": 0.0, **more}
 
 
@@ -307,11 +307,11 @@ def on_site(monkeypatch, beside, rounds, pace, client=Stops):
     # a second client that is always in time, so that no round is without a reply
     class Quick(NumPyClient):
         def fit(self, parameters, config):
-            told = {"partial-share": 1.0, "partial-seconds": 0.0}
+            told = {"work-share": 1.0, "work-seconds": 0.0}
             return (
                 [parameters[0]],
                 1,
-                {"loss": 0.0, **(told if "partial-seconds" in config else {})},
+                {"loss": 0.0, **(told if "work-seconds" in config else {})},
             )
 
     seen, _, _ = run([client(), Quick()], RealClock(pause=0.125), pace, rounds, inner=kind)
@@ -345,7 +345,7 @@ def test_a_new_site_is_told_what_the_others_left(monkeypatch):
             flights[-1].arrived, flights[-1].seconds = beside + 3.0, 3.0
             clock.learn(flights[-1:], [])
     # half of the deadline; of the medians of the others
-    assert [m.question.content["config"]["partial-seconds"] for m in flights] == [
+    assert [m.question.content["config"]["work-seconds"] for m in flights] == [
         4.0, 8.0, 7.5, 7.0,
     ]  # fmt: skip
 
