@@ -104,7 +104,10 @@ def clients_section(contest: Contest, found: Outcome) -> Section:
         word = "gains" if low > 0 else "loses" if high < 0 else "either"
         cells = size(measure, float(gains[k])), between(measure, low, high)
         rows.append((found.clients[k], *cells, word))
-    note = "From the lowest to the highest seed; gains, loses: with every seed."
+    note = (
+        "From the lowest to the highest seed, on the same test samples: other samples may give a "
+        "client another sign. Gains, loses: with every seed."
+    )
     if len(order) > 2 * FEW:
         note += f" The {FEW} clients that gain most and the {FEW} that gain least, of {len(order)}."
     header = ("client", "gain", "seeds", "")
