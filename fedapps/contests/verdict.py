@@ -65,9 +65,8 @@ def outcome(contest: Contest) -> Outcome:
         )
     scores = {m: as_table(runs, clients) for m, runs in by_seed.items()}
     gains = {m: table - scores[LOCAL] for m, table in scores.items() if m != LOCAL}
-    runs_of_halves = contest.final_scores(HALF)
-    halves = {m: as_table(runs, clients) for m, runs in runs_of_halves.items()}
-    halves = {m: halves[m] - halves[LOCAL] for m in gains}
+    half = {m: as_table(runs, clients) for m, runs in contest.final_scores(HALF).items()}
+    halves = {m: half[m] - half[LOCAL] for m in gains}
     verdict = decide(gains, halves, contest.state.leader, contest.state.delta, FINETUNE)
     here, like = at_these_sites(gains, halves), simultaneous(gains)
     return Outcome(verdict, scores, gains, here, like, clients, diverged)

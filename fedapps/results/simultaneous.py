@@ -153,7 +153,8 @@ def decide(
 
 def more_needed(table: Table, half: Table, delta: float) -> tuple[int, int]:
     """Return about how many more seeds, or how many times as many test samples, would
-    tell whether the mean gain is above ``delta``; 0 if that many are not worth naming.
+    tell whether the mean gain is above ``delta``; 0 if it is more than ``MOST_SEEDS``
+    or ``MOST_TIMES``.
     """
     one, found = same_sites_interval(table, half), same_sites_variances(table, half)
     if one is None or found is None or one.high == one.low:

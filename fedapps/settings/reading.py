@@ -110,7 +110,7 @@ def unknown(key: str, known: Iterable[str]) -> str:
 
 
 def unused(given: Mapping[str, Any], used: Container[str]) -> list[str]:
-    """Return the keys in ``given`` that stand in a table and are not in ``used``, the
+    """Return the keys in ``given`` that belong to a table and are not in ``used``, the
     settings of the run or runs. The default of a part that is off does not count.
     """
     others, known = (*OF_SWEEPS, "versions"), _parts()

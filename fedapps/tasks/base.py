@@ -120,7 +120,8 @@ class TorchTask:
         data = kept.pop(client_id, None)
         if data is None:
             data = self.prepare(client_id, num_clients).to(self.device)
-            data = replace(data, test=replace(data.test, halves=self.scores_halves))
+            if self.scores_halves:
+                data = replace(data, test=replace(data.test, halves=True))
             self._kept_bytes += data.nbytes
             while kept and self._kept_bytes > KEPT_BYTES:
                 self._kept_bytes -= kept.pop(next(iter(kept))).nbytes

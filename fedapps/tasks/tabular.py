@@ -105,7 +105,9 @@ class Rows(Classification):
         rows = self.split(client, num_clients)
         found = self.scale_for(rows[0], num_clients) if scale else None
         data = self.parts(rows, found).vectors()
-        return replace(data, test=replace(data.test, halves=self.scores_halves))
+        if self.scores_halves:
+            data = replace(data, test=replace(data.test, halves=True))
+        return data
 
 
 class Tabular(Rows):

@@ -6,8 +6,9 @@ Heterogeneous Networks", MLSys 2020, arXiv 1812.06127 (FedProx), section 3: part
 solutions of stragglers are averaged with the usual weights.
 
 Which share of the steps is done: on a simulated clock the largest one of whole steps
-that is in time, by the model of the fleet. On a real clock the client is told how many
-seconds it has for its steps, and stops before the step that would pass them.
+that is in time, by the model of the fleet. On a real clock the server sends the
+seconds that the client's steps may take, and the client stops before a step would
+exceed them.
 
 Bias. Let client k take tau_k steps from w at the rate eta. To first order in eta,
 
