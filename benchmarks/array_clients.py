@@ -10,7 +10,7 @@ from flwr.client import NumPyClient
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
 
-from clients import MessageStore, terms
+from fedapps.clients import MessageStore, terms
 
 # --- NumPy ----------------------------------------------------------------------------
 

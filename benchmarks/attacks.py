@@ -47,8 +47,8 @@ from rich.progress import track
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.lies import DIGITS, JOB, LIES, Liar, Lie, both, claimed, filled, honest, moved
-from clients.base.adapter import to_client_app
-from clients.base.store import MessageStore
+from fedapps.clients.base.adapter import to_client_app
+from fedapps.clients.base.store import MessageStore
 from fedapps.data.options import DataOptions
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -57,8 +57,8 @@ from fedapps.runs.assembly import build_client, build_task
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import chosen, read_settings
 from fedapps.settings.settings import Settings
+from fedapps.strategies.base.rounds import TooFewReplies
 from fedapps.tasks.registry import TASKS
-from strategies.base.rounds import TooFewReplies
 
 Rows = dict[str, float | None]
 

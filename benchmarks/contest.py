@@ -42,10 +42,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.common.seeds import generator
-from clients.base.data import Split
-from clients.base.evaluation import Objective
-from clients.base.scores import Scores
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.evaluation import Objective
+from fedapps.clients.base.scores import Scores
 from fedapps.contests.contest import Contest
 from fedapps.contests.plan import FINAL_SEEDS
 from fedapps.contests.setup import start

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.common.seeds import generator
+from fedapps.algorithms.common.seeds import generator
 from fedapps.results.seeds import Interval, crossed_interval, t_interval
 
 Array = NDArray[np.float64]

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
-from algorithms.fairness.responses import respond
+from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
+from fedapps.algorithms.fairness.responses import respond
 
 Array = NDArray[np.float64]
 

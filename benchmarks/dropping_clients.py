@@ -26,8 +26,8 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from algorithms.secure.wire import RECORD, unpacked
-from clients.base.adapter import client_id
+from fedapps.algorithms.secure.wire import RECORD, unpacked
+from fedapps.clients.base.adapter import client_id
 
 #: Where one is lost in session 0, 1, 2, ...: before it masks; before it has made its
 #: shares; after it has masked; in unmasking. Rounds are sessions 1, 3, 4, 5, 7, ...:

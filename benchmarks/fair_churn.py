@@ -30,11 +30,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from rich.console import Console
 from rich.table import Table
 
-from clients import MessageStore, to_client_app
+from fedapps.clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.prepare import with_defaults
-from strategies import ClientGrid, Round, run_rounds
+from fedapps.strategies import ClientGrid, Round, run_rounds
 
 CLIENTS = 10
 JOB: dict[str, Any] = {

@@ -33,14 +33,14 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
 
-from clients.base.adapter import client_id, to_client_app
-from clients.families.ensemble_data import DensityData, Histogram
-from clients.fedboost import FedBoostClient
+from fedapps.clients.base.adapter import client_id, to_client_app
+from fedapps.clients.families.ensemble_data import DensityData, Histogram
+from fedapps.clients.fedboost import FedBoostClient
 from fedapps.engines.inline import InlineGrid
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.rounds import Round, run_rounds
+from fedapps.strategies.fedboost import FedBoost, FedBoostOptions
 from fedapps.tasks.predictor_library import Library
-from strategies.base.client_grid import ClientGrid
-from strategies.base.rounds import Round, run_rounds
-from strategies.fedboost import FedBoost, FedBoostOptions
 
 OUTCOMES, WORDS = 10_000, 500
 

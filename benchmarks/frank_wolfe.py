@@ -39,19 +39,24 @@ from rich.table import Table
 from scipy.sparse import random_array
 from scipy.sparse.linalg import aslinearoperator, svds
 
-from algorithms.frank_wolfe.atoms import Array, Atom, RankOne
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.lanczos import generic_vector
-from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall, Spectrahedron
-from algorithms.frank_wolfe.objectives import SparseGradient
-from algorithms.frank_wolfe.steps import Schedule, move
-from algorithms.frank_wolfe.vector_domains import KSparse, L1Ball, Simplex
+from fedapps.algorithms.frank_wolfe.atoms import Array, Atom, RankOne
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.lanczos import generic_vector
+from fedapps.algorithms.frank_wolfe.matrix_domains import (
+    Birkhoff,
+    GroupL1,
+    NuclearBall,
+    Spectrahedron,
+)
+from fedapps.algorithms.frank_wolfe.objectives import SparseGradient
+from fedapps.algorithms.frank_wolfe.steps import Schedule, move
+from fedapps.algorithms.frank_wolfe.vector_domains import KSparse, L1Ball, Simplex
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
-from strategies.base.rounds import Round
+from fedapps.strategies.base.rounds import Round
 
 BUDGET = 1.0  # seconds that a cell may take, beyond one call
 

@@ -29,13 +29,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from algorithms.common.wire import read
+from fedapps.algorithms.common.wire import read
 from fedapps.records.writer import mean_curves, summarise
-from strategies.base.flower_private import identify_process, number_message
-from strategies.base.messages import arrays_of, metrics_of
-from strategies.base.records import average_arrays, average_metrics, to_record
-from strategies.base.reply_validation import Rules, UpdateBound
-from strategies.base.weights import capped
+from fedapps.strategies.base.flower_private import identify_process, number_message
+from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.records import average_arrays, average_metrics, to_record
+from fedapps.strategies.base.reply_validation import Rules, UpdateBound
+from fedapps.strategies.base.weights import capped
 from tests.strange import copied, mutate
 
 CLIENTS = 4

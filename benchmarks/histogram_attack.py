@@ -35,17 +35,17 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from algorithms.boosting.bins import starts, widths
-from algorithms.boosting.forest import FINE, GROW, Forest
-from algorithms.boosting.histogram_trees import derivatives
-from algorithms.boosting.sent import HistogramSent
-from algorithms.common.measures import auroc
-from algorithms.common.seeds import generator
-from clients import HistogramBoostingClient, MessageStore
-from clients.base.data import ArrayData, ArraySplit
+from fedapps.algorithms.boosting.bins import starts, widths
+from fedapps.algorithms.boosting.forest import FINE, GROW, Forest
+from fedapps.algorithms.boosting.histogram_trees import derivatives
+from fedapps.algorithms.boosting.sent import HistogramSent
+from fedapps.algorithms.common.measures import auroc
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients import HistogramBoostingClient, MessageStore
+from fedapps.clients.base.data import ArrayData, ArraySplit
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
-from strategies import HistogramBoostingOptions
+from fedapps.strategies import HistogramBoostingOptions
 
 SITES, ROWS, TREES = 20, 30, 25
 TABLES = {"heart": 4, "berka": 7}

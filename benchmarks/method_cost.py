@@ -32,8 +32,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from clients import FedAvgClient
-from clients.base.store import MessageStore
+from fedapps.clients import FedAvgClient
+from fedapps.clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS

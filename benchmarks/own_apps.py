@@ -52,10 +52,10 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from sklearn.datasets import load_digits
 
-import strategies
-from algorithms.common.partitioners import dirichlet_clients
 from benchmarks import array_clients
-from clients import MessageStore, to_client_app
+from fedapps import strategies
+from fedapps.algorithms.common.partitioners import dirichlet_clients
+from fedapps.clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.results.seeds import t_interval
 

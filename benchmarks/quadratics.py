@@ -21,13 +21,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.common.seeds import generator
-from algorithms.fairness.simplex import minimise_on_simplex
-from algorithms.frank_wolfe.atoms import Array
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.objectives import LeastSquares
-from algorithms.frank_wolfe.steps import Schedule, client_step, dual_step
-from algorithms.frank_wolfe.vector_domains import L1Ball, Simplex
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.fairness.simplex import minimise_on_simplex
+from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.objectives import LeastSquares
+from fedapps.algorithms.frank_wolfe.steps import Schedule, client_step, dual_step
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, Simplex
 
 CLIENTS, ROWS, SIZE = 10, 8, 40
 LAMBDAS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

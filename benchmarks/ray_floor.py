@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedapps.engines.fast_polling import PollingGrid
-from strategies.base.flower_private import identify_process
+from fedapps.strategies.base.flower_private import identify_process
 
 NODES = 2
 

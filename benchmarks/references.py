@@ -37,16 +37,16 @@ from sklearn.linear_model import LogisticRegressionCV, RidgeCV
 from sklearn.model_selection import KFold
 from torch import nn
 
-from algorithms.boosting.additive_values import advance
-from algorithms.common.seeds import generator
-from clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
+from fedapps.algorithms.boosting.additive_values import advance
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients import ClientData, FFGBClient, MessageStore, Split, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import read_settings
+from fedapps.strategies.base.rounds import run_rounds
 from fedapps.tasks.boosting_oracles import oracle_of
 from fedapps.tasks.set_evaluator import SetEvaluator
 from fedapps.toml_text import read_toml
-from strategies.base.rounds import run_rounds
 
 Config = dict[str, Any]
 SAMPLES = 100

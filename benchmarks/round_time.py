@@ -40,12 +40,12 @@ from torch.nn import functional
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from algorithms.boosting.fit_options import FitOptions
-from algorithms.boosting.regression import fit_network
-from algorithms.common.steps import Eager, Runner
-from clients import ClientData, FedAvgClient, Split, SuPerFedClient
-from clients.base.training import get_arrays
-from clients.steps.compiled import Compiler
+from fedapps.algorithms.boosting.fit_options import FitOptions
+from fedapps.algorithms.boosting.regression import fit_network
+from fedapps.algorithms.common.steps import Eager, Runner
+from fedapps.clients import ClientData, FedAvgClient, Split, SuPerFedClient
+from fedapps.clients.base.training import get_arrays
+from fedapps.clients.steps.compiled import Compiler
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.engines import flower

@@ -44,16 +44,16 @@ from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.common.seeds import generator
-from clients.base.adapter import to_client_app
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients.base.adapter import to_client_app
 from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE, answer_for_many
 from fedapps.engines.node_grid import shared
 from fedapps.engines.workers import WorkerGrid
-from strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
-from strategies.base.flower_private import number_message
-from strategies.base.rounds import Round
+from fedapps.strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
+from fedapps.strategies.base.flower_private import number_message
+from fedapps.strategies.base.rounds import Round
 
 SAMPLES, FEATURES = 20, 10
 MEGA = 1e6

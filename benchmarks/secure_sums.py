@@ -35,10 +35,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.secure.client import Participant
-from algorithms.secure.fixed_point import to_bytes
-from algorithms.secure.graph import check_degree, neighbours
-from algorithms.secure.keys import (
+from fedapps.algorithms.secure.client import Participant
+from fedapps.algorithms.secure.fixed_point import to_bytes
+from fedapps.algorithms.secure.graph import check_degree, neighbours
+from fedapps.algorithms.secure.keys import (
     agreement_key,
     fresh,
     identity,
@@ -47,12 +47,12 @@ from algorithms.secure.keys import (
     signature,
     signed,
 )
-from algorithms.secure.masks import add_stream, pair_key
-from algorithms.secure.messages import SEALED, Session, list_digest, part_of
-from algorithms.secure.sharing import combine, split
-from algorithms.secure.state import State
-from algorithms.secure.wire import packed
-from strategies.base.secure_sessions import GONE
+from fedapps.algorithms.secure.masks import add_stream, pair_key
+from fedapps.algorithms.secure.messages import SEALED, Session, list_digest, part_of
+from fedapps.algorithms.secure.sharing import combine, split
+from fedapps.algorithms.secure.state import State
+from fedapps.algorithms.secure.wire import packed
+from fedapps.strategies.base.secure_sessions import GONE
 
 
 def cpu(work: Callable[[], object], times: int = 1) -> float:

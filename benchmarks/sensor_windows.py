@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from algorithms.common.seeds import generator
+from fedapps.algorithms.common.seeds import generator
 from fedapps.data.local_files import arrow_array
 
 SENSORS, STEPS, ACTIVITIES, HERTZ = 9, 128, 6, 50

@@ -57,13 +57,13 @@ from safetensors.numpy import load_file
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from algorithms.common.averaging import weighted_average
-from algorithms.common.wire import read
 from benchmarks.soak_faults import KINDS, fault, walk
+from fedapps.algorithms.common.averaging import weighted_average
+from fedapps.algorithms.common.wire import read
 from fedapps.engines.inline import InlineGrid
 from fedapps.records.writer import read_rounds
-from strategies.base.messages import arrays_of, metrics_of
-from strategies.base.records import to_record
+from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.records import to_record
 
 CLIENTS = {"inline": 5, "deployment": 3}
 EVERY = {"inline": 5, "deployment": 1}

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from fedapps.engines.inline import InlineGrid
-from strategies.base.flower_private import ErrorCode
+from fedapps.strategies.base.flower_private import ErrorCode
 
 KINDS = ("client", "node", "late", "nan", "shape", "huge", "words", "weight", "metrics")
 KINDS += ("policy", "duplicate", "disk", "restart", "command")

@@ -36,15 +36,15 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from algorithms.common.measures import auroc
-from algorithms.common.seeds import generator
-from clients.base.adapter import answer_identity
-from clients.base.data import ArrayData
+from fedapps.algorithms.common.measures import auroc
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients.base.adapter import answer_identity
+from fedapps.clients.base.data import ArrayData
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
-from strategies.base.client_grid import ClientGrid
-from strategies.base.rounds import run_rounds
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.rounds import run_rounds
 
 try:
     import xgboost

@@ -22,7 +22,7 @@ from statistics import fmean
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from algorithms.common.measures import lower_is_better
+from fedapps.algorithms.common.measures import lower_is_better
 from fedapps.records.reader import RunFolder, is_number, read_json, read_run
 from fedapps.records.time_log import read_times, seconds_by_client
 from fedapps.results.run_measures import read_measure, value_of

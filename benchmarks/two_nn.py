@@ -36,20 +36,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.common.seeds import generator
-from clients import FedAvgClient
-from clients.base.adapter import client_id, to_client_app
-from clients.base.data import ClientData, Split
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients import FedAvgClient
+from fedapps.clients.base.adapter import client_id, to_client_app
+from fedapps.clients.base.data import ClientData, Split
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
 from fedapps.engines.inline import InlineGrid
 from fedapps.settings.reading import read_settings
+from fedapps.strategies import FedAvg
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.rounds import Round, run_rounds
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext
-from strategies import FedAvg
-from strategies.base.client_grid import ClientGrid
-from strategies.base.rounds import Round, run_rounds
 
 CLIENTS, PER_ROUND, SHARDS = 100, 10, 2
 TARGET = 0.97

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.fairness.portfolio import LinearisedFTRL
-from algorithms.fairness.responses import CDFS, respond
+from fedapps.algorithms.fairness.portfolio import LinearisedFTRL
+from fedapps.algorithms.fairness.responses import CDFS, respond
 
 Array = NDArray[np.float64]
 HOW: dict[str, dict[str, float | str]] = {

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.common.modules import estimate_statistics
-from algorithms.common.steps import Gradient, Numbers, State
-from algorithms.personal.sent import APFLScoring, APFLTraining
-from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
-from clients.families.personal_model import PersonalClient
-from clients.steps.sgd import Optimiser, between, inner
+from fedapps.algorithms.common.modules import estimate_statistics
+from fedapps.algorithms.common.steps import Gradient, Numbers, State
+from fedapps.algorithms.personal.sent import APFLScoring, APFLTraining
+from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from fedapps.clients.families.personal_model import PersonalClient
+from fedapps.clients.steps.sgd import Optimiser, between, inner
 
 
 class APFLClient(PersonalClient):

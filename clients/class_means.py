@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from clients.base.training import Arrays, Config
-from clients.families.generative import check_images
-from clients.fedavg import FedAvgClient
+from fedapps.clients.base.training import Arrays, Config
+from fedapps.clients.families.generative import check_images
+from fedapps.clients.fedavg import FedAvgClient
 
 
 class ClassMeansClient(FedAvgClient):

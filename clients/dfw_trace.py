@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common.averaging import Arrays
-from algorithms.frank_wolfe.atoms import Array
-from algorithms.frank_wolfe.power_iteration import product
-from algorithms.frank_wolfe.sent import DFWTraceSent, PhaseSent
-from clients.base.options import Config
-from clients.families.problems import ConstrainedClient
+from fedapps.algorithms.common.averaging import Arrays
+from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.power_iteration import product
+from fedapps.algorithms.frank_wolfe.sent import DFWTraceSent, PhaseSent
+from fedapps.clients.base.options import Config
+from fedapps.clients.families.problems import ConstrainedClient
 
 
 class DFWTraceClient(ConstrainedClient):

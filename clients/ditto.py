@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from algorithms.common.steps import Tensors
-from algorithms.personal.sent import DittoSent
-from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
-from clients.families.personal_model import PersonalClient
-from clients.steps.sgd import Penalty
+from fedapps.algorithms.common.steps import Tensors
+from fedapps.algorithms.personal.sent import DittoSent
+from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from fedapps.clients.families.personal_model import PersonalClient
+from fedapps.clients.steps.sgd import Penalty
 
 
 class DittoClient(PersonalClient):

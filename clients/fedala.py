@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.common.seeds import generator
-from algorithms.common.steps import Epochs, Gradient, Numbers, State
-from algorithms.personal.mixing import layer_of
-from algorithms.personal.sent import FedALASent
-from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
-from clients.families.personal_model import PersonalClient
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.steps import Epochs, Gradient, Numbers, State
+from fedapps.algorithms.personal.mixing import layer_of
+from fedapps.algorithms.personal.sent import FedALASent
+from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from fedapps.clients.families.personal_model import PersonalClient
 
 
 class FedALAClient(PersonalClient):

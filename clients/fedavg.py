@@ -21,10 +21,10 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
-from algorithms.common.modules import torch_seeded
-from algorithms.common.seeds import derived_seed, generator
-from algorithms.common.sent import Asked, PartialWork, Reads, RoundFacts
-from algorithms.common.steps import (
+from fedapps.algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.seeds import derived_seed, generator
+from fedapps.algorithms.common.sent import Asked, PartialWork, Reads, RoundFacts
+from fedapps.algorithms.common.steps import (
     Eager,
     Epochs,
     Numbers,
@@ -36,18 +36,25 @@ from algorithms.common.steps import (
     in_batches,
     no_surrogate,
 )
-from clients.base.data import ClientData, Split
-from clients.base.evaluation import CLASSIFICATION, Objective, Scores
-from clients.base.scores import ScoresValidation, with_half
-from clients.base.scores import as_global as as_global
-from clients.base.store import MessageStore, Store
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
-from clients.steps.batches import epochs
-from clients.steps.partial_work import Part
-from clients.steps.sgd import Descent, Optimiser, Penalty, optimiser_of
+from fedapps.clients.base.data import ClientData, Split
+from fedapps.clients.base.evaluation import CLASSIFICATION, Objective, Scores
+from fedapps.clients.base.scores import ScoresValidation, with_half
+from fedapps.clients.base.scores import as_global as as_global
+from fedapps.clients.base.store import MessageStore, Store
+from fedapps.clients.base.training import (
+    Arrays,
+    Config,
+    TrainOptions,
+    get_arrays,
+    set_arrays,
+    trainable,
+)
+from fedapps.clients.steps.batches import epochs
+from fedapps.clients.steps.partial_work import Part
+from fedapps.clients.steps.sgd import Descent, Optimiser, Penalty, optimiser_of
 
 if TYPE_CHECKING:
-    from clients.steps.compiled import Compiler
+    from fedapps.clients.steps.compiled import Compiler
 
 ModelFn = Callable[[int], nn.Module]
 

@@ -3,10 +3,10 @@
 from contextlib import nullcontext
 from typing import Any
 
-from algorithms.personal.sent import FedBABUSent
-from clients.base.scores import as_global
-from clients.base.training import Arrays, Config
-from clients.partial_sharing import FedRepClient
+from fedapps.algorithms.personal.sent import FedBABUSent
+from fedapps.clients.base.scores import as_global
+from fedapps.clients.base.training import Arrays, Config
+from fedapps.clients.partial_sharing import FedRepClient
 
 
 class FedBABUClient(FedRepClient):

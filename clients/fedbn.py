@@ -2,9 +2,9 @@
 ``strategies/fedbn.py``.
 """
 
-from algorithms.common.modules import normalisation
-from clients.base.training import Config
-from clients.partial_sharing import PartialClient
+from fedapps.algorithms.common.modules import normalisation
+from fedapps.clients.base.training import Config
+from fedapps.clients.partial_sharing import PartialClient
 
 
 class FedBNClient(PartialClient):

@@ -16,12 +16,12 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
-from algorithms.common.averaging import Arrays
-from algorithms.ensembles.predictor_cache import remember
-from algorithms.ensembles.sent import CollectingSent, DrawSent, MixturesSent, PredictorsSent
-from algorithms.ensembles.sparse_tables import is_packed, unpack
-from clients.base.options import Config
-from clients.base.store import MessageStore, Store
+from fedapps.algorithms.common.averaging import Arrays
+from fedapps.algorithms.ensembles.predictor_cache import remember
+from fedapps.algorithms.ensembles.sent import CollectingSent, DrawSent, MixturesSent, PredictorsSent
+from fedapps.algorithms.ensembles.sparse_tables import is_packed, unpack
+from fedapps.clients.base.options import Config
+from fedapps.clients.base.store import MessageStore, Store
 
 
 class EnsembleData(Protocol):

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clients.base.training import TrainOptions
-from clients.families.generative import GeneratorClient, adam
+from fedapps.clients.base.training import TrainOptions
+from fedapps.clients.families.generative import GeneratorClient, adam
 
 
 class FedCGANClient(GeneratorClient):

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clients.base.training import TrainOptions
-from clients.families.generative import GeneratorClient, adam
+from fedapps.clients.base.training import TrainOptions
+from fedapps.clients.families.generative import GeneratorClient, adam
 
 
 class FedCVAEClient(GeneratorClient):

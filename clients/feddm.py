@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.common.modules import torch_seeded
-from algorithms.common.seeds import derived_seed
-from algorithms.synthetic.matching import matching_loss, nearby
-from algorithms.synthetic.sent import FedDMSent
-from clients.base.training import Arrays, Config, TrainOptions, set_arrays
-from clients.families.generative import check_images
-from clients.fedavg import FedAvgClient
+from fedapps.algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.seeds import derived_seed
+from fedapps.algorithms.synthetic.matching import matching_loss, nearby
+from fedapps.algorithms.synthetic.sent import FedDMSent
+from fedapps.clients.base.training import Arrays, Config, TrainOptions, set_arrays
+from fedapps.clients.families.generative import check_images
+from fedapps.clients.fedavg import FedAvgClient
 
 MOMENTUM = 0.5
 

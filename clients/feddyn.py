@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from algorithms.common.sent import FedDynSent
-from algorithms.common.steps import Tensors
-from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
-from clients.fedavg import FedAvgClient
-from clients.steps.sgd import Penalty
+from fedapps.algorithms.common.sent import FedDynSent
+from fedapps.algorithms.common.steps import Tensors
+from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from fedapps.clients.fedavg import FedAvgClient
+from fedapps.clients.steps.sgd import Penalty
 
 
 class FedDynClient(FedAvgClient):

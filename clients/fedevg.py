@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from algorithms.common.seeds import derived_seed, generator
-from algorithms.common.sent import RoundFacts
-from algorithms.synthetic.energies import energies_and_gradients, joint_loss, langevin_step
-from algorithms.synthetic.mixture import log_weights
-from algorithms.synthetic.sent import FedEvgSent
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays
-from clients.families.generative import adam, check_images
-from clients.fedavg import FedAvgClient
-from clients.steps.batches import mini_batches
+from fedapps.algorithms.common.seeds import derived_seed, generator
+from fedapps.algorithms.common.sent import RoundFacts
+from fedapps.algorithms.synthetic.energies import energies_and_gradients, joint_loss, langevin_step
+from fedapps.algorithms.synthetic.mixture import log_weights
+from fedapps.algorithms.synthetic.sent import FedEvgSent
+from fedapps.clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays
+from fedapps.clients.families.generative import adam, check_images
+from fedapps.clients.fedavg import FedAvgClient
+from fedapps.clients.steps.batches import mini_batches
 
 NetFn = Callable[[int], nn.Module]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common.averaging import Arrays
-from algorithms.frank_wolfe.atoms import Array, Atom, Parts, RankOne
-from algorithms.frank_wolfe.scratch import scratch
-from algorithms.frank_wolfe.sent import FedFWExtras, FedFWSent
-from algorithms.frank_wolfe.steps import Step, average_gradient, client_step, dual_step
-from clients.base.options import Config
-from clients.families.problems import ConstrainedClient
+from fedapps.algorithms.common.averaging import Arrays
+from fedapps.algorithms.frank_wolfe.atoms import Array, Atom, Parts, RankOne
+from fedapps.algorithms.frank_wolfe.scratch import scratch
+from fedapps.algorithms.frank_wolfe.sent import FedFWExtras, FedFWSent
+from fedapps.algorithms.frank_wolfe.steps import Step, average_gradient, client_step, dual_step
+from fedapps.clients.base.options import Config
+from fedapps.clients.families.problems import ConstrainedClient
 
 NAME = "frank-wolfe"
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.common.steps import Problem
-from algorithms.personal.sent import FedRoDSent
-from clients.base.scores import as_global, with_half
-from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
-from clients.families.personal_model import PersonalClient
-from clients.partial_sharing import head_of
-from clients.steps.sgd import Descent
+from fedapps.algorithms.common.steps import Problem
+from fedapps.algorithms.personal.sent import FedRoDSent
+from fedapps.clients.base.scores import as_global, with_half
+from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from fedapps.clients.families.personal_model import PersonalClient
+from fedapps.clients.partial_sharing import head_of
+from fedapps.clients.steps.sgd import Descent
 
 
 class FedRoDClient(PersonalClient):

@@ -17,9 +17,9 @@ import numpy as np
 from flwr.app import RecordDict
 from flwr.client import NumPyClient
 
-from algorithms.boosting.additive import unpack_blocks
-from algorithms.boosting.additive_values import advance, zeros
-from algorithms.boosting.functional import (
+from fedapps.algorithms.boosting.additive import unpack_blocks
+from fedapps.algorithms.boosting.additive_values import advance, zeros
+from fedapps.algorithms.boosting.functional import (
     LOSSES,
     Plan,
     Values,
@@ -29,20 +29,20 @@ from algorithms.boosting.functional import (
     like,
     module_of,
 )
-from algorithms.boosting.oracle import Learner, Oracle, Target
-from algorithms.boosting.sent import FFGBTraining, FunctionSent
-from algorithms.common.averaging import Arrays
-from algorithms.common.seeds import generator
-from algorithms.common.sent import RoundFacts
-from clients.base.data import ArrayData, ClientData
-from clients.base.options import Config, TrainOptions
-from clients.base.scores import Scores, as_global, binary_scores
-from clients.base.store import MessageStore, Store
+from fedapps.algorithms.boosting.oracle import Learner, Oracle, Target
+from fedapps.algorithms.boosting.sent import FFGBTraining, FunctionSent
+from fedapps.algorithms.common.averaging import Arrays
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.sent import RoundFacts
+from fedapps.clients.base.data import ArrayData, ClientData
+from fedapps.clients.base.options import Config, TrainOptions
+from fedapps.clients.base.scores import Scores, as_global, binary_scores
+from fedapps.clients.base.store import MessageStore, Store
 
 if TYPE_CHECKING:  # a client with trees has its samples as arrays, and does without PyTorch
-    from algorithms.boosting.lipschitz import LipschitzExtension
-    from algorithms.common.steps import Runner
-    from clients.base.evaluation import Objective
+    from fedapps.algorithms.boosting.lipschitz import LipschitzExtension
+    from fedapps.algorithms.common.steps import Runner
+    from fedapps.clients.base.evaluation import Objective
 
 
 class LostValues(RuntimeError):
@@ -148,8 +148,8 @@ class FFGBClient(NumPyClient):
             return binary_scores(values[:, 0].astype(np.float64), np.asarray(data.y), loss, groups)
         from torch import nn
 
-        from clients.base.data import Split
-        from clients.base.evaluation import CLASSIFICATION
+        from fedapps.clients.base.data import Split
+        from fedapps.clients.base.evaluation import CLASSIFICATION
 
         split = Split(values, data.y, data.groups)  # type: ignore[arg-type]
         return (self.objective or CLASSIFICATION).score(nn.Identity(), split)
@@ -268,7 +268,7 @@ class FFGBClient(NumPyClient):
         """Return u, the Lipschitz extension of the coded labels, which FFGB.L's
         learners approximate.
         """
-        from algorithms.boosting.lipschitz import LipschitzExtension, lipschitz_constant
+        from fedapps.algorithms.boosting.lipschitz import LipschitzExtension, lipschitz_constant
 
         x: Any = self.data.train.x
         targets = coded(self.data.train.y, self.outputs)
@@ -284,7 +284,7 @@ class Remaining:
         self, extension: "LipschitzExtension", oracle: Oracle, learners: list[Learner]
     ) -> None:
         self.extension, self.times = extension, len(learners) + 1
-        from algorithms.boosting.weak_learners import combined
+        from fedapps.algorithms.boosting.weak_learners import combined
 
         self.fitted = combined(oracle, list(learners)) if learners else None
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from algorithms.personal.sent import FINETUNE_EPOCHS, FinetuneSent
-from clients.base.data import Split
-from clients.base.training import Arrays, Config, set_arrays
-from clients.families.candidates import answer
-from clients.families.personal_model import PersonalClient
+from fedapps.algorithms.personal.sent import FINETUNE_EPOCHS, FinetuneSent
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.training import Arrays, Config, set_arrays
+from fedapps.clients.families.candidates import answer
+from fedapps.clients.families.personal_model import PersonalClient
 
 
 class FinetuneClient(PersonalClient):

@@ -14,16 +14,16 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
-from algorithms.boosting.bins import LARGEST
-from algorithms.boosting.forest import GROW, Forest
-from algorithms.boosting.functional import LOSSES, check_labels
-from algorithms.boosting.histogram_trees import Floats
-from algorithms.boosting.min_cell import merged
-from algorithms.boosting.sent import HistogramSent
-from algorithms.common.averaging import Arrays
-from clients.base.data import ArrayData, ArraySplit
-from clients.base.options import Config
-from clients.base.scores import (
+from fedapps.algorithms.boosting.bins import LARGEST
+from fedapps.algorithms.boosting.forest import GROW, Forest
+from fedapps.algorithms.boosting.functional import LOSSES, check_labels
+from fedapps.algorithms.boosting.histogram_trees import Floats
+from fedapps.algorithms.boosting.min_cell import merged
+from fedapps.algorithms.boosting.sent import HistogramSent
+from fedapps.algorithms.common.averaging import Arrays
+from fedapps.clients.base.data import ArrayData, ArraySplit
+from fedapps.clients.base.options import Config
+from fedapps.clients.base.scores import (
     Scores,
     ScoresValidation,
     as_global,
@@ -32,7 +32,7 @@ from clients.base.scores import (
     scores_of_values,
     with_half,
 )
-from clients.base.store import MessageStore, Store
+from fedapps.clients.base.store import MessageStore, Store
 
 NAME = "values"
 #: Larger sums need 64 bits.

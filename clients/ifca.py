@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from algorithms.personal.sent import IFCASent
-from clients.base.training import Arrays, Config, set_arrays
-from clients.families.personal_model import PersonalClient
+from fedapps.algorithms.personal.sent import IFCASent
+from fedapps.clients.base.training import Arrays, Config, set_arrays
+from fedapps.clients.families.personal_model import PersonalClient
 
 
 class IFCAClient(PersonalClient):

@@ -15,14 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.common.seeds import generator
-from algorithms.common.sent import RoundFacts
-from algorithms.common.steps import Epochs
-from algorithms.personal.sent import LocalSent
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
-from clients.fedavg import FedAvgClient
-from clients.steps.batches import epochs
-from clients.steps.sgd import Descent
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.sent import RoundFacts
+from fedapps.algorithms.common.steps import Epochs
+from fedapps.algorithms.personal.sent import LocalSent
+from fedapps.clients.base.training import (
+    Arrays,
+    Config,
+    TrainOptions,
+    get_arrays,
+    set_arrays,
+    trainable,
+)
+from fedapps.clients.fedavg import FedAvgClient
+from fedapps.clients.steps.batches import epochs
+from fedapps.clients.steps.sgd import Descent
 
 
 class LocalClient(FedAvgClient):

@@ -1,10 +1,10 @@
 """The client of partial sharing by name; contract: ``strategies/partial.py``."""
 
-from algorithms.common.options import names_in
-from algorithms.personal.name_filter import travels
-from algorithms.personal.sent import PatternsSent
-from clients.base.training import Config
-from clients.partial_sharing import PartialClient
+from fedapps.algorithms.common.options import names_in
+from fedapps.algorithms.personal.name_filter import travels
+from fedapps.algorithms.personal.sent import PatternsSent
+from fedapps.clients.base.training import Config
+from fedapps.clients.partial_sharing import PartialClient
 
 
 class FilteredClient(PartialClient):

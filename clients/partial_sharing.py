@@ -19,10 +19,10 @@ from typing import Any
 
 from torch import nn
 
-from algorithms.common.sent import Reads
-from algorithms.personal.sent import FedRepSent, ShareSent
-from clients.base.training import Arrays, Config, get_arrays, set_arrays
-from clients.fedavg import FedAvgClient
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.personal.sent import FedRepSent, ShareSent
+from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays
+from fedapps.clients.fedavg import FedAvgClient
 
 NAME = "private"
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.common.seeds import generator
-from algorithms.common.steps import Eager, Gradient, Numbers, State, Tensors
-from algorithms.personal.sent import PerFedAvgScoring, PerFedAvgTraining
-from clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
-from clients.families.personal_model import PersonalClient
-from clients.steps.sgd import Optimiser, add, inner
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.steps import Eager, Gradient, Numbers, State, Tensors
+from fedapps.algorithms.personal.sent import PerFedAvgScoring, PerFedAvgTraining
+from fedapps.clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
+from fedapps.clients.families.personal_model import PersonalClient
+from fedapps.clients.steps.sgd import Optimiser, add, inner
 
 #: Length of ``delta v``, the way to either side at which the difference of gradients is
 #: taken.

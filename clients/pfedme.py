@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.common.steps import Epochs, Gradient, Numbers, State
-from algorithms.personal.sent import PFedMeSent
-from clients.base.training import Config, TrainOptions, get_arrays, trainable
-from clients.families.personal_model import PersonalClient
-from clients.steps.sgd import Optimiser, add
+from fedapps.algorithms.common.steps import Epochs, Gradient, Numbers, State
+from fedapps.algorithms.personal.sent import PFedMeSent
+from fedapps.clients.base.training import Config, TrainOptions, get_arrays, trainable
+from fedapps.clients.families.personal_model import PersonalClient
+from fedapps.clients.steps.sgd import Optimiser, add
 
 PAPER_LAMBDA = 15.0
 

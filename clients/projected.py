@@ -4,11 +4,11 @@ projected onto the domain. Stateless.
 
 from typing import Any
 
-from algorithms.common.averaging import Arrays
-from algorithms.frank_wolfe.atoms import Array
-from algorithms.frank_wolfe.sent import ProjectedSent
-from clients.base.options import Config
-from clients.families.problems import ConstrainedClient
+from fedapps.algorithms.common.averaging import Arrays
+from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.sent import ProjectedSent
+from fedapps.clients.base.options import Config
+from fedapps.clients.families.problems import ConstrainedClient
 
 
 class ProjectedClient(ConstrainedClient):

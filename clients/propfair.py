@@ -21,10 +21,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from algorithms.common.sent import Reads
-from algorithms.fairness.sent import PropFairSent
-from clients.base.training import Config
-from clients.fedavg import FedAvgClient
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.fairness.sent import PropFairSent
+from fedapps.clients.base.training import Config
+from fedapps.clients.fedavg import FedAvgClient
 
 EPSILON = 0.2
 

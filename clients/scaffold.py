@@ -14,12 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.common.averaging import STATISTICS
-from algorithms.common.sent import Reads, ScaffoldSent
-from algorithms.common.steps import Tensors
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays, trainable
-from clients.fedavg import FedAvgClient
-from clients.steps.sgd import Penalty
+from fedapps.algorithms.common.averaging import STATISTICS
+from fedapps.algorithms.common.sent import Reads, ScaffoldSent
+from fedapps.algorithms.common.steps import Tensors
+from fedapps.clients.base.training import (
+    Arrays,
+    Config,
+    TrainOptions,
+    get_arrays,
+    set_arrays,
+    trainable,
+)
+from fedapps.clients.fedavg import FedAvgClient
+from fedapps.clients.steps.sgd import Penalty
 
 
 class ScaffoldClient(FedAvgClient):

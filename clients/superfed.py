@@ -35,22 +35,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.common.measures import leading_of
-from algorithms.common.modules import estimate_statistics, has_running_statistics
-from algorithms.common.seeds import generator
-from algorithms.common.sent import ProximalSent
-from algorithms.common.steps import Gradient, Numbers, State, Tensors
-from algorithms.personal.choice import least
-from algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
-from algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
-from algorithms.personal.shared_layer import SharedFirstLayer
-from clients.base.data import Split
-from clients.base.evaluation import Scores
-from clients.base.scores import as_global, higher_is_better, with_half
-from clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
-from clients.families.candidates import answer
-from clients.fedprox import FedProxClient
-from clients.steps.sgd import Number, Optimiser, add, between, inner, parted
+from fedapps.algorithms.common.measures import leading_of
+from fedapps.algorithms.common.modules import estimate_statistics, has_running_statistics
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.sent import ProximalSent
+from fedapps.algorithms.common.steps import Gradient, Numbers, State, Tensors
+from fedapps.algorithms.personal.choice import least
+from fedapps.algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
+from fedapps.algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
+from fedapps.algorithms.personal.shared_layer import SharedFirstLayer
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.evaluation import Scores
+from fedapps.clients.base.scores import as_global, higher_is_better, with_half
+from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from fedapps.clients.families.candidates import answer
+from fedapps.clients.fedprox import FedProxClient
+from fedapps.clients.steps.sgd import Number, Optimiser, add, between, inner, parted
 
 Floats = NDArray[np.float64]
 # Metrics reported as curves over lambda, if the objective has them.

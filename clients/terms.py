@@ -5,7 +5,7 @@ Models, gradients and what a client keeps are lists of arrays, one per array of 
 model, in the model's order. Every function returns new arrays. Your ``fit`` does the
 steps, adds a term to each gradient, and acknowledges the method:
 
-    from clients import terms
+    from fedapps.clients import terms
 
     def fit(self, parameters, config):
         model, c = terms.scaffold_received(parameters)
@@ -25,7 +25,7 @@ Sources and equations: ``strategies/scaffold.py``, ``strategies/feddyn.py``,
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.common.schedule import effective_steps as effective_steps
+from fedapps.algorithms.common.schedule import effective_steps as effective_steps
 
 #: Arrays of NumPy, JAX or any other library with arithmetic on them.
 Arrays = Sequence[Any]

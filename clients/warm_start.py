@@ -7,9 +7,9 @@ from typing import Any
 
 from flwr.client import NumPyClient
 
-from algorithms.common.sent import PartialWork, WarmStartSent
-from clients.base.options import acknowledged
-from clients.base.training import Arrays, Config
+from fedapps.algorithms.common.sent import PartialWork, WarmStartSent
+from fedapps.clients.base.options import acknowledged
+from fedapps.clients.base.training import Arrays, Config
 
 
 class WarmStartClient(NumPyClient):

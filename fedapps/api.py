@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from rich.console import Console
 
-from algorithms.common.options import kebab
+from fedapps.algorithms.common.options import kebab
 from fedapps.contests.page import sections
 from fedapps.contests.run import run_contest
 from fedapps.data.in_memory import data_table, is_array, is_frame, is_written

@@ -9,7 +9,7 @@ import math
 import re
 import unicodedata
 
-from algorithms.common.measures import LEADING
+from fedapps.algorithms.common.measures import LEADING
 
 #: Keys of the means over clients of the leading scores.
 LEADING_MEANS = tuple(f"{name}-mean" for name in LEADING)

@@ -18,12 +18,12 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import option
-from algorithms.fairness.portfolio import RIDGES, STEPS, LinearisedFTRL, OnlineNewtonStep
-from algorithms.fairness.responses import CDFS, check_bounds, decision_loss, respond
-from algorithms.fairness.rule import FairOptions
-from algorithms.fairness.simplex import normalise
-from strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
+from fedapps.algorithms.common.options import option
+from fedapps.algorithms.fairness.portfolio import RIDGES, STEPS, LinearisedFTRL, OnlineNewtonStep
+from fedapps.algorithms.fairness.responses import CDFS, check_bounds, decision_loss, respond
+from fedapps.algorithms.fairness.rule import FairOptions
+from fedapps.algorithms.fairness.simplex import normalise
+from fedapps.strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import option
-from algorithms.fairness.rule import FairOptions
-from algorithms.fairness.simplex import normalise
-from algorithms.fairness.weight_rules import ProjectedAscent
-from strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
+from fedapps.algorithms.common.options import option
+from fedapps.algorithms.fairness.rule import FairOptions
+from fedapps.algorithms.fairness.simplex import normalise
+from fedapps.algorithms.fairness.weight_rules import ProjectedAscent
+from fedapps.strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
 
 
 @dataclass(frozen=True)

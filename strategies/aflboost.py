@@ -19,16 +19,16 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.mirror import MIRRORS
-from algorithms.common.options import option
-from algorithms.fairness.responses import cut
-from strategies.base.named_grid import clients_of
-from strategies.base.records import to_record
-from strategies.base.roster import ClientId
-from strategies.base.slots import pack_ids, unpack_ids
-from strategies.families.predictor_replies import PredictorLibrary, Reply
-from strategies.fedavg import FedAvgArguments
-from strategies.fedboost import FedBoost, FedBoostOptions, Floats
+from fedapps.algorithms.common.mirror import MIRRORS
+from fedapps.algorithms.common.options import option
+from fedapps.algorithms.fairness.responses import cut
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.slots import pack_ids, unpack_ids
+from fedapps.strategies.families.predictor_replies import PredictorLibrary, Reply
+from fedapps.strategies.fedavg import FedAvgArguments
+from fedapps.strategies.fedboost import FedBoost, FedBoostOptions, Floats
 
 
 @dataclass(frozen=True)

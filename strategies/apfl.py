@@ -15,10 +15,10 @@ it.
 from dataclasses import dataclass
 from typing import Unpack
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import Reads
-from algorithms.personal.sent import APFLScoring, APFLTraining
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.personal.sent import APFLScoring, APFLTraining
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from algorithms.common.wire import read
-from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.common.wire import read
+from fedapps.strategies.families.sample_sets import Arrays, Evaluator, Synthetic
+from fedapps.strategies.fedavg import FedAvgArguments
 
 
 class ClassMeans(Synthetic):

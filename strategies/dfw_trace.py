@@ -47,22 +47,22 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.options import Options, option
-from algorithms.common.prefixes import under, within
-from algorithms.common.robust import shortening
-from algorithms.common.wire import read
-from algorithms.frank_wolfe.atoms import Float64
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.power_iteration import PowerIteration
-from algorithms.frank_wolfe.sent import DFWTraceSent
-from algorithms.frank_wolfe.steps import move
-from strategies.base.messages import arrays_of, metrics_of, round_of
-from strategies.base.named_grid import clients_of
-from strategies.base.records import to_record
-from strategies.base.roster import ClientId
-from strategies.base.slots import pack_ids, unpack_ids
-from strategies.families.consensus import Constrained
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.prefixes import under, within
+from fedapps.algorithms.common.robust import shortening
+from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.frank_wolfe.atoms import Float64
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.power_iteration import PowerIteration
+from fedapps.algorithms.frank_wolfe.sent import DFWTraceSent
+from fedapps.algorithms.frank_wolfe.steps import move
+from fedapps.strategies.base.messages import arrays_of, metrics_of, round_of
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.slots import pack_ids, unpack_ids
+from fedapps.strategies.families.consensus import Constrained
+from fedapps.strategies.fedavg import FedAvgArguments
 
 VECTOR, GAP = "vector", "gap-estimate"
 #: A client is skipped in a half step after this many lost replies.

@@ -13,10 +13,10 @@ epochs on v (0: as many as on w).
 from dataclasses import dataclass
 from typing import Unpack
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import Reads
-from algorithms.personal.sent import DittoSent
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.personal.sent import DittoSent
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)

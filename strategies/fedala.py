@@ -18,10 +18,10 @@ the samples, and ``fedala-start-epochs``, passes the first time that W is learne
 from dataclasses import dataclass
 from typing import Unpack
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import Reads
-from algorithms.personal.sent import FedALASent
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.personal.sent import FedALASent
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)

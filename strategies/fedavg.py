@@ -26,14 +26,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
-from algorithms.common.options import Options, option
-from strategies.base.capabilities import Capabilities
-from strategies.base.client_grid import ClientGrid
-from strategies.base.flower_private import sample_nodes
-from strategies.base.messages import metrics_of, rounds_of
-from strategies.base.records import average_arrays, average_metrics
-from strategies.base.rounds import RunsRounds
+from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.options import Options, option
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.flower_private import sample_nodes
+from fedapps.strategies.base.messages import metrics_of, rounds_of
+from fedapps.strategies.base.records import average_arrays, average_metrics
+from fedapps.strategies.base.rounds import RunsRounds
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Unpack
 
 from flwr.app import ArrayRecord, RecordDict
 
-from algorithms.boosting.fit_options import DistillOptions
-from algorithms.common.options import option
-from strategies.base.messages import metrics_of
-from strategies.base.records import average_arrays
-from strategies.families.distilling import Distilled, values_of
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.boosting.fit_options import DistillOptions
+from fedapps.algorithms.common.options import option
+from fedapps.strategies.base.messages import metrics_of
+from fedapps.strategies.base.records import average_arrays
+from fedapps.strategies.families.distilling import Distilled, values_of
+from fedapps.strategies.fedavg import FedAvgArguments
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from algorithms.boosting.distillation import Distiller
+    from fedapps.algorithms.boosting.distillation import Distiller
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import Reads
-from algorithms.personal.sent import FedBABUSent
-from strategies.base.capabilities import Capabilities
-from strategies.fedavg import FedAvgArguments
-from strategies.partial_sharing import PartialSharing
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.personal.sent import FedBABUSent
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.fedavg import FedAvgArguments
+from fedapps.strategies.partial_sharing import PartialSharing
 
 
 @dataclass(frozen=True)

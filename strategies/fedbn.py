@@ -13,8 +13,8 @@ the client keeps its own.
 from collections.abc import Sequence
 from typing import Unpack
 
-from strategies.families.shared_part import SharedPart
-from strategies.fedavg import FedAvgArguments
+from fedapps.strategies.families.shared_part import SharedPart
+from fedapps.strategies.fedavg import FedAvgArguments
 
 
 class FedBN(SharedPart):

@@ -35,13 +35,13 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_choice
-from algorithms.common.mirror import MIRRORS
-from algorithms.common.options import Options, option
-from algorithms.common.prefixes import under, within
-from algorithms.common.seeds import generator
-from algorithms.common.wire import read
-from algorithms.ensembles.mixture_losses import (
+from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.mirror import MIRRORS
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.prefixes import under, within
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.ensembles.mixture_losses import (
     bias_correction,
     centred,
     chain_rule,
@@ -51,19 +51,19 @@ from algorithms.ensembles.mixture_losses import (
     inclusion,
     sampled_weights,
 )
-from algorithms.ensembles.predictor_cache import remember
-from algorithms.ensembles.sent import CollectingSent, DrawSent, MixturesSent, PredictorsSent
-from algorithms.ensembles.sparse_tables import compact
-from strategies.base.capabilities import Capabilities, Named
-from strategies.base.messages import arrays_of, metrics_of
-from strategies.base.records import to_record
-from strategies.families.predictor_replies import (
+from fedapps.algorithms.ensembles.predictor_cache import remember
+from fedapps.algorithms.ensembles.sent import CollectingSent, DrawSent, MixturesSent, PredictorsSent
+from fedapps.algorithms.ensembles.sparse_tables import compact
+from fedapps.strategies.base.capabilities import Capabilities, Named
+from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.families.predictor_replies import (
     PredictorLibrary,
     Reply,
     alike_predictors,
     best_for_all,
 )
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]
 DEFAULT_BUDGET = 32

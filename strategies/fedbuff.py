@@ -41,19 +41,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from algorithms.common.options import Options, option
-from strategies.base.capabilities import (
+from fedapps.algorithms.common.options import Options, option
+from fedapps.strategies.base.capabilities import (
     Capabilities,
     declarer,
     require_declaration,
 )
-from strategies.base.messages import innermost, metrics_of
-from strategies.base.roster import ClientId
-from strategies.base.staleness import check_stale
-from strategies.base.timing import STALENESS
-from strategies.base.weights import weight_key, with_weight
-from strategies.base.wrapper import Wrapper
-from strategies.families.reweighting import metrics_as_replied
+from fedapps.strategies.base.messages import innermost, metrics_of
+from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.staleness import check_stale
+from fedapps.strategies.base.timing import STALENESS
+from fedapps.strategies.base.weights import weight_key, with_weight
+from fedapps.strategies.base.wrapper import Wrapper
+from fedapps.strategies.families.reweighting import metrics_as_replied
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import FedDynSent, Reads
-from strategies.base.capabilities import Capabilities
-from strategies.base.named_grid import clients_of
-from strategies.base.updates import moved, updates
-from strategies.fedavg import FedAvg, FlowerArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import FedDynSent, Reads
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.updates import moved, updates
+from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.options import Options, option
-from algorithms.common.seeds import generator
-from algorithms.common.wire import read
-from algorithms.synthetic.mixture import (
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.synthetic.mixture import (
     SCHEDULES,
     WEIGHTS,
     beside_class,
@@ -40,14 +40,14 @@ from algorithms.synthetic.mixture import (
     server_step,
     step_size,
 )
-from algorithms.synthetic.sent import FedEvgSent
-from strategies.base.capabilities import Capabilities, Named
-from strategies.base.messages import arrays_of, rounds_of
-from strategies.base.named_grid import clients_of
-from strategies.base.records import to_record
-from strategies.base.roster import ClientId
-from strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.synthetic.sent import FedEvgSent
+from fedapps.strategies.base.capabilities import Capabilities, Named
+from fedapps.strategies.base.messages import arrays_of, rounds_of
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.families.sample_sets import Arrays, Evaluator, Synthetic, check_low
+from fedapps.strategies.fedavg import FedAvgArguments
 
 #: Larger values would overflow in e; clipping makes them meaningless long before.
 LARGEST_LOG = 50.0

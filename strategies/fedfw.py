@@ -36,13 +36,13 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_choice
-from algorithms.common.options import Options, option
-from algorithms.common.wire import read
-from algorithms.frank_wolfe.atoms import Array, Atom
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.sent import FedFWExtras, FedFWSent
-from algorithms.frank_wolfe.steps import (
+from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.frank_wolfe.atoms import Array, Atom
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.sent import FedFWExtras, FedFWSent
+from fedapps.algorithms.frank_wolfe.steps import (
     SCHEDULES,
     Schedule,
     automatic_lambda_0,
@@ -50,13 +50,13 @@ from algorithms.frank_wolfe.steps import (
     server_step,
     server_step_partial,
 )
-from strategies.base.messages import arrays_of, metrics_of, round_of
-from strategies.base.named_grid import clients_of
-from strategies.base.records import to_record
-from strategies.base.roster import ClientId
-from strategies.base.slots import pack_ids, unpack_ids
-from strategies.families.consensus import Constrained
-from strategies.fedavg import FedAvgArguments
+from fedapps.strategies.base.messages import arrays_of, metrics_of, round_of
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.slots import pack_ids, unpack_ids
+from fedapps.strategies.families.consensus import Constrained
+from fedapps.strategies.fedavg import FedAvgArguments
 
 VARIANTS = ("fedfw", "fedfw-plus", "naive-fw")
 DUAL = "dual."
@@ -126,7 +126,7 @@ class FedFW(Constrained):
 
     ``lambda_0``: the penalty weight if it is 0 in the options; if both are 0, it is
     computed from the ``curvature`` of every f_i in the directions in which it is not
-    flat (:func:`~algorithms.frank_wolfe.steps.automatic_lambda_0`).
+    flat (:func:`~fedapps.algorithms.frank_wolfe.steps.automatic_lambda_0`).
     """
 
     def __init__(

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from algorithms.common.options import Options, option
-from algorithms.common.seeds import generator
-from algorithms.common.wire import read
-from strategies.families.sample_sets import Arrays, Evaluator, Synthetic
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.wire import read
+from fedapps.strategies.families.sample_sets import Arrays, Evaluator, Synthetic
+from fedapps.strategies.fedavg import FedAvgArguments
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +48,7 @@ class FedGenerator(Synthetic):
         **kwargs: Unpack[FedAvgArguments],
     ) -> None:
         # imported late: reading the options must not import PyTorch
-        from algorithms.common.modules import get_arrays
+        from fedapps.algorithms.common.modules import get_arrays
 
         super().__init__(evaluator, num_classes, samples, seed, **kwargs)
         self.net = net
@@ -65,7 +65,7 @@ class FedGenerator(Synthetic):
         """
         import torch  # imported late, as above
 
-        from algorithms.common.modules import set_arrays
+        from fedapps.algorithms.common.modules import set_arrays
 
         set_arrays(self.net, [read(array) for array in arrays.values()])
         self.net.eval()

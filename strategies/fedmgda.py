@@ -25,10 +25,10 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import option
-from algorithms.fairness.rule import PriorOptions
-from algorithms.fairness.weight_rules import min_norm_in_box
-from strategies.families.reweighting import Decision, Replies, Reweighting
+from fedapps.algorithms.common.options import option
+from fedapps.algorithms.fairness.rule import PriorOptions
+from fedapps.algorithms.fairness.weight_rules import min_norm_in_box
+from fedapps.strategies.families.reweighting import Decision, Replies, Reweighting
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.options import Options, option
-from strategies.base.updates import moved, updates
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.strategies.base.updates import moved, updates
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 Floats = NDArray[np.float64]
 #: A mean update is at most this many times longer than all before it.

@@ -13,9 +13,9 @@ training configuration.
 from dataclasses import dataclass
 from typing import Unpack
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import ProximalSent, Reads
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import ProximalSent, Reads
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)

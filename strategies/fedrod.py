@@ -12,9 +12,9 @@ the outputs g of the generic model and p of the personal head on the same body:
 Contract: FedAvg's. The client keeps its head and never sends it.
 """
 
-from algorithms.common.sent import Reads
-from algorithms.personal.sent import FedRoDSent
-from strategies.fedavg import FedAvg
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.personal.sent import FedRoDSent
+from fedapps.strategies.fedavg import FedAvg
 
 
 class FedRoD(FedAvg):

@@ -49,7 +49,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.boosting.additive import (
+from fedapps.algorithms.boosting.additive import (
     Additive,
     Block,
     Learners,
@@ -58,25 +58,25 @@ from algorithms.boosting.additive import (
     shapes,
     stacked,
 )
-from algorithms.boosting.sent import FFGBTraining, FunctionSent
-from algorithms.boosting.step_sizes import (
+from fedapps.algorithms.boosting.sent import FFGBTraining, FunctionSent
+from fedapps.algorithms.boosting.step_sizes import (
     LOSS_NAMES,
     SCHEDULES,
     clip_bounds,
     step_sizes,
     summed_steps,
 )
-from algorithms.common.checks import check_choice
-from algorithms.common.options import Options, option
-from algorithms.common.prefixes import under, within
-from algorithms.common.wire import fields, read
-from strategies.base.capabilities import Capabilities
-from strategies.base.messages import arrays_of, metrics_of
-from strategies.base.named_grid import clients_of
-from strategies.base.records import to_record
-from strategies.base.roster import ClientId
-from strategies.base.slots import pack_ids, unpack_ids
-from strategies.fedavg import FedAvg, FlowerArguments
+from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.prefixes import under, within
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.slots import pack_ids, unpack_ids
+from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 
 VARIANTS = ("ffgb", "ffgb-c", "ffgb-l")
 #: A learner's array is at most this many times longer than the largest median so far.

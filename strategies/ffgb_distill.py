@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Unpack
 
 from flwr.app import RecordDict
 
-from algorithms.boosting.fit_options import DistillOptions
-from algorithms.boosting.sent import OracleSent
-from algorithms.common.options import option
-from strategies.families.distilling import Distilled, values_of
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.boosting.fit_options import DistillOptions
+from fedapps.algorithms.boosting.sent import OracleSent
+from fedapps.algorithms.common.options import option
+from fedapps.strategies.families.distilling import Distilled, values_of
+from fedapps.strategies.fedavg import FedAvgArguments
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from algorithms.boosting.distillation import Distiller
+    from fedapps.algorithms.boosting.distillation import Distiller
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import Reads
-from algorithms.personal.sent import FINETUNE_EPOCHS, FinetuneSent
-from strategies.families.pooled_choice import PooledChoice
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.personal.sent import FINETUNE_EPOCHS, FinetuneSent
+from fedapps.strategies.families.pooled_choice import PooledChoice
+from fedapps.strategies.fedavg import FedAvgArguments
 
 
 @dataclass(frozen=True)

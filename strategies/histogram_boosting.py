@@ -36,19 +36,19 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.boosting.forest import Forest
-from algorithms.boosting.histogram_trees import NUMBER, Growth, Ints
-from algorithms.boosting.sent import HistogramSent
-from algorithms.boosting.step_sizes import LOSS_NAMES
-from algorithms.common.checks import check_range
-from algorithms.common.options import Options, option
-from algorithms.common.wire import read
-from strategies.base.capabilities import Capabilities
-from strategies.base.messages import arrays_of, metrics_of
-from strategies.base.named_grid import clients_of
-from strategies.base.records import to_record
-from strategies.base.roster import ClientId
-from strategies.fedavg import FedAvg, FlowerArguments
+from fedapps.algorithms.boosting.forest import Forest
+from fedapps.algorithms.boosting.histogram_trees import NUMBER, Growth, Ints
+from fedapps.algorithms.boosting.sent import HistogramSent
+from fedapps.algorithms.boosting.step_sizes import LOSS_NAMES
+from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.wire import read
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 
 
 @dataclass(frozen=True)

@@ -36,16 +36,16 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import Reads
-from algorithms.common.wire import fields, read
-from algorithms.personal.clusters import grouped
-from algorithms.personal.sent import IFCASent
-from strategies.base.capabilities import Capabilities
-from strategies.base.messages import arrays_of, metrics_of
-from strategies.base.records import average_arrays, to_record
-from strategies.base.updates import flat, learned
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.personal.clusters import grouped
+from fedapps.algorithms.personal.sent import IFCASent
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.records import average_arrays, to_record
+from fedapps.strategies.base.updates import flat, learned
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 CLUSTER = "cluster-{}."
 

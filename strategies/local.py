@@ -19,10 +19,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from algorithms.personal.sent import LocalSent
-from strategies.base.capabilities import Capabilities
-from strategies.base.named_grid import clients_of
-from strategies.fedavg import FedAvg
+from fedapps.algorithms.personal.sent import LocalSent
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.fedavg import FedAvg
 
 
 class Local(FedAvg):

@@ -16,11 +16,11 @@ latter. The client keeps the others.
 from dataclasses import dataclass
 from typing import Unpack
 
-from algorithms.common.options import Options, names_in, option
-from algorithms.personal.name_filter import travels
-from algorithms.personal.sent import PatternsSent
-from strategies.families.shared_part import SharedPart
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.common.options import Options, names_in, option
+from fedapps.algorithms.personal.name_filter import travels
+from fedapps.algorithms.personal.sent import PatternsSent
+from fedapps.strategies.families.shared_part import SharedPart
+from fedapps.strategies.fedavg import FedAvgArguments
 
 
 @dataclass(frozen=True)

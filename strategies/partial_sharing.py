@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
-from algorithms.common.checks import check_choice
-from algorithms.common.options import Options, option
-from algorithms.common.sent import Reads
-from algorithms.personal.sent import FedRepSent, ShareSent
-from strategies.families.shared_part import SharedPart
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.personal.sent import FedRepSent, ShareSent
+from fedapps.strategies.families.shared_part import SharedPart
+from fedapps.strategies.fedavg import FedAvgArguments
 
 
 class PartialSharing(SharedPart):

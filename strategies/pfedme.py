@@ -18,11 +18,11 @@ from typing import Unpack
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import Reads
-from algorithms.personal.sent import PFedMeSent
-from strategies.base.updates import moved, updates
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.personal.sent import PFedMeSent
+from fedapps.strategies.base.updates import moved, updates
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 
 @dataclass(frozen=True)

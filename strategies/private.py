@@ -52,13 +52,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from algorithms.common.averaging import VARIANCES
-from algorithms.common.checks import check_range
-from algorithms.common.options import Options, option
-from algorithms.common.prefixes import under, within
-from algorithms.common.privacy import concentrated_epsilon, gaussian_epsilon
-from algorithms.common.wire import read
-from strategies.base.capabilities import (
+from fedapps.algorithms.common.averaging import VARIANCES
+from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.prefixes import under, within
+from fedapps.algorithms.common.privacy import concentrated_epsilon, gaussian_epsilon
+from fedapps.algorithms.common.wire import read
+from fedapps.strategies.base.capabilities import (
     Capabilities,
     Named,
     PrivateByItself,
@@ -68,11 +68,11 @@ from strategies.base.capabilities import (
     require_declaration,
     state_of,
 )
-from strategies.base.messages import arrays_of, innermost
-from strategies.base.records import to_record
-from strategies.base.reply_validation import update_of
-from strategies.base.weights import weight_key
-from strategies.base.wrapper import Wrapper
+from fedapps.strategies.base.messages import arrays_of, innermost
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.reply_validation import update_of
+from fedapps.strategies.base.weights import weight_key
+from fedapps.strategies.base.wrapper import Wrapper
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from algorithms.common.options import Options, option
-from algorithms.common.wire import read
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.sent import ProjectedSent
-from strategies.base.messages import arrays_of, round_of
-from strategies.families.consensus import Constrained
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.sent import ProjectedSent
+from fedapps.strategies.base.messages import arrays_of, round_of
+from fedapps.strategies.families.consensus import Constrained
+from fedapps.strategies.fedavg import FedAvgArguments
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import Reads
-from algorithms.fairness.sent import PropFairSent
-from strategies.base.capabilities import (
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.fairness.sent import PropFairSent
+from fedapps.strategies.base.capabilities import (
     Capabilities,
     require_declaration,
 )
-from strategies.base.wrapper import Wrapper
+from fedapps.strategies.base.wrapper import Wrapper
 
 
 @dataclass(frozen=True)

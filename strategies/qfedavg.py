@@ -34,12 +34,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import option
-from algorithms.common.schedule import local_rate
-from algorithms.fairness.rule import FairOptions
-from algorithms.fairness.simplex import bounded
-from algorithms.fairness.weight_rules import lipschitz_step, powers
-from strategies.families.reweighting import Decision, Replies, Reweighting
+from fedapps.algorithms.common.options import option
+from fedapps.algorithms.common.schedule import local_rate
+from fedapps.algorithms.fairness.rule import FairOptions
+from fedapps.algorithms.fairness.simplex import bounded
+from fedapps.algorithms.fairness.weight_rules import lipschitz_step, powers
+from fedapps.strategies.families.reweighting import Decision, Replies, Reweighting
 
 
 @dataclass(frozen=True)

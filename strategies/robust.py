@@ -45,17 +45,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from algorithms.common import robust
-from algorithms.common.options import Options, option
-from algorithms.common.wire import fields, read
-from strategies.base.capabilities import (
+from fedapps.algorithms.common import robust
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.strategies.base.capabilities import (
     Capabilities,
     DecidingWeights,
     require_declaration,
 )
-from strategies.base.messages import arrays_of, innermost
-from strategies.base.weights import weight_key, with_weight
-from strategies.base.wrapper import Wrapper
+from fedapps.strategies.base.messages import arrays_of, innermost
+from fedapps.strategies.base.weights import weight_key, with_weight
+from fedapps.strategies.base.wrapper import Wrapper
 
 CHOOSING = ("krum", "multi-krum")
 RULES = ("none", "median", "trimmed-mean", "geometric-median", *CHOOSING)

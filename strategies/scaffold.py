@@ -37,18 +37,18 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.options import Options, option
-from algorithms.common.schedule import local_rate
-from algorithms.common.sent import Reads, ScaffoldSent
-from algorithms.common.wire import fields, read
-from strategies.base.capabilities import Capabilities
-from strategies.base.messages import arrays_of
-from strategies.base.named_grid import clients_of
-from strategies.base.records import hold_mean
-from strategies.base.relative_bounds import FEW, HARDENED
-from strategies.base.updates import learned, moved, updates
-from strategies.base.weights import HALF, reference
-from strategies.fedavg import FedAvg, FlowerArguments
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.schedule import local_rate
+from fedapps.algorithms.common.sent import Reads, ScaffoldSent
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.messages import arrays_of
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.records import hold_mean
+from fedapps.strategies.base.relative_bounds import FEW, HARDENED
+from fedapps.strategies.base.updates import learned, moved, updates
+from fedapps.strategies.base.weights import HALF, reference
+from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 
 CONTROL = "control."
 ROUNDING = 1.01  # of the clients' sums

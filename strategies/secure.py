@@ -28,9 +28,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from algorithms.common.options import Options, option
-from algorithms.secure.vector import Terms
-from strategies.base.capabilities import (
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.secure.vector import Terms
+from fedapps.strategies.base.capabilities import (
     Capabilities,
     declared,
     declarer,
@@ -39,14 +39,14 @@ from strategies.base.capabilities import (
     require_declaration,
     weigher,
 )
-from strategies.base.client_grid import ClientGrid
-from strategies.base.reply_validation import UpdateBound
-from strategies.base.rounds import Callback, Patience
-from strategies.base.secure_grid import SecureGrid
-from strategies.base.secure_sessions import Protocol
-from strategies.base.weights import weight_key
-from strategies.base.wrapper import Wrapper
-from strategies.private import PrivateSum
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.reply_validation import UpdateBound
+from fedapps.strategies.base.rounds import Callback, Patience
+from fedapps.strategies.base.secure_grid import SecureGrid
+from fedapps.strategies.base.secure_sessions import Protocol
+from fedapps.strategies.base.weights import weight_key
+from fedapps.strategies.base.wrapper import Wrapper
+from fedapps.strategies.private import PrivateSum
 
 
 @dataclass(frozen=True)

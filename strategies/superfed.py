@@ -38,17 +38,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_choice
-from algorithms.common.measures import LEADING
-from algorithms.common.options import Options, option
-from algorithms.common.sent import ProximalSent, Reads
-from algorithms.personal.choice import counted, pooled_curve, sound_curve
-from algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
-from strategies.base.messages import metrics_of
-from strategies.base.named_grid import clients_of
-from strategies.base.records import most_common
-from strategies.families.pooled_choice import CHOICES, PooledChoice
-from strategies.fedavg import FedAvgArguments
+from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.measures import LEADING
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import ProximalSent, Reads
+from fedapps.algorithms.personal.choice import counted, pooled_curve, sound_curve
+from fedapps.algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
+from fedapps.strategies.base.messages import metrics_of
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.records import most_common
+from fedapps.strategies.families.pooled_choice import CHOICES, PooledChoice
+from fedapps.strategies.fedavg import FedAvgArguments
 
 Floats = NDArray[np.float64]
 #: The values of options that are not given, by form: chosen on held-out jobs

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import option
-from algorithms.fairness.rule import FairOptions
-from algorithms.fairness.weight_rules import tilt
-from strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
+from fedapps.algorithms.common.options import option
+from fedapps.algorithms.fairness.rule import FairOptions
+from fedapps.algorithms.fairness.weight_rules import tilt
+from fedapps.strategies.families.reweighting import BY_LOSSES, Decision, Replies, Reweighting
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
-from algorithms.common.options import Options, option
-from algorithms.common.prefixes import within
-from algorithms.common.sent import WarmStartSent
-from strategies.base.capabilities import (
+from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.prefixes import within
+from fedapps.algorithms.common.sent import WarmStartSent
+from fedapps.strategies.base.capabilities import (
     Capabilities,
     DecidingWeights,
     counted_models,
@@ -41,8 +41,8 @@ from strategies.base.capabilities import (
     require_declaration,
     state_of,
 )
-from strategies.base.messages import innermost
-from strategies.base.rounds import RunsRounds
+from fedapps.strategies.base.messages import innermost
+from fedapps.strategies.base.rounds import RunsRounds
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import math
 import torch
 from flwr.app import RecordDict
 
-from algorithms.boosting.functional import coded
-from clients import ClientData, FFGBClient, MessageStore, Split
-from clients.base.evaluation import BINARY, CLASSIFICATION
-from strategies import ClientGrid
+from fedapps.algorithms.boosting.functional import coded
+from fedapps.clients import ClientData, FFGBClient, MessageStore, Split
+from fedapps.clients.base.evaluation import BINARY, CLASSIFICATION
+from fedapps.strategies import ClientGrid
 from tests.helpers import simulate
 
 
@@ -101,7 +101,7 @@ class Federation:
         )
 
     def run(self, strategy, rounds, clients_per_round=0, **options):
-        from clients import to_client_app
+        from fedapps.clients import to_client_app
         from fedapps.engines.inline import InlineGrid
 
         app = to_client_app(

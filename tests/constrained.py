@@ -2,10 +2,10 @@
 methods.
 """
 
-from clients import MessageStore, to_client_app
-from clients.fedfw import FedFWClient
+from fedapps.clients import MessageStore, to_client_app
+from fedapps.clients.fedfw import FedFWClient
 from fedapps.engines.inline import InlineGrid
-from strategies import ClientGrid
+from fedapps.strategies import ClientGrid
 from tests.helpers import simulate
 
 

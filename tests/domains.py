@@ -4,9 +4,14 @@ with a curved boundary.
 
 import numpy as np
 
-from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall, Spectrahedron
-from algorithms.frank_wolfe.product_domain import Product
-from algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
+from fedapps.algorithms.frank_wolfe.matrix_domains import (
+    Birkhoff,
+    GroupL1,
+    NuclearBall,
+    Spectrahedron,
+)
+from fedapps.algorithms.frank_wolfe.product_domain import Product
+from fedapps.algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
 
 LOWER = np.array([-1.0, 0.0, -2.0, 0.5, -1.0, 3.0])
 POLYTOPES = [

@@ -7,10 +7,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from torch.nn import functional
 
-import clients
-from clients import answer_identity, to_client_app
+from fedapps import clients
+from fedapps.clients import answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     APFL,
     APFLOptions,
     Ditto,

@@ -4,7 +4,7 @@ known in closed form.
 
 import torch
 
-from clients import ClientData, Split
+from fedapps.clients import ClientData, Split
 
 CURVATURE, TARGET = [1.0, 10.0], [0.0, 1.0]
 CONFIG = {

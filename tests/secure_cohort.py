@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from algorithms.secure.client import Participant
-from algorithms.secure.fixed_point import whole
-from algorithms.secure.graph import neighbours
-from algorithms.secure.keys import identity, new_signing_key
-from algorithms.secure.messages import Session, context_digest
-from algorithms.secure.server import unmask
-from algorithms.secure.state import State
+from fedapps.algorithms.secure.client import Participant
+from fedapps.algorithms.secure.fixed_point import whole
+from fedapps.algorithms.secure.graph import neighbours
+from fedapps.algorithms.secure.keys import identity, new_signing_key
+from fedapps.algorithms.secure.messages import Session, context_digest
+from fedapps.algorithms.secure.server import unmask
+from fedapps.algorithms.secure.state import State
 
 CONTENT = b"the model and its settings"
 

@@ -3,13 +3,13 @@
 import numpy as np
 from flwr.app import ConfigRecord
 
-from algorithms.secure.wire import RECORD, packed, unpacked
-from clients import SecureApp, to_client_app
+from fedapps.algorithms.secure.wire import RECORD, packed, unpacked
+from fedapps.clients import SecureApp, to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import ClientGrid, SecureOptions, run_rounds
-from strategies.base.records import to_record
-from strategies.base.wrapped_grid import WrappedGrid
-from strategies.secure import secured
+from fedapps.strategies import ClientGrid, SecureOptions, run_rounds
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.wrapped_grid import WrappedGrid
+from fedapps.strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of
 
 START = {

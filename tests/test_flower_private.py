@@ -89,7 +89,7 @@ def test_what_is_private_today_is_there():
     """One by one: a release of Flower that lacks a name fails at that name."""
     from flwr.app import Message, RecordDict
 
-    from strategies.base import flower_private as private
+    from fedapps.strategies.base import flower_private as private
 
     private.identify_process(7, node_id=3)
     message = Message(RecordDict(), 5, "query.one")

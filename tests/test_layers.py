@@ -73,14 +73,14 @@ def test_every_package_is_checked():
 @pytest.mark.parametrize(
     ("package", "source"),
     [
-        ("strategies", "from clients.base.training import SGD"),
-        ("strategies", "import clients"),
-        ("clients", "from strategies import FedAvg"),
+        ("strategies", "from fedapps.clients.base.training import SGD"),
+        ("strategies", "from fedapps import clients"),
+        ("clients", "from fedapps.strategies import FedAvg"),
         ("clients", "def f():\n    import fedapps.settings.settings"),
         ("strategies", "import importlib\nimportlib.import_module('fedapps')"),
         ("algorithms", "import numpy, flwr.app"),
         ("algorithms", "if TYPE_CHECKING:\n    from flwr.app import ArrayRecord"),
-        ("algorithms", "from strategies.base.client_grid import ClientGrid"),
+        ("algorithms", "from fedapps.strategies.base.client_grid import ClientGrid"),
         ("clients", "from datasets import load_dataset"),
         ("fedapps", "from . import settings"),
         ("clients", "from .data import Split"),
@@ -95,14 +95,14 @@ def test_a_wrong_import_is_detected(package, source):
     [
         (
             "fedapps",
-            "from clients import FedAvgClient\nfrom strategies import FedAvg\nimport datasets",
+            "from fedapps.clients import FedAvgClient\nfrom strategies import FedAvg\nimport datasets",
         ),
         (
             "clients",
-            "from clients.base.data import Split\nfrom algorithms.common.seeds import "
+            "from fedapps.clients.base.data import Split\nfrom fedapps.algorithms.common.seeds import "
             "generator\nimport flwr",
         ),
-        ("strategies", "from flwr.app import Message\nimport algorithms.common.averaging"),
+        ("strategies", "from flwr.app import Message\nimport fedapps.algorithms.common.averaging"),
     ],
 )
 def test_a_right_import_is_let_through(package, source):

@@ -211,7 +211,7 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
     """Even if clients fail while they use their data: their error messages go to the
     server.
     """
-    from clients import FedAvgClient
+    from fedapps.clients import FedAvgClient
 
     table(tmp_path / "data")
     job = [

@@ -14,7 +14,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-import strategies
+from fedapps import strategies
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_strategy, build_task

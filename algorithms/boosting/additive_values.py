@@ -4,8 +4,8 @@ or updated by one block.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from algorithms.boosting.additive import Additive, Block
-from algorithms.boosting.functional import Values, clipped, like, module_of
+from fedapps.algorithms.boosting.additive import Additive, Block
+from fedapps.algorithms.boosting.functional import Values, clipped, like, module_of
 
 #: (learners stacked (m, ...), points (n, ...)) -> values (m, n, outputs)
 Predict = Callable[[Mapping[str, Values], Values], Values]

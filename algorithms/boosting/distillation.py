@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.boosting.fit_options import DistillOptions as DistillOptions
-from algorithms.boosting.fit_options import FitOptions
-from algorithms.boosting.regression import fit_network
-from algorithms.common.modules import Arrays, get_arrays, outputs_of, set_arrays
+from fedapps.algorithms.boosting.fit_options import DistillOptions as DistillOptions
+from fedapps.algorithms.boosting.fit_options import FitOptions
+from fedapps.algorithms.boosting.regression import fit_network
+from fedapps.algorithms.common.modules import Arrays, get_arrays, outputs_of, set_arrays
 
 
 class Distiller:

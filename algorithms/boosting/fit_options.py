@@ -4,7 +4,7 @@ checked before it is needed.
 
 from dataclasses import dataclass
 
-from algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, option
 
 #: Names of what a fit minimises, as in ``algorithms.boosting.regression.LOSSES``.
 FIT_LOSSES = ("mse", "kl")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.boosting.bins import (
+from fedapps.algorithms.boosting.bins import (
     Edges,
     cells_of,
     counted,
@@ -25,7 +25,7 @@ from algorithms.boosting.bins import (
     starts,
     widths,
 )
-from algorithms.boosting.histogram_trees import (
+from fedapps.algorithms.boosting.histogram_trees import (
     CHANNELS,
     Floats,
     Growth,
@@ -39,7 +39,7 @@ from algorithms.boosting.histogram_trees import (
     total_fault,
     total_of,
 )
-from algorithms.boosting.min_cell import merged
+from fedapps.algorithms.boosting.min_cell import merged
 
 NAMES = ("stage", "base", "edges", "sizes", "feature", "threshold", "left", "value")
 COARSE, FINE, GROW = 0, 1, 2

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.boosting.bins import LARGEST, Edges, starts, widths
+from fedapps.algorithms.boosting.bins import LARGEST, Edges, starts, widths
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -144,7 +144,7 @@ def leaf_sums(
     """Return G, H and n by leaf and cell (leaves, 3, cells of all features); rows whose
     ``leaf`` (n,) is -1 are in none.
 
-    ``cells`` (n, F): those of :func:`~algorithms.boosting.bins.cells_of`.
+    ``cells`` (n, F): those of :func:`~fedapps.algorithms.boosting.bins.cells_of`.
     """
     kept = leaf >= 0
     size = int(widths(edges).sum())

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.boosting.functional import Values, module_of
+from fedapps.algorithms.boosting.functional import Values, module_of
 
 #: A packed learner: arrays by name, the same names and shapes for every learner of an
 #: oracle.

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.boosting.fit_options import FitOptions as FitOptions
-from algorithms.common.adam import descend
-from algorithms.common.modules import torch_seeded
-from algorithms.common.steps import (
+from fedapps.algorithms.boosting.fit_options import FitOptions as FitOptions
+from fedapps.algorithms.common.adam import descend
+from fedapps.algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.steps import (
     Eager,
     Epochs,
     Gradient,

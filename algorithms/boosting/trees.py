@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.boosting.functional import Values, module_of, on_cpu
-from algorithms.boosting.oracle import Learner, Target, in_chunks
+from fedapps.algorithms.boosting.functional import Values, module_of, on_cpu
+from fedapps.algorithms.boosting.oracle import Learner, Target, in_chunks
 
 Tree = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]
 NAMES = ("feature", "threshold", "value")

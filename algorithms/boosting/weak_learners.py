@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.boosting.fit_options import FitOptions
-from algorithms.boosting.oracle import Learner as Learner
-from algorithms.boosting.oracle import Oracle as Oracle
-from algorithms.boosting.oracle import Target as Target
-from algorithms.boosting.oracle import in_chunks
-from algorithms.boosting.regression import Adam, Diverged, fit_network
-from algorithms.common.checks import check_choice, check_range
-from algorithms.common.steps import Eager, Runner
+from fedapps.algorithms.boosting.fit_options import FitOptions
+from fedapps.algorithms.boosting.oracle import Learner as Learner
+from fedapps.algorithms.boosting.oracle import Oracle as Oracle
+from fedapps.algorithms.boosting.oracle import Target as Target
+from fedapps.algorithms.boosting.oracle import in_chunks
+from fedapps.algorithms.boosting.regression import Adam, Diverged, fit_network
+from fedapps.algorithms.common.checks import check_choice, check_range
+from fedapps.algorithms.common.steps import Eager, Runner
 
 # The L-infinity oracle minimises the mean squared error over this fraction of the
 # points, the worst ones.

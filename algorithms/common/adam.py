@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from algorithms.common.steps import Tensors
+from fedapps.algorithms.common.steps import Tensors
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 

@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from algorithms.common.options import Options, option
-from algorithms.common.seeds import generator
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.seeds import generator
 
 Client = int | str
 MODELS = ("auto", "off", "equal", "half-normal", "log-normal", "file")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
-from algorithms.common.checks import check_choice, check_range
+from fedapps.algorithms.common.checks import check_choice, check_range
 
 
 def names_in(text: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Self
 
-from algorithms.common.options import kebab
+from fedapps.algorithms.common.options import kebab
 
 Config = Mapping[str, Any]
 #: Name of the text in a training reply that says which methods made it.

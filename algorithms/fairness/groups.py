@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.measures import confidence_bin
+from fedapps.algorithms.common.measures import confidence_bin
 
 Floats = npt.NDArray[np.float64]
 

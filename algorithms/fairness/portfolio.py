@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from algorithms.common.checks import check_choice, check_range
-from algorithms.common.mirror import LOWEST_LOG_WEIGHT, project_simplex_entropy
-from algorithms.fairness.responses import check_bounds, decision_gradient
-from algorithms.fairness.rule import Relative, Weights, join
-from algorithms.fairness.simplex import (
+from fedapps.algorithms.common.checks import check_choice, check_range
+from fedapps.algorithms.common.mirror import LOWEST_LOG_WEIGHT, project_simplex_entropy
+from fedapps.algorithms.fairness.responses import check_bounds, decision_gradient
+from fedapps.algorithms.fairness.rule import Relative, Weights, join
+from fedapps.algorithms.fairness.simplex import (
     Positions,
     check_values,
     minimise_on_simplex,
@@ -353,5 +353,5 @@ def check_responses(responses: Array, low: float, high: float) -> None:
     if least < low - SLACK * high or most > high * (1 + SLACK):
         raise ValueError(
             f"responses reach from {least:g} to {most:g}: must lie in [{low:g}, {high:g}], see "
-            "algorithms.fairness.responses.respond"
+            "fedapps.algorithms.fairness.responses.respond"
         )

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.measures import tail_size
+from fedapps.algorithms.common.measures import tail_size
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]

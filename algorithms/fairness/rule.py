@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from algorithms.common.options import Options, option
-from algorithms.fairness.simplex import bounded, check_count, normalise, staying
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.fairness.simplex import bounded, check_count, normalise, staying
 
 Array = NDArray[np.float64]
 

@@ -27,11 +27,16 @@ Transactions on Network Science and Engineering, 2022, arXiv 2006.11489.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from algorithms.common.checks import check_range
-from algorithms.common.mirror import check_distribution, project_simplex_entropy
-from algorithms.fairness.responses import check_losses
-from algorithms.fairness.rule import Weights
-from algorithms.fairness.simplex import check_values, minimise_on_simplex, normalise, shifted
+from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.mirror import check_distribution, project_simplex_entropy
+from fedapps.algorithms.fairness.responses import check_losses
+from fedapps.algorithms.fairness.rule import Weights
+from fedapps.algorithms.fairness.simplex import (
+    check_values,
+    minimise_on_simplex,
+    normalise,
+    shifted,
+)
 
 Array = NDArray[np.float64]
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_choice
-from algorithms.frank_wolfe.atoms import Array, Float64
+from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.frank_wolfe.atoms import Array, Float64
 
 CENTERS = ("none", "mean", "bias")
 STAGES = ("moments", "sides", "rows", "errors")

@@ -2,7 +2,7 @@
 ``lmo(g) = argmin_{x in D} <g, x>``.
 
 A domain is a small frozen class. Points are arrays of ``domain.shape``; the oracle
-returns an :class:`~algorithms.frank_wolfe.atoms.Atom`, and ``unpack`` validates and
+returns an :class:`~fedapps.algorithms.frank_wolfe.atoms.Atom`, and ``unpack`` validates and
 reads one from a message. Ties go to the lowest index, so that every machine returns the
 same atom; a zero gradient gives a fixed extreme point. The classes:
 ``vector_domains.py`` (arrays of any shape), ``matrix_domains.py``,
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from algorithms.frank_wolfe.atoms import Array, Atom, Float64
+from fedapps.algorithms.frank_wolfe.atoms import Array, Atom, Float64
 
 
 class Domain(ABC):

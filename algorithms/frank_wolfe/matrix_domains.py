@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
-from algorithms.common.mirror import project_simplex
-from algorithms.frank_wolfe.atoms import (
+from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.mirror import project_simplex
+from fedapps.algorithms.frank_wolfe.atoms import (
     Array,
     Atom,
     Entries,
@@ -29,9 +29,15 @@ from algorithms.frank_wolfe.atoms import (
     RankOne,
     SymmetricRankOne,
 )
-from algorithms.frank_wolfe.domain import Domain, as_gradient, as_point, check_packed, check_shape
-from algorithms.frank_wolfe.lanczos import generic_vector, smallest_eigenvector
-from algorithms.frank_wolfe.vector_domains import project_l1
+from fedapps.algorithms.frank_wolfe.domain import (
+    Domain,
+    as_gradient,
+    as_point,
+    check_packed,
+    check_shape,
+)
+from fedapps.algorithms.frank_wolfe.lanczos import generic_vector, smallest_eigenvector
+from fedapps.algorithms.frank_wolfe.vector_domains import project_l1
 
 # Weight of the generic vector that is added to the last atom (weight 1) to start an
 # iteration: the last atom alone could be orthogonal to the wanted vector, and would

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
-from algorithms.frank_wolfe.atoms import Atom, Float64, RankOne, SymmetricRankOne
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.lanczos import generic_vector
-from algorithms.frank_wolfe.matrix_domains import (
+from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.frank_wolfe.atoms import Atom, Float64, RankOne, SymmetricRankOne
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.lanczos import generic_vector
+from fedapps.algorithms.frank_wolfe.matrix_domains import (
     NuclearBall,
     Spectrahedron,
     as_operator,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.frank_wolfe.atoms import Array, Atom, Float64, Parts
-from algorithms.frank_wolfe.domain import Domain, as_point, check_shape
+from fedapps.algorithms.frank_wolfe.atoms import Array, Atom, Float64, Parts
+from fedapps.algorithms.frank_wolfe.domain import Domain, as_point, check_shape
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.common.checks import check_choice, check_range
-from algorithms.frank_wolfe.atoms import Array, Atom
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.scratch import scratch
+from fedapps.algorithms.common.checks import check_choice, check_range
+from fedapps.algorithms.frank_wolfe.atoms import Array, Atom
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.scratch import scratch
 
 SCHEDULES = ("convex", "non-convex", "stochastic")
 #: The last penalty, in units of the curvature of f_i / n, if it is chosen

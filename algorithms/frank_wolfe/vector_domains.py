@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common.checks import check_range
-from algorithms.common.mirror import project_simplex
-from algorithms.frank_wolfe.atoms import (
+from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.mirror import project_simplex
+from fedapps.algorithms.frank_wolfe.atoms import (
     Array,
     Atom,
     Corner,
@@ -24,7 +24,13 @@ from algorithms.frank_wolfe.atoms import (
     Float64,
     SignedEntries,
 )
-from algorithms.frank_wolfe.domain import Domain, as_gradient, as_point, check_packed, check_shape
+from fedapps.algorithms.frank_wolfe.domain import (
+    Domain,
+    as_gradient,
+    as_point,
+    check_packed,
+    check_shape,
+)
 
 
 def project_l1(x: Array, radius: float) -> Float64:

@@ -20,7 +20,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.robust import shortening
+from fedapps.algorithms.common.robust import shortening
 
 Floats = NDArray[np.float64]
 #: A curve that counts for other clients may be at most this many times longer than the

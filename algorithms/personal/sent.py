@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from algorithms.common.sent import Sent
+from fedapps.algorithms.common.sent import Sent
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from algorithms.common.modules import outputs_of
+from fedapps.algorithms.common.modules import outputs_of
 
 #: Largest size of the first layer's outputs in memory, at both ends together; a net
 #: with more is computed as usual.

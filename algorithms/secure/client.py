@@ -22,9 +22,9 @@ all honest signers cancel in the sum of all of them only: more than (n - c) / 2.
 
 from collections.abc import Mapping, Sequence
 
-from algorithms.secure.fixed_point import Words
-from algorithms.secure.graph import least_survivors, shares_fault
-from algorithms.secure.keys import (
+from fedapps.algorithms.secure.fixed_point import Words
+from fedapps.algorithms.secure.graph import least_survivors, shares_fault
+from fedapps.algorithms.secure.keys import (
     SECRET,
     Refusal,
     SigningKey,
@@ -39,8 +39,8 @@ from algorithms.secure.keys import (
     signature,
     signed,
 )
-from algorithms.secure.masks import add_stream, pair_key, self_key
-from algorithms.secure.messages import (
+from fedapps.algorithms.secure.masks import add_stream, pair_key, self_key
+from fedapps.algorithms.secure.messages import (
     Hello,
     Offer,
     Reveal,
@@ -50,8 +50,8 @@ from algorithms.secure.messages import (
     list_digest,
     part_of,
 )
-from algorithms.secure.sharing import split
-from algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
+from fedapps.algorithms.secure.sharing import split
+from fedapps.algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
 
 
 class Participant:

@@ -10,8 +10,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from algorithms.secure.fixed_point import Words
-from algorithms.secure.keys import agreed, derived
+from fedapps.algorithms.secure.fixed_point import Words
+from fedapps.algorithms.secure.keys import agreed, derived
 
 #: Words at a time: they stay in a processor's cache.
 CHUNK = 2**15

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from algorithms.secure.graph import local_threshold
-from algorithms.secure.keys import SECRET, TAG, digest
+from fedapps.algorithms.secure.graph import local_threshold
+from fedapps.algorithms.secure.keys import SECRET, TAG, digest
 
 
 @dataclass(frozen=True)

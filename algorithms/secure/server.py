@@ -4,11 +4,11 @@ with what the survivors reveal.
 
 from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 
-from algorithms.secure.fixed_point import Words
-from algorithms.secure.keys import SECRET, agreement_key, public_bytes
-from algorithms.secure.masks import add_stream, pair_key, self_key
-from algorithms.secure.messages import SEALED, Offer, Reveal, Session, commitment, part_of
-from algorithms.secure.sharing import combine
+from fedapps.algorithms.secure.fixed_point import Words
+from fedapps.algorithms.secure.keys import SECRET, agreement_key, public_bytes
+from fedapps.algorithms.secure.masks import add_stream, pair_key, self_key
+from fedapps.algorithms.secure.messages import SEALED, Offer, Reveal, Session, commitment, part_of
+from fedapps.algorithms.secure.sharing import combine
 
 
 class Unmaskable(RuntimeError):

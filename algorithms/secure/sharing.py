@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from Crypto.Protocol.SecretSharing import Shamir
 
-from algorithms.secure.keys import SECRET
+from fedapps.algorithms.secure.keys import SECRET
 
 
 def split(secret: bytes, threshold: int, holders: int) -> list[bytes]:

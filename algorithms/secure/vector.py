@@ -22,11 +22,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.averaging import VARIANCES
-from algorithms.secure.fixed_point import BITS, Words, decode, encode, exponent
-from algorithms.secure.keys import digest
-from algorithms.secure.messages import Fields
-from algorithms.secure.noise import LEAST_SCALE, discrete_gaussian
+from fedapps.algorithms.common.averaging import VARIANCES
+from fedapps.algorithms.secure.fixed_point import BITS, Words, decode, encode, exponent
+from fedapps.algorithms.secure.keys import digest
+from fedapps.algorithms.secure.messages import Fields
+from fedapps.algorithms.secure.noise import LEAST_SCALE, discrete_gaussian
 
 Named = Mapping[str, NDArray[Any]]
 #: Largest size of a metric, which has no bound of its own.

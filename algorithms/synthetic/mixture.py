@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_choice
-from algorithms.common.robust import shortening
+from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.robust import shortening
 
 #: A client's gradient is at most this many times longer than the median one; those of
 #: honest clients with unlike data differed by a quarter.

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from algorithms.common.sent import Sent
+from fedapps.algorithms.common.sent import Sent
 
 
 @dataclass(frozen=True)

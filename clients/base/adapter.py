@@ -24,12 +24,12 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from algorithms.common.sent import Scoring
-from algorithms.common.wire import fields, read
-from clients.base.data import ArrayData, ClientData
-from clients.base.newcomers import newcomer_metrics
-from clients.base.options import acknowledged, notice_unread
-from clients.base.scores import COUNTS
+from fedapps.algorithms.common.sent import Scoring
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.clients.base.data import ArrayData, ClientData
+from fedapps.clients.base.newcomers import newcomer_metrics
+from fedapps.clients.base.options import acknowledged, notice_unread
+from fedapps.clients.base.scores import COUNTS
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 

@@ -17,12 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.common.measures import FloatArray, IntArray, calibration_errors, topk_accuracy
-from algorithms.common.modules import outputs_of
-from algorithms.fairness.groups import group_sums
-from clients.base.data import Split
-from clients.base.scores import Scores as Scores
-from clients.base.scores import binary_scores, class_scores
+from fedapps.algorithms.common.measures import (
+    FloatArray,
+    IntArray,
+    calibration_errors,
+    topk_accuracy,
+)
+from fedapps.algorithms.common.modules import outputs_of
+from fedapps.algorithms.fairness.groups import group_sums
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.scores import Scores as Scores
+from fedapps.clients.base.scores import binary_scores, class_scores
 
 # Targets with this value are ignored by torch's cross-entropy.
 IGNORED = -100
@@ -87,7 +92,7 @@ def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
 
 def score_binary(model: nn.Module, data: Split) -> Scores:
     """Return accuracy, loss and auroc over all samples
-    (:func:`clients.base.scores.binary_scores`).
+    (:func:`fedapps.clients.base.scores.binary_scores`).
     """
     logits = outputs_of(model, data.x).reshape(-1)
     groups = None if data.groups is None else data.groups.numpy()

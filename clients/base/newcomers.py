@@ -11,9 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import RecordDict
 
-from algorithms.common.averaging import Arrays
-from clients.base.options import Config
-from clients.base.store import MessageStore, Store
+from fedapps.algorithms.common.averaging import Arrays
+from fedapps.clients.base.options import Config
+from fedapps.clients.base.store import MessageStore, Store
 
 #: Measures that are reported, if the task has them.
 MEASURES = ("accuracy", "loss", "ece", "auroc", "rmse", "mae", "r2", "concordance")

@@ -14,10 +14,10 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.common.modules import outputs_of
-from clients.base.data import Split
-from clients.base.evaluation import Objective
-from clients.base.scores import Scores, regression_scores
+from fedapps.algorithms.common.modules import outputs_of
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.evaluation import Objective
+from fedapps.clients.base.scores import Scores, regression_scores
 
 
 def mean_loss(outputs: Tensor, y: Tensor, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

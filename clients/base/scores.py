@@ -9,18 +9,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.averaging import Arrays
-from algorithms.common.confusion import (
+from fedapps.algorithms.common.averaging import Arrays
+from fedapps.algorithms.common.confusion import (
     MOST_CLASSES,
     confusion_counts,
     macro_measures,
     margins,
 )
-from algorithms.common.measures import LEADING, auroc, leading_of, lower_is_better
-from algorithms.common.seeds import generator
-from algorithms.common.target_errors import error_sums, errors_of
-from algorithms.fairness.groups import group_sums
-from clients.base.options import Config
+from fedapps.algorithms.common.measures import LEADING, auroc, leading_of, lower_is_better
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.target_errors import error_sums, errors_of
+from fedapps.algorithms.fairness.groups import group_sums
+from fedapps.clients.base.options import Config
 
 Scores = dict[str, Any]
 #: Begins the names of the scores of half of the samples.

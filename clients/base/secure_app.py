@@ -27,10 +27,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from algorithms.common.sent import METHOD
-from algorithms.common.wire import fields, read
-from algorithms.secure.wire import CLEAR, CLEARED, MASKED, QUERY, RECORD, packed, unpacked
-from clients.base.secure_client import SecureClient, secure_client
+from fedapps.algorithms.common.sent import METHOD
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.secure.wire import CLEAR, CLEARED, MASKED, QUERY, RECORD, packed, unpacked
+from fedapps.clients.base.secure_client import SecureClient, secure_client
 
 #: Begins the names of the records in the state that hold a reply until it is masked.
 KEPT = "secure-kept"
@@ -64,7 +64,7 @@ class SecureApp(ClientApp):
         return self.app(message, context)
 
     def _answer(self, message: Message, context: Context) -> Message:
-        from algorithms.secure.messages import Hello, Session
+        from fedapps.algorithms.secure.messages import Hello, Session
 
         asked = unpacked(message.content[RECORD])
         step = str(asked.get("step"))
@@ -89,9 +89,9 @@ class SecureApp(ClientApp):
             raise ValueError(f"secure sums have no step {step!r}")
 
     def _train(self, message: Message, context: Context) -> Message:
-        from algorithms.secure.graph import least_survivors
-        from algorithms.secure.messages import Session
-        from algorithms.secure.vector import Terms, content_digest, to_vector
+        from fedapps.algorithms.secure.graph import least_survivors
+        from fedapps.algorithms.secure.messages import Session
+        from fedapps.algorithms.secure.vector import Terms, content_digest, to_vector
 
         asked = unpacked(message.content[RECORD])
         session, terms = Session.from_fields(asked["session"]), Terms.from_fields(asked["terms"])
@@ -142,8 +142,8 @@ class SecureApp(ClientApp):
 
 def _mask(message: Message, client: SecureClient, asked: Mapping[str, Any]) -> Message:
     """Mask the reply that is kept, with the weight that the server has decided."""
-    from algorithms.secure.keys import Refusal
-    from algorithms.secure.vector import Terms, to_vector
+    from fedapps.algorithms.secure.keys import Refusal
+    from fedapps.algorithms.secure.vector import Terms, to_vector
 
     state = client.context.state
     kept = unpacked(state.pop(KEPT)) if KEPT in state else {}
@@ -168,8 +168,8 @@ def _masked(
     """Return the masked words, and the offer for the next session if it is asked for.
     ``digest``: of what the client was sent for training.
     """
-    from algorithms.secure.fixed_point import to_bytes
-    from algorithms.secure.messages import Offer, Session, weighted_digest
+    from fedapps.algorithms.secure.fixed_point import to_bytes
+    from fedapps.algorithms.secure.messages import Offer, Session, weighted_digest
 
     session = Session.from_fields(asked["session"])
     members = [str(name) for name in asked["members"]]

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context
 
-from algorithms.secure.wire import RECORD
-from clients.base.adapter import client_id
+from fedapps.algorithms.secure.wire import RECORD
+from fedapps.clients.base.adapter import client_id
 
 if TYPE_CHECKING:  # late: most runs need no cryptography
-    from algorithms.secure.keys import SigningKey
+    from fedapps.algorithms.secure.keys import SigningKey
 
 #: Begins the name of that file.
 MEMORY = "secure-memory"
@@ -64,9 +64,9 @@ class SecureClient:
 
     def load(self) -> None:
         """Read the state and the keys. Raises ``ValueError``."""
-        from algorithms.secure.client import Participant
-        from algorithms.secure.keys import digest
-        from algorithms.secure.state import State
+        from fedapps.algorithms.secure.client import Participant
+        from fedapps.algorithms.secure.keys import digest
+        from fedapps.algorithms.secure.state import State
 
         kept = self.context.state.get(RECORD)
         known: Mapping[str, Any] = kept if isinstance(kept, ConfigRecord) else {}
@@ -103,7 +103,7 @@ class SecureClient:
         """Note that a step of a session is taken. Raises ``Refusal`` if the folder says
         that it was before, whatever the state says.
         """
-        from algorithms.secure.keys import Refusal
+        from fedapps.algorithms.secure.keys import Refusal
 
         steps = self.steps.setdefault(session.tag.hex(), {})
         if steps.get(step, 0) >= session.number:
@@ -114,7 +114,7 @@ class SecureClient:
         """Return the key for signatures, and its bytes if the state has to keep it."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        from algorithms.secure.keys import load_signing_key, new_signing_key
+        from fedapps.algorithms.secure.keys import load_signing_key, new_signing_key
 
         if path := self.context.node_config.get("secure-key"):
             try:

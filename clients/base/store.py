@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from algorithms.common.averaging import Arrays
-from algorithms.common.sent import RoundFacts
-from algorithms.common.wire import fields, read
-from clients.base.options import Config
+from fedapps.algorithms.common.averaging import Arrays
+from fedapps.algorithms.common.sent import RoundFacts
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.clients.base.options import Config
 
 
 class Store(Protocol):

@@ -23,12 +23,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from algorithms.common.measures import PAIRS
-from algorithms.common.modules import outputs_of
-from algorithms.common.survival import concordance, pair_counts, risk_counts
-from clients.base.data import Split
-from clients.base.evaluation import Objective
-from clients.base.scores import SURVIVAL, Scores
+from fedapps.algorithms.common.measures import PAIRS
+from fedapps.algorithms.common.modules import outputs_of
+from fedapps.algorithms.common.survival import concordance, pair_counts, risk_counts
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.evaluation import Objective
+from fedapps.clients.base.scores import SURVIVAL, Scores
 
 
 def cox_loss(outputs: Tensor, y: Tensor) -> Tensor:

@@ -4,11 +4,11 @@ their steps.
 
 from torch import Tensor, nn
 
-from algorithms.common.modules import Arrays as Arrays
-from algorithms.common.modules import get_arrays as get_arrays
-from algorithms.common.modules import set_arrays as set_arrays
-from clients.base.options import Config as Config
-from clients.base.options import TrainOptions as TrainOptions
+from fedapps.algorithms.common.modules import Arrays as Arrays
+from fedapps.algorithms.common.modules import get_arrays as get_arrays
+from fedapps.algorithms.common.modules import set_arrays as set_arrays
+from fedapps.clients.base.options import Config as Config
+from fedapps.clients.base.options import TrainOptions as TrainOptions
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ server half: ``strategies/families/pooled_choice.py``.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from clients.base.data import ClientData, Split
+from fedapps.clients.base.data import ClientData, Split
 
 #: The loss of a candidate that has diverged.
 WORST = 1e9

@@ -23,10 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from algorithms.common.checks import check_choice, check_range
-from algorithms.ensembles.mixture_losses import log_loss, squared_loss_density, squared_norms
-from algorithms.ensembles.sparse_tables import columns, is_packed, unpack
-from clients.base.options import Config
+from fedapps.algorithms.common.checks import check_choice, check_range
+from fedapps.algorithms.ensembles.mixture_losses import (
+    log_loss,
+    squared_loss_density,
+    squared_norms,
+)
+from fedapps.algorithms.ensembles.sparse_tables import columns, is_packed, unpack
+from fedapps.clients.base.options import Config
 
 Predictors = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]

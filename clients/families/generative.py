@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays
-from clients.fedavg import FedAvgClient
+from fedapps.clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays
+from fedapps.clients.fedavg import FedAvgClient
 
 
 class GeneratorClient(FedAvgClient):

@@ -14,16 +14,16 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
-from algorithms.common.averaging import Arrays
-from algorithms.common.seeds import generator
-from algorithms.common.sent import Reads, RoundFacts
-from algorithms.frank_wolfe.atoms import Array
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.objectives import Objective, SparseGradient
-from algorithms.frank_wolfe.scratch import distance
-from algorithms.frank_wolfe.sent import PhaseSent
-from clients.base.options import Config
-from clients.base.store import MessageStore, Store
+from fedapps.algorithms.common.averaging import Arrays
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.sent import Reads, RoundFacts
+from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.objectives import Objective, SparseGradient
+from fedapps.algorithms.frank_wolfe.scratch import distance
+from fedapps.algorithms.frank_wolfe.sent import PhaseSent
+from fedapps.clients.base.options import Config
+from fedapps.clients.base.store import MessageStore, Store
 
 Draw = Callable[[NDArray[np.int64]], Objective]
 

@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.func import functional_call
 
-from algorithms.common.seeds import derived_seed, generator
-from algorithms.common.sent import RoundFacts
-from algorithms.ensembles.mixture_losses import log_loss, squared_loss, squared_norms
-from clients.base.data import Split
-from clients.base.training import Config, TrainOptions, get_arrays
-from clients.families.ensemble_data import Answer, Floats, Predictors, check_loss
-from clients.steps.batches import train_classifier
+from fedapps.algorithms.common.seeds import derived_seed, generator
+from fedapps.algorithms.common.sent import RoundFacts
+from fedapps.algorithms.ensembles.mixture_losses import log_loss, squared_loss, squared_norms
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.training import Config, TrainOptions, get_arrays
+from fedapps.clients.families.ensemble_data import Answer, Floats, Predictors, check_loss
+from fedapps.clients.steps.batches import train_classifier
 
 
 class TorchEnsembleData:

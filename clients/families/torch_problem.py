@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from algorithms.frank_wolfe.atoms import Array
-from clients.base.data import ClientData
-from clients.base.evaluation import CLASSIFICATION, Objective
-from clients.base.training import trainable
+from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.clients.base.data import ClientData
+from fedapps.clients.base.evaluation import CLASSIFICATION, Objective
+from fedapps.clients.base.training import trainable
 
 
 class TorchProblem:

@@ -32,15 +32,15 @@ from flwr.app import (
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.common.seeds import derived_seed
-from algorithms.common.sent import Reads, RoundFacts
-from algorithms.common.wire import fields, read
-from clients.base.adapter import client_id
-from clients.base.data import ClientData, Split
-from clients.base.options import Config, TrainOptions, acknowledged
-from clients.base.store import MessageStore, Store
-from clients.fedavg import FedAvgClient
-from clients.loops.hooks import Change, adding, before_steps, once
+from fedapps.algorithms.common.seeds import derived_seed
+from fedapps.algorithms.common.sent import Reads, RoundFacts
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.clients.base.adapter import client_id
+from fedapps.clients.base.data import ClientData, Split
+from fedapps.clients.base.options import Config, TrainOptions, acknowledged
+from fedapps.clients.base.store import MessageStore, Store
+from fedapps.clients.fedavg import FedAvgClient
+from fedapps.clients.loops.hooks import Change, adding, before_steps, once
 
 Named = dict[str, Tensor]
 

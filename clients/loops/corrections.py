@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from algorithms.common.prefixes import within
-from algorithms.common.sent import ProximalSent
-from clients.feddyn import FedDynClient
-from clients.fedprox import FedProxClient
-from clients.loops.base import Loop, Named
-from clients.loops.hooks import add, once
-from clients.scaffold import ScaffoldClient
+from fedapps.algorithms.common.prefixes import within
+from fedapps.algorithms.common.sent import ProximalSent
+from fedapps.clients.feddyn import FedDynClient
+from fedapps.clients.fedprox import FedProxClient
+from fedapps.clients.loops.base import Loop, Named
+from fedapps.clients.loops.hooks import add, once
+from fedapps.clients.scaffold import ScaffoldClient
 
 CONTROL = "control."
 

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from clients.steps.sgd import Penalty
+from fedapps.clients.steps.sgd import Penalty
 
 #: Takes the parameters of the module that the optimiser is about to move, by name, and
 #: the options of their group ("lr", "momentum", ...), with the optimiser's class as

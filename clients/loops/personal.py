@@ -14,17 +14,17 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.common.sent import ProximalSent
-from algorithms.personal.mixing import cosine_squared_gradient, layer_of
-from algorithms.personal.sent import APFLTraining, SuPerFedTraining
-from clients.apfl import APFLClient
-from clients.base.store import Store
-from clients.base.training import Arrays
-from clients.ditto import DittoClient
-from clients.loops.base import Loop
-from clients.loops.hooks import add
-from clients.partial_sharing import FedRepClient, PartialClient
-from clients.superfed import SuPerFedClient
+from fedapps.algorithms.common.sent import ProximalSent
+from fedapps.algorithms.personal.mixing import cosine_squared_gradient, layer_of
+from fedapps.algorithms.personal.sent import APFLTraining, SuPerFedTraining
+from fedapps.clients.apfl import APFLClient
+from fedapps.clients.base.store import Store
+from fedapps.clients.base.training import Arrays
+from fedapps.clients.ditto import DittoClient
+from fedapps.clients.loops.base import Loop
+from fedapps.clients.loops.hooks import add
+from fedapps.clients.partial_sharing import FedRepClient, PartialClient
+from fedapps.clients.superfed import SuPerFedClient
 
 
 class DittoLoop(Loop):

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from algorithms.common.steps import Eager, Epochs, Problem, in_batches
-from clients.base.data import Split
-from clients.base.training import TrainOptions, trainable
-from clients.steps.sgd import Descent, optimiser_of
+from fedapps.algorithms.common.steps import Eager, Epochs, Problem, in_batches
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.training import TrainOptions, trainable
+from fedapps.clients.steps.sgd import Descent, optimiser_of
 
 
 def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epochs:

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.common.adam import descend
-from algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
-from clients.steps.sgd import SGD
+from fedapps.algorithms.common.adam import descend
+from fedapps.algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
+from fedapps.clients.steps.sgd import SGD
 
 #: Steps per graph. In measurements more steps did not make graphs faster, only longer
 #: to compile.

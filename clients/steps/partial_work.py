@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from algorithms.common.schedule import samples_within
-from algorithms.common.sent import PartialWork
-from algorithms.common.steps import Epochs
-from clients.base.options import TrainOptions
+from fedapps.algorithms.common.schedule import samples_within
+from fedapps.algorithms.common.sent import PartialWork
+from fedapps.algorithms.common.steps import Epochs
+from fedapps.clients.base.options import TrainOptions
 
 
 @dataclass

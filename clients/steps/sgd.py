@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from algorithms.common.adam import descend
-from algorithms.common.steps import Gradient, Numbers, State, Tensors
-from clients.base.options import TrainOptions
+from fedapps.algorithms.common.adam import descend
+from fedapps.algorithms.common.steps import Gradient, Numbers, State, Tensors
+from fedapps.clients.base.options import TrainOptions
 
 Number = float | Tensor
 #: Tensors t_j and their coefficients c_j in a sum.

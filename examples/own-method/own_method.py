@@ -23,19 +23,19 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from torch import nn
 
-from algorithms.common.options import Options, option
-from algorithms.common.seeds import generator
-from clients import FedAvgClient
-from clients.base.data import ArrayData, ArraySplit
-from clients.base.evaluation import CLASSIFICATION
-from clients.base.training import trainable
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients import FedAvgClient
+from fedapps.clients.base.data import ArrayData, ArraySplit
+from fedapps.clients.base.evaluation import CLASSIFICATION
+from fedapps.clients.base.training import trainable
 from fedapps.errors import UserError
 from fedapps.methods import Method
 from fedapps.models.image_nets import build_model
+from fedapps.strategies import FedAvg
+from fedapps.strategies.base.updates import moved, updates
 from fedapps.tasks.base import TorchTask, dealt
 from fedapps.tasks.registry import TaskKind
-from strategies import FedAvg
-from strategies.base.updates import moved, updates
 
 # --- the method -----------------------------------------------------------------------
 

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from algorithms.common.seeds import generator
-from clients.base.scores import HALF
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients.base.scores import HALF
 from fedapps.contests.page import write_verdict
 from fedapps.contests.plan import FIRST_SEEDS
 from fedapps.contests.setup import start

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from algorithms.common.measures import leading_of
+from fedapps.algorithms.common.measures import leading_of
 from fedapps.errors import UserError
 from fedapps.formats import metric_text
 from fedapps.runs.client_factory import one_thread
@@ -23,7 +23,7 @@ from fedapps.tasks.registry import make_task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from clients.base.data import ClientData
+    from fedapps.clients.base.data import ClientData
     from fedapps.data.scaling import Scale
 
 SITE = "site"
@@ -195,7 +195,7 @@ def adapt(
     """
     import torch
 
-    from clients import FedAvgClient
+    from fedapps.clients import FedAvgClient
     from fedapps.models.weights import check_arrays
 
     if not data.exists():

@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors.numpy import save_file
 
-from algorithms.common.measures import LEADING
+from fedapps.algorithms.common.measures import LEADING
 from fedapps.errors import UserError
 from fedapps.formats import metric_text
 from fedapps.records.files import replace

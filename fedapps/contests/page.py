@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common.measures import lower_is_better
+from fedapps.algorithms.common.measures import lower_is_better
 from fedapps.charts import html
 from fedapps.contests.contest import Contest, mean_of
 from fedapps.contests.trials import LOCAL, Contestant, Trial, score_on

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common.measures import lower_is_better
+from fedapps.algorithms.common.measures import lower_is_better
 from fedapps.errors import RunFailed, UserError
 from fedapps.methods import find_method
 from fedapps.notes import each_once
@@ -293,7 +293,7 @@ def _unscored(task: Task, settings: Settings) -> dict[str, str]:
 
 
 def _normalises(task: Any) -> bool:
-    from algorithms.common.modules import normalisation
+    from fedapps.algorithms.common.modules import normalisation
 
     return bool(normalisation(task.work_model()))
 

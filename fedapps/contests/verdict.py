@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clients.base.scores import HALF
+from fedapps.clients.base.scores import HALF
 from fedapps.contests.contest import Contest
 from fedapps.contests.trials import FINETUNE, LOCAL, as_table
 from fedapps.errors import RunFailed

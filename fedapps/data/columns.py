@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.checks import nearest
+from fedapps.algorithms.common.checks import nearest
 from fedapps.data.source import FILE, TEST, TRAIN, VALIDATION, Source
 from fedapps.errors import UserError
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from algorithms.common.seeds import generator
-from clients.families.ensemble_data import Histogram
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients.families.ensemble_data import Histogram
 from fedapps.data.columns import check_columns
 from fedapps.data.source import GENERATED, Source
 from fedapps.data.sources import load_quietly

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.checks import nearest
-from algorithms.common.seeds import derived_seed
+from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, column_of
 from fedapps.data.options import BY_CLIENT, FLOWER, DataOptions

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.options import names_in
-from algorithms.common.seeds import generator
+from fedapps.algorithms.common.options import names_in
+from fedapps.algorithms.common.seeds import generator
 from fedapps.data.options import DataOptions
 from fedapps.data.sample_groups import grouping_of
 from fedapps.data.samples import Categorical, Indices, Samples

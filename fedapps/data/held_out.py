@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.seeds import generator
+from fedapps.algorithms.common.seeds import generator
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
 from fedapps.data.source import TEST, VALIDATION

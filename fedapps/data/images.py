@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.options import names_in
+from fedapps.algorithms.common.options import names_in
 from fedapps.data.cache import Entry
 from fedapps.data.columns import (
     check_columns,

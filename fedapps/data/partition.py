@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.label_noise import flipped
-from algorithms.common.options import names_in
-from algorithms.common.partitioners import (
+from fedapps.algorithms.common.label_noise import flipped
+from fedapps.algorithms.common.options import names_in
+from fedapps.algorithms.common.partitioners import (
     dirichlet_clients,
     iid,
     pathological,
@@ -20,8 +20,8 @@ from algorithms.common.partitioners import (
     stratified,
     train_validation_test,
 )
-from algorithms.common.seeds import derived_seed, generator
-from clients.base.data import ArrayData, ArraySplit, ClientData, Split
+from fedapps.algorithms.common.seeds import derived_seed, generator
+from fedapps.clients.base.data import ArrayData, ArraySplit, ClientData, Split
 from fedapps.data import flower_partitioners
 from fedapps.data.images import read_samples
 from fedapps.data.options import FLOWER, DataOptions

@@ -5,7 +5,7 @@ whose labels are not read, or bundled photos.
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.seeds import generator
+from fedapps.algorithms.common.seeds import generator
 from fedapps.data.images import read_pixels
 from fedapps.data.options import PublicOptions
 from fedapps.errors import UserError

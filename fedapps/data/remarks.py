@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.options import names_in
+from fedapps.algorithms.common.options import names_in
 from fedapps.data.client_files import looks_by_client, without_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns, Samples

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from algorithms.common.checks import nearest
+from fedapps.algorithms.common.checks import nearest
 from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
 

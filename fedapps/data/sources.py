@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.checks import nearest
+from fedapps.algorithms.common.checks import nearest
 from fedapps.data import cache
 from fedapps.data.client_files import one_by_one
 from fedapps.data.local_files import numpy_table, reader_of, separator

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.common.options import names_in
+from fedapps.algorithms.common.options import names_in
 from fedapps.data.columns import is_class, label_column, with_names
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns

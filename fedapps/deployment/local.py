@@ -54,8 +54,8 @@ from fedapps.engines.processes import (
 from fedapps.engines.superlink import START_SECONDS, Connection, environment_of, one_line, reason_of
 from fedapps.engines.wall import HOLD, NoWall, Wall, connect, entered
 from fedapps.errors import RunFailed, UserError
+from fedapps.strategies.base.flower_private import CUT_OFF, NOT_ACTIVATED, ONLINE
 from fedapps.toml_text import Value, toml_value
-from strategies.base.flower_private import CUT_OFF, NOT_ACTIVATED, ONLINE
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedapps.deployment.certificates import private_folder
 from fedapps.engines.processes import program
-from strategies.base.flower_private import CLIENT_PROGRAM
+from fedapps.strategies.base.flower_private import CLIENT_PROGRAM
 
 NAME = "flwr-clientapp"
 #: The module that runs the site's own app, whatever app a run brings.

@@ -40,7 +40,9 @@ def check_packages() -> None:
             f"or remove {other.parent} from the path "
             f"(PYTHONPATH, or the current folder with `python -m`)"
         )
-    from algorithms.common.packages import check_ours  # late: after the check that it is ours
+    from fedapps.algorithms.common.packages import (
+        check_ours,  # late: after the check that it is ours
+    )
 
     try:
         check_ours("algorithms", "strategies", "clients")

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from strategies.base.flower_private import stored_messages
-from strategies.base.wrapped_grid import WrappedGrid
+from fedapps.strategies.base.flower_private import stored_messages
+from fedapps.strategies.base.wrapped_grid import WrappedGrid
 
 # Seconds between two polls: a share of the time waited so far, within these limits. A
 # long phase then needs few polls.

@@ -28,8 +28,8 @@ from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, S
 from fedapps.engines.wall import decide_wall
 from fedapps.errors import RunFailed, UserError
 from fedapps.extensions.own_code import own_files
+from fedapps.strategies.base.flower_private import UNKNOWN_KEY, WRAPPERS
 from fedapps.toml_text import Value, quoted_toml
-from strategies.base.flower_private import UNKNOWN_KEY, WRAPPERS
 
 LINGER_SECONDS = 15.0  # grace period for the simulation to end after its ServerApp has ended
 

@@ -16,8 +16,8 @@ from flwr.serverapp import Grid
 
 from fedapps.engines.node_grid import MOST_BYTES, NodeGrid
 from fedapps.engines.packing import CLIENTS
-from strategies.base.messages import trains
-from strategies.base.roster import Numbered
+from fedapps.strategies.base.messages import trains
+from fedapps.strategies.base.roster import Numbered
 
 PATIENCE = 300.0  # seconds to wait for a site's clients: it may read its data first
 MOST_CLIENTS = 100_000  # per site

@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedapps.engines.node_app import FIRST_NODE
-from strategies.base.flower_private import ErrorCode, identify_process, number_message
-from strategies.base.roster import Numbered
+from fedapps.strategies.base.flower_private import ErrorCode, identify_process, number_message
+from fedapps.strategies.base.roster import Numbered
 
 
 class Contexts(Mapping[int, Context]):

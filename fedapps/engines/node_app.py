@@ -19,9 +19,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from algorithms.common.prefixes import within
+from fedapps.algorithms.common.prefixes import within
 from fedapps.engines.packing import Part, pack, unpack
-from strategies.base.flower_private import forwarded
+from fedapps.strategies.base.flower_private import forwarded
 
 if TYPE_CHECKING:
     from fedapps.engines.node_sums import NodeSum

@@ -26,11 +26,11 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE
 from fedapps.engines.node_sums import GridSum, Plan
 from fedapps.engines.packing import MANY, Part, pack, unpack
-from strategies.base.flower_private import ErrorCode, number_message
-from strategies.base.messages import content_bytes, trains
-from strategies.base.named_grid import IDENTITY
-from strategies.base.roster import Numbered, Travel
-from strategies.base.wrapped_grid import WrappedGrid
+from fedapps.strategies.base.flower_private import ErrorCode, number_message
+from fedapps.strategies.base.messages import content_bytes, trains
+from fedapps.strategies.base.named_grid import IDENTITY
+from fedapps.strategies.base.roster import Numbered, Travel
+from fedapps.strategies.base.wrapped_grid import WrappedGrid
 
 #: Largest size in bytes of a message, or of the expected reply: large enough to make
 #: the cost per message negligible, small compared to a worker's memory.

@@ -18,12 +18,12 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from algorithms.common.exact_sum import ExactSum
-from algorithms.common.wire import fields, read
-from strategies.base.capabilities import declared, declarer
-from strategies.base.messages import arrays_of, metrics_of
-from strategies.base.reply_validation import Rules, UpdateBound, length_of_sums
-from strategies.base.weights import weight_key
+from fedapps.algorithms.common.exact_sum import ExactSum
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.strategies.base.capabilities import declared, declarer
+from fedapps.strategies.base.messages import arrays_of, metrics_of
+from fedapps.strategies.base.reply_validation import Rules, UpdateBound, length_of_sums
+from fedapps.strategies.base.weights import weight_key
 
 #: Name of the array of a sum: the parts of all arrays of a model, one after the other,
 #: followed by the parts of the weights.

@@ -22,7 +22,7 @@ from fedapps.engines.processes import Guard, answers, end_marked, program, signa
 from fedapps.engines.superexec import make_superexec
 from fedapps.engines.wall import HOLD, Wall, connect, entered
 from fedapps.errors import RunFailed
-from strategies.base.flower_private import EXIT, HARMLESS
+from fedapps.strategies.base.flower_private import EXIT, HARMLESS
 
 TICK = 0.1  # seconds between two calls of `poll`
 # timeout for the SuperLink's answer, for one `flwr` command, and for the first line of

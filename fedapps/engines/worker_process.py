@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 
 from fedapps.engines.inline import InlineGrid, answer
 from fedapps.engines.shared_memory import Place, Segment, pack, unpack
-from strategies.base.flower_private import number_message
+from fedapps.strategies.base.flower_private import number_message
 
 Record = ArrayRecord | ConfigRecord | MetricRecord
 #: A record in the memory that all workers read: the place of its pickle, and those of

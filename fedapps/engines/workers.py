@@ -44,8 +44,8 @@ from fedapps.engines.worker_process import (
     Shared,
     serve,
 )
-from strategies.base.flower_private import ErrorCode, number_message
-from strategies.base.messages import content_bytes
+from fedapps.strategies.base.flower_private import ErrorCode, number_message
+from fedapps.strategies.base.messages import content_bytes
 
 #: Bytes of the messages that a worker gets at once; it gets at least one message.
 MOST_BYTES = 32 * 2**20

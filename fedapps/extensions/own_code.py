@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from algorithms.common.checks import nearest
-from algorithms.common.options import Options
+from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import Options
 from fedapps.errors import UserError
 
 #: What stands before the colon of a net of a library, which is not the user's code.
@@ -170,7 +170,7 @@ def check_options(key: str, name: str, options: Any, table: Any) -> None:
     if not derived or (options is not Options and "__dataclass_params__" not in vars(options)):
         raise UserError(
             f"{setting}: must be a @dataclass(frozen=True) derived from "
-            "algorithms.common.options.Options"
+            "fedapps.algorithms.common.options.Options"
         )
     for part in fields(options):
         if type(part.default) not in (bool, int, float, str):

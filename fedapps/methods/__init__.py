@@ -5,7 +5,7 @@ A user's own method is an entry in the user's module. Settings name it as
 ``module:name``, or by the name that an installed package registers for it.
 """
 
-from algorithms.common.checks import nearest
+from fedapps.algorithms.common.checks import nearest
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_options, load
 from fedapps.extensions.registered import reference_of, registered

@@ -5,8 +5,7 @@ with a server optimiser, and FedBuff.
 from typing import Any
 
 from fedapps.methods.method import Method
-from fedapps.tasks.context import RunContext
-from strategies import (
+from fedapps.strategies import (
     FedAdagrad,
     FedAdam,
     FedAvg,
@@ -16,6 +15,7 @@ from strategies import (
     FedYogi,
     Scaffold,
 )
+from fedapps.tasks.context import RunContext
 
 
 def fedavg(options: FedAvgOptions, task: Any, context: RunContext) -> FedAvg:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-import clients
+from fedapps import clients
 from fedapps.errors import UserError
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
+from fedapps.strategies import FFGB, FFGBOptions
+from fedapps.strategies.histogram_boosting import HistogramBoosting, HistogramBoostingOptions
 from fedapps.tasks.capabilities import HasTable, PredictsNumbers
 from fedapps.tasks.context import RunContext
-from strategies import FFGB, FFGBOptions
-from strategies.histogram_boosting import HistogramBoosting, HistogramBoostingOptions
 
 if TYPE_CHECKING:
-    from clients.base.store import Store
+    from fedapps.clients.base.store import Store
 
 BOOSTED_TASKS = ("classification", "digits", "tabular")
 

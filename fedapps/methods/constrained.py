@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Any
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-import clients
+from fedapps import clients
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
+from fedapps.strategies import FedFW, FedFWOptions, ProjectedFedAvg
+from fedapps.strategies.dfw_trace import DFWTrace
 from fedapps.tasks.context import RunContext
-from strategies import FedFW, FedFWOptions, ProjectedFedAvg
-from strategies.dfw_trace import DFWTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clients.base.store import Store
-    from clients.families.problems import ConstrainedClient
+    from fedapps.clients.base.store import Store
+    from fedapps.clients.families.problems import ConstrainedClient
 
 CONSTRAINED_TASKS = (
     "lasso",

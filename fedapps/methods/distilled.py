@@ -5,15 +5,15 @@ and FedDyn.
 from typing import TYPE_CHECKING, Any
 
 from fedapps.methods.method import IMAGE_TASKS, Method
-from fedapps.tasks.context import RunContext
-from strategies import (
+from fedapps.strategies import (
     FedAvgDistill,
     FedDyn,
     FFGBDistill,
 )
+from fedapps.tasks.context import RunContext
 
 if TYPE_CHECKING:
-    from algorithms.boosting.distillation import Distiller
+    from fedapps.algorithms.boosting.distillation import Distiller
 
 
 def distiller_of(task: Any, context: RunContext) -> "Distiller":
@@ -22,7 +22,7 @@ def distiller_of(task: Any, context: RunContext) -> "Distiller":
     """
     import torch
 
-    from algorithms.boosting.distillation import Distiller
+    from fedapps.algorithms.boosting.distillation import Distiller
     from fedapps.data.public import load_public
 
     pixels = load_public(context.public, task.image_shape, task.name, context.seed)

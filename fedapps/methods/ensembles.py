@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.client import NumPyClient
 
-import clients
+from fedapps import clients
 from fedapps.methods.method import Method
+from fedapps.strategies import AFLBoost, FedBoost, FedBoostOptions
 from fedapps.tasks.predictor_library import Library
-from strategies import AFLBoost, FedBoost, FedBoostOptions
 
 if TYPE_CHECKING:
-    from clients.base.store import Store
+    from fedapps.clients.base.store import Store
 
 ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")
 

@@ -2,9 +2,9 @@
 updates, or change the loss (PropFair).
 """
 
-import clients
+from fedapps import clients
 from fedapps.methods.method import Method, with_base
-from strategies import (
+from fedapps.strategies import (
     AFL,
     TERM,
     AAggFFD,
@@ -20,7 +20,7 @@ def with_proportional_loss(kind: "type[clients.FedAvgClient]") -> "type[clients.
     """Return the client class with PropFair's loss; PyTorch is imported on first
     use.
     """
-    from clients.propfair import proportional
+    from fedapps.clients.propfair import proportional
 
     return proportional(kind)
 

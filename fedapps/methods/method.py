@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, option
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import NET_TASKS
 
 if TYPE_CHECKING:  # commands that do not train read this table too: importing PyTorch takes seconds
-    from clients import FedAvgClient
-    from clients.base.store import Store
+    from fedapps.clients import FedAvgClient
+    from fedapps.clients.base.store import Store
 
 StrategyFactory = Callable[[Any, Any, RunContext], Strategy]
 ClientFactory = Callable[[Any, Any, int | str, int, "Store"], NumPyClient]
@@ -143,7 +143,7 @@ def with_base(
 def _class_of(client: "type[FedAvgClient] | str") -> "type[FedAvgClient]":
     if not isinstance(client, str):
         return client
-    import clients
+    from fedapps import clients
 
     kind: type[FedAvgClient] = getattr(clients, client)
     return kind

@@ -9,9 +9,7 @@ from flwr.serverapp.strategy import Strategy
 from fedapps.errors import UserError
 from fedapps.methods.method import Method, StrategyFactory
 from fedapps.notes import logger
-from fedapps.tasks.base import layers_of
-from fedapps.tasks.context import RunContext
-from strategies import (
+from fedapps.strategies import (
     APFL,
     IFCA,
     Ditto,
@@ -31,7 +29,9 @@ from strategies import (
     SuPerFed,
     SuPerFedOptions,
 )
-from strategies.families.shared_part import SharedPart
+from fedapps.strategies.families.shared_part import SharedPart
+from fedapps.tasks.base import layers_of
+from fedapps.tasks.context import RunContext
 
 
 def sharing(share: str) -> StrategyFactory:
@@ -52,7 +52,7 @@ def declared_head(task: Any, context: RunContext) -> tuple[str, ...]:
     """Return the name prefixes of the head of the task's model. Raises ``UserError`` if
     the model declares no head.
     """
-    from clients import partial_sharing
+    from fedapps.clients import partial_sharing
 
     try:
         return partial_sharing.head_of(task.work_model())
@@ -67,7 +67,7 @@ def fedbn(options: None, task: Any, context: RunContext) -> Strategy:
     """Return the FedBN strategy; log a warning if the model has no normalisation
     layer.
     """
-    from algorithms.common.modules import normalisation
+    from fedapps.algorithms.common.modules import normalisation
 
     if not (own := normalisation(task.work_model())):
         logger.warning(

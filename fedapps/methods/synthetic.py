@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-import clients
-from algorithms.common.checks import check_choice
-from algorithms.common.seeds import derived_seed
+from fedapps import clients
+from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyFactory
-from fedapps.tasks.context import RunContext
-from strategies import (
+from fedapps.strategies import (
     ClassMeans,
     FedDM,
     FedDMOptions,
@@ -21,9 +20,10 @@ from strategies import (
     FedGenerator,
     GeneratorOptions,
 )
+from fedapps.tasks.context import RunContext
 
 if TYPE_CHECKING:
-    from clients.base.store import Store
+    from fedapps.clients.base.store import Store
 
 
 SYNTHETIC_JOB: dict[str, bool | int | float | str] = {

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from algorithms.common.options import with_choices
+from fedapps.algorithms.common.options import with_choices
 from fedapps.methods import averaging, distilled, fair, personal
 from fedapps.methods.method import Method, TorchClient
-from strategies import Local, WarmStartOptions
-from strategies.families.shared_part import SharedPart
+from fedapps.strategies import Local, WarmStartOptions
+from fedapps.strategies.families.shared_part import SharedPart
 
 
 def composable(method: Method) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, option
 
 #: Before the name of a net of the library transformers, or of a folder with one.
 PREFIX = "transformers:"

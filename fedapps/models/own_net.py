@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import load
 from fedapps.extensions.registered import reference_of

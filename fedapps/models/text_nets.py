@@ -6,7 +6,7 @@ Benchmark for Federated Settings", 2018, arXiv 1812.01097.
 
 from torch import Tensor, nn
 
-from algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.models.base import Classifier
 
 #: Width of the embedding, width and number of the LSTM layers. ``stacked-lstm`` has

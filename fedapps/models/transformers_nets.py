@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorithms.common.checks import nearest
-from algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.errors import UserError
 from fedapps.models.base import Shape
 from fedapps.models.options import PREFIX

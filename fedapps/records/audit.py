@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
-from strategies.base.messages import content_bytes
-from strategies.base.named_grid import IDENTITY
-from strategies.base.roster import KnowingClients, Numbered, Packing
-from strategies.base.wrapped_grid import WrappedGrid
+from fedapps.strategies.base.messages import content_bytes
+from fedapps.strategies.base.named_grid import IDENTITY
+from fedapps.strategies.base.roster import KnowingClients, Numbered, Packing
+from fedapps.strategies.base.wrapped_grid import WrappedGrid
 
 if TYPE_CHECKING:
-    from strategies.base.rounds import Round
+    from fedapps.strategies.base.rounds import Round
 
 FILE = "audit.jsonl"
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -9,7 +9,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 
-from algorithms.common.measures import LEADING, lower_is_better
+from fedapps.algorithms.common.measures import LEADING, lower_is_better
 from fedapps.errors import UserError
 
 #: Measures that rounds are compared by: the first that clients report.

@@ -28,9 +28,9 @@ from fedapps.errors import UserError
 from fedapps.records.best import Best
 from fedapps.records.files import Files
 from fedapps.records.lock import RUN_ID
-from strategies.base.capabilities import Stateful
-from strategies.base.rounds import Round
-from strategies.base.timing import Timing
+from fedapps.strategies.base.capabilities import Stateful
+from fedapps.strategies.base.rounds import Round
+from fedapps.strategies.base.timing import Timing
 
 #: An empty file in a checkpoint whose model was of use to the clients.
 SOUND = "sound"

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common.confusion import fault, macro_measures, margins
-from clients.base.scores import CONFUSION
+from fedapps.algorithms.common.confusion import fault, macro_measures, margins
+from fedapps.clients.base.scores import CONFUSION
 from fedapps.records.group_writer import sound_lists
-from strategies.base.records import most_common
+from fedapps.strategies.base.records import most_common
 
 
 def confusion_table(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 
-from algorithms.fairness.groups import Groups, add_up, group_gaps, group_measures
+from fedapps.algorithms.fairness.groups import Groups, add_up, group_gaps, group_measures
 
 #: The name of the sums among a client's metrics.
 SUMS = "group-sums"

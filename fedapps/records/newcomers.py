@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common.measures import describe_clients, lower_is_better
+from fedapps.algorithms.common.measures import describe_clients, lower_is_better
 
 #: The column of clients.csv that marks them.
 MARK = "new"

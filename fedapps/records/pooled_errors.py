@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.target_errors import CHANNELS, errors_of, pooled
-from clients.base.scores import ERROR_SUMS
+from fedapps.algorithms.common.target_errors import CHANNELS, errors_of, pooled
+from fedapps.clients.base.scores import ERROR_SUMS
 
 #: Errors of single targets are reported up to this number of targets.
 MAX_TARGETS = 10

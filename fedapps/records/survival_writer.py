@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common.measures import PAIRS
-from algorithms.common.survival import GROUPS, concordance, fault, kaplan_meier
-from clients.base.scores import SURVIVAL
+from fedapps.algorithms.common.measures import PAIRS
+from fedapps.algorithms.common.survival import GROUPS, concordance, fault, kaplan_meier
+from fedapps.clients.base.scores import SURVIVAL
 from fedapps.records.group_writer import sound_lists
 
 #: Why a client is not in the mean of the concordances.

@@ -15,8 +15,8 @@ from typing import Any
 
 from fedapps.records.files import Files, csv_text
 from fedapps.records.reader import read_table
-from strategies.base.clocks import Flight
-from strategies.base.roster import ClientId
+from fedapps.strategies.base.clocks import Flight
+from fedapps.strategies.base.roster import ClientId
 
 FILE = "time.csv"
 COLUMNS = ["client", "round", "asked", "arrived", "share", "fate", "ended"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common.seeds import generator
-from algorithms.fairness.resampling import Uncertain, uncertainty
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.fairness.resampling import Uncertain, uncertainty
 from fedapps.records.reader import is_number
 
 SHARE = 0.1

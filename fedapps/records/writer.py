@@ -26,10 +26,10 @@ from flwr.common import log
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from algorithms.common.measures import LEADING, describe_clients, gini, parity_gap
-from algorithms.fairness.groups import Groups
-from clients.base.scores import CONFUSION
 from fedapps import __version__
+from fedapps.algorithms.common.measures import LEADING, describe_clients, gini, parity_gap
+from fedapps.algorithms.fairness.groups import Groups
+from fedapps.clients.base.scores import CONFUSION
 from fedapps.errors import UserError
 from fedapps.formats import one_line
 from fedapps.records.best import Best
@@ -45,18 +45,18 @@ from fedapps.records.releases import RELEASES
 from fedapps.records.survival_writer import survival_table
 from fedapps.records.time_log import FILE as TIMES
 from fedapps.records.uncertainty import as_numbers, of_clients
-from fedapps.toml_text import Value, file_text, read_toml, to_toml
-from strategies.base.capabilities import (
+from fedapps.strategies.base.capabilities import (
     DecidingWeights,
     SpendingPrivacy,
     counted_models,
     own_measures,
     replies_of,
 )
-from strategies.base.exchange import Exchange
-from strategies.base.records import most_common
-from strategies.base.roster import called
-from strategies.base.rounds import Round
+from fedapps.strategies.base.exchange import Exchange
+from fedapps.strategies.base.records import most_common
+from fedapps.strategies.base.roster import called
+from fedapps.strategies.base.rounds import Round
+from fedapps.toml_text import Value, file_text, read_toml, to_toml
 
 # The files of a run. No other files in its folder are ever deleted.
 FILES = (

@@ -5,11 +5,11 @@ and the confusion matrix as a picture.
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.confusion import MOST_CLASSES, class_measures, margins
-from clients.base.scores import CONFUSION
+from fedapps.algorithms.common.confusion import MOST_CLASSES, class_measures, margins
 from fedapps.charts.drawing import heat, heat_key, panels, title
 from fedapps.charts.layout import Figure
 from fedapps.charts.theme import Theme
+from fedapps.clients.base.scores import CONFUSION
 from fedapps.formats import metric_text, one_line, percent_text
 from fedapps.records.reader import RunFolder, is_number
 from fedapps.results.sections import Section

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from algorithms.common.measures import LEADING, lower_is_better
+from fedapps.algorithms.common.measures import LEADING, lower_is_better
 from fedapps.formats import LEADING_MEANS, metric_name, one_line
 from fedapps.records.reader import RunFolder, numbers
 from fedapps.results.newcomers import newcomer_means

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.measures import LEADING, lower_is_better
+from fedapps.algorithms.common.measures import LEADING, lower_is_better
 from fedapps.charts.axes import Panel, Reading
 from fedapps.charts.drawing import (
     heat,

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any, NamedTuple
 
-from algorithms.common.measures import lower_is_better
+from fedapps.algorithms.common.measures import lower_is_better
 from fedapps.errors import UserError
 from fedapps.formats import is_percent, metric_name, metric_text, one_line
 from fedapps.records.reader import RunFolder, is_number, read_run

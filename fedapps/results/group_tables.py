@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common.seeds import generator
-from algorithms.fairness.resampling import uncertainty
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.fairness.resampling import uncertainty
 from fedapps.formats import metric_text, one_line, percent_text
 from fedapps.records.group_writer import SUMS
 from fedapps.records.reader import RunFolder, is_number

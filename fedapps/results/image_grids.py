@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw
 from fedapps.data.set_files import save_set
 
 if TYPE_CHECKING:  # reports import this module and need no Flower
-    from strategies.base.capabilities import MakingSamples
-    from strategies.base.rounds import Round
+    from fedapps.strategies.base.capabilities import MakingSamples
+    from fedapps.strategies.base.rounds import Round
 
 FOLDER = "synthetic"
 ANIMATION, SET = "rounds.png", "set"

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from algorithms.common.checks import nearest
+from fedapps.algorithms.common.checks import nearest
 from fedapps.charts.drawing import svg
 from fedapps.charts.files import FORMATS, file
 from fedapps.charts.html import Html

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from algorithms.common.measures import lower_is_better
+from fedapps.algorithms.common.measures import lower_is_better
 from fedapps.charts import html
 from fedapps.charts.html import Html
 from fedapps.charts.theme import MOST, THEME

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
-from algorithms.common.measures import lower_is_better
+from fedapps.algorithms.common.measures import lower_is_better
 from fedapps.formats import metric_name
 from fedapps.records.reader import RunFolder
 

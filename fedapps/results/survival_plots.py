@@ -5,11 +5,11 @@ risk as a picture and as a table.
 from itertools import groupby
 from typing import Any
 
-from algorithms.common.measures import PAIRS
-from clients.base.scores import SURVIVAL
+from fedapps.algorithms.common.measures import PAIRS
 from fedapps.charts.drawing import label_values, legend, one_panel
 from fedapps.charts.layout import Figure
 from fedapps.charts.theme import Theme
+from fedapps.clients.base.scores import SURVIVAL
 from fedapps.formats import metric_text, one_line
 from fedapps.records.reader import RunFolder, is_number
 from fedapps.results.sections import Section

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from algorithms.common.measures import describe_clients
-from algorithms.fairness.resampling import Uncertain
+from fedapps.algorithms.common.measures import describe_clients
+from fedapps.algorithms.fairness.resampling import Uncertain
 from fedapps.formats import metric_text, percent_text
 from fedapps.records.reader import RunFolder
 from fedapps.records.uncertainty import SHARE, of_clients

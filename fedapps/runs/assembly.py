@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from clients.base.options import TrainOptions
+from fedapps.clients.base.options import TrainOptions
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
@@ -15,16 +15,16 @@ from fedapps.methods import METHODS
 from fedapps.methods.method import ClientFactory
 from fedapps.runs.compilation import compiler
 from fedapps.settings.settings import Settings
+from fedapps.strategies import Private, PrivateSum, Robust, WarmStart
+from fedapps.strategies.base.capabilities import Hardening, sends_updates
+from fedapps.strategies.base.partial_work import check_partial
+from fedapps.strategies.base.reply_validation import Rules
+from fedapps.strategies.secure import check_sums
 from fedapps.tasks.capabilities import DeclaresOrigin, SplitsSamples, Task
 from fedapps.tasks.registry import find_task, make_task
-from strategies import Private, PrivateSum, Robust, WarmStart
-from strategies.base.capabilities import Hardening, sends_updates
-from strategies.base.partial_work import check_partial
-from strategies.base.reply_validation import Rules
-from strategies.secure import check_sums
 
 if TYPE_CHECKING:
-    from clients.base.store import Store
+    from fedapps.clients.base.store import Store
 
 
 class Parts(NamedTuple):
@@ -142,7 +142,7 @@ def check_work(settings: Settings, strategies: Sequence[Strategy]) -> None:
         if not (kind := getattr(client_factory(half), "kind", None)):
             why = "its clients do not take local steps of SGD"
         else:
-            from clients.fedavg import why_all_steps
+            from fedapps.clients.fedavg import why_all_steps
 
             why = why_all_steps(kind())
         if why:
@@ -244,7 +244,7 @@ def build_client(
 ) -> NumPyClient:
     """Return the client ``client_id`` of ``num_clients``; ``store`` holds its state."""
     if settings.halves:
-        from clients import WarmStartClient
+        from fedapps.clients import WarmStartClient
 
         builders = [
             partial(build_client, half, task, client_id, num_clients, store)
@@ -268,7 +268,7 @@ def takes_steps(settings: Settings, task: Any) -> bool:
         return any(takes_steps(half, task) for half in settings.halves)
     from flwr.app import RecordDict
 
-    from clients.base.store import MessageStore
+    from fedapps.clients.base.store import MessageStore
 
     return hasattr(
         build_client(settings, task, 0, settings.num_clients, MessageStore(RecordDict())),

@@ -12,8 +12,8 @@ check_packages()
 from flwr.app import Context
 from flwr.client import NumPyClient
 
-from clients.base.adapter import to_client_app
-from clients.base.secure_app import SecureApp
+from fedapps.clients.base.adapter import to_client_app
+from fedapps.clients.base.secure_app import SecureApp
 from fedapps.engines.node_app import answer_for_many
 from fedapps.runs.guarded_app import Guarded, Site
 

@@ -11,9 +11,9 @@ from typing import Any
 from flwr.app import Context
 from flwr.client import NumPyClient
 
-from algorithms.common.seeds import derived_seed
-from clients.base.adapter import client_id
-from clients.base.store import DiskStore, MessageStore, Store
+from fedapps.algorithms.common.seeds import derived_seed
+from fedapps.clients.base.adapter import client_id
+from fedapps.clients.base.store import DiskStore, MessageStore, Store
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.settings.reading import read_settings

@@ -19,7 +19,7 @@ from fedapps.tasks.capabilities import HasNet
 from fedapps.toml_text import read_toml
 
 if TYPE_CHECKING:
-    from clients.steps.compiled import Compiler
+    from fedapps.clients.steps.compiled import Compiler
 
 # Measured with benchmarks/round_time.py on nets of dense layers, from 5,000 to 200,000
 # parameters: seconds that compiling saves in a step, which are those in which PyTorch
@@ -33,7 +33,7 @@ WORTH = 2 * COMPILING
 @cache
 def compiler() -> "Compiler":
     """Return the compiler of this process; its libraries are in the cache folder."""
-    from clients.steps.compiled import Compiler
+    from fedapps.clients.steps.compiled import Compiler
 
     return Compiler(folder() / "steps")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.target_errors import error_sums, errors_of, pooled
+from fedapps.algorithms.common.target_errors import error_sums, errors_of, pooled
 from fedapps.data.overlap import copies
 from fedapps.errors import UserError
 from fedapps.formats import shortened

@@ -39,16 +39,16 @@ from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.timing import timing_of
 from fedapps.settings.reading import default_config
 from fedapps.settings.settings import Settings
+from fedapps.strategies.base.capabilities import CountingReleases, MakingSamples, is_finished
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.messages import innermost
+from fedapps.strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
+from fedapps.strategies.secure import secured
 from fedapps.tasks.capabilities import HasCurves, HasGroups, SplitsSamples
 from fedapps.tasks.client_names import client_names
 from fedapps.tracking.callback import Tracked, Trackers
 from fedapps.tracking.names import names_of
 from fedapps.tracking.prometheus import Counts, served
-from strategies.base.capabilities import CountingReleases, MakingSamples, is_finished
-from strategies.base.client_grid import ClientGrid
-from strategies.base.messages import innermost
-from strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
-from strategies.secure import secured
 
 
 def execute_inline(

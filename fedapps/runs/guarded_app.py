@@ -23,16 +23,16 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from clients.base.adapter import client_id
+from fedapps.clients.base.adapter import client_id
 from fedapps.engines.packing import CLIENTS, MANY
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import code_named
 from fedapps.records.audit import FILE, AuditLog, round_in
 from fedapps.records.digest import settings_digest
 from fedapps.records.files import write_text
-from strategies.base.flower_private import ErrorCode
-from strategies.base.messages import content_bytes
-from strategies.base.named_grid import IDENTITY
+from fedapps.strategies.base.flower_private import ErrorCode
+from fedapps.strategies.base.messages import content_bytes
+from fedapps.strategies.base.named_grid import IDENTITY
 
 if TYPE_CHECKING:
     from fedapps.settings.site_policy import SitePolicy

@@ -17,8 +17,8 @@ from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from algorithms.common.checks import nearest
-from algorithms.common.measures import leading_of, lower_is_better
+from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.measures import leading_of, lower_is_better
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_trusted
@@ -29,17 +29,17 @@ from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.client_factory import one_thread
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings
+from fedapps.strategies.base.capabilities import declared
+from fedapps.strategies.base.messages import innermost
+from fedapps.strategies.families.pooled_choice import PooledChoice
+from fedapps.strategies.families.shared_part import SharedPart
 from fedapps.tasks.capabilities import HasNet, SplitsSamples
 from fedapps.tasks.client_names import LONGEST, client_names
 from fedapps.toml_text import read_toml
-from strategies.base.capabilities import declared
-from strategies.base.messages import innermost
-from strategies.families.pooled_choice import PooledChoice
-from strategies.families.shared_part import SharedPart
 
 if TYPE_CHECKING:
-    from clients import FedAvgClient
-    from clients.base.store import DiskStore
+    from fedapps.clients import FedAvgClient
+    from fedapps.clients.base.store import DiskStore
     from fedapps.data.scaling import Scale
 
 #: Largest difference from the recorded scores: enough for another machine, too small
@@ -177,7 +177,7 @@ def identified(task: Any, num_clients: int, given: int | str) -> tuple[int, str]
 
 def store_in(folder: Path, number: int) -> "DiskStore":
     """Return the store of a client in a run's folder."""
-    from clients.base.store import DiskStore
+    from fedapps.clients.base.store import DiskStore
 
     return DiskStore(folder / "clients" / f"client-{number}", "export")
 

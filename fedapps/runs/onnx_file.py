@@ -20,7 +20,7 @@ from fedapps.errors import UserError
 from fedapps.records.files import replace
 
 if TYPE_CHECKING:
-    from clients import FedAvgClient
+    from fedapps.clients import FedAvgClient
     from fedapps.tasks.targets import TargetScale
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")

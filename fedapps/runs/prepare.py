@@ -12,9 +12,9 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.secure.graph import LEAST
-from clients.base.options import TrainOptions
-from clients.base.store import MessageStore
+from fedapps.algorithms.secure.graph import LEAST
+from fedapps.clients.base.options import TrainOptions
+from fedapps.clients.base.store import MessageStore
 from fedapps.data.source import is_local
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded

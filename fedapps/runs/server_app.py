@@ -21,7 +21,7 @@ from fedapps.errors import UserError
 from fedapps.results.report import write_report
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.settings.reading import read_settings
-from strategies.base.flower_private import is_simulation
+from fedapps.strategies.base.flower_private import is_simulation
 
 app = ServerApp()
 

@@ -11,16 +11,16 @@ from flwr.app import Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from algorithms.common.fleet import Fleet, Measured
+from fedapps.algorithms.common.fleet import Fleet, Measured
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.settings.settings import Settings
+from fedapps.strategies.base.clocks import RealClock, VirtualClock, epochs_of
+from fedapps.strategies.base.flower_private import is_simulation
+from fedapps.strategies.base.roster import ClientId, called
+from fedapps.strategies.base.timing import Timing
 from fedapps.tasks.capabilities import HasNet, SplitsSamples
-from strategies.base.clocks import RealClock, VirtualClock, epochs_of
-from strategies.base.flower_private import is_simulation
-from strategies.base.roster import ClientId, called
-from strategies.base.timing import Timing
 
 
 def timing_of(settings: Settings, task: Any, grid: Grid, names: Sequence[str]) -> Timing | None:

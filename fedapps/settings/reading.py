@@ -10,8 +10,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from algorithms.common.checks import nearest
-from algorithms.common.options import kebab
+from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import kebab
 from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, find_method
@@ -27,9 +27,9 @@ from fedapps.settings.tables import (
     read_table,
     typed,
 )
+from fedapps.strategies import WarmStartOptions
 from fedapps.tasks.registry import TASKS, find_task, task_name
 from fedapps.toml_text import Value
-from strategies import WarmStartOptions
 
 #: The most rounds between evaluations unless the user chooses.
 LONGEST_INTERVAL = 10

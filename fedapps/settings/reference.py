@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from algorithms.common.checks import nearest
-from algorithms.common.options import Declared, kebab
+from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import Declared, kebab
 from fedapps.errors import UserError
 from fedapps.settings.tables import CONFIGURED
 from fedapps.toml_text import Value, toml_value

@@ -8,28 +8,28 @@ import this module: they get their own options and a ``RunContext``.
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from algorithms.common.fleet import FleetOptions
-from algorithms.common.options import Options, kebab, option
-from clients.base.options import TrainOptions
+from fedapps.algorithms.common.fleet import FleetOptions
+from fedapps.algorithms.common.options import Options, kebab, option
+from fedapps.clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
 from fedapps.methods import find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
 from fedapps.settings.tables import PARTS, flattened
-from fedapps.tasks.context import RunContext
-from fedapps.tasks.registry import find_task
-from fedapps.toml_text import Value
-from fedapps.tracking.names import names_of
-from strategies import (
+from fedapps.strategies import (
     FedAvgOptions,
     PrivacyOptions,
     RobustOptions,
     SecureOptions,
     UpdateBound,
 )
-from strategies.base.relative_bounds import FEW, HARDENED
-from strategies.base.timing import PaceOptions
-from strategies.base.weights import HALF
+from fedapps.strategies.base.relative_bounds import FEW, HARDENED
+from fedapps.strategies.base.timing import PaceOptions
+from fedapps.strategies.base.weights import HALF
+from fedapps.tasks.context import RunContext
+from fedapps.tasks.registry import find_task
+from fedapps.toml_text import Value
+from fedapps.tracking.names import names_of
 
 # Largest weight, as a multiple of the round's median, with a bound on the update only.
 MAX_WEIGHT = 10.0

@@ -13,10 +13,10 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from algorithms.common.checks import nearest
-from algorithms.common.options import Options, kebab, names_in, option
-from algorithms.common.sent import METHOD
-from algorithms.secure.wire import CLEAR, FRAME, MASKED, RECORD
+from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import Options, kebab, names_in, option
+from fedapps.algorithms.common.sent import METHOD
+from fedapps.algorithms.secure.wire import CLEAR, FRAME, MASKED, RECORD
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import code_named, names_method
 from fedapps.settings.reading import read_settings

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from algorithms.common.fleet import FleetOptions
-from algorithms.common.options import Options, kebab
-from clients.base.options import TrainOptions
+from fedapps.algorithms.common.fleet import FleetOptions
+from fedapps.algorithms.common.options import Options, kebab
+from fedapps.clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import names_method
@@ -15,10 +15,10 @@ from fedapps.extensions.registered import reference_of
 from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.models.options import ModelOptions
+from fedapps.strategies import PrivacyOptions, RobustOptions, SecureOptions
+from fedapps.strategies.base.timing import PaceOptions
 from fedapps.tasks.registry import TASKS, TaskKind, find_task
 from fedapps.toml_text import Value
-from strategies import PrivacyOptions, RobustOptions, SecureOptions
-from strategies.base.timing import PaceOptions
 
 #: Defaults in a configuration that differ from those of ``Settings``: ``read_settings``
 #: replaces ``auto`` by the method's task, its set, and the way to deal that.

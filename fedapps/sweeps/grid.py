@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from algorithms.common.checks import nearest
+from fedapps.algorithms.common.checks import nearest
 from fedapps.errors import UserError
 from fedapps.settings.reading import OF_SWEEPS, default_config, read_settings, unknown
 from fedapps.sweeps.options import SweepOptions, read_options

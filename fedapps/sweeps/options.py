@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from algorithms.common.checks import check_choice
-from algorithms.common.options import kebab
+from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.options import kebab
 from fedapps.errors import UserError
 from fedapps.results.grid_plots import PlotSpec, read_plot
 from fedapps.results.run_measures import read_measure

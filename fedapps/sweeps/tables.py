@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from algorithms.common.checks import nearest
+from fedapps.algorithms.common.checks import nearest
 from fedapps.formats import is_percent, one_line
 from fedapps.records.files import csv_text
 from fedapps.records.reader import RunFolder

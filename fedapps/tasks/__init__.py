@@ -4,7 +4,7 @@ them by name.
 
 from typing import TYPE_CHECKING
 
-from algorithms.common.lazy import late_exports
+from fedapps.algorithms.common.lazy import late_exports
 
 if TYPE_CHECKING:  # imported on first use: most need PyTorch, which takes seconds and 200 MB
     from fedapps.tasks.classification import Classification as Classification

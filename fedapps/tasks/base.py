@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from algorithms.common.seeds import derived_seed
-from algorithms.fairness.groups import Groups
-from clients.base.data import ClientData
+from fedapps.algorithms.common.seeds import derived_seed
+from fedapps.algorithms.fairness.groups import Groups
+from fedapps.clients.base.data import ClientData
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 
@@ -108,7 +108,7 @@ class TorchTask:
 
     def initial_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of the initial model by name."""
-        from algorithms.common.modules import get_arrays
+        from fedapps.algorithms.common.modules import get_arrays
 
         model = self.initial_model()
         return dict(zip(model.state_dict(), get_arrays(model), strict=True))

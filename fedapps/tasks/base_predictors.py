@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from algorithms.common.seeds import derived_seed, generator
-from clients.base.data import Split
-from clients.base.training import TrainOptions, get_arrays
-from clients.steps.batches import train_classifier
+from fedapps.algorithms.common.seeds import derived_seed, generator
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.training import TrainOptions, get_arrays
+from fedapps.clients.steps.batches import train_classifier
 from fedapps.data import partition as partitions
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples

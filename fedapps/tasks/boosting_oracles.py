@@ -12,16 +12,16 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from algorithms.boosting.additive import Additive
-from algorithms.boosting.additive_values import values_at
-from algorithms.boosting.fit_options import FitOptions
-from algorithms.boosting.functional import Values
-from algorithms.boosting.oracle import Oracle
-from algorithms.boosting.trees import TreeOracle
+from fedapps.algorithms.boosting.additive import Additive
+from fedapps.algorithms.boosting.additive_values import values_at
+from fedapps.algorithms.boosting.fit_options import FitOptions
+from fedapps.algorithms.boosting.functional import Values
+from fedapps.algorithms.boosting.oracle import Oracle
+from fedapps.algorithms.boosting.trees import TreeOracle
 from fedapps.errors import UserError
+from fedapps.strategies.ffgb import FFGBOptions
 from fedapps.tasks.base import TorchTask
 from fedapps.tasks.tabular import Tabular
-from strategies.ffgb import FFGBOptions
 
 # The oracle for which each method's convergence is proved.
 PROVED = {"ffgb": "l2", "ffgb-c": "linf", "ffgb-l": "lipschitz"}
@@ -34,7 +34,7 @@ def oracle_of(task: TorchTask, options: FFGBOptions, method: str) -> Oracle:
     if learner == "trees":
         return TreeOracle(options.trees, options.depth, options.tree_rate, options.min_leaf)
     # which need PyTorch
-    from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
+    from fedapps.algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
 
     if learner == "ridge":
         return RidgeOracle(options.ridge)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from algorithms.fairness.groups import Groups
-from clients.base.data import ArrayData, ClientData
+from fedapps.algorithms.fairness.groups import Groups
+from fedapps.clients.base.data import ArrayData, ClientData
 
 if TYPE_CHECKING:  # imported late: most need PyTorch, which takes seconds
     import numpy as np

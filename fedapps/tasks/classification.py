@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.seeds import generator
-from algorithms.fairness.groups import Groups
-from clients.base.data import ArrayData, ClientData, Split
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.fairness.groups import Groups
+from fedapps.clients.base.data import ArrayData, ClientData, Split
 from fedapps.data import partition as partitions
 from fedapps.data.held_out import dealt_part, remark, test_part, validation_part
 from fedapps.data.remarks import remarks_on
@@ -24,13 +24,13 @@ from fedapps.data.set_files import read_set
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of, registered
 from fedapps.notes import logger
+from fedapps.strategies.base.reply_validation import LONGEST_METRIC
 from fedapps.tasks.base import NetByShape
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.dealt_samples import DealtSamples
-from strategies.base.reply_validation import LONGEST_METRIC
 
 if TYPE_CHECKING:  # trees on tables need no PyTorch
-    from clients.base.evaluation import Objective
+    from fedapps.clients.base.evaluation import Objective
 
 #: The samples that a client trains on, validates with and is scored on.
 ThreeParts = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -69,7 +69,7 @@ class Classification(DealtSamples, NetByShape):
         import torch
         from torch.nn import functional
 
-        from clients.base.evaluation import CLASSIFICATION, Objective
+        from fedapps.clients.base.evaluation import CLASSIFICATION, Objective
 
         if not self.context.data.class_weights:
             return CLASSIFICATION
@@ -265,7 +265,7 @@ class Classification(DealtSamples, NetByShape):
         chosen = self.context.data
         if not chosen.synthetic or chosen.synthetic_use != "pretrain":
             return super().initial_arrays()
-        from algorithms.common.modules import get_arrays
+        from fedapps.algorithms.common.modules import get_arrays
         from fedapps.tasks.set_training import fit
 
         model = self.initial_model()

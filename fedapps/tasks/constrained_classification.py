@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.frank_wolfe.atoms import Array
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.matrix_domains import NuclearBall
-from algorithms.frank_wolfe.product_domain import Product
-from algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
-from clients.base.training import trainable
-from clients.families.problems import Problem
-from clients.families.torch_problem import TorchProblem
+from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
+from fedapps.algorithms.frank_wolfe.product_domain import Product
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
+from fedapps.clients.base.training import trainable
+from fedapps.clients.families.problems import Problem
+from fedapps.clients.families.torch_problem import TorchProblem
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.context import RunContext

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from clients.base.options import TrainOptions
+from fedapps.clients.base.options import TrainOptions
 from fedapps.data.options import DataOptions, PublicOptions, SiteOptions, SyntheticOptions
 from fedapps.models.options import ModelOptions
 

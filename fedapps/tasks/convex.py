@@ -19,25 +19,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.measures import topk_accuracy
-from algorithms.common.seeds import generator
-from algorithms.frank_wolfe.atoms import Array
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1
-from algorithms.frank_wolfe.objectives import (
+from fedapps.algorithms.common.measures import topk_accuracy
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1
+from fedapps.algorithms.frank_wolfe.objectives import (
     LeastSquares,
     Logistic,
     QuadraticAssignment,
     read_qaplib,
 )
-from algorithms.frank_wolfe.vector_domains import L1Ball
-from clients.families.problems import ObjectiveProblem, Problem
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
+from fedapps.clients.families.problems import ObjectiveProblem, Problem
 from fedapps.data.source import Source
 from fedapps.data.sources import digits_table
 from fedapps.errors import UserError
+from fedapps.strategies.families.consensus import Preparation
 from fedapps.tasks.base import dealt
 from fedapps.tasks.context import RunContext
-from strategies.families.consensus import Preparation
 
 # An entry counts as non-zero from this fraction of the largest entry: Frank-Wolfe
 # shrinks earlier atoms but never removes them.

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.base.data import ClientData
+from fedapps.clients.base.data import ClientData
 from fedapps.data import partition as partitions
 from fedapps.data.samples import Samples
 from fedapps.tasks.base import TorchTask

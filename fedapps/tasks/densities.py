@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.families.ensemble_data import DensityData, Histogram
+from fedapps.clients.families.ensemble_data import DensityData, Histogram
 from fedapps.data.corpus import Corpus, read_corpus
 from fedapps.errors import UserError
 from fedapps.tasks.base import dealt

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.base.training import TrainOptions
-from clients.families.torch_ensemble_data import TorchEnsembleData
+from fedapps.clients.base.training import TrainOptions
+from fedapps.clients.families.torch_ensemble_data import TorchEnsembleData
 from fedapps.data import partition as partitions
 from fedapps.data.samples import Samples
 from fedapps.errors import UserError

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.seeds import generator
-from algorithms.frank_wolfe.atoms import Array
-from algorithms.frank_wolfe.centering import Centering, Table
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.matrix_domains import NuclearBall
-from clients.families.completion import CompletionProblem
-from clients.families.problems import Problem
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.centering import Centering, Table
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
+from fedapps.clients.families.completion import CompletionProblem
+from fedapps.clients.families.problems import Problem
 from fedapps.data.source import GENERATED
 from fedapps.errors import UserError
 from fedapps.tasks.convex import NON_ZERO, ConstrainedTask

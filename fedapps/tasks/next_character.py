@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.common.checks import nearest
-from clients.base.data import ClientData, Split
-from clients.base.evaluation import NEXT_TOKEN
+from fedapps.algorithms.common.checks import nearest
+from fedapps.clients.base.data import ClientData, Split
+from fedapps.clients.base.evaluation import NEXT_TOKEN
 from fedapps.data.corpus import DEFAULT_ROLES, read_rows, speech
 from fedapps.data.source import GENERATED
 from fedapps.errors import UserError

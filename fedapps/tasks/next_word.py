@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from clients.base.data import ClientData, Split
-from clients.base.evaluation import next_token
+from fedapps.clients.base.data import ClientData, Split
+from fedapps.clients.base.evaluation import next_token
 from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, groups_of
 from fedapps.data.images import categorical

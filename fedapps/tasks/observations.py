@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.seeds import generator
+from fedapps.algorithms.common.seeds import generator
 from fedapps.data.columns import check_columns
 from fedapps.data.source import GENERATED, Source
 from fedapps.data.sources import digits_table, open_split

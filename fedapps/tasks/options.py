@@ -5,8 +5,8 @@ can be read and checked quickly.
 from dataclasses import dataclass
 from math import isfinite
 
-from algorithms.common.checks import check_range
-from algorithms.common.options import Options, option
+from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.options import Options, option
 
 LOSSES = ("log", "squared")
 # Of numbers to predict; defined in ``clients.base.regression``.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from algorithms.common.checks import nearest
-from algorithms.common.options import Options
 from fedapps import tasks
+from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import Options
 from fedapps.data.source import GENERATED
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_options, guarded, load

@@ -7,7 +7,7 @@ How targets are scaled, and why so: ``targets.py``.
 
 from typing import Any
 
-from clients.base.data import ClientData
+from fedapps.clients.base.data import ClientData
 from fedapps.data import generated_tables
 from fedapps.data import partition as partitions
 from fedapps.data.flower_partitioners import goes_by_classes

@@ -15,17 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from algorithms.common.modules import get_arrays, outputs_of
-from algorithms.common.seeds import derived_seed, generator
-from algorithms.synthetic.frechet import frechet_distance
-from clients.base.data import Split
+from fedapps.algorithms.common.modules import get_arrays, outputs_of
+from fedapps.algorithms.common.seeds import derived_seed, generator
+from fedapps.algorithms.synthetic.frechet import frechet_distance
+from fedapps.clients.base.data import Split
 from fedapps.data import partition as partitions
 from fedapps.data.samples import Samples
 from fedapps.data.source import Source
 from fedapps.errors import UserError
+from fedapps.strategies.families.sample_sets import balanced_labels
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.set_training import check_fits, fit, tensors
-from strategies.families.sample_sets import balanced_labels
 
 #: Training steps of the classifier that provides the features of the Fréchet distance.
 FEATURE_STEPS = 600

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.common.modules import torch_seeded
-from clients.base.data import Split
+from fedapps.algorithms.common.modules import torch_seeded
+from fedapps.clients.base.data import Split
 from fedapps.data.samples import Samples
 from fedapps.errors import UserError
 

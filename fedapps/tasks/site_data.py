@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.options import names_in
-from clients.base.data import ClientData
-from clients.base.evaluation import CLASSIFICATION, Objective
+from fedapps.algorithms.common.options import names_in
+from fedapps.clients.base.data import ClientData
+from fedapps.clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
 from fedapps.data.images import read_named
 from fedapps.data.samples import Columns, Samples

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.options import names_in
-from algorithms.common.survival import GRID
+from fedapps.algorithms.common.options import names_in
+from fedapps.algorithms.common.survival import GRID
 from fedapps.data import generated_tables
 from fedapps.data import partition as partitions
 from fedapps.data.samples import Columns, Samples
@@ -26,7 +26,7 @@ from fedapps.tasks.site_data import SiteRows
 from fedapps.tasks.tabular import Rows, check_without_classes
 
 if TYPE_CHECKING:
-    from clients.base.evaluation import Objective
+    from fedapps.clients.base.evaluation import Objective
 
 TIME = "time"
 
@@ -142,7 +142,7 @@ class Survival(Rows):
     @cached_property
     def objective(self) -> "Objective":
         """The partial likelihood, and the scores."""
-        from clients.base.survival import survival
+        from fedapps.clients.base.survival import survival
 
         return survival(self.grid)
 

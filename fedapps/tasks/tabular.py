@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.base.data import ArrayData
+from fedapps.clients.base.data import ArrayData
 from fedapps.data import generated_tables
 from fedapps.data import partition as partitions
 from fedapps.data.options import DataOptions
@@ -34,7 +34,7 @@ from fedapps.tasks.classification import Classification, ThreeParts
 from fedapps.tasks.context import RunContext
 
 if TYPE_CHECKING:  # trees on tables need no PyTorch
-    from clients.base.evaluation import Objective
+    from fedapps.clients.base.evaluation import Objective
     from fedapps.data.scaling import Scale
 
 
@@ -138,7 +138,7 @@ class Tabular(Rows):
     @property
     def objective(self) -> "Objective":
         """The loss and the scores."""
-        from clients.base.evaluation import BINARY, CLASSIFICATION
+        from fedapps.clients.base.evaluation import BINARY, CLASSIFICATION
 
         if not self.context.data.class_weights:
             return BINARY if self.num_outputs == 1 else CLASSIFICATION

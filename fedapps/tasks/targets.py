@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.target_errors import CHANNELS, error_sums, pooled
-from clients.base.data import ArrayData
+from fedapps.algorithms.common.target_errors import CHANNELS, error_sums, pooled
+from fedapps.clients.base.data import ArrayData
 from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
+from fedapps.strategies.base.reply_validation import LONGEST_METRIC
 from fedapps.tasks.options import SUMS, RegressionOptions, numbers_in
-from strategies.base.reply_validation import LONGEST_METRIC
 
 if TYPE_CHECKING:  # trees on tables need no PyTorch
-    from clients.base.evaluation import Objective
+    from fedapps.clients.base.evaluation import Objective
 
 #: The task's name, and the net that ``auto`` stands for where a sample is a vector.
 NAME, LINEAR = "regression", "linear"
@@ -138,6 +138,6 @@ class Targets(ABC):
             raise UserError(
                 f"task = 'regression': {self.num_outputs} targets are more than {MOST}: name fewer"
             )
-        from clients.base.regression import regression
+        from fedapps.clients.base.regression import regression
 
         return regression(self.options.loss, self.target_scale.scale.tolist())

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clients.base.evaluation import BINARY
+from fedapps.clients.base.evaluation import BINARY
 from fedapps.data.columns import check_columns, groups_of, labels_of
 from fedapps.data.samples import Categorical, Samples
 from fedapps.data.source import Source

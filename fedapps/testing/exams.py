@@ -22,23 +22,23 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 from safetensors.numpy import load, save
 
-from algorithms.common.fleet import Fleet
-from clients import to_client_app
-from clients.base.adapter import client_id
-from clients.base.store import MessageStore, Store
+from fedapps.algorithms.common.fleet import Fleet
+from fedapps.clients import to_client_app
+from fedapps.clients.base.adapter import client_id
+from fedapps.clients.base.store import MessageStore, Store
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.prepare import checked_strategy, with_defaults
+from fedapps.strategies.base.capabilities import MakingSamples, buffering, load_state, state_of
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.clocks import VirtualClock
+from fedapps.strategies.base.messages import innermost
+from fedapps.strategies.base.rounds import Patience, run_rounds
+from fedapps.strategies.base.timing import Timing
 from fedapps.tasks.context import RunContext
 from fedapps.testing.problems import Blobs, Named, Problem, Quadratics
-from strategies.base.capabilities import MakingSamples, buffering, load_state, state_of
-from strategies.base.client_grid import ClientGrid
-from strategies.base.clocks import VirtualClock
-from strategies.base.messages import innermost
-from strategies.base.rounds import Patience, run_rounds
-from strategies.base.timing import Timing
 
 #: The training configuration of clients, unless an exam changes it: with momentum, and
 #: with mini-batches of which the last is smaller.

@@ -15,8 +15,8 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clients import ClientData, Split, to_client_app
-from clients.base.evaluation import CLASSIFICATION, Objective
+from fedapps.clients import ClientData, Split, to_client_app
+from fedapps.clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.engines.inline import InlineGrid
 
 Named = dict[str, NDArray[Any]]

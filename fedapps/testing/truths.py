@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.common.seeds import generator
+from fedapps.algorithms.common.seeds import generator
 
 if TYPE_CHECKING:
     from torch import nn

@@ -2,8 +2,8 @@
 
 import importlib.util
 
-from algorithms.common.checks import nearest
-from algorithms.common.options import names_in
+from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.options import names_in
 from fedapps.errors import UserError
 
 #: The package that each tracker needs; an extra of the tracker's name installs it.

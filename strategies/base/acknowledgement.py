@@ -15,8 +15,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.sent import METHOD, Reads, Sent
-from strategies.base.capabilities import declared, is_flowers_privacy
+from fedapps.algorithms.common.sent import METHOD, Reads, Sent
+from fedapps.strategies.base.capabilities import declared, is_flowers_privacy
 
 #: Strategies with a class in ``clients`` for a training loop of the user's own.
 LOOPS = frozenset({"APFL", "Ditto", "FedDyn", "FedProx", "FedRep", "Scaffold", "SuPerFed"})

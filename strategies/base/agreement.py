@@ -23,7 +23,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.common import log
 
-from strategies.base.messages import metrics_of, trains
+from fedapps.strategies.base.messages import metrics_of, trains
 
 Reply = tuple[int | str, Message]
 #: A client's reply with its metrics.

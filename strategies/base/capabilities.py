@@ -23,7 +23,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from strategies.base.messages import innermost
+from fedapps.strategies.base.messages import innermost
 
 Named = dict[str, NDArray[Any]]
 
@@ -131,7 +131,7 @@ def require_declaration(strategy: Strategy, what: str) -> Capabilities:
             f"{what}: {name} overrides aggregate_train and does not say what it takes from the "
             "replies: declare "
             "capabilities = Capabilities(replies=..., aggregation=...) beside it "
-            "(strategies.base.capabilities)"
+            "(fedapps.strategies.base.capabilities)"
         )
     return found
 

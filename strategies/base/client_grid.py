@@ -21,19 +21,19 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.seeds import generator
-from strategies.base.capabilities import buffering
-from strategies.base.exchange import Exchange, Failure
-from strategies.base.flower_private import WORKER_DIED, ErrorCode, is_simulation
-from strategies.base.messages import content_bytes, error_line, metrics_of, trains
-from strategies.base.named_grid import LONGEST_FAULT, NamedGrid
-from strategies.base.partial_work import check_partial, take_out
-from strategies.base.relative_bounds import RelativeBounds
-from strategies.base.reply_validation import Rules, UpdateBound
-from strategies.base.roster import ClientId, Packing, called, order
-from strategies.base.staleness import brought_forward, check_stale
-from strategies.base.timing import Phase, Timing
-from strategies.base.weights import capped
+from fedapps.algorithms.common.seeds import generator
+from fedapps.strategies.base.capabilities import buffering
+from fedapps.strategies.base.exchange import Exchange, Failure
+from fedapps.strategies.base.flower_private import WORKER_DIED, ErrorCode, is_simulation
+from fedapps.strategies.base.messages import content_bytes, error_line, metrics_of, trains
+from fedapps.strategies.base.named_grid import LONGEST_FAULT, NamedGrid
+from fedapps.strategies.base.partial_work import check_partial, take_out
+from fedapps.strategies.base.relative_bounds import RelativeBounds
+from fedapps.strategies.base.reply_validation import Rules, UpdateBound
+from fedapps.strategies.base.roster import ClientId, Packing, called, order
+from fedapps.strategies.base.staleness import brought_forward, check_stale
+from fedapps.strategies.base.timing import Phase, Timing
+from fedapps.strategies.base.weights import capped
 
 #: Clients that a line about a round names.
 MOST_NAMED = 5

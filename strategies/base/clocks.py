@@ -19,13 +19,13 @@ from statistics import median
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from algorithms.common.fleet import Fleet
-from algorithms.common.schedule import samples_within
-from algorithms.common.sent import PartialWork
-from strategies.base.flower_private import ErrorCode, number_message
-from strategies.base.messages import content_bytes
-from strategies.base.partial_work import ask
-from strategies.base.roster import ClientId, order
+from fedapps.algorithms.common.fleet import Fleet
+from fedapps.algorithms.common.schedule import samples_within
+from fedapps.algorithms.common.sent import PartialWork
+from fedapps.strategies.base.flower_private import ErrorCode, number_message
+from fedapps.strategies.base.messages import content_bytes
+from fedapps.strategies.base.partial_work import ask
+from fedapps.strategies.base.roster import ClientId, order
 
 #: The share of a deadline that clients on a real clock plan with.
 SPARE = 0.9

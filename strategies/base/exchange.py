@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from strategies.base.roster import ClientId, Travel, order
+from fedapps.strategies.base.roster import ClientId, Travel, order
 
 
 @dataclass(frozen=True)

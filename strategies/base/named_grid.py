@@ -19,12 +19,12 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from algorithms.common.seeds import generator
-from strategies.base.exchange import Failure
-from strategies.base.flower_private import NO_QUERY, ErrorCode
-from strategies.base.messages import error_line
-from strategies.base.roster import ClientId, KnowingClients, called, order
-from strategies.base.wrapped_grid import WrappedGrid
+from fedapps.algorithms.common.seeds import generator
+from fedapps.strategies.base.exchange import Failure
+from fedapps.strategies.base.flower_private import NO_QUERY, ErrorCode
+from fedapps.strategies.base.messages import error_line
+from fedapps.strategies.base.roster import ClientId, KnowingClients, called, order
+from fedapps.strategies.base.wrapped_grid import WrappedGrid
 
 IDENTITY = f"{MessageType.QUERY}.identity"
 # seconds that a run waits for the identity of a node that connects after the start

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from strategies.base.client_grid import ClientGrid
-from strategies.base.exchange import Exchange
-from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost
-from strategies.base.roster import ClientId
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.exchange import Exchange
+from fedapps.strategies.base.messages import LOSS_BEFORE, arrays_of, innermost
+from fedapps.strategies.base.roster import ClientId
 
 NEWCOMER = f"{MessageType.EVALUATE}.newcomer"
 

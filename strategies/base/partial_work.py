@@ -31,9 +31,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.sent import PartialWork
-from strategies.base.capabilities import declarer, require_declaration
-from strategies.base.messages import metrics_of
+from fedapps.algorithms.common.sent import PartialWork
+from fedapps.strategies.base.capabilities import declarer, require_declaration
+from fedapps.strategies.base.messages import metrics_of
 
 #: Claims of a larger share than the one that was asked for are rounding.
 ROUNDING = 1e-9

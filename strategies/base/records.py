@@ -10,9 +10,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from algorithms.common.averaging import weighted_average
-from algorithms.common.wire import fields, read
-from strategies.base.messages import arrays_of, metrics_of
+from fedapps.algorithms.common.averaging import weighted_average
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.strategies.base.messages import arrays_of, metrics_of
 
 T = TypeVar("T")
 

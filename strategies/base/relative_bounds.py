@@ -35,11 +35,11 @@ from flwr.app import Array, ArrayRecord, Message
 from flwr.common import log
 from numpy.typing import NDArray
 
-from algorithms.common.averaging import STATISTICS
-from algorithms.common.wire import fields, read
-from strategies.base.messages import arrays_of
-from strategies.base.roster import ClientId
-from strategies.base.weights import HALF, named, reference
+from fedapps.algorithms.common.averaging import STATISTICS
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.strategies.base.messages import arrays_of
+from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.weights import HALF, named, reference
 
 #: Multiple of the model's norm and of the median update, beyond which a client has
 #: diverged. In honest runs on sizes that differ by a factor of 70, updates were at most

@@ -19,19 +19,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from algorithms.common.averaging import VARIANCES
-from algorithms.common.options import Options, option
-from algorithms.common.wire import fields, read
-from strategies.base.agreement import Agreement
-from strategies.base.capabilities import (
+from fedapps.algorithms.common.averaging import VARIANCES
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.strategies.base.agreement import Agreement
+from fedapps.strategies.base.capabilities import (
     Capabilities,
     declared,
     is_private,
     needs_alike,
     replies_of,
 )
-from strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
-from strategies.base.weights import HALF
+from fedapps.strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
+from fedapps.strategies.base.weights import HALF
 
 #: Larger numbers are invalid for every method. No weight, gradient, loss or sample
 #: count is that large, and a sum of a few thousand of their squares fits into a

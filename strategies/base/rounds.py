@@ -20,15 +20,15 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from algorithms.common.sent import Reads
-from strategies.base.acknowledgement import Acknowledgements, asked_of, notice_noise
-from strategies.base.capabilities import counts_replies, is_finished, is_flowers_privacy
-from strategies.base.client_grid import ClientGrid
-from strategies.base.exchange import Exchange, Failure
-from strategies.base.flower_private import log_strategy_start_info
-from strategies.base.messages import innermost
-from strategies.base.newcomers import meet
-from strategies.base.roster import ClientId, order
+from fedapps.algorithms.common.sent import Reads
+from fedapps.strategies.base.acknowledgement import Acknowledgements, asked_of, notice_noise
+from fedapps.strategies.base.capabilities import counts_replies, is_finished, is_flowers_privacy
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.exchange import Exchange, Failure
+from fedapps.strategies.base.flower_private import log_strategy_start_info
+from fedapps.strategies.base.messages import innermost
+from fedapps.strategies.base.newcomers import meet
+from fedapps.strategies.base.roster import ClientId, order
 
 #: Rounds whose metrics the log repeats at the end.
 MOST_TOLD = 200

@@ -9,10 +9,10 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from algorithms.secure.wire import QUERY, RECORD, packed, unpacked
-from strategies.base.messages import content_bytes, trains
-from strategies.base.roster import KnowingClients, Numbered, Travel
-from strategies.base.wrapped_grid import WrappedGrid
+from fedapps.algorithms.secure.wire import QUERY, RECORD, packed, unpacked
+from fedapps.strategies.base.messages import content_bytes, trains
+from fedapps.strategies.base.roster import KnowingClients, Numbered, Travel
+from fedapps.strategies.base.wrapped_grid import WrappedGrid
 
 
 class SecureCalls(WrappedGrid):

@@ -28,23 +28,23 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from algorithms.common.sent import METHOD
-from algorithms.secure.graph import shares_fault
-from algorithms.secure.messages import (
+from fedapps.algorithms.common.sent import METHOD
+from fedapps.algorithms.secure.graph import shares_fault
+from fedapps.algorithms.secure.messages import (
     Reveal,
     context_digest,
     weighted_digest,
 )
-from algorithms.secure.server import Unmaskable, met, reveal_fault, unmask
-from algorithms.secure.vector import Layout, Terms, content_digest
-from algorithms.secure.wire import CLEAR, RECORD, packed, unpacked
-from strategies.base.capabilities import WeighingAhead
-from strategies.base.flower_private import ErrorCode, number_message
-from strategies.base.messages import metrics_of, trains
-from strategies.base.roster import Travel
-from strategies.base.secure_calls import SecureCalls, queries
-from strategies.base.secure_replies import mean_replies, vector_of
-from strategies.base.secure_sessions import Failed, Prepared, Protocol, Sessions
+from fedapps.algorithms.secure.server import Unmaskable, met, reveal_fault, unmask
+from fedapps.algorithms.secure.vector import Layout, Terms, content_digest
+from fedapps.algorithms.secure.wire import CLEAR, RECORD, packed, unpacked
+from fedapps.strategies.base.capabilities import WeighingAhead
+from fedapps.strategies.base.flower_private import ErrorCode, number_message
+from fedapps.strategies.base.messages import metrics_of, trains
+from fedapps.strategies.base.roster import Travel
+from fedapps.strategies.base.secure_calls import SecureCalls, queries
+from fedapps.strategies.base.secure_replies import mean_replies, vector_of
+from fedapps.strategies.base.secure_sessions import Failed, Prepared, Protocol, Sessions
 
 
 class SecureGrid(SecureCalls):

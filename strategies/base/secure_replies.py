@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from algorithms.common.sent import METHOD
-from algorithms.common.wire import fields, read
-from algorithms.secure.fixed_point import BYTES, Words, from_bytes
-from algorithms.secure.vector import Layout, Terms, from_sum
-from algorithms.secure.wire import MASKED
-from strategies.base.messages import arrays_of
+from fedapps.algorithms.common.sent import METHOD
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.secure.fixed_point import BYTES, Words, from_bytes
+from fedapps.algorithms.secure.vector import Layout, Terms, from_sum
+from fedapps.algorithms.secure.wire import MASKED
+from fedapps.strategies.base.messages import arrays_of
 
 
 def vector_of(terms: Terms, content: RecordDict, reply: RecordDict, layout: str) -> Words:

@@ -9,11 +9,11 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from algorithms.secure.graph import check_degree, least_survivors, neighbours
-from algorithms.secure.keys import fresh
-from algorithms.secure.messages import Hello, Offer, Session
-from algorithms.secure.server import met, offer_fault
-from strategies.base.secure_calls import SecureCalls
+from fedapps.algorithms.secure.graph import check_degree, least_survivors, neighbours
+from fedapps.algorithms.secure.keys import fresh
+from fedapps.algorithms.secure.messages import Hello, Offer, Session
+from fedapps.algorithms.secure.server import met, offer_fault
+from fedapps.strategies.base.secure_calls import SecureCalls
 
 #: Share of a round's clients that may be gone, for the check of a graph of neighbours.
 GONE = 0.1

@@ -8,7 +8,7 @@ from typing import cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.base.roster import ClientId, Numbered
+from fedapps.strategies.base.roster import ClientId, Numbered
 
 Positions = NDArray[np.int64]
 

@@ -15,10 +15,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.averaging import STATISTICS
-from algorithms.common.wire import fields, read
-from strategies.base.capabilities import declarer, is_private, require_declaration
-from strategies.base.messages import arrays_of, shape_fault
+from fedapps.algorithms.common.averaging import STATISTICS
+from fedapps.algorithms.common.wire import fields, read
+from fedapps.strategies.base.capabilities import declarer, is_private, require_declaration
+from fedapps.strategies.base.messages import arrays_of, shape_fault
 
 
 def check_stale(strategy: Strategy, what: str) -> None:

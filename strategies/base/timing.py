@@ -26,12 +26,12 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.options import Options, option
-from algorithms.common.sent import PartialWork
-from strategies.base.clocks import Flight, RealClock, VirtualClock
-from strategies.base.messages import arrays_of
-from strategies.base.partial_work import ROUNDING, came
-from strategies.base.roster import ClientId, order
+from fedapps.algorithms.common.options import Options, option
+from fedapps.algorithms.common.sent import PartialWork
+from fedapps.strategies.base.clocks import Flight, RealClock, VirtualClock
+from fedapps.strategies.base.messages import arrays_of
+from fedapps.strategies.base.partial_work import ROUNDING, came
+from fedapps.strategies.base.roster import ClientId, order
 
 #: How much less a reply counts that is s updates old: (1 + s) ** -STALENESS.
 STALENESS = 0.5

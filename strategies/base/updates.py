@@ -13,9 +13,9 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from algorithms.common.averaging import STATISTICS
-from algorithms.common.wire import read
-from strategies.base.records import to_record
+from fedapps.algorithms.common.averaging import STATISTICS
+from fedapps.algorithms.common.wire import read
+from fedapps.strategies.base.records import to_record
 
 Named = dict[str, NDArray[Any]]
 

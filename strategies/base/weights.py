@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
-from strategies.base.messages import innermost
+from fedapps.strategies.base.messages import innermost
 
 # Replaces a weight of 0, because strategies may divide by a sum of weights; it is too
 # small to change a result.

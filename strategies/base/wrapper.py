@@ -8,8 +8,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from strategies.base.capabilities import is_finished, load_state, state_of
-from strategies.base.rounds import RunsRounds
+from fedapps.strategies.base.capabilities import is_finished, load_state, state_of
+from fedapps.strategies.base.rounds import RunsRounds
 
 
 class Wrapper(RunsRounds):

@@ -28,17 +28,17 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.prefixes import under, within
-from algorithms.common.wire import read
-from algorithms.frank_wolfe.atoms import Array
-from algorithms.frank_wolfe.domain import Domain
-from algorithms.frank_wolfe.sent import PhaseSent
-from algorithms.frank_wolfe.steps import duality_gap
-from strategies.base.capabilities import Capabilities
-from strategies.base.messages import arrays_of, metrics_of, rounds_of
-from strategies.base.named_grid import clients_of
-from strategies.base.records import to_record
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.algorithms.common.prefixes import under, within
+from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.frank_wolfe.atoms import Array
+from fedapps.algorithms.frank_wolfe.domain import Domain
+from fedapps.algorithms.frank_wolfe.sent import PhaseSent
+from fedapps.algorithms.frank_wolfe.steps import duality_gap
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.messages import arrays_of, metrics_of, rounds_of
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 Measure = Callable[[Array, Mapping[str, float], int], Mapping[str, float]]
 PREPARATION = "preparation."

@@ -19,20 +19,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.boosting.fit_options import DistillOptions
-from algorithms.common.seeds import generator
-from algorithms.common.wire import read
-from strategies.base.capabilities import Capabilities
-from strategies.base.messages import arrays_of
-from strategies.base.records import to_record
-from strategies.base.relative_bounds import FEW, HARDENED
-from strategies.base.weights import HALF, reference
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.algorithms.boosting.fit_options import DistillOptions
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.wire import read
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.messages import arrays_of
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.relative_bounds import FEW, HARDENED
+from fedapps.strategies.base.weights import HALF, reference
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 if TYPE_CHECKING:  # reading the options must not import PyTorch
     from torch import Tensor
 
-    from algorithms.boosting.distillation import Distiller
+    from fedapps.algorithms.boosting.distillation import Distiller
 
 Arrays = list[NDArray[Any]]
 

@@ -26,8 +26,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from algorithms.common.sent import Asked, Scoring
-from algorithms.personal.choice import (
+from fedapps.algorithms.common.sent import Asked, Scoring
+from fedapps.algorithms.personal.choice import (
     SHRINK,
     counted,
     least,
@@ -35,9 +35,9 @@ from algorithms.personal.choice import (
     shrunk,
     sound_curve,
 )
-from strategies.base.client_grid import TIMEOUT
-from strategies.base.messages import metrics_of
-from strategies.fedavg import FedAvg
+from fedapps.strategies.base.client_grid import TIMEOUT
+from fedapps.strategies.base.messages import metrics_of
+from fedapps.strategies.fedavg import FedAvg
 
 #: Whose validation losses choose: the samples as which those of all clients count.
 CHOICES = {"own": 0.0, "shrunk": SHRINK, "shared": math.inf}

@@ -13,9 +13,9 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
-from algorithms.common.wire import read
-from strategies.base.messages import arrays_of
-from strategies.base.records import most_common
+from fedapps.algorithms.common.wire import read
+from fedapps.strategies.base.messages import arrays_of
+from fedapps.strategies.base.records import most_common
 
 Floats = NDArray[np.float64]
 #: How far the sum of a density of float32 numbers may be from 1.

@@ -27,7 +27,7 @@ Contract: that of the wrapped strategy; in addition, for rules that use losses, 
 reply holds the metric ``loss-before``, the mean training loss of the model as it was
 received. The training configuration requests it with ``loss-before`` = true. A client
 whose loss is negative or not finite is skipped; one far above the loss that models
-start from is cut (:func:`algorithms.fairness.responses.cut`).
+start from is cut (:func:`fedapps.algorithms.fairness.responses.cut`).
 """
 
 from abc import abstractmethod
@@ -45,18 +45,24 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
-from algorithms.common.sent import Asked
-from algorithms.fairness.responses import cut
-from algorithms.fairness.rule import FairOptions
-from algorithms.fairness.simplex import bounded, normalise
-from strategies.base.capabilities import Capabilities, declarer, require_declaration
-from strategies.base.messages import LOSS_BEFORE, arrays_of, innermost, metrics_of, valid_losses
-from strategies.base.relative_bounds import HARDENED
-from strategies.base.roster import ClientId
-from strategies.base.updates import moved, updates
-from strategies.base.weights import weight_key, with_weight
-from strategies.families.weight_memory import FORGET_AFTER, WeightMemory
+from fedapps.algorithms.common.checks import check_range
+from fedapps.algorithms.common.sent import Asked
+from fedapps.algorithms.fairness.responses import cut
+from fedapps.algorithms.fairness.rule import FairOptions
+from fedapps.algorithms.fairness.simplex import bounded, normalise
+from fedapps.strategies.base.capabilities import Capabilities, declarer, require_declaration
+from fedapps.strategies.base.messages import (
+    LOSS_BEFORE,
+    arrays_of,
+    innermost,
+    metrics_of,
+    valid_losses,
+)
+from fedapps.strategies.base.relative_bounds import HARDENED
+from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.updates import moved, updates
+from fedapps.strategies.base.weights import weight_key, with_weight
+from fedapps.strategies.families.weight_memory import FORGET_AFTER, WeightMemory
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -96,7 +102,7 @@ class Reweighting(WeightMemory):
     """Wrapper of a ``strategy`` that averages by weight; raises ``ValueError`` if it is
     not declared to do so.
 
-    ``prior``, ``cap``: as in :class:`algorithms.fairness.rule.FairOptions`.
+    ``prior``, ``cap``: as in :class:`fedapps.algorithms.fairness.rule.FairOptions`.
     ``forget_after``: rounds in a row that a client may be disconnected before its
     weight is forgotten.
     """

@@ -20,9 +20,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from algorithms.common.checks import check_range
-from strategies.base.records import to_record
-from strategies.fedavg import FedAvg, FedAvgArguments
+from fedapps.algorithms.common.checks import check_range
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 Arrays = dict[str, NDArray[Any]]
 #: (x (M, ...), y (M,), round) -> the classifier's arrays by name, and the server's own

@@ -9,8 +9,8 @@ from dataclasses import replace
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from strategies.base.capabilities import Capabilities
-from strategies.fedavg import FedAvg
+from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.fedavg import FedAvg
 
 
 class SharedPart(FedAvg):

@@ -10,14 +10,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from algorithms.common.prefixes import under, within
-from algorithms.fairness.rule import WeightRule
-from algorithms.fairness.simplex import normalise
-from strategies.base.capabilities import load_state, state_of
-from strategies.base.named_grid import clients_of
-from strategies.base.roster import ClientId
-from strategies.base.slots import Slots, pack_ids
-from strategies.base.wrapper import Wrapper
+from fedapps.algorithms.common.prefixes import under, within
+from fedapps.algorithms.fairness.rule import WeightRule
+from fedapps.algorithms.fairness.simplex import normalise
+from fedapps.strategies.base.capabilities import load_state, state_of
+from fedapps.strategies.base.named_grid import clients_of
+from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.slots import Slots, pack_ids
+from fedapps.strategies.base.wrapper import Wrapper
 
 Floats = NDArray[np.float64]
 #: Rounds in a row that a client may be away before its weight is forgotten.
@@ -25,7 +25,7 @@ FORGET_AFTER = 100
 
 
 class WeightMemory(Wrapper):
-    """Base of :class:`strategies.families.reweighting.Reweighting`."""
+    """Base of :class:`fedapps.strategies.families.reweighting.Reweighting`."""
 
     #: Whether the rule needs the clients' losses.
     asks_losses = True

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord
 from torch.func import functional_call
 from torch.nn import functional
 
-from clients import (
+from fedapps.clients import (
     ClientData,
     FedALAClient,
     FedAvgClient,
@@ -26,10 +26,10 @@ from clients import (
     Split,
     to_client_app,
 )
-from clients.base.store import MessageStore
-from clients.base.training import TrainOptions, get_arrays
+from fedapps.clients.base.store import MessageStore
+from fedapps.clients.base.training import TrainOptions, get_arrays
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     ClientGrid,
     FedALA,
     FedALAOptions,
@@ -486,7 +486,9 @@ def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_per_fedavg_is_scored_after_steps_along_the_full_gradient(steps, monkeypatch):
-    monkeypatch.setattr("clients.per_fedavg.CHUNK", 25)  # samples at a time, the last ones fewer
+    monkeypatch.setattr(
+        "fedapps.clients.per_fedavg.CHUNK", 25
+    )  # samples at a time, the last ones fewer
     data, sent = blobs(1), get_arrays(small_net(5))
     client = PerFedAvgClient(small_net, data, 0)
     loss, _, metrics = client.evaluate(

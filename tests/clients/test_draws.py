@@ -1,6 +1,6 @@
 """Local random draws depend on the seed, the purpose, the client and the round."""
 
-from clients import FedAvgClient
+from fedapps.clients import FedAvgClient
 from fedapps.testing.problems import blobs, small_net
 
 CONFIG = {"seed": 3, "server-round": 2}

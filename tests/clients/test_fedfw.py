@@ -7,13 +7,13 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from algorithms.frank_wolfe.matrix_domains import NuclearBall
-from algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
-from algorithms.frank_wolfe.product_domain import Product
-from algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
-from clients import FedFWClient, MessageStore, ProjectedClient
-from clients.families.problems import ObjectiveProblem
-from clients.families.torch_problem import TorchProblem
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
+from fedapps.algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
+from fedapps.algorithms.frank_wolfe.product_domain import Product
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball, L2Ball
+from fedapps.clients import FedFWClient, MessageStore, ProjectedClient
+from fedapps.clients.families.problems import ObjectiveProblem
+from fedapps.clients.families.torch_problem import TorchProblem
 from tests.helpers import blobs, small_net
 
 RNG = np.random.default_rng(0)

@@ -5,10 +5,10 @@ clients and strategies.
 import numpy as np
 import pytest
 
-from clients import FedAvgClient, FedProxClient, LocalClient
-from clients.base.store import MessageStore
+from fedapps.clients import FedAvgClient, FedProxClient, LocalClient
+from fedapps.clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
-from strategies import FedAvg, FedProx, FedProxOptions, Local
+from fedapps.strategies import FedAvg, FedProx, FedProxOptions, Local
 from tests.helpers import arrays_of, simulate
 from tests.quadratics import CONFIG, CURVATURE, TARGET, quadratic
 

@@ -11,15 +11,15 @@ import torch
 from flwr.app import RecordDict
 from torch import nn
 
-from algorithms.personal.clusters import grouped
-from algorithms.personal.sent import IFCASent
-from clients import ClientData, FedAvgClient, IFCAClient, Split
-from clients.base.evaluation import Objective
-from clients.base.store import MessageStore
+from fedapps.algorithms.personal.clusters import grouped
+from fedapps.algorithms.personal.sent import IFCASent
+from fedapps.clients import ClientData, FedAvgClient, IFCAClient, Split
+from fedapps.clients.base.evaluation import Objective
+from fedapps.clients.base.store import MessageStore
+from fedapps.strategies import IFCA, FedAvg, IFCAOptions
+from fedapps.strategies.ifca import CLUSTER
 from fedapps.testing import exams
 from fedapps.testing.problems import Blobs, Problem
-from strategies import IFCA, FedAvg, IFCAOptions
-from strategies.ifca import CLUSTER
 from tests.helpers import arrays_of, assert_arrays, run_inline, simulate
 
 SLOPES = (3.0, -2.0)  # of the two clusters
@@ -180,9 +180,9 @@ def test_it_repeats_resumes_and_survives_failures(options):
 
 
 def test_too_few_replies_are_grouped_later(caplog):
-    from clients import to_client_app
+    from fedapps.clients import to_client_app
     from fedapps.engines.inline import InlineGrid
-    from strategies import ClientGrid
+    from fedapps.strategies import ClientGrid
 
     problem, stores = Lines(), {}
     make = client_of(problem, stores)

@@ -4,11 +4,11 @@ sampled method on average.
 
 import pytest
 
-from algorithms.common.steps import Eager
-from clients import FedAvgClient, LocalClient, to_client_app
-from clients.base.store import MessageStore
+from fedapps.algorithms.common.steps import Eager
+from fedapps.clients import FedAvgClient, LocalClient, to_client_app
+from fedapps.clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
-from strategies import ClientGrid, Local
+from fedapps.strategies import ClientGrid, Local
 from tests.helpers import assert_arrays, blobs, simulate, small_net
 
 TRAIN = {

@@ -9,17 +9,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.client import NumPyClient
 from torch.nn import functional
 
-import clients
-import strategies
-from algorithms.common.seeds import generator
-from algorithms.common.sent import PartialWork, Sent
-from algorithms.common.steps import Eager
-from clients import ClientData, FedAvgClient, Split, TrainOptions, WarmStartClient, to_client_app
-from clients.base.store import MessageStore
-from clients.base.training import get_arrays, set_arrays
-from clients.fedavg import why_all_steps
-from clients.steps import partial_work, plain
-from clients.steps.batches import mini_batches
+from fedapps import clients, strategies
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.common.sent import PartialWork, Sent
+from fedapps.algorithms.common.steps import Eager
+from fedapps.clients import (
+    ClientData,
+    FedAvgClient,
+    Split,
+    TrainOptions,
+    WarmStartClient,
+    to_client_app,
+)
+from fedapps.clients.base.store import MessageStore
+from fedapps.clients.base.training import get_arrays, set_arrays
+from fedapps.clients.fedavg import why_all_steps
+from fedapps.clients.steps import partial_work, plain
+from fedapps.clients.steps.batches import mini_batches
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.testing import exams
@@ -155,7 +161,7 @@ fedala ifca fedrod per-fedavg fedavg-distill"""
 def kind_of(method):
     entry = METHODS[method]
     if method == "propfair":
-        from clients import PropFairClient
+        from fedapps.clients import PropFairClient
 
         return PropFairClient
     name = None if entry.wrap or entry.client is None else getattr(entry.client_factory, "kind", 0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, RecordDict
 
-from clients import (
+from fedapps.clients import (
     APFLClient,
     DittoClient,
     FedAvgClient,
@@ -19,9 +19,9 @@ from clients import (
     SuPerFedClient,
     to_client_app,
 )
-from clients.base.store import MessageStore
+from fedapps.clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     APFL,
     APFLOptions,
     ClientGrid,

@@ -7,9 +7,9 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from clients import PFedMeClient
-from clients.base.training import TrainOptions, get_arrays
-from clients.pfedme import repeated
+from fedapps.clients import PFedMeClient
+from fedapps.clients.base.training import TrainOptions, get_arrays
+from fedapps.clients.pfedme import repeated
 from tests.helpers import assert_arrays, blobs, small_net
 
 CONFIG = {

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from clients import FedAvgClient, PropFairClient
-from clients.base.training import get_arrays
+from fedapps.clients import FedAvgClient, PropFairClient
+from fedapps.clients.base.training import get_arrays
 from tests.helpers import assert_arrays, blobs, small_net
 
 

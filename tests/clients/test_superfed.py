@@ -11,12 +11,12 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from clients import FedAvgClient, FedProxClient, SuPerFedClient, to_client_app
-from clients.base.evaluation import Objective
-from clients.base.training import TrainOptions, get_arrays
+from fedapps.clients import FedAvgClient, FedProxClient, SuPerFedClient, to_client_app
+from fedapps.clients.base.evaluation import Objective
+from fedapps.clients.base.training import TrainOptions, get_arrays
 from fedapps.engines.inline import InlineGrid
-from strategies import FedAvg, SuPerFed, SuPerFedOptions
-from strategies.superfed import collected
+from fedapps.strategies import FedAvg, SuPerFed, SuPerFedOptions
+from fedapps.strategies.superfed import collected
 from tests.helpers import arrays_of, assert_arrays, blobs, simulate, small_net
 
 INITIAL = {name: t.numpy().copy() for name, t in small_net(5).state_dict().items()}
@@ -242,7 +242,7 @@ def test_an_evaluation_is_the_same_with_the_first_layer_computed_once(monkeypatc
     client = superfed(0, None)
     parameters = [array + 0.1 for array in INITIAL.values()]
     loss, count, metrics = client.evaluate(parameters, CONFIG)
-    monkeypatch.setattr("clients.superfed.SharedFirstLayer.of", lambda *_: None)
+    monkeypatch.setattr("fedapps.clients.superfed.SharedFirstLayer.of", lambda *_: None)
     assert (pytest.approx(loss, abs=1e-6), count) == client.evaluate(parameters, CONFIG)[:2]
     for name, value in client.evaluate(parameters, CONFIG)[2].items():
         assert metrics[name] == pytest.approx(value, abs=1e-6), name
@@ -450,7 +450,7 @@ def test_mixing_starts_after_so_many_draws_a_client_or_by_the_share_of_rounds():
     """Two of four clients a round: half a draw each. The state of a checkpoint holds
     the count.
     """
-    from strategies.base.client_grid import ClientGrid
+    from fedapps.strategies.base.client_grid import ClientGrid
 
     def mixings(options, rounds=8, strategy=None, first=1):
         messages = []

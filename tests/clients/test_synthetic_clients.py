@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from clients import ClientData, FedCGANClient, FedCVAEClient, FedEvgClient, Split
-from clients.base.training import TrainOptions
+from fedapps.clients import ClientData, FedCGANClient, FedCVAEClient, FedEvgClient, Split
+from fedapps.clients.base.training import TrainOptions
 from fedapps.models.generative_nets import (
     ACGAN,
     CVAE,
@@ -17,7 +17,7 @@ from fedapps.models.generative_nets import (
     build_generator,
 )
 from fedapps.models.image_nets import build_model
-from strategies import FedEvg, FedEvgOptions, FedGenerator
+from fedapps.strategies import FedEvg, FedEvgOptions, FedGenerator
 from tests.helpers import arrays_of, simulate
 
 SHAPE, CLASSES, M = (1, 8, 8), 2, 8

@@ -11,10 +11,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
-import clients
-from clients import MessageStore, answer_identity, terms, to_client_app
+from fedapps import clients
+from fedapps.clients import MessageStore, answer_identity, terms, to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     Ditto,
     DittoOptions,
     FedDyn,

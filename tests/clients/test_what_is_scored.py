@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from clients import (
+from fedapps.clients import (
     APFLClient,
     ClientData,
     FedAvgClient,
@@ -17,8 +17,8 @@ from clients import (
     Split,
     SuPerFedClient,
 )
-from clients.base.evaluation import score
-from clients.base.training import TrainOptions, get_arrays
+from fedapps.clients.base.evaluation import score
+from fedapps.clients.base.training import TrainOptions, get_arrays
 from tests.helpers import assert_arrays, blobs, small_net
 from tests.quadratics import Scalar
 

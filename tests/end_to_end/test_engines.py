@@ -134,9 +134,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from benchmarks.dropping_clients import with_losses
-from clients.base.adapter import to_client_app
+from fedapps.clients.base.adapter import to_client_app
 from fedapps.runs import client_app, server_app
-from strategies import ClientGrid, FedAvg
+from fedapps.strategies import ClientGrid, FedAvg
 
 
 class Hanging(NumPyClient):

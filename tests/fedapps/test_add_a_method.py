@@ -50,7 +50,9 @@ def extended(tmp_path_factory):
         shutil.copy(ROOT / name, copy)
     methods = (ROOT / "fedapps/methods/averaging.py").read_text(encoding="utf-8")
     head, opening, entries = methods.partition("METHODS: dict[str, Method] = {\n")
-    head = head.replace("from strategies import", f"{SERVER_IMPORT}\nfrom strategies import", 1)
+    head = head.replace(
+        "from fedapps.strategies import", f"{SERVER_IMPORT}\nfrom strategies import", 1
+    )
     for place, text in zip(
         PLACES, (SERVER, CLIENT, head + opening + ENTRY + entries, EXAM), strict=True
     ):
@@ -118,7 +120,7 @@ def test_the_new_method_runs_alone_and_with_what_composes(extended):
     assert summary["accuracy-mean"] > 0.2
     shutil.rmtree(extended / "out")
     composes = (
-        "from strategies import *; TERM(FedNova()); Private(FedNova(), PrivacyOptions(1.0)); "
+        "from fedapps.strategies import *; TERM(FedNova()); Private(FedNova(), PrivacyOptions(1.0)); "
         "WarmStart(FedAvg(), 1, FedNova())"
     )
     done = python(extended, "-c", composes)
@@ -127,7 +129,7 @@ def test_the_new_method_runs_alone_and_with_what_composes(extended):
 
 def test_without_its_declaration_no_method_composes_with_it(extended):
     lines = [
-        "import strategies",
+        "from fedapps import strategies",
         "class Silent(strategies.FedNova):",
         "    def aggregate_train(self, *args): return super().aggregate_train(*args)",
         "strategies.TERM(Silent())",

@@ -7,16 +7,16 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from clients import MessageStore, to_client_app
-from clients.propfair import Proportional, differentiates
+from fedapps.clients import MessageStore, to_client_app
+from fedapps.clients.propfair import Proportional, differentiates
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, TorchClient
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.prepare import checked_strategy, with_defaults
 from fedapps.settings.reading import read_settings
-from strategies import ClientGrid, run_rounds
-from strategies.base.capabilities import declared
+from fedapps.strategies import ClientGrid, run_rounds
+from fedapps.strategies.base.capabilities import declared
 from tests.helpers import assert_arrays
 
 JOB = {

@@ -14,19 +14,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_st
 
-from algorithms.boosting.additive import Block, pack_blocks, unpack_blocks
-from algorithms.common.wire import WireError, fields, read
-from algorithms.ensembles import sparse_tables
-from clients.base.store import DiskStore, MessageStore
+from fedapps.algorithms.boosting.additive import Block, pack_blocks, unpack_blocks
+from fedapps.algorithms.common.wire import WireError, fields, read
+from fedapps.algorithms.ensembles import sparse_tables
+from fedapps.clients.base.store import DiskStore, MessageStore
 from fedapps.errors import UserError
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.reader import STATES, read_run
 from fedapps.records.writer import Recorder, read_rounds
 from fedapps.settings.settings import Settings
+from fedapps.strategies import FedAdam, PrivacyOptions, Private
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.slots import pack_ids, unpack_ids
 from fedapps.tasks.predictor_library import Library
-from strategies import FedAdam, PrivacyOptions, Private
-from strategies.base.records import to_record
-from strategies.base.slots import pack_ids, unpack_ids
 from tests.domains import ALL
 from tests.strange import mutate_bytes
 

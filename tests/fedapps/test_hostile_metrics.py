@@ -9,14 +9,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.records.writer import Recorder
 from fedapps.results.compare import compare
 from fedapps.results.report import write_report
 from fedapps.settings.settings import Settings
-from strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
-from strategies.base.agreement import MOST_RARE, Agreement
+from fedapps.strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
+from fedapps.strategies.base.agreement import MOST_RARE, Agreement
 from tests.helpers import EchoClient, LossyClient, rounds_of
 
 START = {"w": np.zeros(2, np.float32)}

@@ -10,9 +10,9 @@ import pytest
 from flwr.app import RecordDict
 from safetensors.numpy import load_file
 
-from clients import to_client_app
-from clients.base.store import MessageStore
-from clients.base.training import get_arrays, set_arrays
+from fedapps.clients import to_client_app
+from fedapps.clients.base.store import MessageStore
+from fedapps.clients.base.training import get_arrays, set_arrays
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.errors import UserError

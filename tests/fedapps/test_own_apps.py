@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import own_apps
-from strategies import FedProx, FedProxOptions
+from fedapps.strategies import FedProx, FedProxOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "strategy-in-your-project.md"
 own_apps.quiet()

@@ -150,14 +150,14 @@ for name in strategies.__all__:
     getattr(strategies, name)
 from flwr.app import Array, ArrayRecord
 from flwr.client import NumPyClient
-from clients import DiskStore, MessageStore, to_client_app
-from strategies import ClientGrid, FedAvg
+from fedapps.clients import DiskStore, MessageStore, to_client_app
+from fedapps.strategies import ClientGrid, FedAvg
 """
 
 
 TRAIN = """
 from flwr.app import Context, Message, RecordDict, ConfigRecord
-from strategies.base.flower_private import identify_process
+from fedapps.strategies.base.flower_private import identify_process
 identify_process(1)
 class Three(NumPyClient):
     def fit(self, parameters, config):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clients.steps.compiled import Compiler
+from fedapps.clients.steps.compiled import Compiler
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.runs import client_factory

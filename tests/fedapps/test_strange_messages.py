@@ -19,9 +19,9 @@ from fedapps.records.writer import mean_curves, summarise
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.client_app import app
 from fedapps.settings.reading import chosen, read_settings
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.rounds import run_rounds
 from fedapps.tasks.registry import TASKS
-from strategies.base.client_grid import ClientGrid
-from strategies.base.rounds import run_rounds
 from tests.strange import mutate
 
 pytestmark = pytest.mark.slow

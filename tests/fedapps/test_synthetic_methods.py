@@ -7,7 +7,7 @@ import json
 import pytest
 from flwr.app import RecordDict
 
-from clients.base.store import MessageStore
+from fedapps.clients.base.store import MessageStore
 from fedapps.commands.parser import main
 from fedapps.models.generative_nets import build_energy_net
 from fedapps.runs.assembly import build_client, build_task

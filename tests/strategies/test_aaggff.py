@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
-from algorithms.fairness.responses import CDFS, decision_loss, respond
-from clients import FedAvgClient, to_client_app
+from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
+from fedapps.algorithms.fairness.responses import CDFS, decision_loss, respond
+from fedapps.clients import FedAvgClient, to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import AAggFFD, AAggFFOptions, AAggFFS, ClientGrid, FedAvg
+from fedapps.strategies import AAggFFD, AAggFFOptions, AAggFFS, ClientGrid, FedAvg
 from tests.helpers import (
     LossyClient,
     arrays_of,

@@ -5,10 +5,10 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
-from clients import ClassMeansClient, ClientData, Split
+from fedapps.clients import ClassMeansClient, ClientData, Split
 from fedapps.models.image_nets import build_model
-from strategies import ClassMeans
-from strategies.base.capabilities import declared
+from fedapps.strategies import ClassMeans
+from fedapps.strategies.base.capabilities import declared
 from tests.helpers import simulate
 
 SHAPE, CLASSES = (1, 4, 4), 4

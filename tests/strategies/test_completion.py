@@ -5,18 +5,18 @@ participation, and results compared with biases.
 import numpy as np
 import pytest
 
-from algorithms.frank_wolfe.centering import Centering, Table
-from algorithms.frank_wolfe.matrix_domains import NuclearBall
-from clients.dfw_trace import DFWTraceClient
-from clients.families.completion import CompletionProblem
-from clients.fedfw import FedFWClient
-from clients.projected import ProjectedClient
+from fedapps.algorithms.frank_wolfe.centering import Centering, Table
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
+from fedapps.clients.dfw_trace import DFWTraceClient
+from fedapps.clients.families.completion import CompletionProblem
+from fedapps.clients.fedfw import FedFWClient
+from fedapps.clients.projected import ProjectedClient
 from fedapps.data.source import Source
+from fedapps.strategies.dfw_trace import DFWTrace
+from fedapps.strategies.fedfw import FedFW, FedFWOptions
+from fedapps.strategies.projected_fedavg import ProjectedFedAvg
 from fedapps.tasks.observations import observations
 from fedapps.tasks.options import MatrixCompletionOptions
-from strategies.dfw_trace import DFWTrace
-from strategies.fedfw import FedFW, FedFWOptions
-from strategies.projected_fedavg import ProjectedFedAvg
 from tests.constrained import World
 from tests.helpers import arrays_of
 

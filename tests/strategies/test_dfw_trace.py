@@ -5,12 +5,12 @@ participation; only sums are used; state, faults, traffic.
 import numpy as np
 import pytest
 
-from algorithms.frank_wolfe.matrix_domains import NuclearBall, Spectrahedron
-from algorithms.frank_wolfe.power_iteration import PowerIteration
-from algorithms.frank_wolfe.steps import duality_gap, move
-from algorithms.frank_wolfe.vector_domains import L1Ball
-from clients.dfw_trace import DFWTraceClient
-from strategies.dfw_trace import DFWTrace, DFWTraceOptions
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall, Spectrahedron
+from fedapps.algorithms.frank_wolfe.power_iteration import PowerIteration
+from fedapps.algorithms.frank_wolfe.steps import duality_gap, move
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
+from fedapps.clients.dfw_trace import DFWTraceClient
+from fedapps.strategies.dfw_trace import DFWTrace, DFWTraceOptions
 from tests.constrained import World
 
 BALL = NuclearBall((7, 5), 2.0)

@@ -8,9 +8,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 
-from clients import ClientData, FedAvgClient, PropFairClient, Split, to_client_app
+from fedapps.clients import ClientData, FedAvgClient, PropFairClient, Split, to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     AFL,
     TERM,
     AAggFFD,

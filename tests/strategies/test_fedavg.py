@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedapps.engines.inline import InlineGrid
-from strategies import ClientGrid, FedAvg, FedProxOptions
+from fedapps.strategies import ClientGrid, FedAvg, FedProxOptions
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32), "n": np.int64(0)}
@@ -52,7 +52,7 @@ def test_sampling_follows_the_seed_and_covers_everyone():
                 seen.append((config["server-round"], self.i))
                 return super().fit(parameters, config)
 
-        from clients import to_client_app
+        from fedapps.clients import to_client_app
 
         app = to_client_app(lambda context: Spy(context.node_config["partition-id"]))
         client_grid = ClientGrid(InlineGrid(app, 10), seed=seed, clients_per_round=3)

@@ -5,12 +5,12 @@ saved state.
 import numpy as np
 import pytest
 
-from clients import MessageStore, to_client_app
-from clients.fedboost import FedBoostClient
+from fedapps.clients import MessageStore, to_client_app
+from fedapps.clients.fedboost import FedBoostClient
 from fedapps.engines.inline import InlineGrid
-from strategies import ClientGrid
-from strategies.aflboost import AFLBoost, AFLBoostOptions
-from strategies.fedboost import FedBoost, FedBoostOptions
+from fedapps.strategies import ClientGrid
+from fedapps.strategies.aflboost import AFLBoost, AFLBoostOptions
+from fedapps.strategies.fedboost import FedBoost, FedBoostOptions
 from tests.ensembles import Frequencies, Tables
 from tests.helpers import simulate
 

@@ -5,13 +5,13 @@ weight.
 import numpy as np
 import pytest
 
-from clients import to_client_app
-from clients.fedboost import FedBoostClient
+from fedapps.clients import to_client_app
+from fedapps.clients.fedboost import FedBoostClient
 from fedapps.engines.inline import InlineGrid
-from strategies import ClientGrid
-from strategies.aflboost import AFLBoost, AFLBoostOptions
-from strategies.families.predictor_replies import best_for_all
-from strategies.fedboost import FedBoost, FedBoostOptions
+from fedapps.strategies import ClientGrid
+from fedapps.strategies.aflboost import AFLBoost, AFLBoostOptions
+from fedapps.strategies.families.predictor_replies import best_for_all
+from fedapps.strategies.fedboost import FedBoost, FedBoostOptions
 from tests.ensembles import Frequencies, Tables
 from tests.helpers import assert_arrays, simulate, that_fails
 

@@ -9,10 +9,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAdam as FlowerFedAdam
 
-from algorithms.common.fleet import Fleet, FleetOptions, Measured
-from clients import to_client_app
+from fedapps.algorithms.common.fleet import Fleet, FleetOptions, Measured
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     AFL,
     ClientGrid,
     FedAdam,
@@ -32,7 +32,7 @@ from strategies import (
     WarmStart,
     run_rounds,
 )
-from strategies.base.clocks import Flight
+from fedapps.strategies.base.clocks import Flight
 from tests.helpers import EchoClient, arrays_of, assert_arrays, simulate, that_fails
 
 START = {"w": np.zeros(2), "count": np.array(7)}

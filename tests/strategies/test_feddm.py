@@ -10,10 +10,10 @@ import torch
 from flwr.client import NumPyClient
 from torch import nn
 
-from algorithms.synthetic.matching import matching_loss, nearby
-from clients import ClientData, FedDMClient, Split
+from fedapps.algorithms.synthetic.matching import matching_loss, nearby
+from fedapps.clients import ClientData, FedDMClient, Split
 from fedapps.models.image_nets import build_model
-from strategies import FedDM, FedDMOptions
+from fedapps.strategies import FedDM, FedDMOptions
 from tests.helpers import arrays_of, assert_arrays, simulate
 
 SHAPE, CLASSES = (1, 8, 8), 3

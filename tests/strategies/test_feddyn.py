@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flwr.client import NumPyClient
 
-from clients import FedAvgClient, FedDynClient
-from clients.base.store import MessageStore
-from strategies import ClientGrid, FedAvg, FedDyn, FedDynOptions
+from fedapps.clients import FedAvgClient, FedDynClient
+from fedapps.clients.base.store import MessageStore
+from fedapps.strategies import ClientGrid, FedAvg, FedDyn, FedDynOptions
 from tests.helpers import EchoClient, arrays_of, simulate
 from tests.quadratics import CONFIG as PLAIN
 from tests.quadratics import quadratic
@@ -58,7 +58,7 @@ def final(kind, rounds=300, sampled=2, memory=None, **options):
 
 
 def sampled_grid(client_fn, count, sampled):
-    from clients import to_client_app
+    from fedapps.clients import to_client_app
     from fedapps.engines.inline import InlineGrid
 
     app = to_client_app(

@@ -10,10 +10,10 @@ import torch
 from flwr.app import MessageType
 from flwr.client import NumPyClient
 
-from algorithms.common.seeds import generator
-from algorithms.synthetic.energies import energies_and_gradients, joint_loss
-from algorithms.synthetic.mixture import beside_class
-from clients import (
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.synthetic.energies import energies_and_gradients, joint_loss
+from fedapps.algorithms.synthetic.mixture import beside_class
+from fedapps.clients import (
     ClientData,
     FedCGANClient,
     FedCVAEClient,
@@ -22,12 +22,19 @@ from clients import (
     Split,
     to_client_app,
 )
-from clients.fedcvae import divergence
+from fedapps.clients.fedcvae import divergence
 from fedapps.engines.inline import InlineGrid
 from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net, build_generator
 from fedapps.models.image_nets import build_model
-from strategies import ClientGrid, FedEvg, FedEvgOptions, FedGenerator, PrivacyOptions, Private
-from strategies.base.messages import arrays_of as records_of
+from fedapps.strategies import (
+    ClientGrid,
+    FedEvg,
+    FedEvgOptions,
+    FedGenerator,
+    PrivacyOptions,
+    Private,
+)
+from fedapps.strategies.base.messages import arrays_of as records_of
 from tests.helpers import arrays_of, simulate
 
 SHAPE, CLASSES, M = (1, 8, 8), 4, 8
@@ -188,7 +195,7 @@ def test_a_clients_samples_make_the_langevin_steps_that_are_asked_for(monkeypatc
         steps.append((start, moved, energies_and_gradients(net, start, y)[1]))
         return joint_loss(net, real, start, moved, y, lambda_)
 
-    monkeypatch.setattr("clients.fedevg.joint_loss", loss)
+    monkeypatch.setattr("fedapps.clients.fedevg.joint_loss", loss)
 
     def play(options, samples=M):
         config = {**TRAIN, "server-round": 1, **evg(options).train_options(1, 1)}
@@ -460,7 +467,7 @@ def test_a_generated_image_must_be_classified_with_its_own_label(monkeypatch):
 
     monkeypatch.setattr(net, "generate", generate)
     monkeypatch.setattr(
-        "clients.fedcgan._loss",
+        "fedapps.clients.fedcgan._loss",
         lambda net, x, y, real: classified.append((x, y)) or 0 * x.sum() + 0 * count_grad(net),
     )
     client = FedCGANClient(net, model_fn, images(0), 0)

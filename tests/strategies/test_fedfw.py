@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from algorithms.frank_wolfe.matrix_domains import NuclearBall
-from algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
-from algorithms.frank_wolfe.product_domain import Product
-from algorithms.frank_wolfe.vector_domains import Box, L1Ball, L2Ball, Simplex
-from clients.families.problems import ObjectiveProblem
-from clients.fedfw import FedFWClient
-from clients.projected import ProjectedClient
+from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall
+from fedapps.algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion
+from fedapps.algorithms.frank_wolfe.product_domain import Product
+from fedapps.algorithms.frank_wolfe.vector_domains import Box, L1Ball, L2Ball, Simplex
+from fedapps.clients.families.problems import ObjectiveProblem
+from fedapps.clients.fedfw import FedFWClient
+from fedapps.clients.projected import ProjectedClient
+from fedapps.strategies.fedfw import FedFW, FedFWOptions
+from fedapps.strategies.projected_fedavg import ProjectedFedAvg, ProjectedOptions
 from fedapps.tasks.convex import Lasso
-from strategies.fedfw import FedFW, FedFWOptions
-from strategies.projected_fedavg import ProjectedFedAvg, ProjectedOptions
 from tests.constrained import World
 
 

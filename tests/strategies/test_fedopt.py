@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import ClientGrid, FedAdagrad, FedAdam, FedOptOptions, FedYogi, run_rounds
+from fedapps.strategies import ClientGrid, FedAdagrad, FedAdam, FedOptOptions, FedYogi, run_rounds
 from tests.helpers import EchoClient, arrays_of, simulate, that_fails
 
 # Before 1.30 Flower's own adaptive strategies fail on an array without axes.

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.boosting.additive import Additive
-from algorithms.boosting.additive_values import values_at
-from algorithms.boosting.functional import LOSSES, coded
-from algorithms.boosting.regression import FitOptions
-from algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
-from clients import FFGBClient
-from strategies import FFGB, FFGBOptions
+from fedapps.algorithms.boosting.additive import Additive
+from fedapps.algorithms.boosting.additive_values import values_at
+from fedapps.algorithms.boosting.functional import LOSSES, coded
+from fedapps.algorithms.boosting.regression import FitOptions
+from fedapps.algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
+from fedapps.clients import FFGBClient
+from fedapps.strategies import FFGB, FFGBOptions
 from tests.boosted import Federation, Table, points, recursion
 from tests.helpers import arrays_of, blobs, small_net
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.boosting.additive import Additive
-from algorithms.boosting.additive_values import values_at
-from algorithms.boosting.weak_learners import RidgeOracle
-from strategies import FFGB, FFGBOptions
+from fedapps.algorithms.boosting.additive import Additive
+from fedapps.algorithms.boosting.additive_values import values_at
+from fedapps.algorithms.boosting.weak_learners import RidgeOracle
+from fedapps.strategies import FFGB, FFGBOptions
 from tests.boosted import Federation, Table, points, recursion
 from tests.helpers import arrays_of, blobs
 

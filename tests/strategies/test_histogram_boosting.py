@@ -9,17 +9,17 @@ from flwr.app import RecordDict
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
-from algorithms.boosting.forest import Forest
-from algorithms.boosting.histogram_trees import Growth
-from clients import HistogramBoostingClient, MessageStore, to_client_app
-from clients.base.data import ArrayData, ArraySplit
+from fedapps.algorithms.boosting.forest import Forest
+from fedapps.algorithms.boosting.histogram_trees import Growth
+from fedapps.clients import HistogramBoostingClient, MessageStore, to_client_app
+from fedapps.clients.base.data import ArrayData, ArraySplit
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.engines.node_sums import plan_of
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
-from strategies import ClientGrid, HistogramBoosting, HistogramBoostingOptions
+from fedapps.strategies import ClientGrid, HistogramBoosting, HistogramBoostingOptions
 from tests.helpers import arrays_of, assert_arrays, simulate
 
 OPTIONS = {"depth": 2, "bins": 16, "cells": 128}

@@ -8,11 +8,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAdam as FlowerFedAdam
 
-from algorithms.common.fleet import Fleet, FleetOptions, Measured
-from algorithms.common.schedule import samples_within
-from clients import to_client_app
+from fedapps.algorithms.common.fleet import Fleet, FleetOptions, Measured
+from fedapps.algorithms.common.schedule import samples_within
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     IFCA,
     ClientGrid,
     FedAvg,
@@ -30,8 +30,8 @@ from strategies import (
     WarmStart,
     run_rounds,
 )
-from strategies.base import clocks
-from strategies.base.partial_work import check_partial
+from fedapps.strategies.base import clocks
+from fedapps.strategies.base.partial_work import check_partial
 from tests.helpers import EchoClient, that_fails
 
 PARTIAL, DROP = PaceOptions(deadline=2.0, late="partial"), PaceOptions(deadline=2.0)

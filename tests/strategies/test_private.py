@@ -15,8 +15,8 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 from safetensors.numpy import load_file
 
-from algorithms.common.privacy import gaussian_epsilon
-from clients import to_client_app
+from fedapps.algorithms.common.privacy import gaussian_epsilon
+from fedapps.clients import to_client_app
 from fedapps.commands.parser import main
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -24,8 +24,7 @@ from fedapps.records.releases import RELEASES, Releases
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.assembly import private as with_privacy
 from fedapps.settings.reading import read_settings
-from fedapps.tasks.predictor_library import Library as Folder
-from strategies import (
+from fedapps.strategies import (
     AFL,
     TERM,
     ClientGrid,
@@ -40,6 +39,7 @@ from strategies import (
     Private,
     SuPerFed,
 )
+from fedapps.tasks.predictor_library import Library as Folder
 from tests.helpers import EchoClient, arrays_of, simulate, summary_of, that_fails
 
 START = {"w": np.zeros(2, np.float32), "v": np.ones((2, 1), np.float32), "count": np.array(7)}
@@ -488,7 +488,7 @@ def test_flowers_local_mod():
 
 
 def simulate_any(strategy, client_fn, mods=None):
-    from strategies import run_rounds
+    from fedapps.strategies import run_rounds
 
     grid = ClientGrid(InlineGrid(to_client_app(client_fn, mods), 3))
     result = run_rounds(

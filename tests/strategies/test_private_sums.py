@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from algorithms.common.privacy import concentrated_epsilon
-from algorithms.secure.vector import Terms, to_vector
-from clients import SecureApp, to_client_app
+from fedapps.algorithms.common.privacy import concentrated_epsilon
+from fedapps.algorithms.secure.vector import Terms, to_vector
+from fedapps.clients import SecureApp, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.prepare import with_defaults
-from strategies import (
+from fedapps.strategies import (
     AAggFFS,
     ClientGrid,
     FedAvg,
@@ -26,8 +26,8 @@ from strategies import (
     UpdateBound,
     run_rounds,
 )
-from strategies.base.records import to_record
-from strategies.secure import secured
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.secure import secured
 from tests.helpers import EchoClient, rounds_of, run_inline
 from tests.secure_grids import ON, Losing, app_of, run
 
@@ -88,7 +88,9 @@ def test_runs_with_one_seed_have_other_noise():
 
 def test_rounding_keeps_the_norm_within_the_bound(monkeypatch):
     """Whole numbers, not the real ones before, are what the sum reveals."""
-    monkeypatch.setattr("algorithms.secure.vector.discrete_gaussian", lambda n, _: np.zeros(n, int))
+    monkeypatch.setattr(
+        "fedapps.algorithms.secure.vector.discrete_gaussian", lambda n, _: np.zeros(n, int)
+    )
     terms = Terms("model", "num-examples", False, 1000, 1.0, 60_000, 0.5, True, 40.0)
     sent, arrays = {"w": np.zeros(50_000)}, {"w": np.full(50_000, 0.3)}
     words, _ = to_vector(terms, sent, arrays, {"num-examples": 3})

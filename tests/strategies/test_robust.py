@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
 
-from algorithms.common import robust
+from fedapps.algorithms.common import robust
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import read_settings
-from strategies import (
+from fedapps.strategies import (
     AFL,
     TERM,
     AAggFFD,
@@ -30,7 +30,7 @@ from strategies import (
     TooFewReplies,
     WarmStart,
 )
-from strategies.base.capabilities import declared
+from fedapps.strategies.base.capabilities import declared
 from tests.helpers import EchoClient, LossyClient, arrays_of, simulate
 
 START = {"w": np.zeros((2, 2), np.float32), "v": np.ones(3), "count": np.array(7)}

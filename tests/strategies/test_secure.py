@@ -14,15 +14,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
-from algorithms.common.wire import read
-from algorithms.secure.keys import Refusal
-from algorithms.secure.messages import Session
-from algorithms.secure.vector import Layout, Terms, to_vector
-from algorithms.secure.wire import QUERY, RECORD, packed, unpacked
-from clients import SecureApp
-from clients.base.secure_client import secure_client
+from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.secure.keys import Refusal
+from fedapps.algorithms.secure.messages import Session
+from fedapps.algorithms.secure.vector import Layout, Terms, to_vector
+from fedapps.algorithms.secure.wire import QUERY, RECORD, packed, unpacked
+from fedapps.clients import SecureApp
+from fedapps.clients.base.secure_client import secure_client
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     AFL,
     TERM,
     AAggFFD,
@@ -51,11 +51,11 @@ from strategies import (
     UpdateBound,
     run_rounds,
 )
-from strategies.base.records import to_record
-from strategies.base.secure_grid import SecureGrid
-from strategies.base.secure_replies import mean_replies, vector_of
-from strategies.base.secure_sessions import Prepared, Protocol, Sessions
-from strategies.secure import secured
+from fedapps.strategies.base.records import to_record
+from fedapps.strategies.base.secure_grid import SecureGrid
+from fedapps.strategies.base.secure_replies import mean_replies, vector_of
+from fedapps.strategies.base.secure_sessions import Prepared, Protocol, Sessions
+from fedapps.strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of
 from tests.secure_grids import ON, SHIFTS, START, Losing, app_of, client, run
 

@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
 from mypy import api
 
-import strategies
-from strategies.fedavg import FlowerArguments
+from fedapps import strategies
+from fedapps.strategies.fedavg import FlowerArguments
 
 KINDS = [
     kind
@@ -45,7 +45,7 @@ def test_mypy_refuses_them(tmp_path):
             """\
             from flwr.app import ArrayRecord
             from flwr.serverapp import Grid
-            from strategies import AAggFFS, FedAvg, FedProx, FedProxOptions
+            from fedapps.strategies import AAggFFS, FedAvg, FedProx, FedProxOptions
 
             def job(grid: Grid, arrays: ArrayRecord) -> None:
                 FedProx(FedProxOptions(mu=0.1), fraction_train=0.3)

@@ -3,8 +3,8 @@ import pytest
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAdam
 
-from clients import WarmStartClient
-from strategies import FedAvg, FedDyn, FedDynOptions, FedProx, Local, WarmStart, run_rounds
+from fedapps.clients import WarmStartClient
+from fedapps.strategies import FedAvg, FedDyn, FedDynOptions, FedProx, Local, WarmStart, run_rounds
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.float32([1.0, -2.0])}
@@ -23,7 +23,7 @@ def test_it_is_one_strategy_and_then_the_other_from_its_model():
 
 
 def simulate_flowers(strategy, client, arrays):
-    from clients import to_client_app
+    from fedapps.clients import to_client_app
     from fedapps.engines.inline import InlineGrid
 
     app = to_client_app(lambda context: client(int(context.node_config["partition-id"]), context))

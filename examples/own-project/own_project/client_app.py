@@ -6,7 +6,7 @@ import numpy as np
 from flwr.client import NumPyClient
 from sklearn.datasets import load_digits
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 
 
 class SoftmaxClient(NumPyClient):

@@ -6,9 +6,16 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import ServerApp
 
-from clients import ClientData, MessageStore, Split, SuPerFedClient, TrainOptions, to_client_app
+from fedapps.clients import (
+    ClientData,
+    MessageStore,
+    Split,
+    SuPerFedClient,
+    TrainOptions,
+    to_client_app,
+)
+from fedapps.strategies import ClientGrid, SuPerFed, SuPerFedOptions
 from own_project.client_app import digits_of
-from strategies import ClientGrid, SuPerFed, SuPerFedOptions
 
 
 def build_model(seed):

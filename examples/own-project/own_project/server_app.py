@@ -4,7 +4,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
 
-from strategies import ClientGrid, FedProx, FedProxOptions
+from fedapps.strategies import ClientGrid, FedProx, FedProxOptions
 
 app = ServerApp()
 

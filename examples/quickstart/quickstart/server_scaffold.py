@@ -4,8 +4,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedapps.strategies import Scaffold
 from quickstart.task import Net
-from strategies import Scaffold
 
 app = ServerApp()
 

@@ -7,9 +7,16 @@ import pytest
 import torch
 from safetensors.numpy import load, save
 
-from algorithms.boosting import additive_values
-from algorithms.boosting.additive import Additive, Block, named, pack_blocks, stacked, unpack_blocks
-from algorithms.boosting.additive_values import advance, values_at
+from fedapps.algorithms.boosting import additive_values
+from fedapps.algorithms.boosting.additive import (
+    Additive,
+    Block,
+    named,
+    pack_blocks,
+    stacked,
+    unpack_blocks,
+)
+from fedapps.algorithms.boosting.additive_values import advance, values_at
 
 
 def linear(learners, x):

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.boosting.distillation import Distiller, DistillOptions
-from algorithms.boosting.regression import FitOptions
-from algorithms.common.modules import get_arrays
+from fedapps.algorithms.boosting.distillation import Distiller, DistillOptions
+from fedapps.algorithms.boosting.regression import FitOptions
+from fedapps.algorithms.common.modules import get_arrays
 from tests.helpers import assert_arrays
 
 

@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.boosting import lipschitz
-from algorithms.boosting.functional import (
+from fedapps.algorithms.boosting import lipschitz
+from fedapps.algorithms.boosting.functional import (
     LOSSES,
     Plan,
     boost,
     check_labels,
     coded,
 )
-from algorithms.boosting.lipschitz import LipschitzExtension, least_lipschitz, lipschitz_constant
-from algorithms.boosting.step_sizes import (
+from fedapps.algorithms.boosting.lipschitz import (
+    LipschitzExtension,
+    least_lipschitz,
+    lipschitz_constant,
+)
+from fedapps.algorithms.boosting.step_sizes import (
     LOSS_NAMES,
     SCHEDULES,
     clip_bounds,

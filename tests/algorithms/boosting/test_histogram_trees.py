@@ -5,7 +5,7 @@ row, and against what no rows can sum to.
 import numpy as np
 import pytest
 
-from algorithms.boosting.bins import (
+from fedapps.algorithms.boosting.bins import (
     LARGEST,
     cells_of,
     counted,
@@ -16,8 +16,8 @@ from algorithms.boosting.bins import (
     refine,
     widths,
 )
-from algorithms.boosting.forest import GROW, Forest
-from algorithms.boosting.histogram_trees import (
+from fedapps.algorithms.boosting.forest import GROW, Forest
+from fedapps.algorithms.boosting.histogram_trees import (
     UNIT,
     Growth,
     best_splits,

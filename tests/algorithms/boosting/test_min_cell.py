@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
-from algorithms.boosting.bins import widths
-from algorithms.boosting.forest import GROW, Forest
-from algorithms.boosting.histogram_trees import Growth
-from algorithms.boosting.min_cell import merged
-from clients import HistogramBoostingClient, MessageStore
-from clients.base.data import ArrayData, ArraySplit
+from fedapps.algorithms.boosting.bins import widths
+from fedapps.algorithms.boosting.forest import GROW, Forest
+from fedapps.algorithms.boosting.histogram_trees import Growth
+from fedapps.algorithms.boosting.min_cell import merged
+from fedapps.clients import HistogramBoostingClient, MessageStore
+from fedapps.clients.base.data import ArrayData, ArraySplit
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.settings.reading import read_settings
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.boosting.fit_options import FIT_LOSSES
-from algorithms.boosting.regression import (
+from fedapps.algorithms.boosting.fit_options import FIT_LOSSES
+from fedapps.algorithms.boosting.regression import (
     LOSSES,
     Adam,
     Diverged,

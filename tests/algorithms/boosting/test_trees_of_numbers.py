@@ -5,9 +5,9 @@ clients.
 import numpy as np
 import pytest
 
-from algorithms.boosting.forest import GROW, Forest
-from algorithms.boosting.histogram_trees import BOUNDS, NUMBER, UNIT, Growth, derivatives
-from algorithms.boosting.trees import fit_tree, walk
+from fedapps.algorithms.boosting.forest import GROW, Forest
+from fedapps.algorithms.boosting.histogram_trees import BOUNDS, NUMBER, UNIT, Growth, derivatives
+from fedapps.algorithms.boosting.trees import fit_tree, walk
 from tests.helpers import assert_arrays
 
 

@@ -8,9 +8,9 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import nn
 
-from algorithms.boosting import oracle as oracles
-from algorithms.boosting.regression import Diverged, FitOptions
-from algorithms.boosting.weak_learners import (
+from fedapps.algorithms.boosting import oracle as oracles
+from fedapps.algorithms.boosting.regression import Diverged, FitOptions
+from fedapps.algorithms.boosting.weak_learners import (
     NetOptions,
     NetOracle,
     RidgeOracle,

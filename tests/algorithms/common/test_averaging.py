@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from algorithms.common.averaging import weighted_average
+from fedapps.algorithms.common.averaging import weighted_average
 
 
 def test_equals_the_formula():

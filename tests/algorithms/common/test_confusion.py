@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from algorithms.common.confusion import (
+from fedapps.algorithms.common.confusion import (
     class_measures,
     confusion_counts,
     fault,

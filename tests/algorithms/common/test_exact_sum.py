@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from algorithms.common.exact_sum import ExactSum
+from fedapps.algorithms.common.exact_sum import ExactSum
 
 
 def total(terms):

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 
-from algorithms.common.fleet import Fleet, FleetOptions, Measured
+from fedapps.algorithms.common.fleet import Fleet, FleetOptions, Measured
 
 
 def fleet(seed=0, **options):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from algorithms.common.label_noise import KINDS, flipped
+from fedapps.algorithms.common.label_noise import KINDS, flipped
 
 
 def transitions(kind, ratio, classes=5, each=20_000):

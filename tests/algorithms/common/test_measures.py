@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score, top_k_accuracy_score
 
-from algorithms.common.measures import (
+from fedapps.algorithms.common.measures import (
     auroc,
     best_share,
     calibration_errors,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog, minimize
 
-from algorithms.common.mirror import (
+from fedapps.algorithms.common.mirror import (
     MIRRORS,
     entropy_step,
     euclidean_step,

@@ -3,7 +3,7 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from algorithms.common.options import Declared, Options, kebab, option, with_choices
+from fedapps.algorithms.common.options import Declared, Options, kebab, option, with_choices
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.common.lazy import late_exports
-from algorithms.common.packages import check_ours
+from fedapps.algorithms.common.lazy import late_exports
+from fedapps.algorithms.common.packages import check_ours
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("algorithms", "strategies", "clients")

@@ -5,7 +5,7 @@ the same for the same seed.
 import numpy as np
 import pytest
 
-from algorithms.common.partitioners import (
+from fedapps.algorithms.common.partitioners import (
     dirichlet_clients,
     iid,
     pathological,

@@ -5,7 +5,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from algorithms.common.privacy import gaussian_delta, gaussian_epsilon
+from fedapps.algorithms.common.privacy import gaussian_delta, gaussian_epsilon
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from algorithms.common.robust import (
+from fedapps.algorithms.common.robust import (
     geometric_median,
     median,
     median_weights,

@@ -1,6 +1,6 @@
 import itertools
 
-from algorithms.common.seeds import derived_seed, generator
+from fedapps.algorithms.common.seeds import derived_seed, generator
 
 
 def test_same_name_same_draws():

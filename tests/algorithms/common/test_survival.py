@@ -5,7 +5,7 @@ against all subjects together.
 import numpy as np
 import pytest
 
-from algorithms.common.survival import (
+from fedapps.algorithms.common.survival import (
     GROUPS,
     concordance,
     fault,

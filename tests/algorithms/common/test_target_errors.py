@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
-from algorithms.common.target_errors import error_sums, errors_of, pooled
+from fedapps.algorithms.common.target_errors import error_sums, errors_of, pooled
 
 
 def clients(sizes, targets=1, shift=0.0, seed=0):

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from algorithms.common.mirror import MIRRORS
-from algorithms.ensembles.mixture_losses import (
+from fedapps.algorithms.common.mirror import MIRRORS
+from fedapps.algorithms.ensembles.mixture_losses import (
     centred,
     chain_rule,
     inclusion,

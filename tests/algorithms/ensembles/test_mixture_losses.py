@@ -3,8 +3,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from algorithms.common.mirror import MIRRORS
-from algorithms.ensembles.mixture_losses import (
+from fedapps.algorithms.common.mirror import MIRRORS
+from fedapps.algorithms.ensembles.mixture_losses import (
     bias_correction,
     chain_rule,
     draw_exact,

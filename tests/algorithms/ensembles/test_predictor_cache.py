@@ -2,7 +2,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from algorithms.ensembles.predictor_cache import remember
+from fedapps.algorithms.ensembles.predictor_cache import remember
 
 
 def test_equals_a_plain_least_recently_used_cache():

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix
 
-from algorithms.common.measures import calibration_errors
-from algorithms.fairness.groups import BINS, Groups, add_up, group_gaps, group_measures, group_sums
+from fedapps.algorithms.common.measures import calibration_errors
+from fedapps.algorithms.fairness.groups import (
+    BINS,
+    Groups,
+    add_up,
+    group_gaps,
+    group_measures,
+    group_sums,
+)
 
 
 def sums_of(probabilities, labels, members):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
-from algorithms.fairness.responses import CDFS, decision_loss, respond
-from algorithms.fairness.simplex import minimise_on_simplex
+from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
+from fedapps.algorithms.fairness.responses import CDFS, decision_loss, respond
+from fedapps.algorithms.fairness.simplex import minimise_on_simplex
 from tests.helpers import assert_arrays
 
 

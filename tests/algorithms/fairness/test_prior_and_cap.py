@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
-from algorithms.fairness.responses import respond
-from algorithms.fairness.simplex import bounded, shifted
-from algorithms.fairness.weight_rules import ProjectedAscent
+from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
+from fedapps.algorithms.fairness.responses import respond
+from fedapps.algorithms.fairness.simplex import bounded, shifted
+from fedapps.algorithms.fairness.weight_rules import ProjectedAscent
 
 RULES = {
     "aaggff-s": lambda count, **how: OnlineNewtonStep(count, **how),

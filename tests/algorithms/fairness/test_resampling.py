@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from algorithms.common.measures import parity_gap, worst_share
-from algorithms.common.seeds import generator
-from algorithms.fairness import resampling
-from algorithms.fairness.resampling import statistics, uncertainty
+from fedapps.algorithms.common.measures import parity_gap, worst_share
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.fairness import resampling
+from fedapps.algorithms.fairness.resampling import statistics, uncertainty
 
 
 def rng(seed=0):

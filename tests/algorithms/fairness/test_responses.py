@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.fairness.responses import CDFS, decision_gradient, decision_loss, respond
+from fedapps.algorithms.fairness.responses import CDFS, decision_gradient, decision_loss, respond
 
 TABLE_3_3 = {
     "weibull": (0.05, 1.00, 0.19),

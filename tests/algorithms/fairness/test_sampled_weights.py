@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from algorithms.fairness.portfolio import LinearisedFTRL
+from fedapps.algorithms.fairness.portfolio import LinearisedFTRL
 
 
 @pytest.mark.parametrize("cap", [0.0, 1.0, 1.1, 1.5, 3.0])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from algorithms.fairness.weight_rules import (
+from fedapps.algorithms.fairness.weight_rules import (
     ProjectedAscent,
     exponentiate,
     lipschitz_step,

@@ -5,7 +5,7 @@ observations.
 import numpy as np
 import pytest
 
-from algorithms.frank_wolfe.centering import DAMPING, Centering, Table, answer
+from fedapps.algorithms.frank_wolfe.centering import DAMPING, Centering, Table, answer
 from tests.helpers import assert_arrays
 
 SHAPE = (9, 7)

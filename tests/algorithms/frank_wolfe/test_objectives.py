@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.frank_wolfe.matrix_domains import Birkhoff, NuclearBall
-from algorithms.frank_wolfe.objectives import (
+from fedapps.algorithms.frank_wolfe.matrix_domains import Birkhoff, NuclearBall
+from fedapps.algorithms.frank_wolfe.objectives import (
     LeastSquares,
     Logistic,
     MatrixCompletion,

@@ -3,11 +3,20 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall, Spectrahedron
-from algorithms.frank_wolfe.objectives import LeastSquares, MatrixCompletion, QuadraticAssignment
-from algorithms.frank_wolfe.product_domain import Product
-from algorithms.frank_wolfe.scratch import distance
-from algorithms.frank_wolfe.steps import (
+from fedapps.algorithms.frank_wolfe.matrix_domains import (
+    Birkhoff,
+    GroupL1,
+    NuclearBall,
+    Spectrahedron,
+)
+from fedapps.algorithms.frank_wolfe.objectives import (
+    LeastSquares,
+    MatrixCompletion,
+    QuadraticAssignment,
+)
+from fedapps.algorithms.frank_wolfe.product_domain import Product
+from fedapps.algorithms.frank_wolfe.scratch import distance
+from fedapps.algorithms.frank_wolfe.steps import (
     Schedule,
     Step,
     average_gradient,
@@ -18,7 +27,7 @@ from algorithms.frank_wolfe.steps import (
     server_step,
     server_step_partial,
 )
-from algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
+from fedapps.algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
 from tests.helpers import assert_arrays
 
 

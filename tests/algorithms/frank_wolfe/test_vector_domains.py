@@ -7,11 +7,16 @@ from scipy.optimize import linprog, minimize
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import aslinearoperator
 
-from algorithms.frank_wolfe.atoms import Entry
-from algorithms.frank_wolfe.lanczos import smallest_eigenvector
-from algorithms.frank_wolfe.matrix_domains import Birkhoff, GroupL1, NuclearBall, Spectrahedron
-from algorithms.frank_wolfe.product_domain import Product
-from algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
+from fedapps.algorithms.frank_wolfe.atoms import Entry
+from fedapps.algorithms.frank_wolfe.lanczos import smallest_eigenvector
+from fedapps.algorithms.frank_wolfe.matrix_domains import (
+    Birkhoff,
+    GroupL1,
+    NuclearBall,
+    Spectrahedron,
+)
+from fedapps.algorithms.frank_wolfe.product_domain import Product
+from fedapps.algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
 from tests.domains import ALL, POLYTOPES, ROUND
 
 

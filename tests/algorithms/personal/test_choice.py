@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.personal.choice import counted, least, pooled_curve, shrunk
+from fedapps.algorithms.personal.choice import counted, least, pooled_curve, shrunk
 
 
 def clients(rng, tau, sigma, samples, grid=11):

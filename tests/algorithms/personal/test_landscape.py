@@ -4,7 +4,7 @@ that do not change a ReLU net.
 
 import numpy as np
 
-from algorithms.personal.landscape import filter_normalised, on_plane
+from fedapps.algorithms.personal.landscape import filter_normalised, on_plane
 
 
 def net(rng):

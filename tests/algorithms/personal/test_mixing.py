@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.personal.mixing import (
+from fedapps.algorithms.personal.mixing import (
     cosine_squared_gradient,
     draw_lambda,
     layer_of,

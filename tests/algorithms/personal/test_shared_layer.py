@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.common.modules import outputs_of
-from algorithms.personal.shared_layer import BATCH, SharedFirstLayer
+from fedapps.algorithms.common.modules import outputs_of
+from fedapps.algorithms.personal.shared_layer import BATCH, SharedFirstLayer
 from fedapps.models.image_nets import build_model
 
 

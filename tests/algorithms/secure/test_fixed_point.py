@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.secure.fixed_point import decode, encode, exponent, from_bytes, to_bytes, whole
+from fedapps.algorithms.secure.fixed_point import (
+    decode,
+    encode,
+    exponent,
+    from_bytes,
+    to_bytes,
+    whole,
+)
 
 
 @pytest.mark.parametrize("count", [3, 20, 1000])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from algorithms.secure.graph import (
+from fedapps.algorithms.secure.graph import (
     check_degree,
     local_threshold,
     neighbours,

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.common.privacy import concentrated_epsilon, gaussian_epsilon
-from algorithms.secure import noise
+from fedapps.algorithms.common.privacy import concentrated_epsilon, gaussian_epsilon
+from fedapps.algorithms.secure import noise
 
 
 @pytest.fixture

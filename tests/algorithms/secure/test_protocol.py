@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.secure.client import Participant
-from algorithms.secure.fixed_point import from_bytes, to_bytes, whole
-from algorithms.secure.graph import least_survivors, local_threshold
-from algorithms.secure.keys import (
+from fedapps.algorithms.secure.client import Participant
+from fedapps.algorithms.secure.fixed_point import from_bytes, to_bytes, whole
+from fedapps.algorithms.secure.graph import least_survivors, local_threshold
+from fedapps.algorithms.secure.keys import (
     Refusal,
     derived,
     digest,
@@ -22,11 +22,11 @@ from algorithms.secure.keys import (
     signature,
     signed,
 )
-from algorithms.secure.masks import add_stream, self_key
-from algorithms.secure.messages import Session, context_digest
-from algorithms.secure.server import Unmaskable, unmask
-from algorithms.secure.sharing import combine, split
-from algorithms.secure.state import State
+from fedapps.algorithms.secure.masks import add_stream, self_key
+from fedapps.algorithms.secure.messages import Session, context_digest
+from fedapps.algorithms.secure.server import Unmaskable, unmask
+from fedapps.algorithms.secure.sharing import combine, split
+from fedapps.algorithms.secure.state import State
 from tests.secure_cohort import CONTENT, Cohort, opened, words
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, MetricRecord
 
-from algorithms.secure.fixed_point import from_bytes, to_bytes
-from algorithms.secure.vector import Layout, Terms, content_digest, from_sum, to_vector
-from strategies.base.records import to_record
+from fedapps.algorithms.secure.fixed_point import from_bytes, to_bytes
+from fedapps.algorithms.secure.vector import Layout, Terms, content_digest, from_sum, to_vector
+from fedapps.strategies.base.records import to_record
 
 TERMS = Terms("model", "num-examples", True, 5, 16.0, 65_535, 0.0, False)
 SENT = {"w": np.ones((2, 3), np.float32), "count": np.array(4), "none": np.zeros((0, 2))}

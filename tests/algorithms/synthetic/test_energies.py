@@ -10,13 +10,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from algorithms.synthetic.energies import (
+from fedapps.algorithms.synthetic.energies import (
     energies_and_gradients,
     energy,
     joint_loss,
     langevin_step,
 )
-from algorithms.synthetic.mixture import log_weights, mixture_gradient, server_step, step_size
+from fedapps.algorithms.synthetic.mixture import (
+    log_weights,
+    mixture_gradient,
+    server_step,
+    step_size,
+)
 
 
 def smooth_net(seed=0, inputs=2, classes=3):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.linalg import sqrtm
 
-from algorithms.synthetic.frechet import frechet_distance
+from fedapps.algorithms.synthetic.frechet import frechet_distance
 
 
 def features(seed, n, d=5):

@@ -3,7 +3,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.client import NumPyClient
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 
 
@@ -93,7 +93,7 @@ def test_identity(node, want):
 
 
 def test_the_result_fits_a_torch_model():
-    from strategies import FedAvg
+    from fedapps.strategies import FedAvg
     from tests.helpers import simulate, small_net
 
     net = small_net(0)

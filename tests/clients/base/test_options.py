@@ -8,13 +8,13 @@ import pytest
 from flwr.app import ConfigRecord
 from flwr.client import NumPyClient
 
-from algorithms.common.sent import Sent
-from clients import DittoClient, FedAvgClient, FedBABUClient
-from clients.base import options
-from clients.base.options import TrainOptions, keys_read, notice_unread
-from clients.propfair import proportional
+from fedapps.algorithms.common.sent import Sent
+from fedapps.clients import DittoClient, FedAvgClient, FedBABUClient
+from fedapps.clients.base import options
+from fedapps.clients.base.options import TrainOptions, keys_read, notice_unread
+from fedapps.clients.propfair import proportional
+from fedapps.strategies import FedAvg
 from fedapps.testing.problems import blobs, simulate, small_net
-from strategies import FedAvg
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
-from clients import DiskStore, MessageStore
+from fedapps.clients import DiskStore, MessageStore
 
 
 def config(server_round, first=1, checkpoint=None):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from clients.base.data import ClientData, Split
-from clients.base.survival import cox_loss, survival
-from clients.fedavg import FedAvgClient
+from fedapps.clients.base.data import ClientData, Split
+from fedapps.clients.base.survival import cox_loss, survival
+from fedapps.clients.fedavg import FedAvgClient
 
 TIMES, EVENTS = [2.0, 3.0, 3.0, 5.0, 7.0], [1.0, 1.0, 1.0, 0.0, 1.0]
 Y = torch.tensor([TIMES, EVENTS], dtype=torch.float64).T

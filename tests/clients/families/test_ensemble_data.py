@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.ensembles.sparse_tables import compact, is_packed, pack, unpack
-from clients.base.data import Split
-from clients.families.ensemble_data import DensityData, Histogram
-from clients.families.torch_ensemble_data import TorchEnsembleData
+from fedapps.algorithms.ensembles.sparse_tables import compact, is_packed, pack, unpack
+from fedapps.clients.base.data import Split
+from fedapps.clients.families.ensemble_data import DensityData, Histogram
+from fedapps.clients.families.torch_ensemble_data import TorchEnsembleData
 from tests.helpers import assert_arrays, blobs, small_net
 
 COUNTS = {0: 3, 2: 1, 4: 4}

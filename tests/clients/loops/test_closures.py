@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-import clients
-from strategies import FedProx, FedProxOptions
+from fedapps import clients
+from fedapps.strategies import FedProx, FedProxOptions
 from tests.helpers import arrays_of, assert_arrays
 from tests.loops import METHODS, loop_app, run
 

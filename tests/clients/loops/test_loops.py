@@ -9,10 +9,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn import functional
 
-import clients
-from clients.loops.hooks import once
+from fedapps import clients
+from fedapps.clients.loops.hooks import once
 from fedapps.engines.inline import InlineGrid
-from strategies import Ditto, FedAvg, FedDyn, Scaffold, SuPerFed, SuPerFedOptions
+from fedapps.strategies import Ditto, FedAvg, FedDyn, Scaffold, SuPerFed, SuPerFedOptions
 from tests.helpers import arrays_of, assert_arrays, blobs
 from tests.loops import EPOCHS, METHODS, RATE, ROUNDS, Net, loop_app, own_app, run, seeded, train
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.common.averaging import STATISTICS
-from clients import (
+from fedapps.algorithms.common.averaging import STATISTICS
+from fedapps.clients import (
     APFLClient,
     DittoClient,
     FedALAClient,
@@ -29,9 +29,9 @@ from clients import (
     ScaffoldClient,
     SuPerFedClient,
 )
-from clients.base.training import get_arrays
-from clients.steps import compiled
-from clients.steps.compiled import OLDEST, Compiler
+from fedapps.clients.base.training import get_arrays
+from fedapps.clients.steps import compiled
+from fedapps.clients.steps.compiled import OLDEST, Compiler
 from tests.clients.steps.traced import Traced
 from tests.helpers import assert_arrays, blobs
 

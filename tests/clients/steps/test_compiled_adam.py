@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.boosting.fit_options import FitOptions
-from algorithms.boosting.oracle import Target
-from algorithms.boosting.regression import fit_network
-from algorithms.boosting.weak_learners import NetOptions, NetOracle
-from algorithms.common.steps import Eager
-from clients import FFGBClient, FFGBDistillClient
-from clients.base.training import get_arrays
+from fedapps.algorithms.boosting.fit_options import FitOptions
+from fedapps.algorithms.boosting.oracle import Target
+from fedapps.algorithms.boosting.regression import fit_network
+from fedapps.algorithms.boosting.weak_learners import NetOptions, NetOracle
+from fedapps.algorithms.common.steps import Eager
+from fedapps.clients import FFGBClient, FFGBDistillClient
+from fedapps.clients.base.training import get_arrays
 from tests.clients.steps.traced import Traced
 from tests.helpers import assert_arrays, blobs, small_net
 

@@ -14,17 +14,17 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType
 
-from clients import ClientData, FedAvgClient, Split, to_client_app
-from clients.base.adapter import client_id
-from clients.base.store import MessageStore
-from clients.base.training import get_arrays
-from clients.steps.compiled import OLDEST
+from fedapps.clients import ClientData, FedAvgClient, Split, to_client_app
+from fedapps.clients.base.adapter import client_id
+from fedapps.clients.base.store import MessageStore
+from fedapps.clients.base.training import get_arrays
+from fedapps.clients.steps.compiled import OLDEST
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE
+from fedapps.strategies.base.client_grid import ClientGrid
+from fedapps.strategies.base.rounds import Patience, run_rounds
 from fedapps.testing import exams
 from fedapps.testing.problems import Blobs
-from strategies.base.client_grid import ClientGrid
-from strategies.base.rounds import Patience, run_rounds
 from tests.clients.steps.traced import Traced
 from tests.helpers import assert_arrays, blobs, small_net
 
@@ -177,9 +177,9 @@ def test_on_several_threads_a_wrong_label_is_an_error_and_not_the_end_of_the_pro
     program = f"""
 import torch
 from pathlib import Path
-from clients import ClientData, FedAvgClient, Split
-from clients.steps.compiled import Compiler
-from clients.base.training import get_arrays
+from fedapps.clients import ClientData, FedAvgClient, Split
+from fedapps.clients.steps.compiled import Compiler
+from fedapps.clients.base.training import get_arrays
 torch.set_num_threads(2)
 net = torch.nn.Linear(4, 3)
 compiler = Compiler(Path({str(tmp_path)!r}))

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from algorithms.common.seeds import generator
-from clients import ClientData, FedAvgClient, Split, TrainOptions
-from clients.base.options import OPTIMIZERS
-from clients.base.training import get_arrays, set_arrays
-from clients.steps import plain
-from clients.steps.batches import mini_batches
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients import ClientData, FedAvgClient, Split, TrainOptions
+from fedapps.clients.base.options import OPTIMIZERS
+from fedapps.clients.base.training import get_arrays, set_arrays
+from fedapps.clients.steps import plain
+from fedapps.clients.steps.batches import mini_batches
 from tests.helpers import blobs, small_net
 
 

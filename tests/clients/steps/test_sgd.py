@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from clients import FedAvgClient, PFedMeClient, TrainOptions
-from clients.base.training import get_arrays, set_arrays
-from clients.steps.batches import mini_batches
-from clients.steps.sgd import SGD
+from fedapps.clients import FedAvgClient, PFedMeClient, TrainOptions
+from fedapps.clients.base.training import get_arrays, set_arrays
+from fedapps.clients.steps.batches import mini_batches
+from fedapps.clients.steps.sgd import SGD
 from tests.helpers import blobs, small_net
 
 

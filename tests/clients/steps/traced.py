@@ -4,7 +4,7 @@ hundredth of the time.
 
 import torch
 
-from clients.steps.compiled import Compiler, trace
+from fedapps.clients.steps.compiled import Compiler, trace
 
 
 class Traced(Compiler):

@@ -148,7 +148,7 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
     """The test trains the same model by hand. Training, validation and test samples
     would each choose a different epoch, and so would the accuracy.
     """
-    from clients import FedAvgClient
+    from fedapps.clients import FedAvgClient
     from fedapps.commands.adapt import SITE, adapt
     from fedapps.tasks.registry import make_task
 

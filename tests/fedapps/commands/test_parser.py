@@ -310,7 +310,7 @@ def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
-    from clients import FedAvgClient
+    from fedapps.clients import FedAvgClient
 
     def boom(self, config):
         raise RuntimeError("no training data on this site")
@@ -388,7 +388,7 @@ def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypat
     """Five of six clients fail from round 3 on. After two such rounds the run ends with
     exit status 1; with a lower `min-replies` it continues from there.
     """
-    from clients import FedAvgClient
+    from fedapps.clients import FedAvgClient
 
     monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     train = FedAvgClient.train

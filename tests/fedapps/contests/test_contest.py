@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from algorithms.common.seeds import generator
-from clients.base.scores import HALF
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients.base.scores import HALF
 from fedapps.contests.contest import Contest
 from fedapps.contests.page import write_verdict
 from fedapps.contests.plan import affordable_rounds, stage_seconds

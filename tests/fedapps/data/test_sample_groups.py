@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from algorithms.fairness.groups import group_measures, group_sums
+from fedapps.algorithms.fairness.groups import group_measures, group_sums
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_samples
 from fedapps.data.sample_groups import MAX_GROUPS, Grouping
@@ -262,7 +262,7 @@ def test_malformed_sums_are_left_out_and_named_and_the_run_goes_on(tmp_path, mon
     """Client 1 has samples of a class that no bin holds, client 2 sends a single
     number.
     """
-    from clients.fedavg import FedAvgClient
+    from fedapps.clients.fedavg import FedAvgClient
 
     honest = FedAvgClient.evaluate
 

@@ -17,7 +17,7 @@ from fedapps.deployment import warm_process
 from fedapps.deployment.warm import NAME, make_warm
 from fedapps.runs import installed_app
 from fedapps.runs.client_app import app
-from strategies.base.flower_private import CLIENT_LOADER, CLIENT_PROGRAM
+from fedapps.strategies.base.flower_private import CLIENT_LOADER, CLIENT_PROGRAM
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forks a process that has imported much"

@@ -13,7 +13,7 @@ from benchmarks import ray_floor
 from benchmarks.ray_floor import question
 from fedapps.engines import fast_polling
 from fedapps.engines.fast_polling import PollingGrid
-from strategies.base.flower_private import StoredMessages
+from fedapps.strategies.base.flower_private import StoredMessages
 
 
 class Clock:

@@ -15,8 +15,8 @@ from fedapps.errors import UserError
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
+from fedapps.strategies import ClientGrid
 from fedapps.tasks.site_data import SiteImages, SiteTable
-from strategies import ClientGrid
 from tests.helpers import clients_of, outcome_of
 
 JOB = {

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid, deal, shared
@@ -17,8 +17,8 @@ from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
-from strategies import ClientGrid, FedAvg
-from strategies.base.messages import content_bytes
+from fedapps.strategies import ClientGrid, FedAvg
+from fedapps.strategies.base.messages import content_bytes
 from tests.helpers import EchoClient, arrays_of, outcome_of, simulate
 
 START = {"w": np.zeros(200, np.float32)}

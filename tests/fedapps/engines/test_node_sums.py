@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid, summing
@@ -16,7 +16,7 @@ from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
-from strategies import ClientGrid, FedAvg, UpdateBound, run_rounds
+from fedapps.strategies import ClientGrid, FedAvg, UpdateBound, run_rounds
 from tests.helpers import EchoClient, arrays_of, assert_arrays, outcome_of, rounds_of
 
 JOB = {

@@ -22,7 +22,7 @@ from fedapps.engines.node_app import FIRST_NODE
 from fedapps.engines.processes import Cores
 from fedapps.engines.shared_memory import Segment, pack, unpack
 from fedapps.engines.workers import WorkerGrid
-from strategies.base.flower_private import ErrorCode
+from fedapps.strategies.base.flower_private import ErrorCode
 
 CLIENTS = 7
 

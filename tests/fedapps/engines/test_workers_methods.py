@@ -14,7 +14,7 @@ from fedapps.runs.client_factory import share
 from fedapps.runs.execution import execute
 from fedapps.runs.inline_grid import load_app, number_of_workers
 from fedapps.runs.prepare import with_defaults
-from strategies.base.messages import trains
+from fedapps.strategies.base.messages import trains
 from tests.helpers import outcome_of
 from tests.small_jobs import JOB, SMALL
 

@@ -18,12 +18,12 @@ from fedapps.settings.reading import default_config, read_settings
 
 CODE = """
 from dataclasses import dataclass, field, replace
-from algorithms.common.options import Options, option
-from clients import FedAvgClient
+from fedapps.algorithms.common.options import Options, option
+from fedapps.clients import FedAvgClient
 from fedapps.methods import METHODS, Method, TorchClient
 from fedapps.tasks import Digits
 from fedapps.tasks.registry import TaskKind
-from strategies import FedAvg, FedAvgOptions, TERM
+from fedapps.strategies import FedAvg, FedAvgOptions, TERM
 import my_client
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def folder(tmp_path, monkeypatch):
     for name, text in {
         "my_code": CODE,
         "my_client": CLIENT,
-        "my_lazy": "from clients import FedAvgClient\n",
+        "my_lazy": "from fedapps.clients import FedAvgClient\n",
     }.items():
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)

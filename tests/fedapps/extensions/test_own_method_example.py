@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clients import ClientData, FedAvgClient
-from clients.base.training import get_arrays
+from fedapps.clients import ClientData, FedAvgClient
+from fedapps.clients.base.training import get_arrays
 from fedapps.commands.parser import main
 from fedapps.models.image_nets import build_model
 from fedapps.testing import exams

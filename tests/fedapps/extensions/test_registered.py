@@ -17,11 +17,11 @@ from fedapps.runs.prepare import assemble, with_defaults
 CODE = """
 from dataclasses import dataclass
 from torch import nn
-from algorithms.common.options import Options, option
-from clients import FedAvgClient
+from fedapps.algorithms.common.options import Options, option
+from fedapps.clients import FedAvgClient
 from fedapps.methods import Method, TorchClient
 from fedapps.tasks import Digits
-from strategies import FedAvg
+from fedapps.strategies import FedAvg
 
 @dataclass(frozen=True)
 class Own(Options):

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from algorithms.common.averaging import weighted_average
-from clients.base.training import get_arrays, set_arrays, trainable
+from fedapps.algorithms.common.averaging import weighted_average
+from fedapps.clients.base.training import get_arrays, set_arrays, trainable
 from fedapps.errors import UserError
 from fedapps.models import aaggff_nets
 from fedapps.models.image_nets import build_model

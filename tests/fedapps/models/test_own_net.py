@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from clients import partial_sharing
+from fedapps.clients import partial_sharing
 from fedapps.engines.app_folder import copy_app
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import own_files

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from clients import partial_sharing
+from fedapps.clients import partial_sharing
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.models.image_nets import build_model

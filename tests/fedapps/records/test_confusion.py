@@ -8,8 +8,8 @@ import json
 import numpy as np
 import pytest
 
-from algorithms.common.confusion import macro_measures, margins
-from clients.base.scores import CONFUSION, class_scores
+from fedapps.algorithms.common.confusion import macro_measures, margins
+from fedapps.clients.base.scores import CONFUSION, class_scores
 from fedapps.records.confusion_writer import confusion_table
 from fedapps.records.reader import read_run
 from fedapps.results.class_tables import classes_section

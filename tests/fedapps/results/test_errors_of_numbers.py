@@ -5,7 +5,7 @@ clients are ignored.
 import numpy as np
 import pytest
 
-from algorithms.common.target_errors import error_sums, errors_of
+from fedapps.algorithms.common.target_errors import error_sums, errors_of
 from fedapps.charts.theme import THEME
 from fedapps.records.pooled_errors import pooled_errors
 from fedapps.records.reader import read_run

@@ -18,8 +18,8 @@ from fedapps.results.compare import compare
 from fedapps.results.parts import run_figures, write_plots
 from fedapps.results.report import write_report
 from fedapps.settings.reading import read_settings
-from strategies.base.exchange import Exchange
-from strategies.base.rounds import Round
+from fedapps.strategies.base.exchange import Exchange
+from fedapps.strategies.base.rounds import Round
 
 
 class Decides:

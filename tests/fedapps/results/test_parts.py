@@ -9,7 +9,7 @@ import re
 import pytest
 from rich.console import Console
 
-from algorithms.common.survival import GROUPS
+from fedapps.algorithms.common.survival import GROUPS
 from fedapps.api import load
 from fedapps.live.page import news
 from fedapps.records.reader import read_run

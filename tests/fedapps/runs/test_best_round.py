@@ -9,9 +9,9 @@ import pytest
 from flwr.app import MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
-from clients import ClientData, FedAvgClient, Split
-from clients.base.store import DiskStore
-from clients.base.training import get_arrays
+from fedapps.clients import ClientData, FedAvgClient, Split
+from fedapps.clients.base.store import DiskStore
+from fedapps.clients.base.training import get_arrays
 from fedapps.errors import UserError
 from fedapps.records.best import Best
 from fedapps.records.reader import read_run

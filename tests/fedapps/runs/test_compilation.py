@@ -81,7 +81,7 @@ def test_the_decision_reaches_the_clients_and_the_settings_and_a_resume_keeps_it
 ):
     seen = []
     monkeypatch.setattr(
-        "clients.fedavg.FedAvgClient.train",
+        "fedapps.clients.fedavg.FedAvgClient.train",
         lambda self, config: seen.append(config["compile"]) or 0.0,
     )
     monkeypatch.setattr("fedapps.runs.compilation.seconds", lambda *_: 1e9)

@@ -7,11 +7,11 @@ import logging
 import numpy as np
 import pytest
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
-from strategies import TooFewReplies
+from fedapps.strategies import TooFewReplies
 from tests.helpers import EchoClient, rounds_of
 
 GIVEN = {

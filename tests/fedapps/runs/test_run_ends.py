@@ -9,11 +9,11 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
-from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, run_rounds
+from fedapps.strategies import ClientGrid, FedAvg, Patience, TooFewReplies, run_rounds
 from tests.helpers import EchoClient
 
 START = {"w": np.zeros(2, np.float32)}

@@ -4,7 +4,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
-from algorithms.secure.wire import QUERY, RECORD, packed
+from fedapps.algorithms.secure.wire import QUERY, RECORD, packed
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.engines.packing import MANY, Part, pack, unpack

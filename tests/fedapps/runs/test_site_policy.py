@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from algorithms.secure.wire import MASKED, RECORD, packed
+from fedapps.algorithms.secure.wire import MASKED, RECORD, packed
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.errors import UserError
@@ -19,8 +19,8 @@ from fedapps.runs.client_factory import store_of
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.site_policy import SitePolicy, read_policy
-from strategies.base.messages import metrics_of
-from strategies.base.records import to_record
+from fedapps.strategies.base.messages import metrics_of
+from fedapps.strategies.base.records import to_record
 from tests.helpers import assert_same, rounds_of
 
 JOB = {

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.common.options import Options, option
+from fedapps.algorithms.common.options import Options, option
 from fedapps.commands.parser import main
 from fedapps.commands.settings import overview
 from fedapps.settings.reading import default_config
 from fedapps.settings.reference import all_tables, chosen, described, settings_in
+from fedapps.strategies import PrivacyOptions
 from fedapps.toml_text import flatten_toml
-from strategies import PrivacyOptions
 from tools.generate import generated
 from tools.generate import main as generate
 from tools.settings_pages import (

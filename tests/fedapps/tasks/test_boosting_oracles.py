@@ -10,16 +10,16 @@ import torch
 from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.tree import DecisionTreeRegressor
 
-from algorithms.boosting.functional import LOSSES
-from algorithms.boosting.trees import TreeOracle, fit_tree, walk
-from algorithms.boosting.weak_learners import NetOracle, RidgeOracle, Target
+from fedapps.algorithms.boosting.functional import LOSSES
+from fedapps.algorithms.boosting.trees import TreeOracle, fit_tree, walk
+from fedapps.algorithms.boosting.weak_learners import NetOracle, RidgeOracle, Target
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import read_settings
+from fedapps.strategies import FFGB, FFGBOptions
 from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor
 from fedapps.toml_text import read_toml
-from strategies import FFGB, FFGBOptions
 from tests.helpers import assert_arrays
 
 
@@ -155,7 +155,7 @@ def test_one_client_with_trees_is_gradient_boosting():
     """K trees, no regulariser, constant steps: what a library of boosted trees calls a
     learning rate.
     """
-    from algorithms.boosting.functional import Plan, boost
+    from fedapps.algorithms.boosting.functional import Plan, boost
 
     x, y = table(outputs=1)
     labels = torch.tensor(y[:, 0] > 0).long()

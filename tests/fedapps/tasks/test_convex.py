@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from algorithms.frank_wolfe.objectives import QuadraticAssignment
+from fedapps.algorithms.frank_wolfe.objectives import QuadraticAssignment
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task

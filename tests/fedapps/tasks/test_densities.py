@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clients.families.ensemble_data import DensityData
+from fedapps.clients.families.ensemble_data import DensityData
 from fedapps.data.corpus import count_words, generate, read_corpus, words
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_samples

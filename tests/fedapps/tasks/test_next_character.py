@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from clients.base.data import Split
-from clients.base.evaluation import NEXT_TOKEN, next_token
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.evaluation import NEXT_TOKEN, next_token
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.models.text_nets import SIZES, build_lstm

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from clients.fedavg import FedAvgClient
+from fedapps.clients.fedavg import FedAvgClient
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_samples
 from fedapps.errors import UserError

@@ -10,8 +10,8 @@ import torch
 from safetensors.numpy import load_file
 from torch.nn import functional
 
-from clients.base.data import Split
-from clients.base.regression import regression
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.regression import regression
 from fedapps.commands.parser import main
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid

@@ -10,15 +10,15 @@ import torch
 from flwr.app import Array, ArrayRecord
 from PIL import Image
 
-from clients.base.data import Split
+from fedapps.clients.base.data import Split
 from fedapps.commands.parser import main
 from fedapps.data.set_files import save_set
 from fedapps.results.image_grids import ImageGrids, grid, grids
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import read_settings
+from fedapps.strategies.base.rounds import Round
 from fedapps.tasks.set_evaluator import SetEvaluator
 from fedapps.tasks.set_training import augmented, fit
-from strategies.base.rounds import Round
 from tests.helpers import assert_arrays
 
 CLIENTS = 4

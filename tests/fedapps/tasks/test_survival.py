@@ -10,8 +10,8 @@ import torch
 from safetensors.numpy import load_file
 
 import fedapps
-from algorithms.common.survival import concordance, pair_counts
-from clients.base.survival import survival
+from fedapps.algorithms.common.survival import concordance, pair_counts
+from fedapps.clients.base.survival import survival
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.records.reader import read_run

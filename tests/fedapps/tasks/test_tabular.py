@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from algorithms.common.partitioners import stratified
-from clients.base.data import Split
-from clients.base.evaluation import BINARY
+from fedapps.algorithms.common.partitioners import stratified
+from fedapps.clients.base.data import Split
+from fedapps.clients.base.evaluation import BINARY
 from fedapps.data.generated_tables import classes
 from fedapps.data.partition import stratified_rows
 from fedapps.data.samples import Columns, Samples

@@ -4,7 +4,7 @@ and its clients read all that its strategy sends.
 
 import pytest
 
-from clients.base import options
+from fedapps.clients.base import options
 from fedapps.methods import METHODS
 from fedapps.testing import exams
 from tests.small_jobs import JOB, SMALL

@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from clients import DittoClient, FedAvgClient
+from fedapps.clients import DittoClient, FedAvgClient
+from fedapps.strategies import Ditto, DittoOptions, FedAvg, FedProxOptions, TERMOptions
+from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.testing import exams
 from fedapps.testing.problems import Quadratics
-from strategies import Ditto, DittoOptions, FedAvg, FedProxOptions, TERMOptions
-from strategies.base.capabilities import Capabilities
 
 OURS = ["fedavg", "fedadam", "scaffold", "superfed-mm", "term", "propfair"]
 FEDAVG = exams.pair("fedavg")

@@ -6,12 +6,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
-import clients
-import strategies
-from algorithms.common.sent import METHOD
-from clients import FedAvgClient, MessageStore, answer_identity, to_client_app
+from fedapps import clients, strategies
+from fedapps.algorithms.common.sent import METHOD
+from fedapps.clients import FedAvgClient, MessageStore, answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     TERM,
     Ditto,
     FedAvg,
@@ -25,7 +24,7 @@ from strategies import (
     WarmStart,
     run_rounds,
 )
-from strategies.base.acknowledgement import LOOPS, asked_of
+from fedapps.strategies.base.acknowledgement import LOOPS, asked_of
 from tests.helpers import EchoClient, blobs, small_net
 
 CONFIG = {"learning-rate": 0.05, "local-epochs": 1, "batch-size": 10, "seed": 3}
@@ -156,7 +155,7 @@ def test_the_half_of_a_warm_start_acknowledges():
 
 
 def test_both_halves_of_a_composition_are_asked_for():
-    kind = clients.propfair.proportional(clients.ScaffoldClient)
+    kind = fedapps.clients.propfair.proportional(clients.ScaffoldClient)
     run(PropFair(Scaffold()), app_of(kind), strict=True)
     with pytest.raises(ValueError, match="PropFair: 3 of 3 clients"):
         run(PropFair(Scaffold()), app_of(clients.ScaffoldClient), strict=True)

@@ -12,8 +12,8 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-import strategies
-from strategies import (
+from fedapps import strategies
+from fedapps.strategies import (
     AFL,
     TERM,
     FedAvg,
@@ -28,7 +28,7 @@ from strategies import (
     TERMOptions,
     WarmStart,
 )
-from strategies.base.capabilities import Capabilities, declared, replies_of, sends_updates
+from fedapps.strategies.base.capabilities import Capabilities, declared, replies_of, sends_updates
 from tests.helpers import LossyClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32)}

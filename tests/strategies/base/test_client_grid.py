@@ -9,11 +9,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from clients import answer_identity, to_client_app
+from fedapps.clients import answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import ClientGrid, FedAvg, Patience, TooFewReplies, UpdateBound
-from strategies.base.flower_private import ErrorCode
-from strategies.base.messages import content_bytes, metrics_of
+from fedapps.strategies import ClientGrid, FedAvg, Patience, TooFewReplies, UpdateBound
+from fedapps.strategies.base.flower_private import ErrorCode
+from fedapps.strategies.base.messages import content_bytes, metrics_of
 from tests.helpers import EchoClient, arrays_of, simulate, that_fails
 
 START = {"w": np.zeros(2, np.float32)}
@@ -235,8 +235,8 @@ def test_a_bound_on_the_norm_of_an_update(action, expected):
 def test_the_bound_holds_under_a_wrapper_and_for_fedboosts_gradient():
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-    from strategies import FedBoost
-    from strategies.base.reply_validation import Rules
+    from fedapps.strategies import FedBoost
+    from fedapps.strategies.base.reply_validation import Rules
 
     rules = Rules(bound=UpdateBound(1.0))
     rules.follow(DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 1.0, 2))

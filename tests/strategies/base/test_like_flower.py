@@ -13,9 +13,18 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import AAggFFD, ClientGrid, FedAvg, FedDyn, FedProx, Scaffold, WarmStart, run_rounds
+from fedapps.strategies import (
+    AAggFFD,
+    ClientGrid,
+    FedAvg,
+    FedDyn,
+    FedProx,
+    Scaffold,
+    WarmStart,
+    run_rounds,
+)
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32)}

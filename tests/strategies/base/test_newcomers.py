@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
-from clients import to_client_app
-from clients.base.store import MessageStore
+from fedapps.clients import to_client_app
+from fedapps.clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
-from strategies import ClientGrid, FedAvg
+from fedapps.strategies import ClientGrid, FedAvg
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32)}

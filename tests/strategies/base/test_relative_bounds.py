@@ -7,9 +7,9 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     ClientGrid,
     FedAvg,
     PrivacyOptions,

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from strategies import FedAvg
-from strategies.base.exchange import Exchange, Failure
-from strategies.base.rounds import usable
+from fedapps.strategies import FedAvg
+from fedapps.strategies.base.exchange import Exchange, Failure
+from fedapps.strategies.base.rounds import usable
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32)}

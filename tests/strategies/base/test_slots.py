@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
-from strategies.base.roster import Numbered
-from strategies.base.slots import Slots, pack_ids, unpack_ids
+from fedapps.strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
+from fedapps.strategies.base.roster import Numbered
+from fedapps.strategies.base.slots import Slots, pack_ids, unpack_ids
 from tests.helpers import LossyClient
 
 KINDS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from clients import to_client_app
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.records.reader import read_run
 from fedapps.records.writer import Recorder
@@ -17,7 +17,7 @@ from fedapps.results.report import write_report
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import read_settings
 from fedapps.settings.settings import Settings
-from strategies import ClientGrid, FedAvg, Scaffold, UpdateBound, run_rounds
+from fedapps.strategies import ClientGrid, FedAvg, Scaffold, UpdateBound, run_rounds
 from tests.helpers import EchoClient
 
 START = {"w": np.zeros(2, np.float32)}

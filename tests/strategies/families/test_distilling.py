@@ -7,10 +7,16 @@ import pytest
 import torch
 from flwr.client import NumPyClient
 
-from algorithms.boosting.distillation import Distiller
-from algorithms.boosting.regression import FitOptions
-from clients import ClientData, FFGBDistillClient, Split
-from strategies import FedAvg, FedAvgDistill, FedAvgDistillOptions, FFGBDistill, FFGBDistillOptions
+from fedapps.algorithms.boosting.distillation import Distiller
+from fedapps.algorithms.boosting.regression import FitOptions
+from fedapps.clients import ClientData, FFGBDistillClient, Split
+from fedapps.strategies import (
+    FedAvg,
+    FedAvgDistill,
+    FedAvgDistillOptions,
+    FFGBDistill,
+    FFGBDistillOptions,
+)
 from tests.helpers import EchoClient, arrays_of, blobs, simulate, small_net
 
 START = {"weight": np.float32([[1, -2, 0.5], [0, 1, 3]]), "bias": np.float32([0.3, -1])}
@@ -228,8 +234,8 @@ def test_the_options_of_the_fit_reach_it(monkeypatch):
         seen[len(seen)] = options
         return 0.0
 
-    monkeypatch.setattr("clients.ffgb_distill.fit_network", fit)
-    monkeypatch.setattr("algorithms.boosting.distillation.fit_network", fit)
+    monkeypatch.setattr("fedapps.clients.ffgb_distill.fit_network", fit)
+    monkeypatch.setattr("fedapps.algorithms.boosting.distillation.fit_network", fit)
     options = FFGBDistillOptions(
         2, 3, 0.25, "kl", oracle_epochs=4, oracle_batch_size=5, oracle_learning_rate=0.5
     )

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from algorithms.personal.sent import FINETUNE_EPOCHS
-from clients import FedAvgClient, FinetuneClient, to_client_app
-from clients.base.training import get_arrays
+from fedapps.algorithms.personal.sent import FINETUNE_EPOCHS
+from fedapps.clients import FedAvgClient, FinetuneClient, to_client_app
+from fedapps.clients.base.training import get_arrays
 from fedapps.engines.inline import InlineGrid
-from strategies import ClientGrid, Finetune, FinetuneOptions
+from fedapps.strategies import ClientGrid, Finetune, FinetuneOptions
 from tests.helpers import assert_arrays, blobs, simulate, small_net
 
 TRAIN = {

@@ -10,10 +10,10 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from algorithms.common.averaging import weighted_average
-from clients import to_client_app
+from fedapps.algorithms.common.averaging import weighted_average
+from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from strategies import (
+from fedapps.strategies import (
     AFL,
     TERM,
     AAggFFD,
@@ -31,7 +31,7 @@ from strategies import (
     SuPerFed,
     TERMOptions,
 )
-from strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.capabilities import Capabilities
 from tests.helpers import EchoClient, LossyClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32)}
