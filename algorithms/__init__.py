@@ -2,4 +2,5 @@
 no files, no global state.
 """
 
-PROJECT = "fedapps"
+if __name__ != "fedapps.algorithms":  # a checkout's folder itself: every class would exist twice
+    raise ImportError("import fedapps.algorithms, not algorithms")

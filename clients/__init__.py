@@ -4,16 +4,10 @@ the code they share.
 
 from typing import TYPE_CHECKING
 
-try:
-    from fedapps.algorithms.common.lazy import late_exports
-    from fedapps.algorithms.common.packages import check_ours
-except ModuleNotFoundError:  # another folder of this name comes first on the path
-    from fedapps import algorithms
+from fedapps.algorithms.common.lazy import late_exports
 
-    raise ImportError(
-        f"{algorithms.__file__ or list(algorithms.__path__)} hides the package `algorithms` of "
-        f"fedapps, beside {__file__}: rename it"
-    ) from None
+if __name__ != "fedapps.clients":  # a checkout's folder itself: every class would exist twice
+    raise ImportError("import fedapps.clients, not clients")
 
 # imported on first use: most need PyTorch, which takes seconds and 200 MB to import
 if TYPE_CHECKING:
@@ -73,6 +67,4 @@ if TYPE_CHECKING:
     from fedapps.clients.warm_start import WarmStartClient as WarmStartClient
     # <<< exports
 
-PROJECT = "fedapps"
-check_ours("algorithms")
 __getattr__, __dir__, __all__ = late_exports(__name__, __file__)

@@ -5,9 +5,15 @@ From Python use ``fedapps.run(method="superfed-mm", num_rounds=20)``, ``load``,
 ``sweep``, ``contest``, ``compare`` and ``partition``. They are imported on first use.
 """
 
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
+
+# `strategies`, `clients` and `algorithms` are folders of this one in a wheel, and links
+# in a checkout. Flower's app file leaves out links: there they are beside this one.
+if not (Path(__file__).parent / "strategies").is_dir():
+    __path__.append(str(Path(__file__).parents[1]))
 
 
 def __getattr__(name: str) -> Any:

@@ -62,7 +62,7 @@ def exported(package: str, folder: Path) -> dict[str, list[str]]:
     names = {module: sorted(shared) for module, shared in SHARED[package].items()}
     base = _base(package)
     for path in folder.glob("[!_]*.py"):
-        module = import_module(f"{package}.{path.stem}")
+        module = import_module(f"fedapps.{package}.{path.stem}")
         own = [
             name
             for name, kind in inspect.getmembers(module, inspect.isclass)
@@ -88,7 +88,9 @@ def with_exports(text: str, names: Mapping[str, list[str]]) -> str:
     markers.
     """
     lines = [
-        f"    from {module} import {name} as {name}\n"
+        line
+        if len(line := f"    from {module} import {name} as {name}\n") <= 101
+        else f"    from {module} import (\n        {name} as {name},\n    )\n"
         for module, own in names.items()
         for name in own
     ]

@@ -2,9 +2,9 @@
 ``lmo(g) = argmin_{x in D} <g, x>``.
 
 A domain is a small frozen class. Points are arrays of ``domain.shape``; the oracle
-returns an :class:`~fedapps.algorithms.frank_wolfe.atoms.Atom`, and ``unpack`` validates and
-reads one from a message. Ties go to the lowest index, so that every machine returns the
-same atom; a zero gradient gives a fixed extreme point. The classes:
+returns an :class:`~fedapps.algorithms.frank_wolfe.atoms.Atom`, and ``unpack`` validates
+and reads one from a message. Ties go to the lowest index, so that every machine returns
+the same atom; a zero gradient gives a fixed extreme point. The classes:
 ``vector_domains.py`` (arrays of any shape), ``matrix_domains.py``,
 ``product_domain.py`` (products of domains).
 """

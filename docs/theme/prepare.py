@@ -137,7 +137,8 @@ def modules(package: str) -> list[str]:
 
 def module_page(path: str) -> str:
     """Return a page that mkdocstrings fills with the docstrings of a module."""
-    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    inner = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    name = f"fedapps.{inner.removeprefix('fedapps.')}" if inner != "fedapps" else inner
     return f"# `{name}`\n\n::: {name}\n"
 
 
@@ -221,7 +222,7 @@ def package(path: str) -> list[str]:
     """Return the navigation of a package, one line a module."""
     lines = [f"- python/{path}/index.md"] if (ROOT / path / "__init__.py").is_file() else []
     for child in sorted((ROOT / path).iterdir()):
-        if child.is_dir() and any(child.rglob("*.py")):
+        if child.is_dir() and not child.is_symlink() and any(child.rglob("*.py")):
             lines += package(f"{path}/{child.name}")
         elif child.suffix == ".py" and child.name not in ("__init__.py", "__main__.py"):
             lines.append(f"- {child.stem}: python/{path}/{child.stem}.md")

@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any
 
 from fedapps import json_log
-from fedapps.engines.app_folder import check_packages
 from fedapps.errors import INTERRUPTED, USAGE_ERROR, RunFailed, UserError
 
 COMMANDS = {
@@ -52,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     json_log.choose(getattr(arguments, "log_format", "text"))
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        check_packages()
         return int(arguments.command(arguments))
     except UserError as error:
         report_error(str(error))

@@ -1,53 +1,15 @@
-"""The app's packages: a check that Python imports the right ones, and the folder with
-them that is passed to `flwr run`.
-"""
+"""The folder with this project's Flower app that is passed to `flwr run`."""
 
 import json
 import shutil
 import tomllib
 from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
+from importlib import import_module
+from pathlib import Path, PurePath
 
-from fedapps.errors import UserError
 from fedapps.toml_text import Value, flatten_toml, to_toml
 
-PACKAGES = ("algorithms", "strategies", "clients", "fedapps")
-
-
-def check_packages() -> None:
-    """Raise ``UserError`` with the path if another package of the same name hides one
-    of this app's, or was installed over it.
-
-    Python imports the first package of a name on its path. The path may contain the
-    current folder, and this folder may contain the user's own `strategies`, for
-    example.
-    """
-    root = Path(__file__).resolve().parents[2]
-    for name in PACKAGES:
-        spec = find_spec(name)
-        if (
-            spec is not None
-            and spec.origin is not None
-            and Path(spec.origin).resolve() == root / name / "__init__.py"
-        ):
-            continue
-        place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-        other = Path(place or "nothing")
-        other = other.parent if other.name == "__init__.py" else other
-        raise UserError(
-            f"{other} hides the package {name!r} of fedapps, which is in {root / name}: rename it, "
-            f"or remove {other.parent} from the path "
-            f"(PYTHONPATH, or the current folder with `python -m`)"
-        )
-    from fedapps.algorithms.common.packages import (
-        check_ours,  # late: after the check that it is ours
-    )
-
-    try:
-        check_ours("algorithms", "strategies", "clients")
-    except ImportError as error:
-        raise UserError(str(error)) from None
+PARTS = ("algorithms", "strategies", "clients")  # beside fedapps in a Flower app
 
 
 def copy_app(
@@ -72,11 +34,19 @@ def copy_app(
     app.mkdir(parents=True)
     shutil.copy(inside if inside.exists() else root / "pyproject.toml", app)
     shutil.copy((inside if inside.exists() else root / "pyproject.toml").with_name("LICENSE"), app)
-    for name in PACKAGES:
-        for source in (root / name).rglob("*.py"):
-            target = app / source.relative_to(root)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
+    files = {
+        PurePath("fedapps", source.relative_to(package)): source
+        for source in package.rglob("*.py")
+        if source.relative_to(package).parts[0] not in PARTS
+    } | {
+        PurePath(name, source.relative_to(folder)): source
+        for name in PARTS
+        for folder in import_module(f"fedapps.{name}").__path__
+        for source in Path(folder).rglob("*.py")
+    }
+    for target, source in files.items():
+        (app / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, app / target)
     for place, source in (own or {}).items():
         (app / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, app / place)

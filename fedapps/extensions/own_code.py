@@ -103,9 +103,7 @@ def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
         if path.suffix != ".py" or not path.is_relative_to(folder) or "site-packages" in path.parts:
             continue
         place = path.relative_to(folder)
-        if name == "__main__" or (
-            folder == ours and place.parts[0] in ("algorithms", "strategies", "clients", "fedapps")
-        ):
+        if name == "__main__" or (folder == ours and name.partition(".")[0] == "fedapps"):
             continue
         # only files whose path matches the module's name
         if place in (

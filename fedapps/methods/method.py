@@ -85,8 +85,8 @@ class Method:
             if options and self.wrap and not hasattr(options, "base"):
                 options = with_base(options)
             object.__setattr__(self, "options", options)
-            package, _, module = kind.__module__.partition(".")
-            if options and not self.table and package == "strategies":
+            package, _, module = kind.__module__.rpartition(".")
+            if options and not self.table and package == "fedapps.strategies":
                 object.__setattr__(self, "table", module.replace("_", "-"))
         if isinstance(self.strategy, type):
             object.__setattr__(

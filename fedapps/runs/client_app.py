@@ -3,11 +3,6 @@
 A SuperNode starts a process for every message. The first message only asks for the
 client's identity, so imports are deferred until a client is needed.
 """
-# ruff: noqa: E402 - the packages are checked before they are imported
-
-from fedapps.engines.app_folder import check_packages
-
-check_packages()
 
 from flwr.app import Context
 from flwr.client import NumPyClient

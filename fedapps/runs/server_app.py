@@ -1,9 +1,4 @@
 """Flower's ServerApp, which `flwr run` starts on the server."""
-# ruff: noqa: E402 - the packages are checked before they are imported
-
-from fedapps.engines.app_folder import check_packages
-
-check_packages()
 
 from contextlib import nullcontext, suppress
 from dataclasses import replace

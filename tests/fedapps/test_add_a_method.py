@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedapps.engines.app_folder import PACKAGES
+from fedapps.engines.app_folder import PARTS
 
 pytestmark = pytest.mark.slow
 
@@ -44,14 +44,16 @@ def test_it_takes_less_than_ninety_lines_of_code():
 def extended(tmp_path_factory):
     """A copy of the project with the method added as the text says."""
     copy = tmp_path_factory.mktemp("extended")
-    for name in (*PACKAGES, "tools", "tests", "docs", "examples", "experiments"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*PARTS, "fedapps", "tools", "tests", "docs", "examples", "experiments"):
+        shutil.copytree(
+            ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, copy)
     methods = (ROOT / "fedapps/methods/averaging.py").read_text(encoding="utf-8")
     head, opening, entries = methods.partition("METHODS: dict[str, Method] = {\n")
     head = head.replace(
-        "from fedapps.strategies import", f"{SERVER_IMPORT}\nfrom strategies import", 1
+        "from fedapps.strategies import", f"{SERVER_IMPORT}\nfrom fedapps.strategies import", 1
     )
     for place, text in zip(
         PLACES, (SERVER, CLIENT, head + opening + ENTRY + entries, EXAM), strict=True

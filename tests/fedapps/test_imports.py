@@ -60,7 +60,7 @@ def test_training_clients_import_only_what_they_need():
 def test_options_are_read_without_training_packages():
     modules = [*ROOT.joinpath("strategies").rglob("*.py"), ROOT / "clients/base/options.py"]
     names = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        ".".join(("fedapps", *path.relative_to(ROOT).with_suffix("").parts))
         for path in modules
         if path.name != "__init__.py"
     ]
@@ -72,10 +72,10 @@ def test_a_report_is_made_without_training_packages_and_plotting_libraries():
     assert LATE & imported("import fedapps.results.report, fedapps.results.compare\n") == {"PIL"}
 
 
-@pytest.mark.parametrize("name", ["clients", "strategies"])
+@pytest.mark.parametrize("name", ["fedapps.clients", "fedapps.strategies"])
 def test_names_of_a_package_are_imported_on_use(name):
     assert "torch" not in imported(
-        f"import {name}\nfrom {name} import {'to_client_app' if name == 'clients' else 'FedAvg'}\n"
+        f"import {name}\nfrom {name} import {'to_client_app' if name == 'fedapps.clients' else 'FedAvg'}\n"
     )
     package = importlib.import_module(name)
     assert sorted(package.__all__) == dir(package)

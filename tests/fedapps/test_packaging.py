@@ -19,12 +19,13 @@ import pytest
 import torch
 
 import fedapps
-from fedapps.engines.app_folder import PACKAGES, copy_app
+from fedapps.engines.app_folder import PARTS, copy_app
 from fedapps.engines.processes import program
 from fedapps.settings.reading import default_config
 from fedapps.toml_text import flatten_toml
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (*PARTS, "fedapps")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -142,10 +143,10 @@ APPLICATION = {
     "pyarrow",
     "transformers",
     "timm",
-    "fedapps",
 }
 USE = """
-import numpy as np, strategies, clients
+import numpy as np
+from fedapps import clients, strategies
 for name in strategies.__all__:
     getattr(strategies, name)
 from flwr.app import Array, ArrayRecord
@@ -185,7 +186,7 @@ def test_every_strategy_is_imported_with_the_library_alone():
 
 
 def test_the_wheel_and_the_app_hold_the_same_packages():
-    assert set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
+    assert PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["fedapps"]
     included = PYPROJECT["tool"]["flwr"]["app"]["fab-include"]
     assert sorted(pattern.partition("/")[0] or pattern for pattern in included) == [
         "/LICENSE",
@@ -264,7 +265,7 @@ def copied(folder):
     def skipped(place, names):
         return named(place, names) | ({"results"} if Path(place) == ROOT else set())
 
-    return shutil.copytree(ROOT, folder / "fedapps", ignore=skipped)
+    return shutil.copytree(ROOT, folder / "fedapps", ignore=skipped, symlinks=True)
 
 
 @pytest.mark.parametrize("what", ["checkout", "app"])
@@ -344,7 +345,7 @@ def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
 @pytest.mark.slow
 def test_the_command_names_packages_that_the_library_alone_lacks(tmp_path):
     code = (
-        LIBRARY_ONLY % (APPLICATION - {"fedapps"})
+        LIBRARY_ONLY % APPLICATION
         + "from fedapps.commands.parser import entry\nsys.argv[1:] = sys.argv[2:]\nentry()"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

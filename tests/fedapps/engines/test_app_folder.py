@@ -59,7 +59,7 @@ def test_the_copy_holds_the_packages_and_nothing_else(tmp_path):
     files = {path.relative_to(app).as_posix() for path in app.rglob("*") if path.is_file()}
     expected = {
         path.relative_to(root).as_posix()
-        for name in app_folder.PACKAGES
+        for name in (*app_folder.PARTS, "fedapps")
         for path in (root / name).rglob("*.py")
     }
     assert files == expected | {"pyproject.toml", "LICENSE"}
@@ -68,7 +68,7 @@ def test_the_copy_holds_the_packages_and_nothing_else(tmp_path):
 
 def test_in_a_wheel_the_pyproject_comes_from_inside_the_package(tmp_path):
     site = tmp_path / "site-packages"
-    for name in (*app_folder.PACKAGES, "stranger"):
+    for name in ("fedapps", "stranger"):
         (site / name / "engines" / "__pycache__").mkdir(parents=True)
         (site / name / "__init__.py").touch()
         (site / name / "engines" / "__pycache__" / "x.pyc").touch()
@@ -86,7 +86,7 @@ def test_in_a_wheel_the_pyproject_comes_from_inside_the_package(tmp_path):
     app = installed.copy_app(tmp_path / "app")
     assert (app / "pyproject.toml").read_text() == "# ours\n"
     assert sorted(path.name for path in app.iterdir()) == sorted(
-        [*app_folder.PACKAGES, "pyproject.toml", "LICENSE"]
+        [*app_folder.PARTS, "fedapps", "pyproject.toml", "LICENSE"]
     )
     assert not list(app.rglob("*.pyc"))
 
@@ -111,46 +111,32 @@ def run(folder, *command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["strategies", "clients", "algorithms"])
-def test_a_folder_of_the_users_that_hides_ours_is_named(tmp_path, name):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text("MINE = 1\n")
-    wanted = (
-        f"{tmp_path / name} hides the package {name!r} of fedapps, which is in {ROOT / name}: "
-        f"rename it, or remove {tmp_path} from"
-    )
-    status, said = run(tmp_path, "-m", "fedapps", "methods", "--names")
-    assert status == 2
-    assert said.startswith(f"fedapps: {wanted}")
-    assert said.count("\n") == 1
-    # what Flower's processes import; the last line is what a run gives as its reason
-    for app in ("server_app", "client_app"):
-        status, said = run(tmp_path, "-c", f"import fedapps.runs.{app}")
-        assert status == 1
-        assert said.splitlines()[-1].startswith(f"fedapps.errors.UserError: {wanted}")
-
-
-@pytest.mark.slow
-def test_a_file_of_the_name_hides_too_and_an_empty_folder_does_not(tmp_path):
-    (tmp_path / "clients.py").touch()
-    status, said = run(tmp_path, "-m", "fedapps", "methods", "--names")
-    assert status == 2
-    assert said.startswith(f"fedapps: {tmp_path / 'clients.py'} hides the package 'clients'")
-    (tmp_path / "clients.py").unlink()
-    (tmp_path / "strategies").mkdir()  # without __init__.py: Python goes on looking
+def test_folders_of_the_users_with_our_names_hide_nothing(tmp_path):
+    for name in ("strategies", "clients", "algorithms"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("MINE = 1\n")
     assert run(tmp_path, "-m", "fedapps", "methods", "--names") == (0, "")
+    both = "import strategies, fedapps.strategies as ours; assert strategies.MINE; ours.FedAvg"
+    assert run(tmp_path, "-c", both) == (0, "")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["strategies", "clients"])
-def test_in_another_project_a_hidden_algorithms_is_named(tmp_path, name):
-    (tmp_path / "algorithms").mkdir()
-    (tmp_path / "algorithms" / "__init__.py").touch()
-    status, said = run(tmp_path, "-c", f"import {name}")
+@pytest.mark.parametrize("name", ["strategies", "clients", "algorithms"])
+def test_a_folder_of_a_checkout_is_imported_by_one_name_only(name):
+    status, said = run(ROOT, "-c", f"import {name}")
     assert status == 1
-    hiding, ours = tmp_path / "algorithms" / "__init__.py", ROOT / name / "__init__.py"
-    assert (
-        said.splitlines()[-1]
-        == f"ImportError: {hiding} hides the package `algorithms` of fedapps, beside {ours}: "
-        "rename it"
+    assert said.splitlines()[-1] == f"ImportError: import fedapps.{name}, not {name}"
+
+
+@pytest.mark.slow
+def test_without_the_links_the_packages_are_found_beside_fedapps(tmp_path):
+    """As in a checkout on Windows, and in Flower's app file, which leaves out links."""
+    app = app_folder.copy_app(tmp_path / "new")
+    code = "import fedapps.strategies as ours; print(ours.FedAvg); print(ours.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=app, capture_output=True, text=True, timeout=120
     )
+    assert done.stdout.splitlines() == [
+        "<class 'fedapps.strategies.fedavg.FedAvg'>",
+        str(app / "strategies" / "__init__.py"),
+    ], done.stderr

@@ -155,7 +155,7 @@ def test_the_half_of_a_warm_start_acknowledges():
 
 
 def test_both_halves_of_a_composition_are_asked_for():
-    kind = fedapps.clients.propfair.proportional(clients.ScaffoldClient)
+    kind = clients.propfair.proportional(clients.ScaffoldClient)
     run(PropFair(Scaffold()), app_of(kind), strict=True)
     with pytest.raises(ValueError, match="PropFair: 3 of 3 clients"):
         run(PropFair(Scaffold()), app_of(clients.ScaffoldClient), strict=True)
