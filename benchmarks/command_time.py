@@ -49,9 +49,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         f"fedapps {line}": ["-m", "fedapps", *line.split(), *(out if "inline" in line else [])]
         for line in lines
     }
-    report = (
-        f"from fedapps.results.report import write_report; write_report({str(folder / 'long')!r})"
-    )
+    report = f"from fedapps.lab.results.report import write_report; write_report({str(folder / 'long')!r})"
     return programs | {"the report of 40 rounds, 20 clients": ["-c", report]}
 
 

@@ -3,7 +3,7 @@
     python benchmarks/contest.py [--cases null,islands,...] [--contests 20] [--out DIR]
     python benchmarks/contest.py --estimators [--contests 400]
 
-Each contest (``fedapps.contests``, six methods, eight rounds, no budget) is on another
+Each contest (``fedapps.lab.contests``, six methods, eight rounds, no budget) is on another
 draw of a case of ``fedapps.testing.truths``. Finished ones are kept in DIR, so the
 command can be stopped and repeated; ``--only-print`` starts none. Printed per case:
 
@@ -46,12 +46,12 @@ from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import Objective
 from fedapps.clients.base.scores import Scores
-from fedapps.contests.contest import Contest
-from fedapps.contests.plan import FINAL_SEEDS
-from fedapps.contests.setup import start
-from fedapps.contests.trials import LOCAL, Contestant, in_process
-from fedapps.contests.verdict import outcome
-from fedapps.results.simultaneous import FEDERATE, at_these_sites, decide
+from fedapps.lab.contests.contest import Contest
+from fedapps.lab.contests.plan import FINAL_SEEDS
+from fedapps.lab.contests.setup import start
+from fedapps.lab.contests.trials import LOCAL, Contestant, in_process
+from fedapps.lab.contests.verdict import outcome
+from fedapps.lab.results.simultaneous import FEDERATE, at_these_sites, decide
 from fedapps.tasks import Regression
 from fedapps.tasks.registry import TASKS
 from fedapps.testing.truths import PARTS, SIZES, D, Federation, truth

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.results.seeds import Interval, crossed_interval, t_interval
+from fedapps.lab.results.seeds import Interval, crossed_interval, t_interval
 
 Array = NDArray[np.float64]
 CLIENTS, SEEDS = (8, 20, 60), (3, 5)

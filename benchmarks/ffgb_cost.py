@@ -25,10 +25,10 @@ from rich.table import Table
 from safetensors.numpy import load_file
 
 from fedapps.errors import RunFailed
+from fedapps.lab.sweeps.pool import PlannedRun, finished, run_all
 from fedapps.records.writer import read_rounds
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
-from fedapps.sweeps.pool import PlannedRun, finished, run_all
 from fedapps.tasks.boosting_oracles import load_function, predictor
 from fedapps.toml_text import read_toml
 

@@ -1,4 +1,4 @@
-"""The looks of `fedapps/charts/drawing.py` for matplotlib: for figures that need what
+"""The looks of `fedapps/lab/charts/drawing.py` for matplotlib: for figures that need what
 reports do not, such as contours.
 """
 
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedapps.charts.theme import THEME
+from fedapps.lab.charts.theme import THEME
 
 _DPI = 160
 

@@ -57,7 +57,7 @@ from fedapps import strategies
 from fedapps.algorithms.common.partitioners import dirichlet_clients
 from fedapps.clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.results.seeds import t_interval
+from fedapps.lab.results.seeds import t_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"

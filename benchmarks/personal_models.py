@@ -33,11 +33,11 @@ from safetensors.numpy import load_file
 from fedapps.algorithms.common.modules import set_arrays
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.personal.landscape import filter_normalised, on_plane
-from fedapps.charts.theme import THEME
 from fedapps.clients import APFLClient
 from fedapps.clients.base.store import DiskStore
 from fedapps.clients.base.training import trainable
 from fedapps.clients.superfed import LAMBDAS
+from fedapps.lab.charts.theme import THEME
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml

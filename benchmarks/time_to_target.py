@@ -23,11 +23,11 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fedapps.algorithms.common.measures import lower_is_better
+from fedapps.lab.results.run_measures import read_measure, value_of
+from fedapps.lab.results.seeds import t_interval
+from fedapps.lab.sweeps.texts import markdown_table
 from fedapps.records.reader import RunFolder, is_number, read_json, read_run
 from fedapps.records.time_log import read_times, seconds_by_client
-from fedapps.results.run_measures import read_measure, value_of
-from fedapps.results.seeds import t_interval
-from fedapps.sweeps.texts import markdown_table
 
 BASE = "synchronous"
 HEADER = [

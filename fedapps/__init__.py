@@ -15,4 +15,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fedapps' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("fedapps.api"), name)
+    return getattr(import_module("fedapps.lab.api"), name)

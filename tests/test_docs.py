@@ -33,13 +33,13 @@ from fedapps.commands.parser import main, parse
 from fedapps.commands.run import settings_of
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
+from fedapps.lab.sweeps import execution
+from fedapps.lab.sweeps.plan import read_plan
+from fedapps.lab.sweeps.pool import Ended, run_one
 from fedapps.methods import METHODS, checked_method
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.prepare import check_sizes
 from fedapps.settings.reading import default_config, read_settings
-from fedapps.sweeps import execution
-from fedapps.sweeps.plan import read_plan
-from fedapps.sweeps.pool import Ended, run_one
 from fedapps.toml_text import toml_value
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -41,7 +41,7 @@ def with_half(score: Callable[[Any], Scores], data: Any) -> Scores:
     same ones in every split of n.
 
     From the difference, an interval for other samples of this client follows
-    (``fedapps.results.seeds.same_sites_interval``).
+    (``fedapps.lab.results.seeds.same_sites_interval``).
     """
     scores = score(data)
     if not data.halves or len(data) < 2:

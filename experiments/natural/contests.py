@@ -34,23 +34,23 @@ import numpy as np
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.base.scores import HALF
-from fedapps.contests.page import write_verdict
-from fedapps.contests.plan import FIRST_SEEDS
-from fedapps.contests.setup import start
-from fedapps.contests.trials import FINETUNE, LOCAL, as_table, scores_of
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import counts_in_points
+from fedapps.lab.contests.page import write_verdict
+from fedapps.lab.contests.plan import FIRST_SEEDS
+from fedapps.lab.contests.setup import start
+from fedapps.lab.contests.trials import FINETUNE, LOCAL, as_table, scores_of
+from fedapps.lab.deal import deal_of, names_of
+from fedapps.lab.results.seeds import Interval, crossed_interval, same_sites_interval
+from fedapps.lab.results.simultaneous import FEDERATE, UNKNOWN, Table, Verdict, decide, simultaneous
+from fedapps.lab.sweeps.execution import only_one
+from fedapps.lab.sweeps.grid import read_grid
+from fedapps.lab.sweeps.pool import Pool
+from fedapps.lab.sweeps.texts import markdown_table
 from fedapps.notes import each_once
 from fedapps.records.reader import read_run
-from fedapps.results.seeds import Interval, crossed_interval, same_sites_interval
-from fedapps.results.simultaneous import FEDERATE, UNKNOWN, Table, Verdict, decide, simultaneous
-from fedapps.runs.deal import deal_of, names_of
 from fedapps.runs.prepare import Parts, assemble, with_defaults
-from fedapps.sweeps.execution import only_one
-from fedapps.sweeps.grid import read_grid
-from fedapps.sweeps.pool import Pool
-from fedapps.sweeps.texts import markdown_table
 
 EXPERIMENTS = Path(__file__).resolve().parents[1]
 SCALES = {"small": 1, "full": 3}

@@ -211,10 +211,10 @@ def _is_file(text: str) -> bool:
 def _show(folder: Path) -> None:
     from rich.console import Console
 
+    from fedapps.lab.results.compare import summary_table
+    from fedapps.lab.results.parts import run_sections
+    from fedapps.lab.results.report import scored_sentence
     from fedapps.records.reader import read_run
-    from fedapps.results.compare import summary_table
-    from fedapps.results.parts import run_sections
-    from fedapps.results.report import scored_sentence
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(summary_table([folder]))

@@ -15,18 +15,18 @@ from fedapps.engines.node_grid import summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.engines.processes import Cores
 from fedapps.errors import UserError
+from fedapps.lab.results.parts import write_plots
+from fedapps.lab.results.report import write_report
 from fedapps.records.audit import FILE as AUDIT
 from fedapps.records.audit import AuditedGrid, AuditLog
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.digest import settings_digest
+from fedapps.records.image_grids import ImageGrids
 from fedapps.records.lock import WRITER, FolderLock, FolderLost
 from fedapps.records.releases import Releases
 from fedapps.records.time_log import TimeLog
 from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of, read_rounds
-from fedapps.results.image_grids import ImageGrids
-from fedapps.results.parts import write_plots
-from fedapps.results.report import write_report
 from fedapps.runs.assembly import (
     Parts,
     build_strategy,

@@ -19,16 +19,16 @@ from fedapps import json_log
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import one_line
-from fedapps.live.progress import Progress
-from fedapps.live.watching import watched
+from fedapps.lab.live.watching import watched
+from fedapps.lab.results.report import write_report
 from fedapps.notes import each_once
 from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLost, holder_of
 from fedapps.records.writer import all_written, set_status, status_of
-from fedapps.results.report import write_report
 from fedapps.runs.assembly import Parts
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.prepare import assemble, data_paths, prepare_folder
+from fedapps.runs.progress import Progress
 from fedapps.settings.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from fedapps.commands.run import execute as run
 from fedapps.engines.cluster import Cluster, address_of, checked_cluster, lacks
 from fedapps.engines.flower import nodes_for
 from fedapps.errors import UserError
+from fedapps.lab.sweeps.cluster_pool import run_on_cluster
+from fedapps.lab.sweeps.pool import PlannedRun
 from fedapps.records.reader import read_run
-from fedapps.sweeps.cluster_pool import run_on_cluster
-from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import read_toml
 from tests.helpers import assert_same
 

@@ -26,8 +26,8 @@ def in_process(monkeypatch):
     """Execute a sweep's runs one after the other in this process. ``begun``: their
     names; those in ``broken`` fail with its text.
     """
-    from fedapps.sweeps import execution
-    from fedapps.sweeps.pool import Ended, run_one
+    from fedapps.lab.sweeps import execution
+    from fedapps.lab.sweeps.pool import Ended, run_one
 
     broken, begun = {}, []
 

@@ -14,9 +14,9 @@ import torch
 from safetensors.numpy import load_file
 
 import fedapps
-from fedapps import api
 from fedapps.commands.parser import main
 from fedapps.errors import ARGUMENTS, UserError, in_python
+from fedapps.lab import api
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_defaults
 from tests.helpers import assert_arrays

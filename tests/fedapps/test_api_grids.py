@@ -14,15 +14,15 @@ import pytest
 from rich.console import Console
 
 import fedapps
-from fedapps import api
 from fedapps.commands.parser import main
 from fedapps.errors import RunFailed, UserError
-from fedapps.live.progress import Progress
-from fedapps.results.notebook import Line, in_notebook
-from fedapps.runs.deal import deal_for
+from fedapps.lab import api
+from fedapps.lab.deal import deal_for
+from fedapps.lab.notebook import Line, in_notebook
+from fedapps.lab.sweeps.pool import Ended, PlannedRun
+from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.runs.prepare import with_defaults
-from fedapps.sweeps.pool import Ended, PlannedRun
-from fedapps.sweeps.progress import SweepProgress
+from fedapps.runs.progress import Progress
 from tests.helpers import rows_of
 
 pandas = pytest.importorskip("pandas")

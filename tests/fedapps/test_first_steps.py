@@ -8,9 +8,9 @@ import random
 import pytest
 
 from fedapps.commands.parser import main
+from fedapps.lab.sweeps import execution
+from fedapps.lab.sweeps.pool import PlannedRun
 from fedapps.runs.prepare import with_defaults
-from fedapps.sweeps import execution
-from fedapps.sweeps.pool import PlannedRun
 from fedapps.toml_text import parse_assignment
 
 OWN = ["data.natural-id=hospital", "data.label=outcome"]

@@ -11,9 +11,9 @@ from flwr.serverapp import strategy as flower
 
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
+from fedapps.lab.results.compare import compare
+from fedapps.lab.results.report import write_report
 from fedapps.records.writer import Recorder
-from fedapps.results.compare import compare
-from fedapps.results.report import write_report
 from fedapps.settings.settings import Settings
 from fedapps.strategies import AAggFFD, ClientGrid, FedAvg, run_rounds
 from fedapps.strategies.base.agreement import MOST_RARE, Agreement

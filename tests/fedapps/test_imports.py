@@ -44,7 +44,7 @@ def imported(code):
 def test_client_ids_are_read_without_training_packages():
     code = """
 from flwr.app import RecordDict
-from fedapps.runs.client_app import app
+from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 grid = InlineGrid(app, 3)
 (answer,) = grid.send_and_receive([grid.create_message(RecordDict(), "query.identity", 1002, "1")])
@@ -69,7 +69,9 @@ def test_options_are_read_without_training_packages():
 
 
 def test_a_report_is_made_without_training_packages_and_plotting_libraries():
-    assert LATE & imported("import fedapps.results.report, fedapps.results.compare\n") == {"PIL"}
+    assert LATE & imported("import fedapps.lab.results.report, fedapps.lab.results.compare\n") == {
+        "PIL"
+    }
 
 
 @pytest.mark.parametrize("name", ["clients", "strategies"])

@@ -11,7 +11,7 @@ import pytest
 
 from fedapps.commands.parser import parse
 from fedapps.errors import UserError
-from fedapps.sweeps.plan import read_plan
+from fedapps.lab.sweeps.plan import read_plan
 from tools.claims import NOT_TRIED, VERDICTS, index, papers
 
 ROOT = Path(__file__).resolve().parents[2]

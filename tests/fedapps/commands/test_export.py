@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fedapps.api import load
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
+from fedapps.lab.api import load
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
 from fedapps.runs.models import exported, settings_in

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from fedapps.api import load
 from fedapps.commands.parser import main
+from fedapps.lab.api import load
 from fedapps.runs import onnx_file
 from fedapps.runs.onnx_file import PACKAGES
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from fedapps.client_app import app
 from fedapps.deployment import warm_process
 from fedapps.deployment.warm import NAME, make_warm
 from fedapps.runs import installed_app
-from fedapps.runs.client_app import app
 from fedapps.strategies.base.flower_private import CLIENT_LOADER, CLIENT_PROGRAM
 
 pytestmark = pytest.mark.skipif(

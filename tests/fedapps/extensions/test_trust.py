@@ -7,7 +7,7 @@ import pytest
 import fedapps
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
-from fedapps.results.report import write_report
+from fedapps.lab.results.report import write_report
 from tests.helpers import run_inline
 
 NAMED = {

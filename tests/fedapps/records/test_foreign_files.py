@@ -15,10 +15,10 @@ from fedapps.commands.parser import main
 from fedapps.data.local_files import _arrays
 from fedapps.data.source import Source
 from fedapps.errors import UserError
+from fedapps.lab.results.parts import write_plots
+from fedapps.lab.results.report import write_report
 from fedapps.records.reader import read_run
 from fedapps.records.writer import read_rounds, status_of
-from fedapps.results.parts import write_plots
-from fedapps.results.report import write_report
 from fedapps.toml_text import load_toml, parse_toml
 
 ROW = {"round": 1, "clients": [0], "failures": [], "train": {"loss": 1.0}, "seconds": 0.1}

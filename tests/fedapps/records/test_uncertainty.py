@@ -6,14 +6,14 @@ import json
 
 import pytest
 
+from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
+from fedapps.lab.results.compare import compare
+from fedapps.lab.results.comparison_table import rows_of
+from fedapps.lab.results.report import write_report
+from fedapps.lab.results.worst_clients import worst_section
 from fedapps.records.reader import read_run
 from fedapps.records.uncertainty import as_numbers, of_clients
-from fedapps.results.compare import compare
-from fedapps.results.comparison_table import rows_of
-from fedapps.results.report import write_report
-from fedapps.results.worst_clients import worst_section
-from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.reading import read_settings
 

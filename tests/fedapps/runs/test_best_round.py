@@ -13,10 +13,10 @@ from fedapps.clients import ClientData, FedAvgClient, Split
 from fedapps.clients.base.store import DiskStore
 from fedapps.clients.base.training import get_arrays
 from fedapps.errors import UserError
+from fedapps.lab.results.comparison_table import rows_of
+from fedapps.lab.results.report import state_sentence
 from fedapps.records.best import Best
 from fedapps.records.reader import read_run
-from fedapps.results.comparison_table import rows_of
-from fedapps.results.report import state_sentence
 from fedapps.runs.assembly import Parts
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.models import exported, of_nobody

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from fedapps.api import load
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
+from fedapps.lab.api import load
 from fedapps.records.reader import read_run
 from fedapps.tasks.client_names import LONGEST, readable
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.numpy import load_file
 
 from fedapps.errors import UserError
+from fedapps.lab.sweeps.pool import PlannedRun, run_one
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
-from fedapps.sweeps.pool import PlannedRun, run_one
 from tests.helpers import clients_of
 
 JOB = {

@@ -16,9 +16,9 @@ import pytest
 from fedapps.engines import workers
 from fedapps.engines.processes import Cores
 from fedapps.errors import UserError
+from fedapps.lab.sweeps import pool
 from fedapps.runs import inline_grid
 from fedapps.runs.launch import Launch
-from fedapps.sweeps import pool
 from tests.helpers import rounds_of
 
 JOB = {

@@ -4,8 +4,8 @@ anything starts.
 
 import pytest
 
-from fedapps.api import run
 from fedapps.errors import UserError
+from fedapps.lab.api import run
 from fedapps.runs.prepare import assemble, with_defaults
 
 SMALL = {"num-clients": 6, "num-rounds": 1, "clients-per-round": 3, "checkpoint-every": 0}

@@ -2,16 +2,16 @@
 
 import pytest
 
-from fedapps import api
 from fedapps.commands.parser import main
 from fedapps.commands.run import settings_of
 from fedapps.errors import UserError
+from fedapps.lab import api
+from fedapps.lab.results.run_plots import comparison_figure, measure_figure
+from fedapps.lab.sweeps.plan import read_plan
 from fedapps.methods import find_method
-from fedapps.results.run_plots import comparison_figure, measure_figure
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.tables import PARTS
-from fedapps.sweeps.plan import read_plan
 from fedapps.toml_text import to_toml, toml_value
 
 SHORT = ["num-rounds=1", "num-clients=3", "train.local-epochs=1"]
@@ -153,7 +153,7 @@ def test_a_plot_has_ten_points_where_rounds_allow(rounds, every):
 
 
 def test_a_plot_of_one_point_says_so(tmp_path):
-    from fedapps.charts.theme import THEME
+    from fedapps.lab.charts.theme import THEME
 
     job = {"num_clients": 3, "clients_per_round": 0, "train": {"local_epochs": 1}}
     one = api.run(num_rounds=2, evaluate_every=0, out=tmp_path / "one", progress=False, **job)

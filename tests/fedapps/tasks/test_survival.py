@@ -14,10 +14,10 @@ from fedapps.algorithms.common.survival import concordance, pair_counts
 from fedapps.clients.base.survival import survival
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
+from fedapps.lab.results.parts import run_figures
+from fedapps.lab.results.survival_plots import survival_section
 from fedapps.records.reader import read_run
 from fedapps.records.survival_writer import survival_table
-from fedapps.results.parts import run_figures
-from fedapps.results.survival_plots import survival_section
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults

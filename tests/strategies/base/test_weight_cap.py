@@ -11,9 +11,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
+from fedapps.lab.results.report import write_report
 from fedapps.records.reader import read_run
 from fedapps.records.writer import Recorder
-from fedapps.results.report import write_report
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import read_settings
 from fedapps.settings.settings import Settings

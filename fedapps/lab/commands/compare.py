@@ -1,0 +1,54 @@
+"""`fedapps compare`: compares several runs in one table, plots and a page."""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = "Compare several runs: prints a table, and writes plots and a page."
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="DIR", help="results folders of the runs"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for the page (default: comparison, beside the first run)",
+    )
+    parser.add_argument(
+        "--worst",
+        type=_share,
+        default=0.1,
+        metavar="SHARE",
+        help="share of the clients that counts as the worst (default: 0.1)",
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="DIR",
+        help="run that the gains are measured against (default: the first run of method local)",
+    )
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
+    return share
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Write the comparison, print its table and return the exit status."""
+    from rich.console import Console
+
+    from fedapps.lab.results.compare import compare
+
+    result = compare(arguments.runs, arguments.out, arguments.worst, arguments.reference)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(result.table)
+    for section in result.sections:
+        console.print(section.terminal())
+    print(f"report: {result.report.resolve()}")
+    return 0

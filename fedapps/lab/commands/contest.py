@@ -1,0 +1,88 @@
+"""`fedapps contest`: which method suits these data? Rates, race and final, and a page
+with the verdict.
+
+The results folder holds ``cells/`` (one results folder per run), ``contest.json`` (what
+has been decided), ``verdict.html``, ``verdict.txt`` and ``winner.toml``. Running the
+same command again goes on where it stopped.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from fedapps.commands.run import given_by
+from fedapps.errors import INTERRUPTED
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Compare methods on your data, each at its best rate, and say whether to federate and how."
+    )
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="FILE.toml | key=value",
+        help="settings of all runs: the data, the net, num-rounds",
+    )
+    parser.add_argument(
+        "--budget",
+        type=duration,
+        default=1800.0,
+        metavar="TIME",
+        help="how long it may take, such as 90s, 10m or 2h (default: 30m)",
+    )
+    parser.add_argument(
+        "--methods",
+        default="",
+        metavar="LIST",
+        help="methods beside local, fedavg and finetune, separated by commas (default: all of the "
+        "portfolio)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of runs at a time (default: one per core)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="results folder (default: results/contest)"
+    )
+
+
+def duration(text: str) -> float:
+    """Return the seconds of a text such as 90s, 10m or 2h."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not match or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text}: write for example 90s, 10m or 2h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run the contest and return the exit status."""
+    from rich.console import Console
+
+    from fedapps.lab.contests.page import sections
+    from fedapps.lab.contests.run import run_contest
+
+    try:
+        contest, found, text = run_contest(
+            given_by(arguments.settings),
+            arguments.out or Path("results", "contest"),
+            budget=arguments.budget,
+            methods=tuple(filter(None, arguments.methods.replace(" ", "").split(","))) or None,
+            jobs=arguments.jobs,
+            say=lambda line: print(line, file=sys.stderr),
+        )
+    except KeyboardInterrupt:
+        print("interrupted; repeat the command to go on", file=sys.stderr)
+        return INTERRUPTED
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for section in sections(contest, found):
+        console.print(section.terminal())
+    print(f"\n{text}\n")
+    out = contest.trials.out
+    print(f"verdict: {out / 'verdict.html'}\nsettings: {out / 'winner.toml'}")
+    return 0

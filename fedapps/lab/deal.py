@@ -1,0 +1,234 @@
+"""The data of each client before training: samples by client and class, warnings, and a
+figure.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedapps.algorithms.common.target_errors import error_sums, errors_of, pooled
+from fedapps.data.overlap import copies
+from fedapps.errors import UserError
+from fedapps.formats import shortened
+from fedapps.runs.assembly import build_task
+from fedapps.runs.prepare import with_clients
+from fedapps.tasks.capabilities import HasNet, PredictsNumbers, SplitsSamples
+from fedapps.tasks.client_names import client_names
+
+if TYPE_CHECKING:
+    from fedapps.lab.charts.layout import Figure
+
+#: At most this many classes get a column, and this many clients a row.
+MAX_CLASSES, MAX_CLIENTS = 12, 60
+#: A client with fewer test samples gets a warning: one sample would change its accuracy
+#: by a third or more.
+FEW_TESTS = 3
+
+
+@dataclass(frozen=True)
+class Deal:
+    """The samples of each of K clients. ``counts`` (K, 3, C): training, validation and
+    test samples by class.
+
+    Validation samples are not counted if a client validates on its training samples. If
+    ``numbers`` are predicted, the classes are the quarters of the targets (of the first
+    target, if there are several), with equal numbers of samples.
+    """
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: NDArray[np.int64]
+    numbers: bool = False
+
+    @property
+    def trained(self) -> NDArray[np.int64]:
+        """Training samples of each client and class (K, C)."""
+        return np.asarray(self.counts[:, 0])
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Training, validation and test samples of each client (K, 3)."""
+        return np.asarray(self.counts.sum(2))
+
+
+def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
+    """Return the clients' data under these settings, the settings with the number of
+    clients, and remarks. Raises ``UserError``.
+    """
+    if settings.sites.own:
+        raise UserError("fedapps data: cannot show the data of sites: they stay at the sites")
+    settings = with_clients(settings, build_task(settings))
+    task: Any = build_task(settings)
+    if not isinstance(task, HasNet):
+        raise UserError(f"fedapps data: task {settings.task!r} has no samples with a class to show")
+    deal = deal_of(task, settings.num_clients)
+    notes = task.remarks(settings.num_clients) if isinstance(task, SplitsSamples) else []
+    notes += warnings_of(deal)
+    notes += means_predicted(task, settings.num_clients) if deal.numbers else []
+    return deal, settings, [*notes, *copies_in(task, settings.num_clients)]
+
+
+def copies_in(task: Any, num_clients: int) -> list[str]:
+    """Return one line for test samples that are copies of training samples, since they
+    make scores too high, and one for training samples that several clients have.
+    """
+    if not isinstance(task, SplitsSamples):
+        return []
+    parts = [task.split(client, num_clients) for client in range(num_clients)]
+    trained = [np.concatenate([train, held_back]) for train, held_back, _ in parts]
+    scored, twice = copies(task.samples.x, trained, [test for *_, test in parts])
+    out = [f"test samples that are copies of training samples: {scored}"] if scored else []
+    return (
+        [*out, f"training samples that are copies of another client's: {twice}"] if twice else out
+    )
+
+
+def means_predicted(task: Any, num_clients: int) -> list[str]:
+    """Return one line for each baseline that needs no training: predicting the mean of
+    the training targets, of all clients or of the client itself.
+    """
+    parts = [task.target_parts(client, num_clients) for client in range(num_clients)]
+    everyone = np.concatenate([train for train, _, _ in parts]).mean(0)
+    out = []
+    for name, means in (
+        ("all clients' training targets", [everyone] * num_clients),
+        ("each client's own training targets", [train.mean(0) for train, _, _ in parts]),
+    ):
+        sums = [
+            (len(y), error_sums(np.broadcast_to(mean, y.shape), y))
+            for mean, (_, _, y) in zip(means, parts, strict=True)
+        ]
+        own, together = [errors_of(*part)["rmse"] for part in sums], errors_of(*pooled(sums))
+        errors = (
+            f"RMSE {np.mean(own):.4g} (mean over clients), {max(own):.4g} (worst), "
+            f"{together['rmse']:.4g} (all samples)"
+        )
+        out.append(f"baseline, predicting the mean of {name}: {errors}")
+    return out
+
+
+def quarters(task: Any, num_clients: int) -> tuple[tuple[str, ...], list[list[NDArray[np.int64]]]]:
+    """Return the names of the quarters of the targets, and the quarter of each sample
+    by client.
+    """
+    parts = [
+        [part[:, 0] for part in task.target_parts(client, num_clients)]
+        for client in range(num_clients)
+    ]
+    cuts = np.quantile(np.concatenate([train for train, *_ in parts]), (0.25, 0.5, 0.75))
+    low, middle, high = (f"{cut:.4g}" for cut in cuts)
+    names = (f"up to {low}", f"to {middle}", f"to {high}", "above")
+    return names, [[np.searchsorted(cuts, part) for part in own] for own in parts]
+
+
+def deal_of(task: Any, num_clients: int) -> Deal:
+    """Return the clients' data of a task. Raises ``UserError`` if its samples have no
+    class.
+    """
+    if isinstance(task, PredictsNumbers):
+        classes, numbered = quarters(task, num_clients)
+        counts = np.array(
+            [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in numbered]
+        )
+        return Deal(names_of(task, num_clients), classes, counts, numbers=True)
+    labels = [_labels(task, client, num_clients) for client in range(num_clients)]
+    if any(part.ndim > 1 for parts in labels for part in parts):
+        raise UserError(
+            f"fedapps data: the samples of task {task.name!r} are sequences, which have no class "
+            "to show"
+        )
+    total = max((int(part.max()) + 1 for parts in labels for part in parts if len(part)), default=1)
+    classes = task.samples.classes if isinstance(task, SplitsSamples) else ()
+    classes = classes or tuple(map(str, range(total)))
+    counts = np.array(
+        [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels]
+    )
+    return Deal(names_of(task, num_clients), classes, counts)
+
+
+def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
+    """Return the names of the clients, or their numbers."""
+    return client_names(task, num_clients) or tuple(map(str, range(num_clients)))
+
+
+def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]:
+    if isinstance(task, SplitsSamples):  # without reading the inputs
+        return [task.samples.labels[rows] for rows in task.split(client, num_clients)]
+    data = task.client_data(client, num_clients)
+    held_back = data.validation.y[:0] if data.validation is data.train else data.validation.y
+    return [part.cpu().numpy() for part in (data.train.y, held_back, data.test.y)]
+
+
+def warnings_of(deal: Deal) -> list[str]:
+    """Return one line for each property of a partition that makes results less
+    meaningful.
+    """
+    train, test = deal.trained, deal.counts[:, 2]
+    unseen = ((test > 0) & (train == 0)).any(1)
+    lonely = ((train > 0).sum(1) == 1) & (len(deal.classes) > 1)
+    if deal.numbers:  # quarters of the targets are not classes
+        unseen, lonely = np.zeros_like(unseen), np.zeros_like(lonely)
+    few = test.sum(1) < FEW_TESTS
+    sizes = np.sort(train.sum(1))
+    out = []
+    for which, text in (
+        (lonely, "have one class only: a model that always predicts it is right"),
+        (few, f"have fewer than {FEW_TESTS} test samples: their scores are mostly chance"),
+        (unseen, "have test samples of classes that they do not train on"),
+    ):
+        if which.any():
+            out.append(f"{_count(which, deal)} {text}")
+    if len(sizes) > 1 and sizes[-1] > 10 * max(1, sizes[0]):
+        out.append(f"the largest client has {sizes[-1]} training samples, the smallest {sizes[0]}")
+    if (
+        nobody := [
+            name for name, count in zip(deal.classes, train.sum(0), strict=True) if not count
+        ]
+    ) and len(nobody) < 20:
+        out.append(f"no client trains on class {', '.join(nobody)}")
+    return out
+
+
+def _count(which: NDArray[np.bool_], deal: Deal) -> str:
+    chosen = [deal.names[place] for place in np.flatnonzero(which)]
+    shown = ", ".join(chosen[:6]) + (", ..." if len(chosen) > 6 else "")
+    return f"{len(chosen)} of {len(deal.names)} clients ({shown})"
+
+
+def figure(deal: Deal, source: str) -> "Figure":
+    """Return a figure: the share of each class in each client's training samples, and
+    their number.
+    """
+    from fedapps.lab.charts.drawing import heat, heat_key, panels, title
+    from fedapps.lab.charts.theme import THEME
+
+    counts = deal.trained[:200]
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    drawn, (axes,) = panels(
+        1,
+        1,
+        (max(5.0, 2.6 + 0.22 * min(len(deal.classes), 60)), max(3.0, 1.4 + 0.16 * len(counts))),
+    )
+    more = f", the first {len(counts)}" if len(counts) < len(deal.names) else ""
+    title(axes, f"{Path(source).name}: classes of {len(deal.names)} clients{more}")
+    colours = (THEME.grid, THEME.series[0], THEME.ink)
+    edges = (np.arange(counts.shape[1] + 1) - 0.5, np.arange(len(counts) + 1) - 0.5)
+    heat(axes, edges, np.where(counts > 0, share, np.nan), (0.0, float(share.max())), colours)
+    names = [
+        f"{shortened(name, 10)} ({total})"
+        for name, total in zip(deal.names, counts.sum(1), strict=False)
+    ]
+    axes.y.ticks, axes.y.down, axes.y.label = (
+        (range(len(counts)), names),
+        True,
+        "client (training samples)",
+    )
+    axes.y.size = 6.5 if len(counts) > 15 else 8.5
+    if len(deal.classes) <= 30:
+        axes.x.ticks = (range(len(deal.classes)), [name[:8] for name in deal.classes])
+    axes.x.label = "quarter of the targets" if deal.numbers else "class"
+    heat_key(axes, (0.0, float(share.max())), colours, "share of the client's training samples")
+    return drawn

@@ -1,0 +1,263 @@
+"""The rows and columns of a comparison: which runs belong together, and under which
+name.
+
+Runs that differ only in the seed become one row: mean ± sample standard deviation over
+the seeds. A run that did not complete has its own row and never counts as the best,
+since its numbers are those of an earlier round.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedapps.algorithms.common.measures import LEADING, lower_is_better
+from fedapps.formats import LEADING_MEANS, metric_name, one_line
+from fedapps.lab.results.newcomers import newcomer_means
+from fedapps.records.reader import RunFolder, numbers
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number to compare: its key, the header of its column, and whether the highest
+    or the lowest value is best.
+    """
+
+    key: str
+    header: str
+    best: Callable[[list[float]], float] | None = None
+
+
+#: The columns in their order. `rounds-completed` has no best value: more rounds are
+#: more work, not a better method.
+COLUMNS = (
+    Column("accuracy-mean", "mean", max),
+    Column("accuracy-std", "std", min),
+    Column("accuracy-worst10", "worst 10 %", max),
+    Column("accuracy-best10", "best 10 %", max),
+    Column("accuracy-worst", "worst", max),
+    Column("rmse-mean", "RMSE", min),
+    Column("rmse-std", "std", min),
+    Column("rmse-worst10", "worst 10 %", min),
+    Column("rmse-worst", "worst", min),
+    Column("rmse-pooled", "RMSE of all", min),
+    Column("mae-pooled", "MAE of all", min),
+    Column("r2-pooled", "R² of all", max),
+    Column("global-rmse-mean", "global", min),
+    Column("concordance-mean", "C", max),
+    Column("concordance-std", "std", min),
+    Column("concordance-worst10", "worst 10 %", max),
+    Column("concordance-worst", "worst", max),
+    Column("concordance-pooled", "C of all pairs", max),
+    Column("global-concordance-mean", "global", max),
+    Column("parity-gap", "gap", min),
+    Column("gini", "gini", min),
+    Column("ece-mean", "ECE", min),
+    Column("global-accuracy-mean", "global", max),
+    Column("bytes-up", "up", min),
+    Column("bytes-down", "down", min),
+    Column("seconds", "time", min),
+    Column("rounds-completed", "rounds"),
+)
+#: These replace the columns of the accuracy if all runs have an area under the ROC
+#: curve.
+AUROC_COLUMNS = (
+    Column("auroc-mean", "AUROC", max),
+    Column("auroc-std", "std", min),
+    Column("auroc-worst", "worst", max),
+    Column("auroc-parity-gap", "gap", min),
+    Column("auroc-gini", "gini", min),
+    Column("accuracy-mean", "accuracy", max),
+)
+_OF_ACCURACY = (
+    "accuracy-mean",
+    "accuracy-std",
+    "accuracy-worst10",
+    "accuracy-best10",
+    "accuracy-worst",
+    "parity-gap",
+    "gini",
+)
+
+
+#: In the name of a metric, separates a measure from the trivial predictor it belongs
+#: to.
+REFERENCE = "-of-"
+# Settings that are not part of a row's label, since they do not change the results.
+_NO_NAME = ("seed", "evaluate-every", "checkpoint-every")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting: its runs (several if there are several seeds), and for each metric
+    the mean and the std over seeds.
+
+    A row without runs is a predictor that needs no training; the runs of the other rows
+    measured it.
+    """
+
+    label: str
+    runs: tuple[RunFolder, ...]
+    values: dict[str, tuple[float, float | None]]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run of the row completed."""
+        return all(run.state == "completed" for run in self.runs)
+
+    @property
+    def remark(self) -> str:
+        """A remark on the numbers: how many seeds, where an incomplete run stopped, the
+        rounds that were chosen by validation samples, and which clients diverged.
+        """
+        diverged = list(dict.fromkeys(name for run in self.runs for name in run.diverged))
+        shown = ", ".join(diverged[:5]) + (", ..." if len(diverged) > 5 else "")
+        named = f"diverged, not in the means: {shown}" if diverged else ""
+        if not self.complete:
+            run = self.runs[0]
+            state = f"{run.state} at {run.rounds_completed}/{run.num_rounds or '?'}"
+        else:
+            state = f"{len(self.runs)} seeds" if len(self.runs) > 1 else ""
+        rounds = ", ".join(str(run.scored_round) for run in self.runs if run.chose_round)
+        chosen = f"of round {rounds}, best by validation" if rounds else ""
+        return "; ".join(filter(None, (state, chosen, named)))
+
+
+def has_result(run: RunFolder) -> bool:
+    """Whether a run has numbers to compare: an evaluation, or measures over clients in
+    its summary.
+    """
+    return bool(run.evaluation) or any(
+        key.split("-")[-1] in ("mean", "std", "worst10", "best10") for key in numbers(run.summary)
+    )
+
+
+def _groups(runs: list[RunFolder]) -> list[list[RunFolder]]:
+    """Groups complete runs that have the same settings and different seeds. Every other
+    run is alone.
+    """
+    groups: dict[str, list[list[RunFolder]]] = {}
+    for run in runs:
+        rest = {key: value for key, value in run.settings.items() if key != "seed"}
+        # Without settings, it is unknown whether two runs belong together.
+        together = bool(rest) and run.state == "completed" and run.seed is not None
+        key = (
+            json.dumps(rest, sort_keys=True, default=str)
+            if together
+            else f"only {run.path.resolve()}"
+        )
+        alike = groups.setdefault(key, [])
+        # The same seed twice is a repetition, not an independent run: averaging it
+        # would understate the uncertainty.
+        group = next((g for g in alike if all(run.seed != other.seed for other in g)), None)
+        if group is None:
+            alike.append([run])
+        else:
+            group.append(run)
+    return sorted((g for alike in groups.values() for g in alike), key=lambda g: runs.index(g[0]))
+
+
+def rows_of(runs: list[RunFolder]) -> list[Row]:
+    """One row per setting, in the order of the first run of each."""
+    groups = _groups(runs)
+    rows = []
+    for group, label in zip(groups, _labels(groups), strict=True):
+        shared = [
+            k for k in group[0].numbers if k != "seed" and all(k in run.numbers for run in group)
+        ]
+        values: dict[str, tuple[float, float | None]] = {}
+        for key in shared:
+            samples = [float(run.numbers[key]) for run in group]
+            spread = _std(samples) if len(samples) > 1 else None
+            values[key] = math.fsum(samples) / len(samples), spread
+        rows.append(Row(label, tuple(group), values))
+    return rows + _references(rows)
+
+
+def _references(rows: list[Row]) -> list[Row]:
+    """One row per predictor without training. A run's metric ``MEASURE-of-NAME`` is the
+    MEASURE of predictor NAME.
+    """
+    predictors: dict[str, dict[str, list[tuple[float, float | None]]]] = {}
+    for row in rows:
+        for key, value in row.values.items():
+            measure, of, name = key.partition(REFERENCE)
+            if of and measure in row.values:
+                predictors.setdefault(name, {}).setdefault(measure, []).append(value)
+
+    def agree(values: list[tuple[float, float | None]]) -> bool:
+        return all(math.isclose(value[0], values[0][0], rel_tol=1e-6) for value in values)
+
+    # If runs disagree, they used different data, and no single number fits the table.
+    same = {
+        name: {key: v[0] for key, v in measures.items() if agree(v)}
+        for name, measures in predictors.items()
+    }
+    return [Row(f"{name} (not trained)", (), values) for name, values in same.items() if values]
+
+
+def _std(samples: list[float]) -> float:
+    return statistics.stdev(samples) if all(map(math.isfinite, samples)) else math.nan
+
+
+def _labels(groups: list[list[RunFolder]]) -> list[str]:
+    """Labels: the method. If several rows share it, also the settings that differ, and
+    if none differ, the folder.
+    """
+    labels = [group[0].method for group in groups]
+    for name in {label for label in labels if labels.count(label) > 1}:
+        members = [index for index, label in enumerate(labels) if label == name]
+        settings = [groups[index][0].settings for index in members]
+        keys = list(
+            dict.fromkeys(key for table in settings for key in table if key not in _NO_NAME)
+        )
+        differing = [key for key in keys if len({str(table.get(key)) for table in settings}) > 1]
+        for index, table in zip(members, settings, strict=True):
+            parts = [f"{key.split('.')[-1]}={table[key]}" for key in differing[:3] if key in table]
+            labels[index] = one_line(" ".join([name, *parts]), 80)
+    for name in {label for label in labels if labels.count(label) > 1}:
+        # A row of several runs has no single folder to be named after.
+        for index in [i for i, label in enumerate(labels) if label == name and len(groups[i]) == 1]:
+            labels[index] = one_line(f"{name} ({groups[index][0].path.resolve().name})", 120)
+    # Folders in different places can have the same name: add a number, so that labels
+    # are unique.
+    return [
+        f"{label} #{i + 1}" if labels.count(label) > 1 else label for i, label in enumerate(labels)
+    ]
+
+
+def columns_of(rows: list[Row]) -> list[Column]:
+    """The columns for which at least one row has a value."""
+    wanted: tuple[Column, ...] = COLUMNS
+    if all("auroc-mean" in row.values for row in rows):
+        wanted = (*AUROC_COLUMNS, *(column for column in COLUMNS if column.key not in _OF_ACCURACY))
+    new = [
+        Column(key, heading, min if lower_is_better(key) else max)
+        for key, heading in newcomer_means({key: 0 for row in rows for key in row.values}).items()
+    ]
+    at = wanted.index(next(column for column in wanted if column.key == "bytes-up"))
+    wanted = (*wanted[:at], *new, *wanted[at:])
+    columns = [column for column in wanted if any(column.key in row.values for row in rows)]
+    # Drop a column that equals another one in all rows: there is a single model for all
+    # clients, or the worst tenth is one client.
+    alike = [(f"global-{name}-mean", f"{name}-mean") for name in LEADING]
+    for key, like in [*alike, *((f"{name}-worst10", f"{name}-worst") for name in LEADING)]:
+        if all(row.values.get(key) in (None, row.values.get(like)) for row in rows):
+            columns = [column for column in columns if column.key != key]
+    if any(column.key in LEADING_MEANS for column in columns):
+        return columns
+    # Another kind of task: put the measures of its evaluations before the costs. Only
+    # for a loss or an error is it known which value is better.
+    known = {column.key for column in COLUMNS}
+    keys = dict.fromkeys(
+        k for row in rows for run in row.runs for k in run.evaluation if k not in known
+    )
+    of_tests = [key for key in keys if "train" not in key.split("-") and REFERENCE not in key]
+    return [
+        *(
+            Column(key, metric_name(key), min if lower_is_better(key) else None)
+            for key in of_tests[:6]
+        ),
+        *columns,
+    ]

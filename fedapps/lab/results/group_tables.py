@@ -1,0 +1,143 @@
+"""Tables of the scores by group of samples: the groups of one run, and the gaps of
+several runs.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedapps.algorithms.common.seeds import generator
+from fedapps.algorithms.fairness.resampling import uncertainty
+from fedapps.formats import metric_text, one_line, percent_text
+from fedapps.lab.results.comparison_table import Row
+from fedapps.lab.results.sections import Section
+from fedapps.records.group_writer import SUMS
+from fedapps.records.reader import RunFolder, is_number
+
+#: With fewer samples than this, a share is shown as two counts.
+FEW = 20
+_HEADERS = {"selected": "predicted 1", "tpr": "TPR", "fpr": "FPR"}
+#: Gaps in the order of the table of several runs, with their headings.
+GAPS = {
+    "group-accuracy-worst": "accuracy, worst",
+    "group-accuracy-gap": "accuracy gap",
+    "demographic-parity-gap": "demographic parity",
+    "equalised-odds-gap": "equalised odds",
+    "group-tpr-gap": "TPR gap",
+    "group-fpr-gap": "FPR gap",
+    "group-ece-worst": "ECE, worst",
+}
+
+
+def groups_section(run: RunFolder) -> Section | None:
+    """Return the groups of a run, one per row; ``None`` if it has none."""
+    if not run.groups:
+        return None
+    rates = [name for name in _HEADERS if any(name in row for row in run.groups)]
+    header = ("group", "samples", "clients", "accuracy", *(_HEADERS[name] for name in rates), "ECE")
+    rows = []
+    for row in run.groups:
+        shares = [_share(row, name) for name in ("accuracy", *rates)]
+        ece = row.get("ece")
+        calibration = (
+            metric_text("ece", ece) if is_number(ece) and _number(row, "samples") >= FEW else "-"
+        )
+        name = one_line(str(row["group"]), 40)
+        rows.append(
+            (
+                name,
+                f"{_number(row, 'samples'):g}",
+                f"{_number(row, 'clients'):g}",
+                *shares,
+                calibration,
+            )
+        )
+    gaps = ", ".join(
+        f"{label} {metric_text(key, run.numbers[key])}"
+        for key, label in GAPS.items()
+        if key in run.numbers
+    )
+    notes = [
+        "Test samples of all clients together, by "
+        f"{one_line(str(run.settings.get('data.group', 'group')), 40)}.",
+        f"With fewer than {FEW} samples, a share is shown as counts.",
+        *([f"Between groups: {gaps}."] if gaps else []),
+        *_chance(run),
+    ]
+    if left_out := run.left_out(SUMS):
+        clients = ", ".join(left_out[:10]) + (", ..." if len(left_out) > 10 else "")
+        notes.append(
+            f"Skipped the impossible sums of client {clients}; rounds.jsonl has the reasons."
+        )
+    return Section("Groups", " ".join(notes), header, tuple(rows))
+
+
+def _chance(run: RunFolder) -> list[str]:
+    """Return a sentence on the gap that groups of equal accuracy would show; [] unless
+    two groups have samples.
+    """
+    counts = [(_number(row, "right"), _number(row, "samples")) for row in run.groups]
+    counts = [(right, n) for right, n in counts if n >= 1]
+    if len(counts) < 2 or not all(0 <= right <= n < 2**53 for right, n in counts):
+        return []
+    right, samples = np.array(counts).astype(np.int64).T
+    seed = run.seed if isinstance(run.seed, int) and run.seed >= 0 else 0
+    gap = uncertainty(right, samples, generator(seed, "bootstrap of groups"))["gap"]
+    assert gap.chance is not None
+    return [
+        f"Groups with equal accuracy would show a gap of {percent_text(gap.chance)} by chance; "
+        f"p = {gap.p:.3f}."
+    ]
+
+
+def gaps_section(rows: Sequence[Row]) -> Section | None:
+    """Return the gaps between the groups, one row per run (or per setting with several
+    seeds); ``None`` if no run has groups.
+    """
+    keys = [key for key in GAPS if any(key in row.values for row in rows)]
+    shown = [row for row in rows if any(key in row.values for key in keys)]
+    if not shown:
+        return None
+    table = tuple((row.label, *(_mean(row, key) for key in keys)) for row in shown)
+    columns = {
+        one_line(str(run.settings.get("data.group", "")), 40) for row in shown for run in row.runs
+    }
+    note = (
+        f"Test samples of all clients together, by {', '.join(sorted(columns))}. A gap is the "
+        "highest minus the lowest rate of the groups. The rates of each group are in the run's "
+        "report and groups.csv."
+    )
+    return Section("Groups", note, ("method", *(GAPS[key] for key in keys)), table)
+
+
+def _mean(row: Row, key: str) -> str:
+    if key not in row.values:
+        return "-"
+    mean, std = row.values[key]
+    return metric_text(key, mean) + (
+        "" if std is None else f" ±{metric_text(key, std, unit=False)}"
+    )
+
+
+def _share(row: dict[str, Any], name: str) -> str:
+    """Return a rate of a group in per cent, or as counts if it has few samples, or "-"
+    if it has none or its counts are unknown.
+    """
+    tp, fp, fn, tn = (_number(row, key) for key in ("tp", "fp", "fn", "tn"))
+    upper, lower = {
+        "accuracy": (_number(row, "right"), _number(row, "samples")),
+        "selected": (tp + fp, tp + fp + fn + tn),
+        "tpr": (tp, tp + fn),
+        "fpr": (fp, fp + tn),
+    }[name]
+    # with more than two classes there are no counts by class
+    many = lower if "tp" in row or name == "accuracy" else _number(row, "samples")
+    if not is_number(row.get(name)) or (many < FEW and many != lower):
+        return "-"
+    return percent_text(row[name]) if many >= FEW else f"{upper:g} of {lower:g}"
+
+
+def _number(row: dict[str, Any], key: str) -> float:
+    value = row.get(key, 0)
+    return float(value) if is_number(value) else 0.0

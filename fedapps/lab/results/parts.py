@@ -1,0 +1,215 @@
+"""The list of all plots and small tables of a run and of a comparison, and the page
+that each belongs to.
+
+The report, the live page, the comparison, the terminal at the end of a run, `fedapps
+figures` and notebooks all use ``PARTS``. A part that does not apply to the given runs
+returns nothing. The plots of a sweep (``fedapps.lab.sweeps.page``) have the same form.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedapps.errors import UserError
+from fedapps.formats import metric_name, sentence
+from fedapps.lab.charts.charts import chart
+from fedapps.lab.charts.files import file
+from fedapps.lab.charts.html import Html
+from fedapps.lab.charts.layout import Figure
+from fedapps.lab.charts.theme import THEME, Theme
+from fedapps.lab.results.class_tables import classes_section, confusion_figure
+from fedapps.lab.results.comparison_table import Row, rows_of
+from fedapps.lab.results.fair_plots import client_bars, own_bars, weights_figure
+from fedapps.lab.results.gains import Gains, gains_section
+from fedapps.lab.results.grid_plots import Runs
+from fedapps.lab.results.group_tables import gaps_section, groups_section
+from fedapps.lab.results.newcomers import newcomers_section
+from fedapps.lab.results.run_plots import (
+    bytes_figure,
+    comparison_figure,
+    curve_figures,
+    loss_figure,
+    measure_figure,
+    models_figure,
+    other_measures,
+)
+from fedapps.lab.results.sections import Section
+from fedapps.lab.results.secure_sums import secure_section
+from fedapps.lab.results.speed import speed_section, time_figure
+from fedapps.lab.results.survival_plots import survival_figure, survival_section
+from fedapps.lab.results.worst_clients import worst_section
+from fedapps.records.files import replace
+from fedapps.records.reader import RunFolder, read_run
+from fedapps.records.uncertainty import SHARE
+
+RUN, REPORT, COMPARISON, SWEEP = "run", "report", "comparison", "sweep"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The settings with their runs that a page shows; the page of a run has one setting
+    with one run.
+
+    ``share``: the share of the clients that counts as the worst. ``gains``: measure,
+    reference and the clients' gains over it, if there is a reference.
+    """
+
+    rows: Sequence[Row]
+    share: float = SHARE
+    gains: tuple[str, Row, Sequence[Gains]] | None = None
+
+    @property
+    def run(self) -> RunFolder:
+        """The first run."""
+        return self.rows[0].runs[0]
+
+    @property
+    def groups(self) -> dict[str, Runs]:
+        """The runs by the label of their setting."""
+        return {row.label: row.runs for row in self.rows if row.runs}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot of a page. ``name``: the file's name, "" if ``draw`` names its figures.
+    ``title``: a description, with {} for the figure's name.
+
+    ``draw`` gets the run, the groups of runs of a comparison, or the results of a
+    sweep. It returns ``None`` or {} if it does not apply.
+    """
+
+    page: str
+    name: str
+    title: str
+    draw: Callable[[Any, Theme], Figure | Mapping[str, Figure] | None]
+
+    def figures(self, shown: Any, theme: Theme = THEME) -> Mapping[str, Figure]:
+        """Return the figures by name."""
+        drawn = self.draw(shown, theme)
+        return {self.name: drawn} if isinstance(drawn, Figure) else drawn or {}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small table below the main one of a page; ``make`` returns ``None`` if it does
+    not apply.
+    """
+
+    page: str
+    make: Callable[[Shown], Section | None]
+
+
+def _side_by_side(groups: Mapping[str, Runs], theme: Theme) -> Figure | None:
+    figure = client_bars(groups, theme)
+    return figure if figure and len(figure.panels) > 1 else None
+
+
+def _worst(shown: Shown) -> Section | None:
+    return worst_section(shown.rows, shown.share)
+
+
+PARTS: tuple[Plot | Table, ...] = (
+    Plot(RUN, "", "{} over rounds: mean, worst and best tenth of the clients", measure_figure),
+    Plot(RUN, "models", "Score over the models that a client sent and received", models_figure),
+    Plot(RUN, "time", "Score over the seconds of the run, by its clock", time_figure),
+    Plot(RUN, "train-loss", "Training loss over rounds", loss_figure),
+    Plot(RUN, "clients", "Score of each client, sorted", own_bars),
+    Plot(RUN, "confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
+    Plot(
+        RUN,
+        "survival",
+        "Survival by group of predicted risk, after Kaplan and Meier",
+        survival_figure,
+    ),
+    Plot(RUN, "weights", "Weight of each client over rounds, as a heat map", weights_figure),
+    Plot(RUN, "", "Plot {}", curve_figures),
+    Plot(RUN, "bytes", "Bytes sent in both directions, summed over rounds", bytes_figure),
+    Plot(RUN, "measures", "Other measures over rounds", other_measures),
+    Table(RUN, _worst),
+    Table(RUN, lambda shown: newcomers_section(shown.run)),
+    Table(RUN, lambda shown: groups_section(shown.run)),
+    Table(RUN, lambda shown: speed_section(shown.run)),
+    Table(REPORT, lambda shown: classes_section(shown.run)),
+    Table(REPORT, lambda shown: survival_section(shown.run)),
+    Table(REPORT, lambda shown: secure_section(shown.run)),
+    Plot(
+        COMPARISON,
+        "comparison",
+        "Accuracy over rounds, and the clients sorted by accuracy",
+        comparison_figure,
+    ),
+    Plot(
+        COMPARISON,
+        "clients",
+        "Each client, from worst to best, with one method beside the other",
+        _side_by_side,
+    ),
+    Table(COMPARISON, _worst),
+    Table(COMPARISON, lambda shown: gains_section(*shown.gains) if shown.gains else None),
+    Table(COMPARISON, lambda shown: gaps_section(shown.rows)),
+)
+
+
+def sections(page: str, shown: Shown) -> list[Section]:
+    """Return the small tables of a page."""
+    tables = [part for part in PARTS if isinstance(part, Table) and part.page == page]
+    return [section for table in tables if (section := table.make(shown)) is not None]
+
+
+def run_sections(run: RunFolder, page: str = RUN) -> list[Section]:
+    """Return the small tables of a run: of ``RUN`` those for the terminal, of
+    ``REPORT`` also the longer ones.
+    """
+    shown = Shown(rows_of([run]))
+    return sections(RUN, shown) + (sections(page, shown) if page != RUN else [])
+
+
+def plots(page: str) -> list[Plot]:
+    """Return the plots that a page may have."""
+    return [part for part in PARTS if isinstance(part, Plot) and part.page == page]
+
+
+def figures(parts: Iterable[Plot], shown: Any) -> dict[str, Figure]:
+    """Return the plots that apply, by name."""
+    return {name: one for part in parts for name, one in part.figures(shown).items()}
+
+
+def run_figures(run: RunFolder) -> dict[str, Figure]:
+    """Return the plots of a run, by name."""
+    return figures(plots(RUN), run)
+
+
+def charts(parts: Iterable[Plot], shown: Any, theme: Theme = THEME) -> dict[str, Html]:
+    """Return the plots that apply as charts of a page, by name."""
+    return {
+        name: chart(name, part.title.format(sentence(metric_name(name))), figure)
+        for part in parts
+        for name, figure in part.figures(shown, theme).items()
+    }
+
+
+def write_figures(folder: Path, figures: Mapping[str, Figure], form: str) -> list[Path]:
+    """Write figures as files ("pdf", "png" or "svg") into a folder, which is created if
+    necessary, and return the paths.
+
+    Since clients name the curves, characters of a name that are neither letters nor
+    digits become an underscore.
+    """
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, to {folder.resolve()}: choose that as --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}.{form}")
+        replace(paths[-1], partial(Path.write_bytes, data=file(figure, form)))
+    return paths
+
+
+def write_plots(run_dir: Path) -> list[Path]:
+    """Write the plots of a run as `plots/*.png` into its folder, where trackers read
+    them, and return the paths.
+    """
+    return write_figures(run_dir / "plots", run_figures(read_run(run_dir)), "png")

@@ -1,0 +1,374 @@
+"""The report of one run: `report.html`, one file that can be mailed and read anywhere.
+
+It is made from files alone, so an interrupted run has one too. The gain over training
+alone is read from a run of `local` in a folder beside it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fedapps.algorithms.common.measures import lower_is_better
+from fedapps.formats import (
+    LEADING_MEANS,
+    bytes_text,
+    metric_name,
+    metric_text,
+    one_line,
+    seconds_text,
+)
+from fedapps.lab.charts import html
+from fedapps.lab.charts.html import Html
+from fedapps.lab.charts.theme import MOST, THEME
+from fedapps.lab.results.fair_plots import fair_measure
+from fedapps.lab.results.gains import gain_over_local
+from fedapps.lab.results.parts import REPORT, RUN, charts, plots, run_sections
+from fedapps.records.files import write_text
+from fedapps.records.image_grids import ANIMATION, FOLDER, grids
+from fedapps.records.reader import RunFolder, is_number, read_run
+
+LIMIT = 300_000  # bytes of a report
+_DETAIL = (MOST, 200, 140, 100, 70, 50)  # points of a line, tried in turn
+# Rows a browser still scrolls easily; the files hold the rest.
+_MAX_CLIENT_ROWS = 400
+_MAX_FAILURE_ROWS = 300
+_MARKS = {"completed": "✓", "failed": "✗", "interrupted": "‖", "running": "…"}
+
+_CARDS = {
+    "auroc-mean": "AUROC, mean over clients",
+    "auroc-worst10": "AUROC, worst 10 % of clients",
+    "auroc-worst": "AUROC of the worst client",
+    "auroc-parity-gap": "AUROC, best to worst client",
+    "rmse-mean": "RMSE, mean over clients",
+    "rmse-pooled": "RMSE of all samples",
+    "mae-pooled": "MAE of all samples",
+    "r2-pooled": "R² of all samples",
+    "rmse-worst": "RMSE of the worst client",
+    "rmse-worst10": "RMSE, worst 10 % of clients",
+    "global-rmse-mean": "RMSE of the global model",
+    "new-rmse-mean": "RMSE of new clients, not trained",
+    "new-rmse-1-mean": "RMSE of new clients, 1 epoch",
+    "concordance-mean": "concordance, mean over clients",
+    "concordance-pooled": "concordance of all pairs within clients",
+    "concordance-worst": "concordance of the worst client",
+    "concordance-worst10": "concordance, worst 10 % of clients",
+    "global-concordance-mean": "concordance of the global model",
+    "accuracy-mean": "accuracy, mean over clients",
+    "accuracy-std": "std over clients",
+    "accuracy-worst10": "worst 10 % of clients",
+    "accuracy-best10": "best 10 % of clients",
+    "loss-worst10": "loss, worst 10 % of clients",
+    "parity-gap": "best to worst client",
+    "gini": "Gini coefficient",
+    "global-accuracy-mean": "accuracy of the global model",
+    "new-accuracy-mean": "accuracy of new clients, not trained",
+    "new-accuracy-1-mean": "accuracy of new clients, 1 epoch",
+    "test-accuracy": "accuracy on the server's test images",
+    "frechet": "Fréchet distance",
+    "macro-f1-pooled": "macro F1 of all samples",
+    "ece-mean": "calibration error (ECE)",
+    "group-accuracy-gap": "accuracy, best to worst group",
+    "demographic-parity-gap": "demographic parity gap",
+    "equalised-odds-gap": "equalised odds gap",
+    "bytes-up": "sent by clients",
+    "bytes-down": "sent to clients",
+    "models-up": "models sent by clients",
+    "models-down": "models sent to clients",
+    "seconds": "time in rounds",
+    "failures": "failed replies",
+}
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Writes `report.html` into the folder of a run; returns the report's path.
+
+    Raises UserError if the folder is no run folder.
+    """
+    run = read_run(run_dir)
+    path = run.path / "report.html"
+    write_text(path, report_html(run))
+    return path
+
+
+def report_html(run: RunFolder) -> str:
+    """The report as text; if it would be too large, its lines have fewer points and its
+    tables fewer rows.
+    """
+    # The images that a run made are not counted.
+    free = LIMIT + sum(map(len, _synthetic(run)))
+    for points in _DETAIL:
+        page = html.page(report_title(run), report_body(run, points))
+        if len(page.encode()) <= free:
+            break
+    return page
+
+
+def report_title(run: RunFolder) -> str:
+    """The title of the window."""
+    return f"{run.method} on {run.subject}" if run.subject else run.method
+
+
+def report_body(run: RunFolder, points: int = MOST, hope: str = "") -> list[Html]:
+    """The parts of the report.
+
+    Args:
+        run: the run.
+        points: the most points of a line.
+        hope: for a run that goes on, a sentence on when it ends.
+    """
+    state = f"{_MARKS[run.state]} {state_sentence(run)}"
+    pictures = charts(plots(RUN), run, replace(THEME, points=points))
+    measures = pictures.pop("measures", None)
+    body = [
+        html.header(run.method, run.subject, _subtitle(run), run.state, state),
+        *([html.paragraph(hope, "quiet")] if hope else []),
+        *_key_numbers(run),
+    ]
+    if pictures:
+        body += [
+            html.heading("Plots"),
+            *_thinning(run, points),
+            html.panel(Html("".join(pictures.values())), "plots"),
+        ]
+    body += _synthetic(run)
+    body += [section.as_html() for section in run_sections(run, REPORT)]
+    body.append(html.heading("Details"))
+    if measures:
+        names = "each a small plot over the rounds"
+        body.append(html.collapsible("Other measures", names, measures, is_open=not pictures))
+    return [
+        *body,
+        *_details(run, points / MOST),
+        html.heading("Repeat this run"),
+        html.paragraph(
+            "Run this in the folder of the report. settings.toml holds all settings and the seed.",
+            "quiet",
+        ),
+        Html("<pre>fedapps run settings.toml --out again</pre>"),
+    ]
+
+
+def _thinning(run: RunFolder, points: int) -> list[Html]:
+    """A note on points that the plots leave out."""
+    rounds, clients = len(run.rounds), len(run.clients)
+    many = [f"{rounds} rounds"] * (rounds > points) + [f"{clients} clients"] * (clients > points)
+    if not many:
+        return []
+    note = (
+        f"A line shows about {points} points (a small plot {points // 3}) of the "
+        f"{' and '.join(many)}: the lowest and the highest value of each stretch, so no peak is "
+        "missing. All values are in rounds.jsonl and clients.csv."
+    )
+    return [html.paragraph(note, "quiet")]
+
+
+def _synthetic(run: RunFolder) -> list[Html]:
+    """The synthetic images of the last round, and an animation over all rounds."""
+    drawn, animation = grids(run.path)[-1:], run.path / FOLDER / ANIMATION
+    pictures = [
+        html.image(f"Synthetic images, {path.stem.replace('-', ' ')}", path.read_bytes())
+        for path in drawn
+    ]
+    if animation.is_file():
+        words = "Synthetic images over the rounds, animated"
+        pictures.append(html.image(words, animation.read_bytes()))
+    if not pictures:
+        return []
+    return [html.heading("Synthetic images"), html.panel(Html("".join(pictures)), "plots")]
+
+
+def state_sentence(run: RunFolder) -> str:
+    """How the run ended, in one line."""
+    planned = f"{run.rounds_completed} of {run.num_rounds or '?'} rounds"
+    if run.state == "completed":
+        stopped = run.summary.get("stopped-early") is True
+        why = ", as validation scores got no better" if stopped else ""
+        return f"Completed: {planned}{why}.{scored_sentence(run)}"
+    if run.state == "failed":
+        return f"Failed after {planned}{': ' + run.reason if run.reason else '.'}"
+    numbers = (
+        f"the numbers are those of round {run.scored_round}"
+        if run.scored
+        else "there was no evaluation yet"
+    )
+    if run.state == "running":
+        return f"Not finished: {planned}; {numbers}. The run is still going, or it was stopped."
+    return f"Interrupted after {planned}; {numbers}. Continue it with “fedapps run --resume”."
+
+
+def scored_sentence(run: RunFolder) -> str:
+    """Which round the numbers are from; "" if it is the last one in any case."""
+    if not run.chose_round:
+        return ""
+    return (
+        f" Numbers and models are those of round {run.scored_round}, the best by the clients' "
+        "validation samples."
+    )
+
+
+def _subtitle(run: RunFolder) -> str:
+    parts = [f"seed {one_line(str(run.seed))}" if run.seed is not None else "seed unknown"]
+    if run.clients:
+        parts.append(f"{len(run.clients)} clients evaluated")
+    if "clients-per-round" in run.settings:
+        sampled = run.settings["clients-per-round"]
+        parts.append(
+            f"{one_line(str(sampled))} clients a round" if sampled else "all clients in every round"
+        )
+    # Other tasks have neither a partition nor a net.
+    learns = any(key in run.numbers for key in LEADING_MEANS)
+    if learns and "data.partition" in run.settings:
+        parts.append(f"partition {one_line(str(run.settings['data.partition']))}")
+    if learns and "model.name" in run.settings:
+        parts.append(f"model {one_line(str(run.settings['model.name']))}")
+    return " · ".join(parts)
+
+
+def _key_numbers(run: RunFolder) -> list[Html]:
+    """Return the three numbers that matter as large cards (mean, worst tenth, gain over
+    training alone), and the others as small ones.
+    """
+    measure = fair_measure([run])
+    numbers, mean = run.numbers, f"{measure}-mean"
+    if mean not in numbers:
+        labels = {
+            key: metric_name(key) for key in sorted(run.evaluation, key=_unweighted)[:6]
+        } | _CARDS
+        return [html.cards(_card_entries(numbers, labels))]
+    worst = next((k for k in (f"{measure}-worst10", f"{measure}-worst") if k in numbers), "")
+    lead = [
+        _card_entries(numbers, {key: _CARDS.get(key, metric_name(key))})[0]
+        for key in (mean, worst)
+        if key
+    ]
+    low, high = numbers.get(f"{mean}-low"), numbers.get(f"{mean}-high")
+    if low is not None and high is not None:
+        bounds = f"95 % interval: {metric_text(mean, low)} to {metric_text(mean, high)}"
+        lead[0] = (*lead[0][:2], bounds)
+    if run.method != "local":
+        lead.append(("gain over training alone", *gain_over_local(run)))
+    rest = {key: label for key, label in _CARDS.items() if key not in (mean, worst)}
+    return [html.cards(lead, "cards lead"), html.cards(_card_entries(numbers, rest))]
+
+
+def _card_entries(
+    numbers: Mapping[str, float], labels: Mapping[str, str]
+) -> list[tuple[str, str, str]]:
+    return [
+        (label, metric_text(key, numbers[key]), "")
+        for key, label in labels.items()
+        if key in numbers
+    ]
+
+
+def _unweighted(key: str) -> bool:
+    # Most tasks without accuracies minimise a mean weighted by samples: show it first.
+    return not key.endswith("-weighted")
+
+
+def _details(run: RunFolder, share: float) -> list[Html]:
+    """The tables that open on a click; `share` of their most rows are shown."""
+    parts = []
+    if run.unreadable_lines:
+        parts.append(
+            html.paragraph(
+                f"rounds.jsonl holds {run.unreadable_lines} unreadable line(s), left out here."
+            )
+        )
+    if run.failures:
+        shown = run.failures[: round(share * _MAX_FAILURE_ROWS)]
+        rows = [(failure.round, failure.client, failure.reason) for failure in shown]
+        note = f"{len(run.failures)} left out of their rounds" + _cut(
+            len(shown), len(run.failures), "rounds.jsonl"
+        )
+        parts.append(
+            html.collapsible(
+                "Failed replies",
+                note,
+                html.table(["round", "client", "reason"], rows, 3),
+                is_open=len(rows) <= 10,
+            )
+        )
+    if acted := run.bounded:
+        parts.append(
+            html.collapsible(
+                "Bounds",
+                "replies whose weight was capped or whose update was shortened",
+                html.table(
+                    ["client", *acted[0][1]],
+                    [(name, *n.values()) for name, n in acted[:_MAX_FAILURE_ROWS]],
+                ),
+            )
+        )
+    if run.clients:
+        parts.append(_client_table(run, round(share * _MAX_CLIENT_ROWS)))
+    parts.append(html.collapsible("All numbers", "of the whole run", html.pairs(_all_numbers(run))))
+    if run.settings:
+        rows_of_settings = [
+            (Html(f"<code>{html.text(k)}</code>"), _setting(v)) for k, v in run.settings.items()
+        ]
+        parts.append(html.collapsible("Settings", "settings.toml", html.pairs(rows_of_settings)))
+    if run.versions:
+        versions = [(one_line(name), one_line(version)) for name, version in run.versions.items()]
+        note = ", ".join(f"{name} {version}" for name, version in versions)
+        parts.append(html.collapsible("Versions", note, html.pairs(versions)))
+    return parts
+
+
+def _client_table(run: RunFolder, most: int) -> Html:
+    columns = list(dict.fromkeys(key for row in run.clients for key in row))
+    columns.sort(key=lambda key: key != "client")
+    measure = fair_measure([run])
+    order = (
+        measure if measure in columns else next((key for key in columns[1:] if run.column(key)), "")
+    )
+    sign = -1 if lower_is_better(order) else 1
+    rows = sorted(
+        run.clients,
+        key=lambda row: sign * row[order] if is_number(row.get(order)) else float("inf"),
+    )
+    shown = rows[:most]
+    end = "highest" if sign < 0 else "lowest"
+    note = f"{len(rows)}, {end} {metric_name(order)} first" if order else f"{len(rows)}"
+    return html.collapsible(
+        "Clients",
+        note + _cut(len(shown), len(rows), "clients.csv"),
+        html.table(
+            [metric_name(key) for key in columns],
+            [[_cell(key, row.get(key)) for key in columns] for row in shown],
+        ),
+    )
+
+
+def _cell(key: str, value: object) -> str:
+    return (
+        ""
+        if value is None
+        else one_line(str(value), 60)
+        if key == "client"
+        else metric_text(key, value)
+    )
+
+
+def _cut(shown: int, total: int, file: str) -> str:
+    return f"; the first {shown} are shown, all are in {file}" if shown < total else ""
+
+
+def _all_numbers(run: RunFolder) -> list[tuple[str, str]]:
+    rows = [(metric_name(key), metric_text(key, value)) for key, value in run.numbers.items()]
+    done = [record["seconds"] for record in run.rounds if is_number(record.get("seconds"))]
+    if done:
+        rows.append(("seconds, median of a round", seconds_text(sorted(done)[len(done) // 2])))
+    rounds = run.rounds_completed
+    rows += [
+        (f"{metric_name(key)}, per round", bytes_text(run.numbers[key] / rounds))
+        for key in ("bytes-up", "bytes-down")
+        if rounds and key in run.numbers
+    ]
+    return rows
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return one_line(str(value))

@@ -1,0 +1,247 @@
+"""Execution of a sweep: checks its runs, starts the missing ones, and writes tables,
+plots and the report.
+
+The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
+``table.md``, ``plots/`` and ``report.html``.
+"""
+
+import fcntl
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from fedapps.engines.cluster import address_of, checked_cluster
+from fedapps.engines.processes import cores
+from fedapps.errors import RunFailed, UserError
+from fedapps.lab.sweeps.keep import prune
+from fedapps.lab.sweeps.page import write_page
+from fedapps.lab.sweeps.plan import Plan, without_reserved
+from fedapps.lab.sweeps.pool import Ended, PlannedRun, finished, prepared, run_all
+from fedapps.lab.sweeps.progress import SweepProgress
+from fedapps.lab.sweeps.tables import Results
+from fedapps.models.options import ModelOptions
+from fedapps.notes import each_once
+from fedapps.records.digest import FREE
+from fedapps.records.files import write_text
+from fedapps.records.reader import read_run
+from fedapps.records.writer import all_written, set_status, status_of
+from fedapps.runs.prepare import assemble, data_paths
+from fedapps.settings.reading import default_config, read_settings
+from fedapps.settings.settings import Settings
+from fedapps.toml_text import read_toml
+
+#: Settings with these values are filled in by the run, from its data.
+FILLED = {
+    "num-clients": 0,
+    "clients-per-round": Settings.clients_per_round,
+    "model.name": ModelOptions.name,
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How runs are started: in parallel processes, ``jobs`` at a time (0: as many as
+    there are cores), or through Ray.
+    """
+
+    engine: str = "inline"
+    jobs: int = 0
+    gpus_per_client: float = 0.0
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.jobs < 0:
+            raise UserError(f"--jobs {self.jobs}: choose 1 or more, or 0 for one job per core")
+        if self.gpus_per_client and self.engine == "inline":
+            raise UserError(
+                "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline"
+            )
+        if self.jobs and self.engine == "ray":
+            raise UserError(
+                "--jobs is for --engine inline: with Ray, the runs follow each other and the "
+                "clients of each run work in parallel"
+            )
+        if self.jobs and self.ray_address:
+            raise UserError(
+                "--jobs is for this machine: the cluster of --ray-address executes one run per CPU"
+            )
+
+
+def missing_runs(plan: Plan) -> list[PlannedRun]:
+    """Return the runs that are not finished, with their numbers of clients filled in,
+    each checked against its data. Raises ``UserError``.
+    """
+    if plan.out.exists() and not plan.out.is_dir():
+        raise UserError(f"--out {plan.out}: is a file: choose a folder")
+    if (plan.out / "settings.toml").exists() or (plan.out / "comparison.csv").exists():
+        raise UserError(
+            f"--out {plan.out}: is the folder of a run or of a comparison: choose another"
+        )
+    runs = []
+    with each_once():
+        for run in [point.run for point in plan.points if not is_done(point.run)]:
+            try:
+                settings, *_ = assemble(read_settings(run.config))
+            except UserError as error:
+                raise UserError(f"{run.folder.name}: {error}") from None
+            runs.append(PlannedRun(without_reserved(settings), run.folder))
+    return runs
+
+
+def execute_sweep(
+    plan: Plan, missing: Sequence[PlannedRun], way: Way, console: Console | None = None
+) -> tuple[Results | None, dict[str, str]]:
+    """Execute the missing runs of a sweep, prune folders, write tables and plots.
+    Return the results of the finished runs, if any, and the errors of failed runs by
+    name.
+
+    ``console``: where the progress is shown.
+    """
+    keep, failed = plan.grid.options.keep, {}
+    (plan.out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
+    with only_one(plan.out):
+        write_record(plan)  # first: `fedapps watch` reads the number of runs from it
+        with SweepProgress([point.run for point in plan.points], missing, console) as progress:
+            for ended in ended_runs(missing, way):
+                progress.show_end(ended)
+                prune(ended.run.folder, keep)
+                if ended.error:
+                    failed[ended.run.folder.name] = ended.error
+        for point in plan.points:
+            prune(point.run.folder, keep)
+        done = {
+            point.name: read_run(point.run.folder)
+            for point in plan.points
+            if finished(point.run.folder)
+        }
+        if not done:
+            return None, failed
+        results = Results(plan, done)
+        write_text(plan.out / "table.csv", results.csv())
+        write_text(plan.out / "table.md", results.markdown())
+        write_page(results, plan.out, failed)
+    return results, failed
+
+
+def write_record(plan: Plan) -> None:
+    """Write sweep.json: the file, its scale, the given settings, and the axes of the
+    table.
+    """
+    record = {
+        "file": plan.grid.name,
+        "title": plan.grid.options.title,
+        "scale": plan.grid.scale,
+        "settings": list(plan.given),
+        "runs": len(plan.points),
+        "keep": list(plan.grid.options.keep),
+        "axes": {axis.name: list(axis.values) for axis in plan.grid.axes},
+    }
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    write_text(plan.out / "sweep.json", text + "\n")
+
+
+def ended_runs(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
+    """Start the runs; yield each when it ends. Raises ``UserError`` if the cluster is
+    not fit for them.
+    """
+    address, share = address_of(way.ray_address), way.gpus_per_client
+    if way.engine == "ray":
+        return run_ray(missing, share, address)
+    if not way.ray_address:
+        return run_all(missing, way.jobs or cores())
+    from fedapps.lab.sweeps.cluster_pool import run_on_cluster
+
+    checked_cluster(address, shared_paths(missing))
+    return run_on_cluster(missing, address, share)
+
+
+def shared_paths(runs: Sequence[PlannedRun]) -> list[Path]:
+    """Return the paths that all machines of a cluster must be able to read: the sweep's
+    folder and the data files.
+    """
+    return sorted(
+        {run.folder.parent.absolute() for run in runs}
+        | {path for run in runs for path in data_paths(run.config)}
+    )
+
+
+@contextmanager
+def only_one(out: Path) -> Iterator[None]:
+    """Lock the folder against a second sweep, which would start the same runs. Raises
+    ``UserError`` if it is locked.
+    """
+    with (out / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"{out}: another sweep is running there: wait for its end, or choose another --out"
+            ) from None
+        yield
+
+
+def is_done(run: PlannedRun) -> bool:
+    """Return whether a run is finished. Raises ``UserError`` if its folder holds a run
+    with other settings.
+    """
+    done = finished(run.folder)
+    path = run.folder / "settings.toml"
+    if path.exists() and (done or (run.folder / "checkpoint").exists()):
+        known = default_config(run.config)
+        before = {key: known[key] for key in run.config if key in known} | read_toml(path)
+        for key, value in run.config.items():
+            if key not in FREE and before[key] != value and FILLED.get(key) != value:
+                raise UserError(
+                    f"{run.folder} holds a run with {key} = {before[key]!r}, not {value!r}: "
+                    "choose another --out, or delete that folder"
+                )
+    return done
+
+
+def run_ray(
+    runs: Sequence[PlannedRun], gpus_per_client: float, address: str = ""
+) -> Iterator[Ended]:
+    """Start the runs one after the other in Flower's Ray simulation; yield each when it
+    ends.
+    """
+    from fedapps.engines import flower
+
+    cluster = checked_cluster(address, shared_paths(runs)) if address and runs else None
+    walled, warning = flower.wall_wanted(cluster=address)
+    if warning:
+        print(f"fedapps: {warning}", file=sys.stderr)
+    for run in runs:
+        try:
+            settings = prepared(run)
+            outcome = flower.run_simulation(
+                None,
+                settings.flat(),
+                flower.Resources(
+                    flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
+                    gpus_per_client=gpus_per_client,
+                    cluster=address,
+                ),
+                flower.Following(
+                    run.folder / "run.log",
+                    ended=partial(status_of, run.folder),
+                    written=partial(all_written, run.folder),
+                ),
+                walled=walled,
+            )
+        except (UserError, RunFailed) as error:
+            yield Ended(run, {}, str(error))
+            continue
+        if status_of(run.folder) is None:
+            set_status(run.folder, outcome.status, outcome.details)
+        if outcome.status == "interrupted":
+            raise KeyboardInterrupt
+        if outcome.status == "completed":
+            yield Ended(run, read_run(run.folder).summary)
+        else:
+            yield Ended(run, {}, outcome.details or outcome.status)

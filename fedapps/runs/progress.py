@@ -1,0 +1,316 @@
+"""Progress display of a run, independent of the engine: it reads the rounds.jsonl that
+the run writes.
+
+A terminal shows a live bar and a notebook a bar in the cell's output. Elsewhere (a log,
+a pipe, continuous integration) it prints a few plain lines and flushes them. The reader
+remembers its position in the file, so polling is cheap when there is nothing new. A
+line that is still being written is read by the next poll.
+"""
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Column
+
+from fedapps import json_log
+from fedapps.formats import (
+    LEADING_MEANS,
+    one_line,
+    percent_text,
+    seconds_text,
+    three_digits,
+)
+from fedapps.lab.notebook import Line, in_notebook
+from fedapps.records.reader import is_number, numbers, parse_round
+
+_LINE_EVERY = 2.0  # seconds between two plain lines
+_EVALUATION_EVERY = 0.5  # ... if there is a new evaluation
+_BAR_EVERY = 0.1  # ... if it is a bar in a notebook
+_FAILURES_SHOWN = 3
+_WINDOW = 10  # rounds over which the time per round is averaged
+
+
+class RoundReader:
+    """Reads the records appended to a rounds.jsonl since the last call."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._inode = -1
+
+    def read(self, path: Path) -> list[dict[str, Any]]:
+        """Return the new complete records. A file that was replaced or truncated (a
+        resumed run) is read from the start again.
+        """
+        try:
+            with path.open("rb") as file:
+                status = path.stat()
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._offset, self._inode = 0, status.st_ino
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        return [
+            record
+            for line in data[:complete].split(b"\n")
+            if (record := parse_round(line)) is not None
+        ]
+
+
+class Display:
+    """The output of a progress display: a bar in a terminal, a notebook's cell, or
+    lines.
+
+    ``console``: by default standard output, with ``stderr`` standard error unless it is
+    a notebook.
+    """
+
+    def __init__(self, console: Console | None, stderr: bool = False) -> None:
+        self._cell = Line() if console is None and in_notebook() else None
+        self._console = console or Console(stderr=stderr and self._cell is None)
+        self._bar: RichProgress | None = None
+        self._facts: dict[str, Any] = {}  # of every JSON line
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        if json_log.chosen():
+            print(json_log.line("INFO", text, **self._facts), flush=True)
+            return
+        console = self._bar.console if self._bar is not None else self._console
+        # No wrapping: one line per log message. No markup: the text may come from a
+        # client. In a notebook, rich does not look for NO_COLOR.
+        style = None if os.environ.get("NO_COLOR") else style
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        if console.file is not None:
+            console.file.flush()
+
+
+class Progress(Display):
+    """The progress display of a run, a context manager that restores the terminal on
+    exit, also after Ctrl-C.
+
+    ``num_rounds``: total number of rounds. ``label``: name of the run, for example its
+    method. ``console``: where to write (default: standard output). ``clock``: returns
+    seconds from any origin, for tests.
+    """
+
+    def __init__(
+        self,
+        num_rounds: int,
+        label: str,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(console)
+        self.num_rounds = num_rounds
+        self.label = one_line(label, 40)
+        self.done = 0
+        self._failures: dict[int, int] = {}
+        self._clock = clock
+        self._reader = RoundReader()
+        self._started = False
+        self._facts = {"run": ""}
+        self._note = "starting"
+        self._loss: float | None = None
+        self._measure: tuple[str, float] | None = None
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)
+        self._last_line = -math.inf
+        self._last_shown = -1
+
+    @property
+    def failures(self) -> int:
+        """The number of replies skipped in the rounds done so far."""
+        return sum(count for number, count in self._failures.items() if number <= self.done)
+
+    def __enter__(self) -> Self:
+        if self._console.is_interactive and not json_log.chosen():
+            self._bar = RichProgress(
+                TextColumn("[bold]{task.fields[label]}", markup=True),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn(
+                    "{task.description}",
+                    markup=False,
+                    table_column=Column(no_wrap=True, overflow="ellipsis"),
+                ),
+                console=self._console,
+                refresh_per_second=5,
+                # The server's log lines are printed above the bar.
+                redirect_stdout=True,
+                redirect_stderr=True,
+            )
+            self._task = self._bar.add_task(
+                self._note, total=self.num_rounds, label=self.label.replace("[", r"\[")
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            try:
+                self._bar.stop()
+            finally:
+                # If a second Ctrl-C arrives while the bar stops, at least the cursor is
+                # restored.
+                self._console.show_cursor(True)
+                self._bar = None
+        elif 0 < self.done != self._last_shown:
+            self._print_line()
+
+    def note(self, text: str) -> None:
+        """Show a status between rounds: `starting Ray`, `loading data`, `writing the
+        report`.
+        """
+        self._note = one_line(text, 80)
+        if self._bar is not None:
+            self._bar.update(self._task, description=self._describe())
+        elif self._cell is not None:
+            self._print_line()
+        else:
+            self._print(f"{self.label}: {self._note}")
+
+    def poll(self, run_dir: Path | str) -> int:
+        """Read and show new records in the run folder; return the number of rounds done
+        so far.
+
+        Rounds in the file at the first call (a resumed run) count as done; their
+        failures are counted, but not printed.
+        """
+        self._facts = {"run": Path(run_dir).name}
+        records = self._reader.read(Path(run_dir) / "rounds.jsonl")
+        resumed, self._started = not self._started, True
+        if not records:
+            return self.done
+        self._note = ""
+        evaluated = False
+        for record in records:
+            evaluated |= self._take(record, quiet=resumed)
+            if json_log.chosen() and not resumed:
+                self._print_json(record)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, description=self._describe())
+        elif self._is_due(evaluated):
+            self._print_line()
+        return self.done
+
+    def _take(self, record: dict[str, Any], quiet: bool) -> bool:
+        """Process one record; return whether it held an evaluation."""
+        # A run resumed from an older checkpoint repeats rounds that it had already
+        # done.
+        self.done = record["round"]
+        loss = numbers(record.get("train")).get("loss")
+        self._loss = loss if loss is not None else self._loss
+        if is_number(record.get("seconds")):
+            self._seconds.append(record["seconds"])
+        entries = record.get("failures")
+        failures = entries if isinstance(entries, list) else []
+        if not quiet:
+            for failure in failures[: max(0, _FAILURES_SHOWN - self.failures)]:
+                self._print_failure(failure)
+        # By round, because a rewritten file repeats its rounds.
+        self._failures.pop(self.done, None)
+        if failures:
+            self._failures[self.done] = len(failures)
+        evaluation = numbers(record.get("evaluate"))
+        if evaluation:
+            key = next((key for key in LEADING_MEANS if key in evaluation), next(iter(evaluation)))
+            self._measure = key, evaluation[key]
+        return bool(evaluation)
+
+    def _is_due(self, evaluated: bool) -> bool:
+        waited = self._clock() - self._last_line
+        return self.done >= self.num_rounds or waited >= self._pause(evaluated)
+
+    def _pause(self, evaluated: bool) -> float:
+        if self._cell is not None:
+            return _BAR_EVERY
+        return _EVALUATION_EVERY if evaluated else _LINE_EVERY
+
+    def _describe(self) -> str:
+        parts = []
+        if self._loss is not None:
+            parts.append(f"loss {self._loss:.3f}")
+        if self._measure is not None:
+            key, value = self._measure
+            parts.append(
+                f"accuracy {percent_text(value)}"
+                if key == "accuracy-mean"
+                else f"{key} {value:.4g}"
+            )
+        if self._seconds:
+            per_round = math.fsum(self._seconds) / len(self._seconds)
+            speed = f"{three_digits(per_round)} s" if per_round >= 0.1 else seconds_text(per_round)
+            parts.append(f"{speed}/round")
+            if self.done < self.num_rounds:
+                parts.append(f"ETA {seconds_text(per_round * (self.num_rounds - self.done))}")
+        if self.failures:
+            parts.append(f"{self.failures} failure{'s' if self.failures > 1 else ''}")
+        if self._note:
+            parts.append(self._note)
+        return "  ".join(parts)
+
+    def _print_json(self, record: dict[str, Any]) -> None:
+        """Print a round, and each reply that was skipped, as JSON lines."""
+        for failure in record.get("failures", []):
+            fields = {"round": record["round"], "client": failure["client"]} | self._facts
+            print(
+                json_log.line(
+                    "WARNING", f"reply skipped: {failure['reason']}", event="failure", **fields
+                ),
+                flush=True,
+            )
+        measures = {"train": record.get("train"), "evaluate": record.get("evaluate")}
+        counts = {
+            "seconds": record.get("seconds"),
+            "replies": len(record.get("clients", [])),
+            "failures": len(record.get("failures", [])),
+        }
+        message = f"round {record['round']} of {self.num_rounds} has ended"
+        print(
+            json_log.line(
+                "INFO",
+                message,
+                event="round",
+                **self._facts,
+                round=record["round"],
+                **counts,
+                **measures,
+            ),
+            flush=True,
+        )
+
+    def _print_line(self) -> None:
+        if json_log.chosen():
+            return
+        self._last_line, self._last_shown = self._clock(), self.done
+        details = self._describe()
+        text = f"{self.label}: round {self.done}/{self.num_rounds}" + (
+            f"  {details}" if details else ""
+        )
+        if self._cell is not None:
+            self._cell.show(text, self.done, self.num_rounds)
+        else:
+            self._print(text)
+
+    def _print_failure(self, failure: object) -> None:
+        if isinstance(failure, dict) and not json_log.chosen():
+            client, reason = (
+                one_line(str(failure.get("client")), 40),
+                one_line(str(failure.get("reason")), 200),
+            )
+            self._print(f"Round {self.done}: skipped client {client}: {reason}", style="yellow")

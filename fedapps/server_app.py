@@ -1,0 +1,54 @@
+"""Flower's ServerApp, which `flwr run` starts on the server."""
+# ruff: noqa: E402 - the packages are checked before they are imported
+
+from fedapps.engines.app_folder import check_packages
+
+check_packages()
+
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from logging import INFO
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.common import log
+from flwr.serverapp import Grid, ServerApp
+
+from fedapps.engines.fast_polling import PollingGrid
+from fedapps.engines.gateways import GatewayGrid
+from fedapps.engines.node_grid import shared
+from fedapps.errors import UserError
+from fedapps.lab.results.report import write_report
+from fedapps.runs.execution import execute, page_of, with_folder
+from fedapps.settings.reading import read_settings
+from fedapps.strategies.base.flower_private import is_simulation
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Read the settings, execute the run, and write its folder and report."""
+    # The working directory of the SuperLink is arbitrary: without `out`, results go to
+    # the user's home.
+    settings = read_settings(context.run_config)
+    if not settings.out:  # clients then keep their state in messages, so the run cannot be resumed
+        settings = with_folder(
+            replace(settings, checkpoint_every=0),
+            Path.home() / "fedapps-results" / str(context.run_id),
+        )
+    grid = PollingGrid(grid)
+    if is_simulation(grid):
+        grid = shared(grid, settings.num_clients)
+    else:
+        settings = settings.deployed()
+        grid = GatewayGrid(grid) if settings.sites.client else grid
+    try:
+        with page_of(settings, settings.task) if settings.metrics_port else nullcontext():
+            summary = execute(settings, grid, flower_run=str(context.run_id))
+        log(INFO, "summary: %s", summary)
+    finally:
+        # Without records there is no report; report the error that ended the run.
+        with suppress(UserError):
+            write_report(settings.out)
+        log(INFO, "results: %s", settings.out)

@@ -1,0 +1,342 @@
+"""Charts in a page: their values are those of the run, few points draw the same line as
+many, and a browser shows both.
+"""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from fedapps.lab.charts.axes import Panel, extremes
+from fedapps.lab.charts.charts import chart
+from fedapps.lab.charts.drawing import (
+    label_values,
+    legend,
+    line,
+    line_with_range,
+    one_panel,
+    panels,
+)
+from fedapps.lab.charts.html import palette
+from fedapps.lab.charts.theme import MOST, THEME
+from fedapps.lab.results.compare import compare
+from fedapps.lab.results.report import LIMIT, write_report
+from tests.browser import Browser, needs_browser
+from tests.helpers import rounds_of
+
+
+def chart_values(page):
+    """The values of each chart of a page, by its name."""
+    matches = re.findall(
+        r'<figure class="chart" data-name="([^"]*)".*?<script '
+        r'type="application/json">(.*?)</script>',
+        page,
+        re.DOTALL,
+    )
+    return {name: json.loads(data) for name, data in matches}
+
+
+def drawn(label="a</script><b>"):
+    figure, axes = one_panel("Heading")
+    line_with_range(
+        axes,
+        [1, 2, 4],
+        np.array([[0.5, 0.25, np.nan], [0.75, 0.25, 1.0]]),
+        THEME.series[0],
+        "-",
+        label,
+    )
+    label_values(axes, "accuracy", "")
+    legend(figure, axes)
+    return figure
+
+
+def test_a_chart_has_mean_and_range_in_units_of_its_axes():
+    page = chart("x", "what", drawn())
+    (data,) = chart_values(page).values()
+    (panel,) = data["panels"]
+    band, line = panel["rows"]
+    assert [panel["xs"][row["x"]] for row in (band, line)] == [[1, 2], [1, 2]]
+    assert (band["l"], band["h"], line["y"]) == ([0.5, 0.25], [0.75, 0.25], [0.625, 0.25])
+    assert band["s"] == line["s"] == 0
+    assert band["n"] == line["n"] == "a</script><b>"
+    assert page.count("</script>") == 1  # names of clients cannot end the script element
+    assert panel["y"]["percent"] is True
+    assert panel["y"]["unit"] == " %"
+
+
+def test_the_frame_of_a_chart_contains_its_data():
+    """The point at the lower left end of the axes is drawn in the corner of the frame,
+    in both drawings.
+    """
+    figure, axes = one_panel("")
+    axes.line([0, 10], [0, 2], THEME.series[0])
+    axes.x.low, axes.x.high, axes.y.low, axes.y.high = 0.0, 10.0, 0.0, 2.0
+    page = chart("x", "", figure)
+    for style in ("wide", "narrow"):
+        ((left, top, width, height),) = chart_values(page)["x"]["frames"][style]
+        (svg,) = re.findall(rf'<svg class="{style}".*?</svg>', page)
+        ((x0, y0, right, down),) = re.findall(
+            r'stroke-width="2" [^>]*d="M([\d.]+) ([\d.]+)l([\d.]+) ?(-?[\d.]+)"', svg
+        )
+        x1, y1 = float(x0) + float(right), float(y0) + float(down)
+        assert [float(x0), float(y0)] == pytest.approx([left, top + height], abs=0.06)
+        assert [float(x1), float(y1)] == pytest.approx([left + width, top], abs=0.06)
+
+
+def test_both_schemes_have_a_colour_for_every_name_in_the_page():
+    page = chart("x", "", drawn())
+    style = palette([page])
+    used = set(re.findall(r"var\((--p-[0-9a-f-]+)\)", page))
+    light, dark = style.split("@media (prefers-color-scheme:dark)")
+    assert (
+        used == set(re.findall(r"(--p-[\w-]+):", light)) == set(re.findall(r"(--p-[\w-]+):", dark))
+    )
+    first = THEME.series[0]
+    pair = f"--p-{first.light[1:]}-{first.dark[1:]}"
+    assert f"{pair}:{first.light};" in light
+    assert f"{pair}:{first.dark};" in dark
+
+
+def test_a_long_line_keeps_its_ends_and_every_peak():
+    values = np.sin(np.arange(50_000) / 7)
+    values[[12_345, 40_001]] = 9, -9
+    values[20_000:21_000] = np.nan
+    kept = extremes(values)
+    assert len(kept) <= MOST + 2
+    assert {0, 12_345, 40_001, 49_999} <= set(kept.tolist())
+    assert np.isnan(values[kept]).any()  # the gap is kept
+    assert (np.diff(kept) > 0).all()
+    assert extremes(values[:MOST]).tolist() == list(range(MOST))
+    panel = Panel()
+    panel.line(np.arange(50_000), values, THEME.ink)
+    (reading,) = panel.readings
+    assert np.array_equal(reading.y, values[reading.x.astype(int)])
+
+
+def test_on_a_phone_panels_are_in_one_column_and_keep_their_texts():
+    figure, axes = panels(1, 3, (14.4, 4.3))
+    for axis in axes[:2]:
+        axis.line([1, 2], [1, 2], THEME.series[0])
+        axis.heading = "A heading of many words that is too long for a phone"
+    axes[2].hidden = True
+    narrow = figure.narrow()
+    assert narrow.size[0] == 300
+    first, second = narrow.placed().frames
+    assert first[1] + first[3] < second[1]
+    assert "\n" in narrow.panels[0].heading
+    assert narrow.panels[0].heading.split() == axes[0].heading.split()
+    assert "\n" not in axes[0].heading
+
+
+def test_a_large_report_stays_small(write_run):
+    last = {
+        f"{name}-{end}": 0.5
+        for name in ("accuracy", "loss", "ece", "f1")
+        for end in ("mean", "worst10", "best10")
+    }
+    path = write_run(rounds=2000, clients=[(i, (i % 97) / 96) for i in range(1000)], last=last)
+    assert write_report(path).stat().st_size < 300_000
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_report_of_a_thousand_noisy_clients_stays_within_its_limit_and_names_what_is_omitted(
+    tmp_path, every
+):
+    rng, path = np.random.default_rng(0), tmp_path / "run"
+    path.mkdir()
+    (path / "settings.toml").write_text(
+        'method = "aaggff-d"\nnum-rounds = 2000\nnum-clients = 1000\n'
+    )
+    names = [
+        f"{name}-{end}"
+        for name in ("accuracy", "loss", "ece", "mce", "f1")
+        for end in ("mean", "worst10", "best10", "std")
+    ]
+    with (path / "rounds.jsonl").open("w") as file:
+        for number in range(1, 2001):
+            scores = (
+                {"evaluate": dict(zip(names, rng.random(len(names)).tolist(), strict=True))}
+                if number % every == 0
+                else {}
+            )
+            file.write(
+                json.dumps(
+                    {
+                        "round": number,
+                        "train": {"loss": rng.random()},
+                        "bytes-up": rng.random(),
+                        **scores,
+                    }
+                )
+                + "\n"
+            )
+    columns = ["accuracy", "loss", "ece", "mce", "f1", "lambda", "margin", "norm", "test-samples"]
+    table = [
+        f"{client},{','.join(map(str, row))}"
+        for client, row in enumerate(rng.random((1000, len(columns))))
+    ]
+    (path / "clients.csv").write_text("\n".join([",".join(["client", *columns]), *table]))
+    weights = [f"{r},{c},{w}" for r in range(1, 2001, 20) for c, w in enumerate(rng.random(60))]
+    (path / "weights.csv").write_text("\n".join(["round,client,weight", *weights]))
+    text = write_report(path).read_text()
+    assert len(text.encode()) <= LIMIT
+    note = r"A line shows about (\d+) points .* of the 2000 rounds and 1000 clients"
+    points = int(re.search(note, text)[1])
+    assert points < 280
+    assert f"the first {round(400 * points / 280)} are shown, all are in clients.csv" in text
+    line = chart_values(text)["train-loss"]["panels"][0]["rows"][0]["y"]
+    values = [row["train"]["loss"] for row in rounds_of(path)]
+    assert points / 2 < len(line) <= points + 4
+    assert max(line) == pytest.approx(max(values), rel=1e-3)
+    assert min(line) == pytest.approx(min(values), rel=1e-3, abs=1e-6)
+
+
+def test_a_report_that_is_small_leaves_nothing_out(write_run):
+    assert "a line has about" not in write_report(write_run(rounds=100)).read_text()
+
+
+# --- in a browser ---------------------------------------------------------------------
+
+AT = """(() => {{ const svg = document.querySelector('figure[data-name={name}] svg.{style}'), box = svg.getBoundingClientRect();
+    svg.scrollIntoView({{block: 'center'}}); const now = svg.getBoundingClientRect();
+    const data = JSON.parse(document.querySelector('figure[data-name={name}] script').textContent);
+    const [l, t, w, h] = data.frames.{style}[0], a = data.panels[0].x, scale = now.width / svg.viewBox.baseVal.width;
+    return [now.left + scale * (l + w * ({x} - a.lo) / (a.hi - a.lo)), now.top + scale * (t + h / 2)]; }})()"""
+TIP = "[...document.querySelectorAll('.tip')].filter(t => !t.hidden).map(t => t.innerText).join()"
+
+
+@pytest.fixture
+def report(write_run):
+    last = {
+        "accuracy-mean": 0.876,
+        "accuracy-worst10": 0.5,
+        "accuracy-best10": 1.0,
+        "ece-mean": 0.125,
+    }
+    path = write_run(rounds=8, last=last, clients=[("<i>north", 0.75), ("south", 0.5)])
+    (path / "weights.csv").write_text(
+        "round,client,weight\n1,north,0.25\n1,south,0.75\n2,south,1\n"
+    )
+    return write_report(path)
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "style", "dark"), [(1100, "wide", False), (360, "narrow", True)])
+def test_values_at_the_pointer(report, width, style, dark):
+    with Browser(width, 900, dark) as browser:
+        browser.open(report)
+        assert browser.ask("document.documentElement.scrollWidth") <= width
+        shown = (
+            "[...document.querySelectorAll('figure svg')].filter(s => "
+            "s.getBoundingClientRect().width > 0)"
+        )
+        assert set(browser.ask(f"{shown}.map(s => s.getAttribute('class'))")) == {style}
+        ink = browser.ask(
+            "getComputedStyle(document.querySelector('figure[data-name=accuracy] "
+            "text[font-weight]')).fill"
+        )
+        assert ink == ("rgb(232, 234, 237)" if dark else "rgb(27, 32, 38)")
+        x, y = browser.ask(AT.format(name="accuracy", style=style, x=6))
+        browser.point(x + 2, y)
+        text = browser.ask(TIP)
+        assert "round 6" in text
+        assert "65.7 %" in text  # 0.876 * 6 / 8
+        assert "37.5\N{EN DASH}75 %" in text
+        browser.point(*browser.ask(AT.format(name="clients", style=style, x=1)))
+        assert "client <i>north" in browser.ask(TIP)
+        assert "75 %" in browser.ask(TIP)
+        browser.point(*browser.ask(AT.format(name="weights", style=style, x=1)))
+        assert re.search(r"round 1\s+client (north 0\.25|south 0\.75)", browser.ask(TIP))
+        browser.point(2, 2)
+        assert browser.ask(TIP) == ""
+        assert browser.complaints == []
+        assert [address for address in browser.asked if not address.startswith("file:")] == []
+
+
+@needs_browser
+def test_keys_and_series_that_are_switched_off(report):
+    with Browser() as browser:
+        browser.open(report)
+        browser.ask("document.querySelector('figure[data-name=accuracy]').focus()")
+        for key, wanted in (
+            ("ArrowRight", "round 2"),
+            ("ArrowRight", "round 4"),
+            ("End", "round 8"),
+            ("ArrowLeft", "round 6"),
+        ):
+            browser.press(key)
+            assert browser.ask(TIP).startswith(wanted)
+        browser.press("Escape")
+        assert browser.ask(TIP) == ""
+        line = (
+            "getComputedStyle(document.querySelector('figure[data-name=accuracy] svg.wide "
+            'path[data-s="1"]\')).display'
+        )
+        key = "document.querySelector('figure[data-name=accuracy] svg.wide [data-k=\"1\"]')"
+        assert browser.ask(f"{key}.textContent") == "mean over clients"
+        browser.ask(f"{key}.focus()")
+        browser.press("Enter")
+        assert (browser.ask(line), browser.ask(f"{key}.getAttribute('aria-pressed')")) == (
+            "none",
+            "false",
+        )
+        browser.ask("document.querySelector('figure[data-name=accuracy]').focus()")
+        browser.press("Home")
+        assert "mean over clients" not in browser.ask(TIP)
+        assert "worst 10 %" in browser.ask(TIP)
+        x, y, width, height = browser.ask(
+            f"(r => [r.x, r.y, r.width, r.height])({key}.getBoundingClientRect())"
+        )
+        browser.point(x + width / 2, y + height / 2, "click")
+        assert (browser.ask(line), browser.ask(f"{key}.getAttribute('aria-pressed')")) == (
+            "inline",
+            "true",
+        )
+        assert browser.complaints == []
+
+
+@needs_browser
+def test_without_scripts_the_drawing_is_there(report):
+    with Browser(scripts=False) as browser:
+        browser.open(report)
+        boxes = (
+            "[...document.querySelectorAll('figure.chart svg.wide')].map(s => "
+            "s.getBoundingClientRect().height)"
+        )
+        assert min(browser.ask(boxes)[:4]) > 150
+        assert browser.ask("document.querySelectorAll('.tip').length") == 0
+
+
+@needs_browser
+def test_a_comparison_has_charts_too(write_run):
+    page = compare([write_run("a", "m1"), write_run("b", "m2")]).report
+    with Browser() as browser:
+        browser.open(page)
+        browser.point(*browser.ask(AT.format(name="comparison", style="wide", x=2)))
+        assert re.search(r"round 2\s+m1 43\.75 %\s+m2 43\.75 %", browser.ask(TIP))
+        assert browser.complaints == []
+
+
+def test_on_a_phone_every_axis_has_the_label_of_its_row_or_column():
+    figure, axes = panels(2, 2, (8, 5), THEME, 3)
+    for panel in axes[:3]:
+        line(panel, [0, 1], [1, 2], THEME.series[0])
+    axes[1].x.label = axes[2].x.label = "round"
+    axes[0].y.label, axes[2].y.label = "accuracy", "loss"
+    labels = [(panel.x.label, panel.y.label) for panel in figure.narrow().panels]
+    assert labels == [("round", "accuracy"), ("round", "accuracy"), ("round", "loss")]
+    assert axes[0].x.label == ""
+
+
+def test_on_a_phone_each_panel_has_the_label_that_it_shares():
+    """Two rows of two: the lower panels name x, the left ones y."""
+    figure, axes = panels(2, 2, (8, 6))
+    for panel in axes[2:]:
+        panel.x.label = "round"
+    axes[0].y.label, axes[2].y.label = "accuracy", "loss"
+    narrow = figure.narrow()
+    assert narrow.columns == 1
+    assert [panel.x.label for panel in narrow.panels] == ["round"] * 4
+    assert [panel.y.label for panel in narrow.panels] == ["accuracy", "accuracy", "loss", "loss"]

@@ -1,0 +1,98 @@
+"""`fedapps data`: the table, the notes and the picture show the partition of
+the task.
+"""
+
+import numpy as np
+from PIL import Image
+
+from fedapps.commands.parser import main
+from fedapps.lab.deal import Deal, deal_of, warnings_of
+from fedapps.runs.prepare import assemble
+from fedapps.settings.reading import read_settings
+
+
+def deal(train, test, validation=None):
+    held_back = np.zeros_like(train) if validation is None else validation
+    counts = np.stack([np.array(train), np.array(held_back), np.array(test)], 1)
+    return Deal(tuple("abcdef"[: len(counts)]), tuple("xyz"[: counts.shape[2]]), counts)
+
+
+def test_warnings_name_the_clients_they_are_about():
+    assert warnings_of(deal([[5, 5], [6, 4]], [[3, 2], [2, 2]])) == []
+    lonely = warnings_of(deal([[5, 5], [0, 9]], [[3, 2], [0, 4]]))
+    assert lonely == [
+        "1 of 2 clients (b) have one class only: a model that always predicts it is right"
+    ]
+    (few,) = warnings_of(deal([[5, 5], [6, 4]], [[1, 1], [2, 2]]))
+    assert few.startswith("1 of 2 clients (a) have fewer than 3 test samples")
+    (unseen,) = warnings_of(deal([[5, 5, 0], [3, 3, 3]], [[3, 2, 1], [2, 2, 1]]))
+    assert unseen == "1 of 2 clients (a) have test samples of classes that they do not train on"
+    assert warnings_of(deal([[50, 51], [5, 5]], [[3, 2], [2, 2]])) == [
+        "the largest client has 101 training samples, the smallest 10"
+    ]
+    assert warnings_of(deal([[5, 5, 0]] * 2, [[3, 2, 0]] * 2)) == ["no client trains on class z"]
+    alone, unseen = warnings_of(deal([[0, 5], [2, 5]], [[2, 3], [2, 3]], [[5, 0], [0, 0]]))
+    assert alone.startswith("1 of 2 clients (a) have one class only")  # nobody trains on
+    assert unseen.startswith("1 of 2 clients (a) have test samples of")  # validation samples
+
+
+def test_the_table_counts_what_clients_get(capsys, tmp_path):
+    config = {
+        "data.classes-per-client": 3,
+        "num-clients": 5,
+        "data.validation": 0.2,
+        "device": "cpu",
+    }
+    _, task, _ = assemble(read_settings(config))
+    deal = deal_of(task, 5)
+    for client in range(5):
+        data = task.client_data(client, 5)
+        for part, counts in zip(
+            (data.train, data.validation, data.test), deal.counts[client], strict=True
+        ):
+            assert np.bincount(part.y.numpy(), minlength=10).tolist() == counts.tolist()
+    path = tmp_path / "deal.png"
+    assert (
+        main(
+            [
+                "data",
+                "num-clients=5",
+                "data.classes-per-client=3",
+                "data.validation=0.2",
+                "--png",
+                str(path),
+            ]
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    heading = "digits: 5 clients (pathological), 10 classes, counted in training samples\n"
+    assert out.startswith(heading)
+    row = next(line for line in out.splitlines() if line.startswith("3 ")).split()
+    assert row[1:5] == [*map(str, deal.sizes[3]), "3"]
+    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == deal.counts[3, 0].tolist()
+    assert sum(int(cell) for cell in row[5:] if cell != "·") == int(row[1])  # as its column says
+    with Image.open(path) as image:
+        assert min(image.size) > 200
+        assert len(set(image.convert("RGB").getdata())) > 10, "something is drawn"
+
+
+def test_a_table_is_shown_by_the_names_of_its_clients(tmp_path, capsys):
+    rows = [f"{ward},{n},{n % 2}" for ward in ("north", "south") for n in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["ward,age,label", *rows]))
+    table = [f"data.source={tmp_path / 't.csv'}", "data.natural-id=ward", "data.label=label"]
+    assert main(["data", "task=tabular", *table]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "2 clients" in lines[0]
+    assert [line.split()[0] for line in lines[2:4]] == ["north", "south"]
+
+
+def test_data_that_cannot_be_shown_give_a_one_line_error(capsys):
+    assert main(["data", "task=text", "num-clients=4"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "fedapps: fedapps data: the samples of task 'text' are sequences, which have no "
+        "class to show\n"
+    )
+    assert main(["data", "method=fedfw", "task=lasso"]) == 2
+    assert "has no samples with a class to show" in capsys.readouterr().err

@@ -1,0 +1,488 @@
+"""The stages of a contest: rates, race, final, with scores that are made up; and one
+with real runs, whose test samples are not read before the final.
+"""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedapps.algorithms.common.seeds import generator
+from fedapps.clients.base.scores import HALF
+from fedapps.errors import RunFailed, UserError
+from fedapps.lab.contests.contest import Contest
+from fedapps.lab.contests.page import write_verdict
+from fedapps.lab.contests.plan import affordable_rounds, stage_seconds
+from fedapps.lab.contests.run import run_contest
+from fedapps.lab.contests.setup import start
+from fedapps.lab.contests.state import State, load_state
+from fedapps.lab.contests.trials import (
+    PORTFOLIO,
+    RATE,
+    Contestant,
+    Trial,
+    Trials,
+    assembled,
+    in_process,
+)
+from fedapps.lab.contests.verdict import outcome, verdict_text
+from fedapps.records.reader import read_run
+from fedapps.runs.assembly import build_task
+from fedapps.settings.reading import read_settings
+from fedapps.testing.truths import truth
+from fedapps.toml_text import read_toml
+from tests.helpers import run_inline
+
+METHODS = ("local", "fedavg", "finetune", "ditto", "ifca", "apfl")
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Fake(Trials):
+    """Trials that cost time by their rounds, with scores by method and rate: the best
+    rate of each method is 1 unless given, and clients, seeds and the rest add noise.
+    """
+
+    def __init__(self, out, means, best=None, stop_after=10**9):
+        super().__init__({}, out, 16, lambda runs: ())
+        self.means, self.best, self.stop_after = means, best or {}, stop_after
+        self.log, self.at, self.now, self.new = [], {}, 0.0, set()
+
+    def done(self, trial):
+        return self.at.get(trial.folder, 0)
+
+    def run(self, trials):
+        for trial in self.missing(trials):
+            if len(self.log) >= self.stop_after:
+                raise Interrupted
+            self.now += trial.until - self.done(trial)
+            self.at[trial.folder] = trial.until
+            self.log.append(trial)
+            self.costs[trial.who.method] = [1.0, 0.0]
+            self.ended(trial, "")
+
+    def newcomers(self, trial):
+        return {f"site {trial.seed % 2}"} & self.new
+
+    def scores(self, trial, measure):
+        assert self.at[trial.folder] == trial.until, "scores of another round"
+        rng = generator(0, f"fake {trial.folder}", trial.until)
+        away = np.log10(trial.who.rate / self.best.get(trial.who.method, 1.0))
+        mean = self.means[trial.who.method] - 0.1 * away**2
+        client = np.linspace(-0.1, 0.1, 8)
+        noise = 0.002 * rng.normal(size=8)
+        own = {f"site {k}": float(mean + client[k] + noise[k]) for k in range(8)}
+        return {k: v for k, v in own.items() if k not in self.newcomers(trial)}
+
+
+def contest(tmp_path, means, *, state=None, best=None, stop_after=10**9, budget=0.0):
+    trials = Fake(tmp_path, means, best, stop_after)
+    state = state or State(
+        {}, {"seed": 5, RATE: 1.0}, 16, budget, list(means), measure="accuracy", delta=0.01
+    )
+    return Contest(state, trials, clock=lambda: trials.now)
+
+
+MEANS = dict(zip(METHODS, (0.7, 0.6, 0.75, 0.8, 0.5, 0.72), strict=True))
+
+
+def test_the_best_wins_and_the_others_are_dropped_but_for_the_baselines(tmp_path):
+    one = contest(tmp_path, MEANS)
+    one.run()
+    assert one.state.leader == "ditto"
+    assert set(one.state.finalists) == {"ditto", "local", "finetune", "fedavg"}
+    left = {who.method for who in one.contestants()}
+    assert left == {"ditto", "local", "finetune", "fedavg"}
+    found = outcome(one)
+    assert (found.verdict.kind, found.verdict.method) == ("federate", "ditto")
+    # its best rate of the grid, 10 ** 0.25 or its inverse, costs 0.00625
+    assert found.here["ditto"].mean == pytest.approx(0.1 - 0.00625, abs=0.003)
+    assert "Federate, with ditto" in verdict_text(one, found)
+    # the race and the rates are scored on validation samples, the final has fresh seeds
+    early = {t.seed for t in one.trials.log if not t.final}
+    late = {t.seed for t in one.trials.log if t.final}
+    assert not early & late
+    assert len(late) == 5
+
+
+def test_a_method_within_delta_of_finetuning_is_not_worth_it(tmp_path):
+    one = contest(tmp_path, MEANS | {"finetune": 0.795})
+    one.run()
+    found = outcome(one)
+    assert one.state.leader == "ditto"
+    assert found.verdict.method == "finetune"
+
+
+def test_islands_are_told_to_train_alone(tmp_path):
+    one = contest(tmp_path, MEANS | {"local": 0.9})
+    one.run()
+    assert outcome(one).verdict.kind == "alone"
+    assert verdict_text(one, outcome(one)).startswith("Train alone.")
+
+
+@pytest.mark.parametrize(
+    ("lead", "start", "others"),
+    [
+        (0.05, "Federate, with ditto. At these sites", "For other sites like these no such gain"),
+        (-0.05, "Train alone. At these sites", "Other sites like these could gain up to"),
+        (0.0165, "Cannot tell.", ""),
+    ],
+)
+def test_the_verdict_is_for_these_sites_and_says_what_holds_for_others(
+    tmp_path, lead, start, others
+):
+    """The leader's gain differs by 0.4 between clients, hardly between seeds."""
+    one = contest(tmp_path, {"local": 0.7, "fedavg": 0.5, "finetune": 0.5, "ditto": 0.7 + lead})
+    scores = one.trials.scores
+
+    def split(trial, measure):
+        own = scores(trial, measure)
+        return {
+            k: v + 0.2 * (-1) ** int(k[-1]) * (trial.who.method == "ditto") for k, v in own.items()
+        }
+
+    one.trials.scores = split
+    one.run()
+    text = verdict_text(one, outcome(one))
+    assert text.startswith(start)
+    assert others in text
+    assert ("ther sites like these" in text) == bool(others)
+
+
+def test_gains_that_hold_for_other_sites_are_said_to(tmp_path):
+    one = contest(tmp_path, MEANS)
+    one.run()
+    assert "Other sites like these would gain more than that, too" in verdict_text(
+        one, outcome(one)
+    )
+    alone = contest(tmp_path, MEANS | {"local": 0.9})
+    alone.run()
+    assert "The same holds for other sites like these." in verdict_text(alone, outcome(alone))
+
+
+def test_what_test_samples_leave_open_is_not_decided(tmp_path):
+    """Seeds hardly differ, but the halves of the test samples do."""
+    one = contest(tmp_path, MEANS)
+    one.run()
+    plain, scores = outcome(one), one.trials.scores
+
+    def halved(trial, measure):
+        away = 0.4 * measure.startswith(HALF) * (trial.who.method == "ditto")
+        return {k: v + away * (-1) ** int(k[-1]) for k, v in scores(trial, measure).items()}
+
+    one.trials.scores = halved
+    found = outcome(one)
+    assert found.like == plain.like
+    assert found.here["finetune"] == plain.here["finetune"]
+    assert plain.here["ditto"].high - plain.here["ditto"].low < 0.01
+    assert found.here["ditto"].high - found.here["ditto"].mean > 2 * 0.4 / np.sqrt(8)
+    assert (plain.verdict.kind, found.verdict.kind) == ("federate", "cannot tell")
+    assert "times the test samples would tell" in verdict_text(one, found)
+    one.trials.scores = lambda trial, measure: {} if HALF in measure else scores(trial, measure)
+    assert outcome(one).here == plain.like
+
+
+@pytest.mark.parametrize("method", [m for m in PORTFOLIO if m != "fedbn"])
+def test_every_method_scores_half_of_the_test_samples_and_nothing_else_changes(method, tmp_path):
+    table = method == "histogram-boosting"
+    job = {"method": method, "num-rounds": 1, "num-clients": 12, "clients-per-round": 4}
+    job |= {"task": "tabular"} if table else {"train.local-epochs": 1}
+    for part in ("test", "test-halves"):
+        run_inline(tmp_path / part, **job, **{"data.score-on": part})
+    plain, halved = (read_run(tmp_path / part).clients for part in ("test", "test-halves"))
+    half = ["half-test-accuracy"] + ["half-test-auroc"] * table
+    assert all(set(row) - set(half) == set(other) for row, other in zip(halved, plain, strict=True))
+    for row, other in zip(halved, plain, strict=True):
+        assert {key: row[key] for key in other} == other
+    assert any(row["half-test-accuracy"] != row["accuracy"] for row in halved)
+
+
+def test_a_client_that_diverges_in_the_final_is_named_and_in_no_mean(tmp_path):
+    one = contest(tmp_path, MEANS)
+    one.run()
+    whole, scores = outcome(one), one.trials.scores
+
+    def lost(trial, measure):
+        own = dict(scores(trial, measure))
+        if trial.final and trial.who.method == "ditto" and trial.seed % 2:
+            del own["site 0"]  # the site that scores worst
+        return own
+
+    one.trials.scores = lost
+    found = outcome(one)
+    assert found.clients == [f"site {k}" for k in range(1, 8)]
+    named = "In no mean, since a finalist diverged there: site 0 (ditto 3 of 5 seeds)."
+    assert named in verdict_text(one, found)
+    assert "7 clients." in verdict_text(one, found)
+    for method, table in whole.scores.items():
+        np.testing.assert_array_equal(found.scores[method], table[:, 1:])
+    one.trials.scores = lambda trial, measure: {
+        k: v for k, v in lost(trial, measure).items() if k in ("site 0", "site 1")
+    }
+    with pytest.raises(RunFailed, match=r"has 1 clients .* site 0 \(ditto 3 of 5 seeds\)"):
+        outcome(one)
+
+
+def test_clients_that_are_new_with_a_seed_have_not_diverged(tmp_path):
+    one = contest(tmp_path, MEANS)
+    one.trials.new = {"site 0", "site 1"}
+    one.run()
+    found = outcome(one)
+    assert not one.state.unscored
+    assert not found.diverged
+    assert len(found.clients) == 8
+    assert np.isnan(found.scores["ditto"]).sum() == 5
+    assert found.verdict.method == "ditto"
+    assert "8 clients." in verdict_text(one, found)
+
+
+def test_who_diverges_in_the_race_is_dropped_and_named_and_the_contest_goes_on(tmp_path):
+    one = contest(tmp_path, MEANS)
+    scores = one.trials.scores
+
+    def lost(trial, measure):
+        own, method = dict(scores(trial, measure)), trial.who.method
+        if trial.seed == 7 and method in ("finetune", "local"):
+            del own["site 3" if method == "finetune" else "site 5"]
+        return own
+
+    one.trials.scores = lost
+    one.run()
+    assert one.state.unscored == {"site 5": "training alone diverges"}
+    dropped = {who: why for who, why in one.state.dropped.items() if "finetune" in who}
+    assert list(dropped.values()) == ["failed, or diverged at site 3"] * 2
+    assert set(one.state.finalists) == {"ditto", "fedavg", "local"}
+    assert outcome(one).verdict.method == "ditto"
+
+
+def test_a_best_rate_at_the_edge_extends_the_grid_once(tmp_path):
+    one = contest(tmp_path, MEANS, best={"local": 1.0, "ditto": 100.0, "apfl": 0.3})
+    one.choose_rates()
+    rates = {m: sorted({t.who.rate for t in one.trials.log if t.who.method == m}) for m in METHODS}
+    assert len(rates["local"]) == 7
+    assert len(rates["fedavg"]) == 4
+    assert len(rates["ditto"]) == 6
+    assert one.state.rates["ditto"][0] == max(rates["ditto"])
+    assert one.state.rates["local"] == [1.0]
+    whole = {t.until for t in one.trials.log if t.who.method == "local"}
+    assert whole == {16}
+    assert {t.until for t in one.trials.log if t.who.method != "local"} == {2}
+
+
+@pytest.mark.parametrize("after", [3, 20, 40, 60, 75, 100])
+def test_an_interrupted_contest_goes_on_to_the_same_end(tmp_path, after):
+    whole = contest(tmp_path / "whole", MEANS)
+    (tmp_path / "whole").mkdir()
+    whole.run()
+    (tmp_path / "parts").mkdir()
+    first = contest(tmp_path / "parts", MEANS, stop_after=after)
+    with pytest.raises(Interrupted):
+        first.run()
+    state = load_state(tmp_path / "parts") or first.state
+    then = contest(tmp_path / "parts", MEANS, state=state)
+    then.trials.at = dict(first.trials.at)
+    then.run()
+    names = ("rates", "steps", "dropped", "leader", "finalists", "race_gains")
+    for name in names:
+        assert getattr(then.state, name) == getattr(whole.state, name), name
+    log = first.trials.log + then.trials.log
+    assert len({(t.folder, t.until) for t in log}) == len(log) == len(whole.trials.log)
+
+
+@pytest.mark.parametrize("budget", [650.0, 900.0, 1200.0])
+def test_the_budget_is_kept(tmp_path, budget):
+    close = {m: 0.7 + 0.001 * k for k, m in enumerate(METHODS)}
+    one = contest(tmp_path, close, budget=budget)
+    one.run()
+    assert one.elapsed() <= 1.05 * budget
+    more = contest(tmp_path, close, budget=10 * budget)
+    more.run()
+    assert len(more.state.race_seeds) >= len(one.state.race_seeds)
+
+
+def test_rounds_are_cut_until_the_budget_suffices():
+    state = State({}, {}, 0, 1000.0, list(METHODS), costs={m: [1.0, 0.1] for m in METHODS})
+    state.start_seconds = 0.5
+    rounds = affordable_rounds(state, 2, 400)
+    assert rounds < 400
+    assert sum(stage_seconds(state, 2, rounds)) <= 1000
+    rates, race, final = stage_seconds(state, 2, rounds + 8)
+    assert 1.1 * (rates + race) > 600 or 1.1 * (rates + race + final) > 1000
+    state.budget = 10.0
+    with pytest.raises(UserError, match="even with 8 rounds the contest takes about"):
+        affordable_rounds(state, 2, 400)
+
+
+# --- real runs ------------------------------------------------------------------------
+
+SETTINGS = {
+    "task": "regression",
+    "data.natural-id": "client",
+    "data.label": "y",
+    "data.part": "part",
+    "num-rounds": 8,
+    "num-clients": 0,
+    "clients-per-round": 0,
+    "train.batch-size": 16,
+}
+
+
+def written(folder, poison, left_out=()):
+    """Write three sites of a known truth; ``poison``: with wrong test targets.
+    ``left_out``: sites and parts without rows.
+    """
+    folder.mkdir()
+    truth("same", 0).write(folder / "all.csv", 0)
+    with (folder / "all.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["client"] in ("site-01", "site-02", "site-03")]
+    with (folder / "data.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        for row in rows:
+            if (row["client"], row["part"]) in left_out:
+                continue
+            bad = poison and row["part"] == "test"
+            writer.writerow(row | ({"y": 100 * float(row["y"])} if bad else {}))
+    return {**SETTINGS, "data.source": str(folder / "data.csv")}
+
+
+@pytest.mark.slow
+def test_test_samples_change_nothing_before_the_final(tmp_path):
+    states = []
+    for poison in (False, True):
+        folder = tmp_path / str(poison)
+        given = written(folder, poison)
+        one = start(given, folder / "out", in_process, methods=("fedavg",), most_seeds=3)
+        one.choose_rates()
+        one.race()
+        state = json.loads((folder / "out" / "contest.json").read_text())
+        states.append({k: state[k] for k in ("rates", "tried", "steps", "leader", "delta")})
+        states[-1]["gains"] = state["race_gains"]
+    assert states[0] == states[1]
+    # the final reads them
+    one.final()
+    assert min(min(own.values()) for own in one.final_scores()["fedavg"].values()) < -50
+    again = start(given, folder / "out", in_process, methods=("fedavg",), most_seeds=3)
+    again.run()  # nothing is left to do
+    assert again.state.done
+    whole, halves = again.final_scores()["fedavg"], again.final_scores(HALF)["fedavg"]
+    for seed, own in whole.items():
+        assert own.keys() == halves[seed].keys()
+        assert all(own[k] != halves[seed][k] for k in own)
+    found, text = write_verdict(again)
+    page = (folder / "out" / "verdict.html").read_text()
+    assert text.split(".")[0] in page
+    # a site whose wrong test targets count as divergence is in no mean
+    assert "site-01" in found.clients
+    assert "site-01" in page
+    settings = read_settings(read_toml(folder / "out" / "winner.toml"))
+    assert settings.num_rounds == 8
+    assert settings.data.score_on == "test"
+    assert settings.method == (found.verdict.method or "local")
+    with pytest.raises(UserError, match="holds a contest with other settings"):
+        start({**given, "seed": 1}, folder / "out", in_process, methods=("fedavg",))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "fedavg"},
+        {"data.score-on": "validation"},
+        {"task": "text", "text.score-on": "test"},
+        {"data.split-seed": "seed"},
+    ],
+)
+def test_what_a_contest_chooses_is_refused(tmp_path, given):
+    with pytest.raises(UserError, match="choose"):
+        start(given, tmp_path, in_process)
+
+
+def test_the_race_scores_samples_by_which_no_method_chooses(tmp_path):
+    given = written(tmp_path / "data", poison=False)
+    for base in (given, {}):
+        tasks = [assembled(base, method) for method in ("finetune", "superfed-mm", "local")]
+        plain = build_task(replace(tasks[0][0], data=replace(tasks[0][0].data, score_on="test")))
+        number = tasks[0][0].num_clients
+        for k in range(3):
+            train, chosen_by, scored = tasks[0][1].split(k, number)
+            assert not set(chosen_by) & set(scored)
+            assert {*chosen_by, *scored} == set(plain.split(k, number)[1])
+            assert set(train) == set(plain.split(k, number)[0])
+            for _, task in tasks[1:]:
+                assert [*map(list, task.split(k, number))] == [
+                    *map(list, (train, chosen_by, scored))
+                ]
+
+
+def test_a_client_without_validation_samples_is_named_and_the_others_are_scored(tmp_path):
+    said = []
+    given = written(tmp_path / "data", False, [("site-02", "validation")])
+    one = start(
+        given, tmp_path / "out", in_process, methods=("fedavg",), most_seeds=3, say=said.append
+    )
+    assert one.state.unscored == {"site-02": "no validation samples"}
+    assert said == ["site-02 is left out of the race: no validation samples"]
+    trial = Trial(Contestant("finetune", 0.02), 1, 2)
+    one.trials.run([trial])
+    assert not one.state.errors
+    assert set(one.trials.scores(trial, "rmse")) == {"site-01", "site-03"}
+    (failure,) = one.trials.read(trial).failures  # it trains
+    assert failure.client == "site-02"
+    assert "no samples to be scored on" in failure.reason
+
+
+def test_every_method_of_a_contest_has_the_same_samples(tmp_path):
+    """Tasks on tables and some methods have no validation samples by default."""
+    methods = ("local", "fedavg", "finetune", "histogram-boosting")
+    one = start({"task": "regression", "num-clients": 4}, tmp_path, in_process, methods=methods)
+    assert not one.state.left_out
+    splits = []
+    for method in methods:
+        settings, task = assembled(one.trials.base, method)
+        assert settings.data.validation == 0.2
+        splits.append([[part.tolist() for part in task.split(k, 4)] for k in range(4)])
+    assert all(split == splits[0] for split in splits)
+    assert all(len(part) for client in splits[0] for part in client)
+
+
+def test_ranks_of_times_count_in_points(tmp_path):
+    """A contest on task survival: Cox models, scored by concordance."""
+    given = {"task": "survival", "num-clients": 4, "num-rounds": 8, "train.local-epochs": 1}
+    one = start(given, tmp_path, in_process, methods=())
+    one.run()
+    assert (one.state.measure, one.state.delta) == ("concordance", 0.01)
+    found, text = write_verdict(one)
+    assert "1.0 points" in text
+    assert "of concordance over training alone" in text
+    assert {table.shape for table in found.gains.values()} == {(5, 4)}
+
+
+def test_a_method_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="did you mean 'ditto'"):
+        start({}, tmp_path, in_process, methods=("dito",))
+
+
+def test_a_net_without_normalisation_is_said_once(tmp_path, caplog):
+    one = start({"task": "regression", "num-clients": 3}, tmp_path, in_process, methods=("fedbn",))
+    assert "no normalisation layer" in one.state.left_out["fedbn"]
+    assert "normalisation" not in caplog.text
+
+
+@pytest.mark.parametrize("key", ["dp.max-epsilon", "ffgb.local-steps"])
+def test_what_no_contestant_uses_is_refused(tmp_path, key):
+    with pytest.raises(UserError, match=f"{key} = 3"):
+        start({key: 3, "num-clients": 3}, tmp_path, in_process, methods=("fedavg",))
+
+
+def test_contestants_are_named_by_method_and_rate():
+    assert str(Contestant("ditto", 0.05)) == "ditto at 0.05"
+    assert str(Contestant("histogram-boosting")) == "histogram-boosting"
+
+
+def test_a_number_of_jobs_below_zero_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"-1: choose 1 or more"):
+        run_contest({}, tmp_path, jobs=-1)

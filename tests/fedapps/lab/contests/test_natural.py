@@ -1,0 +1,190 @@
+"""The study of contests on natural federations, on small synthetic ones: who is held
+out, that no stage reads their scores, and the tables that are printed.
+"""
+
+import csv
+import json
+import sys
+from contextlib import nullcontext
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from experiments.natural import contests
+from fedapps.lab.contests.trials import in_process
+from fedapps.lab.results.simultaneous import simultaneous
+from fedapps.testing.truths import SIZES, truth
+
+SITES = [f"site-{k:02d}" for k in range(1, 8)]
+GIVEN = {
+    "task": "regression",
+    "data.source": "data.csv",
+    "data.natural-id": "client",
+    "data.label": "y",
+    "data.part": "part",
+    "train.batch-size": 16,
+    "train.local-epochs": 1,
+}
+
+
+def test_the_tables_are_read_as_the_experiments_say():
+    known = contests.federations()
+    assert len(known) == 13
+    assert known["InstEval"]["data.categorical"] == "dept"
+    assert (known["Contraception"]["task"], known["School"]["task"]) == ("tabular", "regression")
+    assert (known["BRCA"]["task"], known["BRCA"]["data.label"]) == ("survival", "target")
+    assert known["Shakespeare"]["model.name"] == "char-lstm"
+    assert not any("method" in given or "train.learning-rate" in given for given in known.values())
+
+
+def test_every_client_is_held_out_of_one_of_three_contests():
+    names = [f"client {k}" for k in range(12)]
+    thirds = [contests.third(names, number) for number in range(3)]
+    assert [len(held_out) for held_out in thirds] == [4, 4, 4]
+    assert sorted(chain(*thirds)) == sorted(names)
+    # at four clients, three are left for the intervals
+    assert {len(contests.third(names[:4], number)) for number in range(3)} == {1}
+
+
+def written(folder, poisoned):
+    """Write seven sites of a known truth; those ``poisoned`` with wrong targets, but
+    for training.
+    """
+    folder.mkdir()
+    truth("same", 0).write(folder / "all.csv", 0)
+    with (folder / "all.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["client"] in SITES]
+    with (folder / "data.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        for row in rows:
+            bad = row["client"] in poisoned and row["part"] == "test"
+            writer.writerow(row | ({"y": 5 * float(row["y"])} if bad else {}))
+
+
+@pytest.mark.slow
+def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(contests, "Pool", lambda jobs: nullcontext(in_process))
+    monkeypatch.setattr(contests, "METHODS", ("scaffold",))
+    monkeypatch.setattr(contests, "federations", lambda: {"Seven": GIVEN})
+    held_out = contests.third(SITES, 0)
+    found = []
+    for poisoned in ([], held_out):
+        folder = tmp_path / str(len(poisoned))
+        written(folder, poisoned)
+        words = ["--data", str(folder), "--out", str(folder / "out"), "--jobs", "1"]
+        monkeypatch.setattr(sys, "argv", ["contests.py", *words])
+        contests.main()
+        found.append(json.loads((folder / "out" / "Seven-0.json").read_text()))
+    plain, poison = found
+    assert plain["held-out"] == held_out
+    assert plain["sizes"] == [sum(SIZES)] * 7
+    assert contests.verdict_of(plain) == contests.verdict_of(poison)
+    same = ("leader", "measure", "delta", "rates", "race", "dropped")
+    assert [plain[key] for key in same] == [poison[key] for key in same]
+    seen, unseen = ([contests.gains(one, held) for one in found] for held in (False, True))
+    assert seen[0].keys() >= {"fedavg", "finetune"}
+    for method, table in seen[0].items():
+        assert table.shape == (5, 5)
+        np.testing.assert_array_equal(table, seen[1][method])
+        assert unseen[0][method].shape == (5, 2)
+        assert not np.allclose(unseen[0][method], unseen[1][method])
+    # one model for all is right here, also at sites that were not asked
+    assert contests.verdict_of(plain).kind == "federate"
+    assert contests.signs(plain)[0] == contests.signs(plain)[1] >= 2
+    assert contests.signs(poison)[1] == contests.signs(plain)[1]
+    assert not (tmp_path / "0" / "out" / "Seven-0").exists()
+    # the finished contest is not repeated, and its table is the same
+    text = capsys.readouterr().out
+    monkeypatch.setattr(contests, "contest", None)
+    contests.main()
+    assert text.endswith(capsys.readouterr().out)
+
+
+def test_a_table_that_is_not_there_is_named_and_skipped(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["contests.py", "--data", str(tmp_path), "School"])
+    with pytest.raises(SystemExit, match="no contest to print"):
+        contests.main()
+    assert f"School is left out: {tmp_path / 'school.csv'} is not there" in capsys.readouterr().err
+
+
+def made_up(measure="accuracy"):
+    """Return a contest on nine clients, of which three are held out, with scores by
+    method.
+    """
+    rng = np.random.default_rng(0)
+    clients = [f"c{k}" for k in range(9)]
+    mean = {"local": 0.5, "fedavg": 0.4, "finetune": 0.6, "ditto": 0.7}
+    score = {
+        m: {s: {c: value + 0.001 * rng.normal() for c in clients} for s in range(5)}
+        for m, value in mean.items()
+    }
+    for own in score["ditto"].values():
+        own["c0"] -= 0.3  # loses here
+        own["c7"] -= 0.9  # held out
+    return {
+        "sizes": [10] * 9,
+        "between": 0.25,
+        "held-out": ["c6", "c7", "c8"],
+        "leader": "ditto",
+        "measure": measure,
+        "delta": 0.01,
+        "minutes": 2.0,
+        "race": {"ditto at 0.1": 0.1, "fedavg at 0.1": 0.1, "finetune at 0.1": 0.1},
+        "dropped": {"scaffold at 0.1": "behind"},
+        "left-out": {"ifca": "no"},
+        "scores": score,
+        "halves": score,
+    }
+
+
+def test_signs_are_read_at_the_clients_held_out():
+    one = made_up()
+    decided = {m: i for m, i in simultaneous(contests.gains(one)).items() if i.excludes_zero}
+    assert set(decided) == {"fedavg", "finetune"}  # ditto loses 10 points at one of six
+    assert contests.signs(one) == (2, 2)
+    for own in one["scores"]["ditto"].values():
+        own["c0"] += 0.3
+    assert contests.signs(one) == (2, 3)  # at c7 it loses more than it gains at c6 and c8
+
+
+def test_the_tables_count_clients_and_contests():
+    one = made_up()
+    row = dict(zip(contests.HEADER, contests.row("Nine", one), strict=True))
+    assert row["clients (held out)"] == "9 (3)"
+    assert row["verdict"] == "**federate**, ditto"
+    assert row["leader over training alone"].startswith("+15.0 [14.")
+    assert row["leader over fine-tuning"].startswith("+5.0 [")
+    wins = "fedavg 0 / 0 / 6, finetune 6 / 0 / 0, ditto 5 / 0 / 1"
+    assert row["wins / ties / losses over clients"] == wins
+    # 2 % of the error of a mean are delta, so that 0.15 are 30 % of it
+    error = contests.row("Nine", made_up("rmse"))
+    assert error[7].startswith("+30.0 [")
+    methods = {cells[0]: cells[1:] for cells in contests.by_method([one, one])}
+    assert methods["fedavg"] == ["0", "0 / 0 / 2", "0", "0"]
+    assert methods["ditto"] == ["2", "0 / 2 / 0", "0", "0"]
+    assert methods["scaffold"] == ["0", "-", "2", "0"]
+    assert methods["ifca"] == ["0", "-", "0", "2"]
+    first, second = contests.rows_of("Nine", [one, one])
+    assert (first[0], second[0], first[-1]) == ("Nine", "", second[-1])
+    said = contests.printed({"Nine": [one, {**one, "leader": "fedavg"}]})
+    assert "2 contests on 1 federations: 1 federate, 0 alone, 1 cannot tell." in said
+    assert "these the leader gains more than delta in 0, less in 1. Signs" in said
+
+
+def test_the_share_between_clients_is_the_intraclass_correlation(monkeypatch):
+    class Deal:
+        trained = np.array([[10, 0], [0, 10]])
+        sizes = np.array([[10, 0, 2], [10, 0, 2]])
+
+    monkeypatch.setattr(contests, "deal_of", lambda task, total: Deal)
+    assert contests.described(None, 2) == ([12, 12], 1.0)
+    Deal.trained = np.array([[5, 5], [5, 5]])
+    assert contests.described(None, 2)[1] == 0.0
+    rng = np.random.default_rng(0)
+    chance = np.clip(0.5 + 0.2 * rng.normal(size=400), 0, 1)
+    ones = rng.binomial(50, chance)
+    Deal.trained = np.stack([50 - ones, ones], 1)
+    true = chance.var() / (chance.mean() * (1 - chance.mean()))
+    assert contests.described(None, 400)[1] == pytest.approx(true, rel=0.1)

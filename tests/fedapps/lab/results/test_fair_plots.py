@@ -1,0 +1,266 @@
+"""Weights over rounds: written, kept by a resume, and drawn; and the clients' bars of
+several methods.
+"""
+
+import csv
+
+import numpy as np
+import pytest
+
+from fedapps.lab.charts.canvas import Area, Text
+from fedapps.lab.charts.drawing import svg
+from fedapps.lab.charts.files import file
+from fedapps.lab.charts.theme import THEME
+from fedapps.lab.results import fair_plots
+from fedapps.lab.results.compare import compare
+from fedapps.lab.results.parts import run_figures, write_plots
+from fedapps.lab.results.report import write_report
+from fedapps.records import writer
+from fedapps.records.reader import read_run
+from fedapps.settings.reading import read_settings
+from fedapps.strategies.base.exchange import Exchange
+from fedapps.strategies.base.rounds import Round
+
+
+class Decides:
+    """A strategy that has decided weights."""
+
+    def __init__(self, weights):
+        self.last_weights = weights
+
+
+def settings(**config):
+    return read_settings({"method": "fedavg", "num-rounds": 12, **config})
+
+
+def record(folder, strategy, rounds, done=0, answered=("a", "b"), num_rounds=12):
+    recorder = writer.Recorder(
+        folder, settings(**{"num-rounds": num_rounds}).flat(), "digits", done, strategy
+    )
+    for number in rounds:
+        recorder(Round(number, num_rounds, None, Exchange("train", list(answered)), None))
+
+
+def lines(folder):
+    with (folder / "weights.csv").open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def drawn(figure):
+    """The texts of a figure, after drawing it, which raises if a shape cannot
+    be drawn.
+    """
+    assert file(figure, "png")
+    assert svg(figure)
+    return [shape.text for shape in figure.shapes() if isinstance(shape, Text)]
+
+
+def with_weights(path, rows):
+    with (path / "weights.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("round", "client", "weight"), *rows])
+    return path
+
+
+# --- weights.csv ----------------------------------------------------------------------
+
+
+def test_weights_are_written_by_client(tmp_path):
+    record(tmp_path, Decides({"a": 0.25, "b,": 0.75}), [1, 2])
+    assert lines(tmp_path) == [
+        ["round", "client", "weight"],
+        *(["1", "a", "0.25"], ["1", "b,", "0.75"], ["2", "a", "0.25"], ["2", "b,", "0.75"]),
+    ]
+    assert read_run(tmp_path).weights == [
+        (r, c, w) for r in (1, 2) for c, w in (("a", 0.25), ("b,", 0.75))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "answered"), [(object(), ("a",)), (Decides({}), ("a",)), (Decides({"a": 1.0}), ())]
+)
+def test_no_weights_no_file(tmp_path, strategy, answered):
+    """Methods without weights write no file, and rounds without replies write no rows,
+    since the weights are then those of an earlier round.
+    """
+    record(tmp_path, strategy, [1], answered=answered)
+    assert not (tmp_path / "weights.csv").exists()
+    assert read_run(tmp_path).weights == []
+    assert "weights" not in run_figures(read_run(tmp_path))
+
+
+def test_a_resume_drops_weights_of_rounds_after_the_checkpoint(tmp_path):
+    record(tmp_path, Decides({0: 0.5, 1: 0.5}), range(1, 8))
+    with (tmp_path / "weights.csv").open("a") as file:
+        file.write("8,0")  # the run was killed while writing
+    record(tmp_path, Decides({0: 0.25, 1: 0.75}), [5], done=4)
+    assert [row[0] for row in lines(tmp_path)[1:]] == [
+        "1",
+        "1",
+        "2",
+        "2",
+        "3",
+        "3",
+        "4",
+        "4",
+        "5",
+        "5",
+    ]
+    assert lines(tmp_path)[-1] == ["5", "1", "0.75"]
+    record(tmp_path, Decides({}), [])  # from the beginning
+    assert not (tmp_path / "weights.csv").exists()
+
+
+def test_size_is_bounded_and_the_same_after_a_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_WEIGHTS", 100)
+    weights = dict.fromkeys(range(10), 0.1)
+    record(tmp_path / "whole", Decides(weights), range(1, 96), num_rounds=95)
+    record(tmp_path / "two", Decides(weights), range(1, 40), num_rounds=95)
+    record(tmp_path / "two", Decides(weights), range(34, 96), done=33, num_rounds=95)
+    assert {row[0] for row in lines(tmp_path / "whole")[1:]} == {
+        str(number) for number in range(1, 96, 10)
+    }
+    assert lines(tmp_path / "whole") == lines(tmp_path / "two")
+
+
+# --- the heat map ---------------------------------------------------------------------
+
+
+def test_heat_map_in_plots_and_report(write_run):
+    path = with_weights(
+        write_run(), [(r, k, w) for r in (1, 2, 3, 4) for k, w in ((0, 0.1 * r), (1, 1 - 0.1 * r))]
+    )
+    assert "weights" in [picture.stem for picture in write_plots(path)]
+    assert 'aria-label="Weight of each client over rounds' in write_report(path).read_text()
+    texts = drawn(fair_plots.weights_figure(read_run(path), THEME))
+    assert "client" in texts
+    assert {"0", "1"} <= set(texts)
+
+
+def test_heat_map_table_by_hand():
+    weights = [(1, "2", 0.5), (1, "10", 0.5), (3, "2", 1.0), (4, "site", 0.25), (4, "10", 0.75)]
+    rounds, clients, table = fair_plots.weights_table(weights)
+    assert (rounds, clients) == ([1, 3, 4], ["2", "10", "site"])
+    nan = np.nan
+    np.testing.assert_array_equal(table, [[0.5, 1.0, nan], [0.5, nan, 0.75], [nan, nan, 0.25]])
+
+
+def test_with_many_clients_the_most_often_sampled_are_shown_and_the_label_says_so(write_run):
+    rows = [(r, k, 0.2) for r in range(1, 51) for k in (*range(r, r + 4), 900)]
+    rows += [(51, k, 0.01) for k in range(100, 200)]
+    texts = drawn(fair_plots.weights_figure(read_run(with_weights(write_run(), rows)), THEME))
+    total = len({client for _, client, _ in rows})
+    assert f"the 40 of {total} clients that were sampled most often" in texts
+    assert {"900", "4"} <= set(texts)
+    assert "100" not in texts
+
+
+def test_with_many_clients_sampled_equally_often_those_with_the_largest_weights_are_shown(
+    write_run,
+):
+    rows = [(r, k, (k + 1) / 1275) for r in (1, 2) for k in range(50)]
+    texts = drawn(fair_plots.weights_figure(read_run(with_weights(write_run(), rows)), THEME))
+    assert "the 40 of 50 clients with the largest weights" in texts
+    assert "9" not in texts
+    assert "10" in texts
+
+
+def test_many_rounds_are_averaged_over_those_with_the_client():
+    rounds = list(range(1, 481))
+    table = np.full((1, 480), np.nan)
+    table[0, 0], table[0, 2:4] = 0.5, (0.25, 0.75)
+    edges, means = fair_plots._fewer_columns(rounds, table, fair_plots._MAX_COLUMNS)
+    assert means.shape == (1, 240)
+    assert len(edges) == 241
+    assert (edges[0], edges[1], edges[-1]) == (0.5, 2.5, 480.5)
+    np.testing.assert_array_equal(means[0, :3], [0.5, 0.5, np.nan])
+
+
+def test_damaged_weights_are_ignored(write_run):
+    path = write_run()
+    (path / "weights.csv").write_text(
+        "round,client,weight\n1,a,nan\n1,b\nx,c,0.5\n2,a,zz\n\n1,<b>$,1\n"
+    )
+    run = read_run(path)
+    assert run.weights == [(1, "<b>$", 1.0)]
+    drawn(fair_plots.weights_figure(run, THEME))
+
+
+# --- clients' bars and columns of a comparison ----------------------------------------
+
+
+def bars(figure, panel):
+    shapes = [shape for shape in figure.panels[panel].shapes if isinstance(shape, Area)]
+    return [ring[:, 1].max() for shape in shapes for ring in shape.rings]
+
+
+def test_bars_are_sorted_and_are_means_over_seeds(write_run):
+    def runs(name, method, values, seed):
+        return read_run(write_run(name, method, seed, clients=list(enumerate(values))))
+
+    members = [
+        runs("a0", "a", (0.5, 0.9, 0.1), 0),
+        runs("a1", "a", (0.3, 0.2, 0.8), 1),
+        runs("b", "b", (0.6, 0.4, 0.5), 0),
+    ]
+    figure = fair_plots.client_bars({"a": members[:2], "b": members[2:]}, THEME)
+    np.testing.assert_allclose(bars(figure, 0), [0.15, 0.4, 0.85])
+    np.testing.assert_allclose(bars(figure, 1)[:3], [0.4, 0.5, 0.6])
+    texts = drawn(figure)
+    assert "mean 46.7 · worst 15.0 · gap 70.0" in texts
+    assert {"1", "2", "0"} <= set(texts)  # the one run of b names its clients
+    assert "a, for comparison" in texts
+
+
+def test_bars_of_many_clients_methods_and_unlike_runs(write_run):
+    runs = [
+        read_run(
+            write_run(
+                f"r{i}", f"$m{i}", clients=[(k, k / (100 + i)) for k in range(60 + i)], seed=i
+            )
+        )
+        for i in range(10)
+    ]
+    groups = {"$m0": runs[:2], **{f"$m{i}": runs[i : i + 1] for i in range(2, 10)}}
+    figure = fair_plots.client_bars(groups, THEME)
+    texts = drawn(figure)
+    assert "$m8" in texts
+    assert "$m9" not in texts  # eight at most
+
+
+def test_comparison_writes_the_bars_and_columns_of_fairness(write_run):
+    numbers = {
+        "accuracy-mean": 0.8,
+        "accuracy-worst10": 0.4,
+        "accuracy-worst": 0.3,
+        "parity-gap": 0.6,
+        "gini": 0.1,
+    }
+    first = write_run("a", "m1", last=numbers)
+    second = write_run("b", "m2", last=numbers | {"parity-gap": 0.5})
+    comparison = compare([first, second])
+    assert list(comparison.figures()) == ["comparison", "clients"]
+    html = comparison.report.read_text()
+    assert html.count("<figure class=") == 2
+    headers = [column.header for column in comparison.columns[:5]]
+    assert headers == ["mean", "worst 10 %", "worst", "gap", "gini"]
+    assert list(compare([first], out=comparison.out).figures()) == ["comparison"]
+
+
+def test_auroc_is_compared_where_all_have_it(write_run):
+    last = {
+        "accuracy-mean": 0.8,
+        "accuracy-std": 0.1,
+        "auroc-mean": 0.7,
+        "auroc-worst": 0.4,
+        "auroc-parity-gap": 0.5,
+    }
+    last |= {"auroc-gini": 0.1, "global-accuracy-mean": 0.8}
+    path, other = write_run("a", "m1", last=last), write_run("b", "m2", last={"accuracy-mean": 0.9})
+    assert [c.key for c in compare([path]).columns][:5] == [
+        *("auroc-mean", "auroc-worst", "auroc-parity-gap", "auroc-gini", "accuracy-mean"),
+    ]
+    assert [c.key for c in compare([path, other]).columns][:2] == ["accuracy-mean", "accuracy-std"]
+    (path / "clients.csv").write_text("client,auroc,accuracy\n0,0.5,0.9\n1,0.25,1\n")
+    assert fair_plots.fair_measure([read_run(path)]) == "auroc"
+    assert fair_plots.fair_measure([read_run(path), read_run(other)]) == "accuracy"
+    assert "auroc" in run_figures(read_run(path))

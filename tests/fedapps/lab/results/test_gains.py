@@ -1,0 +1,159 @@
+"""Gains over a reference run, by hand: the pairing of clients, the table, the files,
+and runs that cannot be paired.
+"""
+
+import pytest
+from scipy.stats import t as student
+
+from fedapps.commands.parser import main
+from fedapps.errors import UserError
+from fedapps.lab.results.compare import compare
+from tests.helpers import rows_of
+
+
+def gains(comparison):
+    matches = [section for section in comparison.sections if section.title.startswith("Gain over")]
+    return matches[0] if matches else None
+
+
+ALONE = [(0, 0.75), (1, 0.5), (2, 1.0), (3, 0.5)]
+TOGETHER = [(3, 0.5), (2, 0.75), (1, 1.0), (0, 0.875)]  # 0: +0.125, 1: +0.5, 2: -0.25, 3: 0
+
+
+def test_gain_of_each_client_over_training_alone(write_run):
+    runs = [
+        write_run("f", clients=TOGETHER),
+        write_run("l", "local", clients=ALONE),
+        write_run("l2", "local", clients=TOGETHER),
+    ]
+    comparison = compare(runs)
+    section = gains(comparison)
+    assert section.title == "Gain over local (l)"  # the first one of this method
+    assert section.rows == (
+        ("fedavg", "+9.4", "50", "25", "-25.0", "4"),
+        ("local (l2)", "+9.4", "50", "25", "-25.0", "4"),
+    )
+    rows = {
+        (row["label"], row["client"]): float(row["gain"])
+        for row in rows_of(comparison.out / "gains.csv")
+    }
+    assert [rows["fedavg", str(k)] for k in range(4)] == [0.125, 0.5, -0.25, 0]
+    table = {row["label"]: row for row in rows_of(comparison.csv)}
+    numbers = [
+        float(table["fedavg"][key])
+        for key in ("gain-mean", "gain-share", "gain-share-lost", "gain-worst")
+    ]
+    assert numbers == [0.09375, 0.5, 0.25, -0.25]
+    assert table["local (l)"]["gain-mean"] == ""
+    page = comparison.report.read_text(encoding="utf-8")
+    assert "<h2>Gain over local (l)</h2>" in page
+    assert "+9.4" in page
+
+
+def test_seeds_are_paired_with_their_own_reference(write_run):
+    """Seed 0: gains of 0.25 and 0.25, seed 1: 0 and -0.5. Seed 2 has no reference."""
+    runs = []
+    for seed, values, alone in (
+        (0, (0.75, 1.0), (0.5, 0.75)),
+        (1, (0.5, 0.25), (0.5, 0.75)),
+        (2, (1.0, 1.0), None),
+    ):
+        runs.append(write_run(f"f{seed}", seed=seed, clients=list(enumerate(values))))
+        if alone:
+            runs.append(write_run(f"l{seed}", "local", seed=seed, clients=list(enumerate(alone))))
+    section = gains(compare(runs))
+    assert section.rows == (("fedavg", "+0.0\n±35.4", "50", "25", "-50.0", "2"),)
+
+
+@pytest.mark.parametrize(
+    ("partition", "more"),
+    [("natural", {}), ("dirichlet", {"split-seed": "0"}), ("dirichlet", {"split-seed": "seed"})],
+)
+def test_with_three_seeds_the_mean_gain_has_intervals(write_run, partition, more):
+    """Clients gain 0.2 + k / 100 + s / 50 at seed s: means of 0.295, 0.315 and 0.335
+    without a rest.
+
+    These sites: 0.315 ± 4.303 * 0.02 / sqrt(3). Sites like these: the variance of
+    twenty clients' mean, 0.0035 / 20, comes on top. Clients that each seed deals anew
+    are in the first interval already.
+    """
+    runs = []
+    settings = {"data": {"source": "table.csv", "partition": partition, **more}}
+    for seed in range(3):
+        alone = [(k, 0.25) for k in range(20)]
+        taught = [(k, 0.45 + k / 100 + seed / 50) for k in range(20)]
+        for method, clients in (("local", alone), ("fedavg", taught)):
+            runs.append(
+                write_run(f"{method}{seed}", method, seed=seed, clients=clients, settings=settings)
+            )
+    comparison = compare(runs)
+    row = next(row for row in rows_of(comparison.csv) if row["label"] == "fedavg")
+    ends = {key: float(row[key]) for key in row if key.endswith(("-low", "-high")) and row[key]}
+    reach = 4.302653 * 0.02 / 3**0.5
+    section = gains(comparison)
+    shown = section.rows[0][1].split("\n")
+    if more == {"split-seed": "seed"}:
+        assert set(ends) == {"gain-mean-sites-like-these-low", "gain-mean-sites-like-these-high"}
+        assert shown == ["+31.5", "±2.0", "sites like these", "+26.5 to +36.5"]
+        assert "Each seed deals other clients" in section.note
+    else:
+        assert ends["gain-mean-these-sites-low"] == pytest.approx(0.315 - reach)
+        assert shown[2:4] == ["these sites", "+26.5 to +36.5"]
+        seeds, clients = 0.02**2 / 3, 0.0035 / 20
+        df = (seeds + clients) ** 2 / (seeds**2 / 2 + clients**2 / 19)
+        wide = student.ppf(0.975, df) * (seeds + clients) ** 0.5
+        assert ends["gain-mean-sites-like-these-high"] == pytest.approx(0.315 + max(wide, reach))
+        assert "other clients, too" in section.note
+
+
+def test_any_run_can_be_the_reference(write_run, capsys):
+    runs = [write_run("f", clients=TOGETHER), write_run("l", "local", clients=ALONE)]
+    other = write_run("p", "fedprox", clients=TOGETHER)
+    section = gains(compare(runs, reference=other))  # the reference is added to the comparison
+    assert section.title == "Gain over fedprox"
+    assert [row[:2] for row in section.rows] == [("fedavg", "+0.0"), ("local", "-9.4")]
+    assert main(["compare", str(runs[0]), "--reference", str(runs[1]), "--worst", "0.25"]) == 0
+    assert "Gain over local" in capsys.readouterr().out
+    assert main(["compare", str(runs[0]), "--reference", str(runs[0].parent / "none")]) == 2
+    with pytest.raises(SystemExit):
+        main(["compare", str(runs[0]), "--worst", "1.5"])
+
+
+def test_only_clients_of_both_runs_are_paired_and_the_others_counted(write_run):
+    runs = [write_run("f", clients=[(1, 1.0), (9, 0.5)]), write_run("l", "local", clients=ALONE)]
+    section = gains(compare(runs))
+    assert section.rows == (("fedavg", "+50.0", "100", "0", "+50.0", "1"),)
+    assert "3 clients of the reference have no partner" in section.note
+
+
+def test_other_data_are_not_paired(write_run):
+    local = write_run(
+        "l", "local", clients=ALONE, settings={"data": {"source": "digits", "alpha": 0.1}}
+    )
+    other = write_run("f", clients=TOGETHER, settings={"data": {"source": "digits", "alpha": 0.5}})
+    late = write_run(
+        "g",
+        "fedprox",
+        seed=1,
+        clients=TOGETHER,
+        settings={"data": {"source": "digits", "alpha": 0.1}},
+    )
+    assert gains(compare([other, late, local])) is None
+    with pytest.raises(
+        UserError, match=r"no run has the same seed, data and clients as .*l, so gains cannot"
+    ):
+        compare([other, late], reference=local)
+    noisy = write_run(
+        "n",
+        clients=TOGETHER,
+        settings={"data": {"source": "digits", "alpha": 0.1, "noise": "pair", "group": "sex"}},
+    )
+    assert [row[0] for row in gains(compare([other, noisy, local])).rows] == [
+        "fedavg alpha=0.1 noise=pair group=sex"
+    ]
+
+
+def test_an_old_table_of_gains_is_deleted(write_run):
+    runs = [write_run("f", clients=TOGETHER), write_run("l", "local", clients=ALONE)]
+    assert (compare(runs).out / "gains.csv").exists()
+    assert not (compare(runs[:1]).out / "gains.csv").exists()

@@ -1,0 +1,84 @@
+"""The list of plots and tables: every page uses it, and a part that does not apply
+returns nothing.
+"""
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from fedapps.algorithms.common.survival import GROUPS
+from fedapps.lab.api import load
+from fedapps.lab.live.page import news
+from fedapps.lab.results.compare import compare
+from fedapps.lab.results.parts import COMPARISON, PARTS, RUN, Plot, plots, run_figures, run_sections
+from fedapps.lab.results.report import write_report
+from fedapps.records.reader import read_run
+
+
+@pytest.fixture
+def full(write_run):
+    """A run that has data for every part of its page."""
+    last = {"accuracy-mean": 0.75, "accuracy-worst10": 0.5, "accuracy-best10": 1.0, "f1-mean": 0.5}
+    curves = {"lambda": [0.0, 1.0], "lambda-accuracy": [0.5, 0.75]}
+    path = write_run("full", rounds=4, last=last, curves=curves)
+    (path / "weights.csv").write_text("round,client,weight\n1,0,0.25\n1,1,0.75\n")
+    groups = "".join(f"{name},2.5,10,1,0.9\n" for name in GROUPS)
+    (path / "risk-groups.csv").write_text(f"group,time,at-risk,events,survival\n{groups}")
+    (path / "confusion.csv").write_text("actual,a,b\na,7,3\nb,1,9\n")
+    (path / "clients.csv").write_text("client,accuracy,test-samples\n0,0.5,10\n1,1.0,10\n")
+    lines = map(json.loads, (path / "rounds.jsonl").read_text().splitlines())
+    counted = {"models-up": 2, "models-down": 4, "counts-models": True}
+    rows = [json.dumps(row | counted | {"clock-seconds": row["round"]}) for row in lines]
+    (path / "rounds.jsonl").write_text("\n".join(rows) + "\n")
+    return path
+
+
+def names(page):
+    return re.findall(r'<figure class="chart" data-name="(.*?)"', page)
+
+
+def headings(page):
+    return re.findall(r"<h2>(.*?)</h2>", page)
+
+
+def test_a_full_run_has_every_plot_of_the_list_and_an_empty_one_has_none(full, tmp_path):
+    run = read_run(full)
+    for plot in plots(RUN):
+        assert plot.figures(run), plot.title
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "settings.toml").write_text('method = "fedavg"\n')
+    for plot in plots(RUN):
+        assert not plot.figures(read_run(empty)), plot.title
+    assert run_sections(read_run(empty)) == []
+
+
+def test_report_live_page_and_notebook_show_the_same(full):
+    wanted = list(run_figures(read_run(full)))
+    report = write_report(full).read_text()
+    live = news(full, 0.0)["body"]
+    assert sorted(names(report)) == sorted(names(live)) == sorted(wanted)
+    assert list(load(full).plot()) == wanted
+    (section,) = run_sections(read_run(full))
+    assert section.title in headings(report)
+    assert section.title in headings(live)
+    out = io.StringIO()
+    Console(file=out, width=200).print(section.terminal())
+    assert section.title in out.getvalue()
+
+
+def test_a_comparison_shows_its_parts(full, write_run):
+    other = write_run("other", "local", rounds=4, clients=[(0, 0.25), (1, 0.5)])
+    comparison = compare([full, other])
+    page = comparison.report.read_text()
+    assert names(page) == [plot.name for plot in plots(COMPARISON)] == list(comparison.figures())
+    assert [section.title for section in comparison.sections] == headings(page)[:2]
+
+
+def test_every_plot_has_a_description():
+    titles = [(part.page, part.title) for part in PARTS if isinstance(part, Plot)]
+    assert len(set(titles)) == len(titles)
+    assert all(len(title) > 5 for _, title in titles)

@@ -1,0 +1,216 @@
+"""Statistics over seeds, compared with numbers worked out by hand and with their
+definitions.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import t as student
+
+from fedapps.lab.results.seeds import (
+    Measured,
+    crossed_interval,
+    difference,
+    paired,
+    same_sites_interval,
+    stands_out,
+    t_interval,
+)
+
+
+def test_the_t_interval_of_three_and_of_five_seeds():
+    """t(0.975) is 4.302653 with two degrees of freedom and 2.776445 with four, as any
+    printed table has it.
+    """
+    three = t_interval([1.0, 2.0, 6.0])  # mean 3, sum of squares 4 + 1 + 9 = 14, s = sqrt(7)
+    assert three.mean == 3.0
+    assert three.std == pytest.approx(math.sqrt(7))
+    reach = 4.302653 * math.sqrt(7) / math.sqrt(3)
+    assert (three.low, three.high) == pytest.approx((3 - reach, 3 + reach), rel=1e-6)
+    five = t_interval([0.0, 1.0, 2.0, 3.0, 4.0])  # s = sqrt(10 / 4)
+    reach = 2.776445 * math.sqrt(2.5) / math.sqrt(5)
+    assert (five.low, five.high) == pytest.approx((2 - reach, 2 + reach), rel=1e-5)
+    ninety = t_interval([1.0, 2.0, 6.0], 0.9)  # t(0.95), two degrees: 2.919986
+    assert ninety.high - 3 == pytest.approx(2.919986 * math.sqrt(7 / 3), rel=1e-6)
+
+
+def test_one_seed_has_infinite_bounds():
+    one = t_interval([0.5])
+    assert (one.mean, one.low, one.high, one.n) == (0.5, -math.inf, math.inf, 1)
+    assert not one.excludes_zero
+    assert not t_interval([1.0, math.inf]).excludes_zero
+
+
+def test_the_interval_covers_the_true_mean_at_its_level():
+    rng = np.random.default_rng(0)
+    inside = [
+        (i := t_interval(list(rng.normal(2.0, 3.0, 3)))).low <= 2.0 <= i.high for _ in range(2000)
+    ]
+    assert 0.935 < np.mean(inside) < 0.965
+
+
+def test_differences_are_paired_by_seed():
+    assert paired({0: 5.0, 1: 7.0, 2: 1.0}, {2: 4.0, 0: 1.0, 9: 0.0}) == {0: 4.0, 2: -3.0}
+
+
+def test_a_setting_stands_out_only_against_all_others_and_beyond_the_noise():
+    noisy = {
+        "a": Measured({0: 1.0, 1: 5.0, 2: 9.0}),
+        "b": Measured({0: 0.5, 1: 4.6, 2: 8.4}),
+        "c": Measured({0: 0.0, 1: 0.0, 2: 0.0}),
+    }
+    # a - b is 0.5, 0.4, 0.6: 0.5 ± 4.303 * 0.1 / sqrt(3), above 0, although both go
+    # from 1 to 9; a - c is 5 ± 9.9.
+    assert stands_out("a", {key: noisy[key] for key in "ab"})
+    assert not stands_out("a", noisy)
+    assert not stands_out("b", {key: noisy[key] for key in "ab"})
+    assert stands_out("b", {key: noisy[key] for key in "ab"}, smaller=True)
+    two = {"a": Measured({0: 1.0, 1: 1.0}), "b": Measured({0: 0.0, 1: 0.0})}
+    assert not stands_out("a", two)  # two seeds
+    assert not stands_out("a", {"a": noisy["a"]})
+
+
+def test_the_crossed_interval_of_a_table_by_hand():
+    """Seeds' means 1, 2, 6 and clients' means -7, 3, 13, without and with a rest.
+
+    Without a rest MS_a = 3 * 14 / 2 = 21, MS_b = 3 * 200 / 2 = 300 and V = 321 / 9,
+    with 321^2 / (21^2 / 2 + 300^2 / 2) degrees of freedom. A rest of ±e in two rows and
+    two columns has MS_e = 4 e^2 / 4 and leaves the means as they are.
+    """
+    table = np.array([1.0, 2.0, 6.0])[:, None] + np.array([-10.0, 0.0, 10.0])
+    plain = crossed_interval(table)
+    assert plain.mean == pytest.approx(3.0)
+    reach = student.ppf(0.975, 321**2 / (21**2 / 2 + 300**2 / 2)) * math.sqrt(321 / 9)
+    assert plain.high - 3 == pytest.approx(reach, rel=1e-6)
+    rest = np.outer([1.0, -1.0, 0.0], [1.0, -1.0, 0.0])
+    crossed = crossed_interval(table + 2 * rest)  # MS_e = 4: V = (21 + 300 - 4) / 9
+    df = 317**2 / (21**2 / 2 + 300**2 / 2 + 4**2 / 4)
+    reach = student.ppf(0.975, df) * math.sqrt(317 / 9)
+    assert crossed.high - 3 == pytest.approx(reach, rel=1e-6)
+    # Seeds alone: no narrower than t over seeds
+    seeds = crossed_interval(np.repeat([[1.0], [2.0], [6.0]], 3, axis=1) + rest / 10)
+    assert seeds.high - 3 == pytest.approx(4.302653 * math.sqrt(7 / 3), rel=1e-6)
+    # MS_b = 4 is below MS_e = 36: clients add nothing to the t interval over seeds
+    seeds = np.array([-3.2, 0.0, 3.2])
+    table = seeds[:, None] + np.array([1.0, 3.0, 5.0]) / 3**0.5 + 6 * rest
+    assert crossed_interval(table) == t_interval(table.mean(1).tolist())
+    # MS_a = 0.0075 is, too, and MS_b = 300 above it: V = 300 / 9, two degrees
+    table = np.array([0.0, 0.05, 0.1])[:, None] + np.array([-10.0, 0.0, 10.0]) + 6 * rest
+    clients = crossed_interval(table)
+    assert clients.high - clients.mean == pytest.approx(4.302653 * math.sqrt(300 / 9), rel=1e-6)
+
+
+def test_the_crossed_interval_needs_three_seeds_and_two_clients():
+    table = np.arange(12.0).reshape(3, 4) ** 2
+    assert crossed_interval(table[:2]) is None
+    assert crossed_interval(table[:, :1]) is None
+    apart = np.full((3, 6), np.nan)  # no client of one seed is in another
+    for seed in range(3):
+        apart[seed, 2 * seed : 2 * seed + 2] = 1.0, 2.0
+    assert crossed_interval(apart) is None
+    assert crossed_interval(np.hstack([table, np.full((3, 1), np.nan)])) == crossed_interval(table)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.15])
+@pytest.mark.parametrize(("clients", "seeds"), [(3.0, 0.5), (0.0, 0.5), (0.5, 1.0), (0.0, 0.0)])
+def test_the_crossed_interval_covers_the_mean_over_all_sites(clients, seeds, missing):
+    """With 20 clients in 3 seeds; a t interval over the seeds covers 83 % of the means
+    over all sites where clients deviate by 3.
+    """
+    rng = np.random.default_rng(1)
+    inside, over_seeds = [], []
+    for _ in range(1500):
+        table = clients * rng.normal(size=20) + seeds * rng.normal(size=(3, 1))
+        table += 2 * rng.normal(size=(3, 20))
+        table[rng.random(table.shape) < missing] = np.nan
+        crossed = crossed_interval(table)
+        inside.append(crossed.low <= 0 <= crossed.high)
+        alone = t_interval(list(np.nanmean(table, 1)))
+        over_seeds.append(alone.low <= 0 <= alone.high)
+    assert 0.935 < np.mean(inside) < 0.975
+    if clients == 3.0:
+        assert np.mean(over_seeds) < 0.9
+
+
+def measured(rng, shift, same):
+    """Three seeds of twenty clients whose values deviate by 3."""
+    tables = {seed: shift + 0.2 * rng.normal(size=20) for seed in range(3)}
+    clients = {
+        seed: {str(k): table[k] + 3 * math.sin(k) for k in range(20)}
+        for seed, table in tables.items()
+    }
+    means = {seed: float(np.mean(list(values.values()))) for seed, values in clients.items()}
+    return Measured(means, clients, same)
+
+
+def test_the_interval_of_the_same_sites_by_hand():
+    """Two clients, three seeds: means by seed 1, 2, 3, so s^2 / S = 1/3; the halves are
+    off by 0.3 and -0.4 in the mean, so the test samples add (0.09 + 0.16) / 4.
+    """
+    table = np.array([[0.0, 2.0], [1.0, 3.0], [2.0, 4.0]])
+    half = table + np.array([[0.2, -0.4], [0.3, -0.4], [0.4, -0.4]])
+    found = same_sites_interval(table, half)
+    seeds, samples = 1 / 3, 0.25 / 4
+    df = (seeds + samples) ** 2 / (seeds**2 / 2 + samples**2 / 2)
+    assert (found.mean, found.n) == (2.0, 3)
+    reach = student.ppf(0.975, df) * math.sqrt(seeds + samples)
+    assert (found.low, found.high) == pytest.approx((2 - reach, 2 + reach))
+    assert same_sites_interval(table, table).low == pytest.approx(t_interval([1.0, 2.0, 3.0]).low)
+    # a client that takes no part with one seed
+    third = np.column_stack([table, [5.0, np.nan, 5.0]])
+    wide = same_sites_interval(third, np.column_stack([half, [5.3, np.nan, 5.1]]))
+    assert wide.mean == pytest.approx(np.mean([7 / 3, 2.0, 11 / 3]))
+    assert wide.low < wide.mean < wide.high
+    # one without a half
+    assert same_sites_interval(third, np.column_stack([half, [np.nan] * 3])) is None
+    assert same_sites_interval(table, np.full_like(table, np.nan)) is None
+    assert same_sites_interval(table[:2], half[:2]) is None
+    assert same_sites_interval(table[:, :1], half[:, :1]) is None
+
+
+def test_the_interval_of_the_same_sites_covers_other_test_samples():
+    """Twelve clients with 9 to 40 test samples, the same with each of five seeds."""
+    rng, repeats, inside, alone = np.random.default_rng(0), 400, 0, 0
+    for _ in range(repeats):
+        sizes, truth = rng.integers(9, 41, 12), rng.normal(size=12)
+        samples = [t + 3 * rng.normal(size=n) for t, n in zip(truth, sizes, strict=True)]
+        noise = 0.1 * rng.normal(size=(5, 12)) + 0.1 * rng.normal(size=(5, 1))
+        table = np.array([own.mean() for own in samples]) + noise
+        half = np.array([own[1::2].mean() for own in samples]) + noise
+        found, seeds = same_sites_interval(table, half), t_interval(table.mean(1).tolist())
+        inside += found.low <= truth.mean() <= found.high
+        alone += seeds.low <= truth.mean() <= seeds.high
+    assert 0.93 <= inside / repeats <= 0.985
+    assert alone / repeats < 0.6
+
+
+def test_clients_that_are_dealt_anew_are_no_rows_of_a_table():
+    """The same values: with other clients in each seed, the seeds are the only
+    repetitions; with the same clients, two intervals answer two questions.
+    """
+    rng = np.random.default_rng(0)
+    alone = {same: Measured({0: 0.0, 1: 0.0, 2: 0.0}, zero(), same) for same in (True, False)}
+    dealt = difference(measured(rng, 0.5, False), alone[False])
+    assert dealt.these is None
+    assert dealt.like == t_interval(dealt.by_seed)
+    same = difference(measured(rng, 0.5, True), alone[True])
+    assert same.these == t_interval(same.by_seed)
+    assert same.these.excludes_zero
+    assert not same.like.excludes_zero  # 0.5 ± 2.1 * 2.1 / sqrt(20)
+    assert same.like.high - same.like.low > same.these.high - same.these.low
+    # a measure without values of clients, such as the worst client, is for these sites
+    assert difference(Measured(alone[True].by_seed, {}, True), alone[True]).like is None
+
+
+def zero():
+    return {seed: {str(k): 0.0 for k in range(20)} for seed in range(3)}
+
+
+def test_bold_and_intervals_have_one_standard():
+    """The row is ahead for these sites, not beyond the noise for sites like these."""
+    rng = np.random.default_rng(0)
+    rows = {"a": measured(rng, 0.5, True), "b": Measured({0: 0.0, 1: 0.0, 2: 0.0}, zero(), True)}
+    assert not stands_out("a", rows)
+    rows["a"] = measured(rng, 5.0, True)
+    assert stands_out("a", rows)

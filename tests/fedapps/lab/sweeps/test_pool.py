@@ -1,0 +1,112 @@
+"""Runs of a pool: finished ones are kept, broken ones continue, failed ones are
+reported with the others.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedapps.lab.sweeps.pool import DIED, PlannedRun, Pool, finished, run_all, run_one
+from fedapps.records.lock import WRITER, FolderLock
+from fedapps.records.writer import status_of
+from tests.helpers import dying_after
+
+ROOT = Path(__file__).resolve().parents[3]
+
+LASSO: dict[str, Any] = {
+    "method": "fedfw",
+    "task": "lasso",
+    "num-clients": 3,
+    "clients-per-round": 0,
+    "evaluate-every": 0,
+    "checkpoint-every": 2,
+}
+
+
+@pytest.mark.slow
+def test_a_failed_run_does_not_stop_the_other(tmp_path: Path) -> None:
+    good = PlannedRun({**LASSO, "num-rounds": 3}, tmp_path / "good")
+    bad = PlannedRun({**LASSO, "num-rounds": 3, "lasso.sparsity": 0}, tmp_path / "bad")
+    lines = [str(ended) for ended in run_all([bad, good], 1)]
+    assert lines[0].startswith("bad: failed: ")
+    assert "sparsity" in lines[0]
+    assert lines[1].startswith("good: 3 rounds in")
+    assert finished(good.folder)
+    assert not finished(bad.folder)
+
+
+def test_a_broken_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    whole, broken = (
+        PlannedRun({**LASSO, "num-rounds": 6}, tmp_path / name) for name in ("whole", "broken")
+    )
+    run_one(whole)
+    with dying_after(5), pytest.raises(KeyboardInterrupt):
+        run_one(broken)
+    assert not finished(broken.folder)
+    assert run_one(broken)["rounds-completed"] == 6
+    ends = [
+        json.loads((run.folder / "rounds.jsonl").read_text().splitlines()[-1])
+        for run in (whole, broken)
+    ]
+    assert ends[0]["train"] == ends[1]["train"]
+    assert (whole.folder / "model.safetensors").read_bytes() == (
+        broken.folder / "model.safetensors"
+    ).read_bytes()
+
+
+def test_without_runs_no_process_is_started() -> None:
+    assert list(run_all([], 1)) == []
+
+
+def job(folder: Path, rounds: int = 3) -> PlannedRun:
+    return PlannedRun({**LASSO, "num-rounds": rounds}, folder)
+
+
+@pytest.mark.slow
+def test_a_pool_keeps_its_process_and_replaces_one_that_was_killed(tmp_path: Path) -> None:
+    before = set(active_children())
+    with Pool(1) as pool:
+        assert not any(ended.error for ended in pool([job(tmp_path / "a"), job(tmp_path / "b")]))
+        (first,) = set(active_children()) - before
+        assert not any(ended.error for ended in pool([job(tmp_path / "c")]))
+        assert set(active_children()) - before == {first}
+        first.kill()
+        first.join()
+        # what was under way is lost, or nothing was
+        assert {ended.error for ended in pool([job(tmp_path / "d")])} <= {"", DIED}
+        assert not any(ended.error for ended in pool([job(tmp_path / "e")]))
+    assert set(active_children()) == before
+
+
+KILLED = f"""
+import sys
+from pathlib import Path
+from fedapps.lab.sweeps.pool import PlannedRun, run_all
+
+LASSO = {LASSO}
+runs = [PlannedRun({{**LASSO, "num-rounds": n}}, Path(p)) for p, n in zip(sys.argv[1:], (3, 10**7))]
+runs = run_all(runs, 1)
+next(runs)
+print("begun", flush=True)
+next(runs)
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_pool_end_when_its_program_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "a"), str(tmp_path / "b")]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert program.stdout is not None
+    program.stdout.readline()
+    time.sleep(1)  # the second run is under way
+    program.kill()
+    program.wait()
+    with FolderLock(tmp_path / "b", WRITER, wait=30):  # its writer has ended
+        pass
+    assert status_of(tmp_path / "b") != "completed"
