@@ -49,7 +49,8 @@ def commands(folder: Path) -> dict[str, list[str]]:
         f"fedapps {line}": ["-m", "fedapps", *line.split(), *(out if "inline" in line else [])]
         for line in lines
     }
-    report = f"from fedapps.lab.results.report import write_report; write_report({str(folder / 'long')!r})"
+    module = "fedapps.lab.results.report"
+    report = f"from {module} import write_report; write_report({str(folder / 'long')!r})"
     return programs | {"the report of 40 rounds, 20 clients": ["-c", report]}
 
 

@@ -3,7 +3,7 @@
     python benchmarks/contest.py [--cases null,islands,...] [--contests 20] [--out DIR]
     python benchmarks/contest.py --estimators [--contests 400]
 
-Each contest (``fedapps.lab.contests``, six methods, eight rounds, no budget) is on another
+Each contest (``lab.contests``, six methods, eight rounds, no budget) is on another
 draw of a case of ``fedapps.testing.truths``. Finished ones are kept in DIR, so the
 command can be stopped and repeated; ``--only-print`` starts none. Printed per case:
 

@@ -35,7 +35,7 @@ JOB = [
 # Same order as in a ClientApp process: Flower's program and its imports, then the app.
 START = (
     "import flwr.supernode.cli.flwr_clientapp, flwr.supernode.runtime.run_clientapp; "
-    "import fedapps.client_app, fedapps.runs.client_factory"
+    "import fedapps.runs.client_app, fedapps.runs.client_factory"
 )
 
 

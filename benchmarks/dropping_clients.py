@@ -77,8 +77,8 @@ class Dropping(ClientApp):
 
 def with_losses(lost: Callable[[str, int, int, int], bool] = usual) -> ClientApp:
     """Return the app that runs for every client, with losses."""
-    from fedapps.client_app import clients, trained
     from fedapps.engines.node_app import answer_for_many
+    from fedapps.runs.client_app import clients, trained
     from fedapps.runs.guarded_app import Guarded
 
     return answer_for_many(Guarded(Dropping(trained, lost)), clients)

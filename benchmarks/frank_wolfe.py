@@ -51,9 +51,9 @@ from fedapps.algorithms.frank_wolfe.matrix_domains import (
 from fedapps.algorithms.frank_wolfe.objectives import SparseGradient
 from fedapps.algorithms.frank_wolfe.steps import Schedule, move
 from fedapps.algorithms.frank_wolfe.vector_domains import KSparse, L1Ball, Simplex
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.rounds import Round

@@ -1,4 +1,4 @@
-"""The looks of `fedapps/lab/charts/drawing.py` for matplotlib: for figures that need what
+"""The looks of `lab/charts/drawing.py` for matplotlib: for figures that need what
 reports do not, such as contours.
 """
 

@@ -32,13 +32,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedapps.client_app import app
 from fedapps.clients import FedAvgClient
 from fedapps.clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_client, build_task
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import prepare_folder
 from fedapps.settings.reading import read_settings

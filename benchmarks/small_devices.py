@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT))  # from a checkout that is not installed
 from flwr.app import Message  # noqa: E402
 from flwr.common.serde import context_to_proto, message_to_proto  # noqa: E402
 
-from fedapps.client_app import app  # noqa: E402
 from fedapps.engines.inline import InlineGrid  # noqa: E402
+from fedapps.runs.client_app import app  # noqa: E402
 from fedapps.runs.execution import execute  # noqa: E402
 from fedapps.runs.prepare import prepare_folder  # noqa: E402
 from fedapps.settings.reading import read_settings  # noqa: E402
@@ -57,7 +57,7 @@ import flwr.supernode.cli.flwr_clientapp, flwr.supernode.runtime.run_clientapp
 from flwr.common.serde import context_from_proto, message_from_proto
 from flwr.proto.message_pb2 import Context, Message
 from flwr.supercore.task_identity import TaskIdentity
-from fedapps.client_app import app
+from fedapps.runs.client_app import app
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 message, context = (
     convert(kind.FromString(open(path, "rb").read()))

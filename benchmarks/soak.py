@@ -273,8 +273,8 @@ class Soak:
         """Return the model of rounds that ask only the clients which ``rows`` name as
         used.
         """
-        from fedapps.client_app import app
         from fedapps.runs.assembly import build_task
+        from fedapps.runs.client_app import app
         from fedapps.settings.reading import read_settings
         from fedapps.toml_text import read_toml
 

@@ -40,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
         grid = GatewayGrid(grid) if settings.sites.client else grid
     try:
         with page_of(settings, settings.task) if settings.metrics_port else nullcontext():
-            summary = execute(settings, grid, flower_run=str(context.run_id))
+            summary = execute(settings, grid, flower_run=str(context.run_id), report=write_report)
         log(INFO, "summary: %s", summary)
     finally:
         # Without records there is no report; report the error that ended the run.

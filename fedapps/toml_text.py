@@ -129,3 +129,22 @@ def toml_text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(toml_text, value))}]"
     return toml_value(value if isinstance(value, bool | int | float | str) else str(value))
+
+
+def given_by(words: list[str]) -> dict[str, Any]:
+    """Return the settings of TOML files and ``key=value`` assignments; assignments
+    override files.
+    """
+    given: dict[str, Any] = {}
+    for text in filter(_is_file, words):
+        given |= read_toml(Path(text))
+    return given | assignments(words)
+
+
+def assignments(words: list[str]) -> dict[str, Any]:
+    """Return the settings that assignments ``key=value`` give."""
+    return dict(parse_assignment(text) for text in words if not _is_file(text))
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".toml") and "=" not in text

@@ -121,7 +121,6 @@ def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(
     """Four rounds, then a resume that reads the checkpoint and the clients' personal
     models.
     """
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     with pytest.raises(Unpickled):
         np.load(io.BytesIO(b"\x80\x04]\x94K\x01a."), allow_pickle=True)  # so the guard bites
     run = ["run", "--engine", "inline", "--out", str(tmp_path / "r")]
@@ -144,11 +143,10 @@ def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(
 # --- who may read ---------------------------------------------------------------------
 
 
-def test_a_results_folder_is_its_owners(tmp_path, monkeypatch):
+def test_a_results_folder_is_its_owners(tmp_path):
     """Other users cannot enter the folder, so they can read nothing in it, whatever the
     modes of the files. The mode of an existing folder does not change.
     """
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     old = os.umask(0o022)
     try:
         (tmp_path / "shared").mkdir(mode=0o755)
@@ -233,7 +231,6 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
 
     monkeypatch.setattr(FedAvgClient, "train", fails)
     # one report is enough: seconds of drawing
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     assert main([*job, "--nodes", "2", "--out", str(tmp_path / "failing")]) == 0
     captured = capfd.readouterr()
     for name in ("r", "failing"):

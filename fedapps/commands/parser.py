@@ -1,6 +1,6 @@
-"""The command `fedapps`. Each of its commands is a module of this package with
-``add_options(parser)`` and ``execute(arguments)``, which returns the exit status. Only
-the module of the chosen command is imported.
+"""The command `fedapps`. Each of its commands is a module of this package, or of the
+laboratory's, with ``add_options(parser)`` and ``execute(arguments)``, which returns the
+exit status. Only the module of the chosen command is imported.
 
 Exit status: 0 success; 1 the run failed; 2 bad settings or input; 130 interrupted.
 """
@@ -29,6 +29,8 @@ COMMANDS = {
     "figures": "write the plots of a run as files for papers",
     "deploy": "start a SuperLink and SuperNodes on this machine",
 }
+#: Those in ``fedapps/lab/commands``.
+LAB = {"sweep", "watch", "contest", "data", "compare", "figures"}
 # Packages of the extra `app`. Commands need them, the library alone does not.
 APPLICATION = {
     "torch",
@@ -98,7 +100,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         if argv and argv[0] == name:
-            module: Any = import_module(f"fedapps.commands.{name}")
+            room = "fedapps.lab.commands" if name in LAB else "fedapps.commands"
+            module: Any = import_module(f"{room}.{name}")
             command.set_defaults(command=module.execute)
             module.add_options(command)
     arguments, rest = parser.parse_known_args(argv)

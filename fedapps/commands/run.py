@@ -118,11 +118,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run one method and return the exit status."""
+    from fedapps.lab.live.watching import watched
     from fedapps.records.writer import status_of
     from fedapps.runs.launch import Launch, launch
 
     how = Launch(**{part.name: getattr(arguments, part.name) for part in fields(Launch)})
-    settings, status = launch(settings_of(arguments), how)
+    settings, status = launch(
+        settings_of(arguments),
+        how,
+        report=_write_report,
+        watch=lambda folder: watched(folder, arguments.watch),
+    )
     folder = Path(settings.out)
     if json_log.chosen():
         print(
@@ -149,6 +155,12 @@ def execute(arguments: argparse.Namespace) -> int:
     return INTERRUPTED if status == "interrupted" else 0
 
 
+def _write_report(folder: Path, plots: bool = False) -> None:
+    from fedapps.lab.results.report import write_report
+
+    write_report(folder, plots)
+
+
 def settings_of(arguments: argparse.Namespace) -> "Settings":
     """Return the merged settings. From lowest to highest precedence: defaults of the
     method, defaults of the task, files, key=value, flags.
@@ -156,7 +168,7 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     from fedapps.notes import logger
     from fedapps.runs.prepare import with_defaults
     from fedapps.settings.reading import check_used, unused
-    from fedapps.toml_text import read_toml
+    from fedapps.toml_text import assignments, given_by, read_toml
 
     given: dict[str, Any] = {}
     recorded = (arguments.out or Path()) / "settings.toml"
@@ -183,29 +195,6 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     if others := unused({k: v for k, v in given.items() if k not in assigned}, used):
         logger.warning("not used by this run: %s", ", ".join(sorted(others)))
     return settings
-
-
-def given_by(words: list[str]) -> dict[str, Any]:
-    """Return the settings of TOML files and ``key=value`` assignments; assignments
-    override files.
-    """
-    from fedapps.toml_text import read_toml
-
-    given: dict[str, Any] = {}
-    for text in filter(_is_file, words):
-        given |= read_toml(Path(text))
-    return given | assignments(words)
-
-
-def assignments(words: list[str]) -> dict[str, Any]:
-    """Return the settings that assignments ``key=value`` give."""
-    from fedapps.toml_text import parse_assignment
-
-    return dict(parse_assignment(text) for text in words if not _is_file(text))
-
-
-def _is_file(text: str) -> bool:
-    return text.endswith(".toml") and "=" not in text
 
 
 def _show(folder: Path) -> None:

@@ -1,3 +1,3 @@
-"""The laboratory: reports, comparisons, charts, sweeps, contests, and Python's tables of
-them. The runner never imports it.
+"""The laboratory: reports, comparisons, charts, sweeps, contests, and Python's tables
+of them. The runner never imports it.
 """

@@ -22,9 +22,9 @@ from fedapps.extensions.cell_code import reference_to
 from fedapps.lab.contests.page import sections
 from fedapps.lab.contests.run import run_contest
 from fedapps.lab.deal import deal_for
-from fedapps.lab.notebook import in_notebook
 from fedapps.lab.outcomes import Comparison, Partition, Run, Sweep, Verdict
 from fedapps.lab.results.compare import compared, write_comparison
+from fedapps.lab.results.report import write_report
 from fedapps.lab.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.lab.sweeps.grid import Grid, grid_of
 from fedapps.lab.sweeps.plan import plan_of, read_plans
@@ -32,6 +32,7 @@ from fedapps.records.reader import run_folder
 from fedapps.records.uncertainty import SHARE
 from fedapps.runs.launch import Launch, launch
 from fedapps.runs.prepare import with_defaults
+from fedapps.runs.progress import in_notebook
 from fedapps.settings.reading import check_used
 from fedapps.toml_text import toml_text
 
@@ -94,7 +95,7 @@ def run(
         given.setdefault("device", "cuda")
     wanted = with_defaults({**given, "resume": resume})
     check_used(given, wanted.flat())
-    launched, status = launch(wanted, how, _console(progress))
+    launched, status = launch(wanted, how, _console(progress), write_report)
     if status == "interrupted":
         raise KeyboardInterrupt(f"interrupted; continue with resume=True, out={launched.out!r}")
     return Run(Path(launched.out), trust=True)

@@ -1,16 +1,9 @@
-"""Output for notebooks: plots as objects, and a progress line that updates in place.
-
-This needs only the kernel that the notebook runs on. Outside of notebooks, plots are
-saved and the progress is shown on the terminal.
-"""
+"""Plots as objects, which a notebook shows and others save."""
 
 import base64
 import html as markup
-import sys
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from fedapps.algorithms.common.checks import nearest
 from fedapps.errors import UserError
@@ -18,30 +11,6 @@ from fedapps.lab.charts.drawing import svg
 from fedapps.lab.charts.files import FORMATS, file
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.layout import Figure
-
-
-def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    ipython: Any = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
-
-
-class Line:
-    """A bar with a text in the output of a notebook's cell; ``show`` updates it."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def show(self, text: str, done: int, total: int) -> None:
-        """Show the text beside a bar that is filled to ``done`` of ``total``."""
-        bar = f'<progress value="{done}" max="{max(total, 1)}" style="width: 12em"></progress>'
-        content = {"text/plain": text, "text/html": f"{bar} {markup.escape(text)}"}
-        if self._handle is None:
-            self._handle = import_module("IPython.display").display(
-                content, raw=True, display_id=True
-            )
-        else:
-            self._handle.update(content, raw=True)
 
 
 class Plot:

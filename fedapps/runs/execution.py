@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -15,8 +15,6 @@ from fedapps.engines.node_grid import summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.engines.processes import Cores
 from fedapps.errors import UserError
-from fedapps.lab.results.parts import write_plots
-from fedapps.lab.results.report import write_report
 from fedapps.records.audit import FILE as AUDIT
 from fedapps.records.audit import AuditedGrid, AuditLog
 from fedapps.records.best import Best
@@ -51,12 +49,23 @@ from fedapps.tracking.names import names_of
 from fedapps.tracking.prometheus import Counts, served
 
 
+class Report(Protocol):
+    """Writes the report of the run in a folder and, if wanted, its plots as files."""
+
+    def __call__(self, folder: Path, plots: bool = False) -> object: ...  # noqa: D102
+
+
+def no_report(folder: Path, plots: bool = False) -> None:
+    """Write nothing."""
+
+
 def execute_inline(
     settings: Settings,
     callbacks: Sequence[Callback] = (),
     parts: Parts | None = None,
     workers: int | None = 1,
     shared: Cores | None = None,
+    report: Report = no_report,
 ) -> dict[str, Any]:
     """Execute the run in this process, or its clients in worker processes; server and
     clients share one task. See :func:`execute`, and :func:`inline_grid` for ``workers``
@@ -64,7 +73,7 @@ def execute_inline(
     """
     parts = parts or assembled(settings)
     with inline_grid(settings, parts, workers, shared) as grid:
-        return execute(settings, grid, callbacks, parts)
+        return execute(settings, grid, callbacks, parts, report=report)
 
 
 def assembled(settings: Settings) -> Parts:
@@ -79,16 +88,17 @@ def execute(
     callbacks: Sequence[Callback] = (),
     parts: Parts | None = None,
     flower_run: str = "",
+    report: Report = no_report,
 ) -> dict[str, Any]:
     """Run all rounds and return the content of summary.json. A failure is recorded
     there, and its error is raised.
 
     ``callbacks`` are called after the run's own callbacks. ``parts``: task and
     strategy, not used before; built here by default. ``flower_run``: the id of the run
-    in Flower, if that runs it.
+    in Flower, if that runs it. ``report``: writes what the trackers receive.
     """
     with FolderLock(Path(settings.out), WRITER, flower_run) as lock:
-        return _execute(settings, grid, callbacks, parts, lock)
+        return _execute(settings, grid, callbacks, parts, lock, report)
 
 
 def _execute(
@@ -97,6 +107,7 @@ def _execute(
     callbacks: Sequence[Callback],
     parts: Parts | None,
     lock: FolderLock,
+    report: Report,
 ) -> dict[str, Any]:
     folder = Path(settings.out)
     _, task, strategy = parts or assembled(settings)
@@ -250,8 +261,7 @@ def _execute(
         audited.note("ended", status=status)
     if trackers:
         with suppress(OSError):
-            write_report(folder)  # before the end: trackers receive the report
-            write_plots(folder)  # and the plots
+            report(folder, plots=True)  # before the end: trackers receive them
         trackers.end(status)
     return summary
 

@@ -25,7 +25,7 @@ WORTH_A_RUN = {"fork": 2.0, "spawn": 40.0}
 
 def load_app() -> ClientApp:
     """Return the app that runs for every client."""
-    from fedapps.client_app import app
+    from fedapps.runs.client_app import app
 
     return app
 

@@ -2,7 +2,7 @@
 is not imported, so that no server can change how a site's policy is enforced.
 """
 
-from fedapps.client_app import app
+from fedapps.runs.client_app import app
 from fedapps.strategies.base.flower_private import run_client_program
 
 

@@ -7,7 +7,7 @@ The command `fedapps run` and ``fedapps.run(...)`` both fill a :class:`Launch` a
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,11 @@ from fedapps import json_log
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import one_line
-from fedapps.lab.live.watching import watched
-from fedapps.lab.results.report import write_report
 from fedapps.notes import each_once
 from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLost, holder_of
 from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.runs.assembly import Parts
-from fedapps.runs.execution import execute, page_of, with_folder
+from fedapps.runs.execution import Report, execute, no_report, page_of, with_folder
 from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.prepare import assemble, data_paths, prepare_folder
 from fedapps.runs.progress import Progress
@@ -49,7 +47,6 @@ class Launch:
 
     engine: str = "ray"
     overwrite: bool = False
-    watch: bool = False
     deployment: Path = Path("deployment")
     workers: int | None = None
     gpus_per_client: float = 0.0
@@ -74,11 +71,18 @@ class Launch:
             raise UserError(f"--ray-address is for --engine ray, not {self.engine}")
 
 
-def launch(settings: Settings, how: Launch, console: Console | None = None) -> tuple[Settings, str]:
+def launch(
+    settings: Settings,
+    how: Launch,
+    console: Console | None = None,
+    report: Report = no_report,
+    watch: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+) -> tuple[Settings, str]:
     """Check the settings, run, and write the report; return the settings in full, and
     "completed" or "interrupted".
 
-    ``console``: where progress is shown. Raises ``UserError``, ``RunFailed``.
+    ``console``: where progress is shown. ``report``: writes the report. ``watch``: the
+    context in which the run's folder is watched. Raises ``UserError``, ``RunFailed``.
     """
     if settings.sites.own and how.engine != "deployment":
         raise UserError(
@@ -103,19 +107,19 @@ def launch(settings: Settings, how: Launch, console: Console | None = None) -> t
         settings, page = metrics_page(settings, task.name)
         with (
             processes(settings, parts, how) as grid,  # forked before there are threads
-            watched(folder, how.watch),
+            watch(folder),
             page,
             Progress(settings.num_rounds, label, console) as progress,
         ):
             progress.poll(folder)  # shows the completed rounds of a resumed run
             if grid:
-                status, reason = run_inline(settings, parts, progress, grid)
+                status, reason = run_inline(settings, parts, progress, grid, report)
             elif how.engine == "ray":
                 status, reason = run_ray(superlink, settings, progress, how)
             else:
                 status, reason = run_deployment(settings, progress, how.deployment)
         lock.check()
-        close(settings, status, reason)
+        close(settings, status, reason, report)
     return settings, status
 
 
@@ -140,7 +144,7 @@ def settle(folder: Path, how: Launch) -> None:
         pass
 
 
-def close(settings: Settings, status: str, reason: str) -> None:
+def close(settings: Settings, status: str, reason: str, report: Report = no_report) -> None:
     """Complete the records of a run that has ended. Raises ``RunFailed`` if it
     failed.
     """
@@ -152,7 +156,7 @@ def close(settings: Settings, status: str, reason: str) -> None:
             print(f"fedapps: cannot update summary.json: {error}", file=sys.stderr)
     if (folder / "rounds.jsonl").exists() and not (status == "completed" and all_written(folder)):
         try:
-            write_report(folder)
+            report(folder)
         except OSError as error:
             print(f"fedapps: cannot write the report: {error}", file=sys.stderr)
     if status not in ("completed", "interrupted"):
@@ -203,13 +207,13 @@ def processes(
 
 
 def run_inline(
-    settings: Settings, parts: Parts, progress: Progress, grid: InlineGrid
+    settings: Settings, parts: Parts, progress: Progress, grid: InlineGrid, report: Report
 ) -> tuple[str, str]:
     """Run in this process and its workers; return status and reason."""
     folder = Path(settings.out)
     with _logged_to(folder / "run.log") as logger:
         try:
-            execute(settings, grid, [lambda _: show(progress, folder)], parts)
+            execute(settings, grid, [lambda _: show(progress, folder)], parts, report=report)
         except KeyboardInterrupt:
             return "interrupted", ""
         except (UserError, FolderLost):

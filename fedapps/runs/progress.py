@@ -7,11 +7,14 @@ remembers its position in the file, so polling is cheap when there is nothing ne
 line that is still being written is read by the next poll.
 """
 
+import html
 import math
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +32,6 @@ from fedapps.formats import (
     seconds_text,
     three_digits,
 )
-from fedapps.lab.notebook import Line, in_notebook
 from fedapps.records.reader import is_number, numbers, parse_round
 
 _LINE_EVERY = 2.0  # seconds between two plain lines
@@ -37,6 +39,30 @@ _EVALUATION_EVERY = 0.5  # ... if there is a new evaluation
 _BAR_EVERY = 0.1  # ... if it is a bar in a notebook
 _FAILURES_SHOWN = 3
 _WINDOW = 10  # rounds over which the time per round is averaged
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+class Line:
+    """A bar with a text in the output of a notebook's cell; ``show`` updates it."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, text: str, done: int, total: int) -> None:
+        """Show the text beside a bar that is filled to ``done`` of ``total``."""
+        bar = f'<progress value="{done}" max="{max(total, 1)}" style="width: 12em"></progress>'
+        content = {"text/plain": text, "text/html": f"{bar} {html.escape(text)}"}
+        if self._handle is None:
+            self._handle = import_module("IPython.display").display(
+                content, raw=True, display_id=True
+            )
+        else:
+            self._handle.update(content, raw=True)
 
 
 class RoundReader:

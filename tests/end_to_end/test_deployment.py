@@ -79,8 +79,7 @@ def deployment(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", JOBS)
-def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
+def test_the_sites_give_the_numbers_of_the_inline_engine(deployment, method, tmp_path):
     job = [*JOBS[method], *SMALL]
     run_inline(tmp_path / "inline", *job)
     port = free_port()

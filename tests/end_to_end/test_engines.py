@@ -135,7 +135,8 @@ from flwr.serverapp import ServerApp
 
 from benchmarks.dropping_clients import with_losses
 from fedapps.clients.base.adapter import to_client_app
-from fedapps import client_app, server_app
+from fedapps import server_app
+from fedapps.runs import client_app
 from fedapps.strategies import ClientGrid, FedAvg
 
 

@@ -257,7 +257,6 @@ def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monke
     process = command("--resume", *engine, "--out", out)
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 0, said
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     theirs = run_inline(tmp_path / "inline", *job)
     assert [row["failures"] for row in rounds_of(out)] == [[]] * 2
     run_folder = max(

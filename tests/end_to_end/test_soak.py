@@ -53,7 +53,7 @@ def where(kinds):
 def test_the_app_that_the_sites_get_has_the_faults(tmp_path):
     app = faulty_copy(tmp_path / "app", {}, {"num-clients": 3})  # as a deployment asks for it
     done = subprocess.run(
-        [sys.executable, "-c", "from fedapps.client_app import app; print(type(app))"],
+        [sys.executable, "-c", "from fedapps.runs.client_app import app; print(type(app))"],
         cwd=app,
         capture_output=True,
         text=True,

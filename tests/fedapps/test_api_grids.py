@@ -18,11 +18,10 @@ from fedapps.commands.parser import main
 from fedapps.errors import RunFailed, UserError
 from fedapps.lab import api
 from fedapps.lab.deal import deal_for
-from fedapps.lab.notebook import Line, in_notebook
 from fedapps.lab.sweeps.pool import Ended, PlannedRun
 from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.runs.prepare import with_defaults
-from fedapps.runs.progress import Progress
+from fedapps.runs.progress import Line, Progress, in_notebook
 from tests.helpers import rows_of
 
 pandas = pytest.importorskip("pandas")
@@ -392,7 +391,7 @@ def test_printed_tables_are_whole(runs, in_process, tmp_path):
     assert len([line for line in str(dealt).split("\n") if line.startswith("| ")]) == 6
 
 
-def test_outside_of_a_notebook_there_is_no_kernel(monkeypatch):
+def test_outside_of_a_notebook_there_is_no_kernel():
     assert not in_notebook()
     with Progress(1, "x", Console(file=StringIO())) as progress:
         assert progress._cell is None

@@ -44,7 +44,7 @@ def imported(code):
 def test_client_ids_are_read_without_training_packages():
     code = """
 from flwr.app import RecordDict
-from fedapps.client_app import app
+from fedapps.runs.client_app import app
 from fedapps.engines.inline import InlineGrid
 grid = InlineGrid(app, 3)
 (answer,) = grid.send_and_receive([grid.create_message(RecordDict(), "query.identity", 1002, "1")])

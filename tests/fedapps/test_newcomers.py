@@ -10,7 +10,6 @@ import pytest
 from flwr.app import RecordDict
 from safetensors.numpy import load_file
 
-from fedapps.client_app import app
 from fedapps.clients import to_client_app
 from fedapps.clients.base.store import MessageStore
 from fedapps.clients.base.training import get_arrays, set_arrays
@@ -22,6 +21,7 @@ from fedapps.lab.results.newcomers import newcomers_section
 from fedapps.methods import METHODS
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_client, build_task
+from fedapps.runs.client_app import app
 from fedapps.runs.client_factory import client_of
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import assemble, with_defaults

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedapps.client_app import app
 from fedapps.clients.steps.compiled import Compiler
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.runs import client_factory
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import prepare_folder, with_defaults
 from fedapps.tasks import base

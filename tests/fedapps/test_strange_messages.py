@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
 from fedapps.records.writer import mean_curves, summarise
 from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.runs.client_app import app
 from fedapps.settings.reading import chosen, read_settings
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.rounds import run_rounds

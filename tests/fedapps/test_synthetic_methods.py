@@ -45,12 +45,11 @@ def test_each_site_has_the_next_of_the_named_nets():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcvae", "fedcgan"])
-def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path, monkeypatch):
+def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path):
     """With the default numbers of rounds, epochs and channels, on a sixth of the
     digits; chance is 10 %.
     """
     # seconds of drawing, tested elsewhere
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     settings = [
         f"method={method}",
         "task=digits",

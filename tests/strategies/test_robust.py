@@ -147,8 +147,8 @@ def test_too_few_replies_keep_the_model(rule, f, least):
 
 
 def test_a_run_of_the_command_counts_such_rounds_as_failed(tmp_path):
-    from fedapps.client_app import app
     from fedapps.engines.inline import InlineGrid
+    from fedapps.runs.client_app import app
     from fedapps.runs.execution import execute
 
     given = {

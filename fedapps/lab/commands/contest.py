@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from fedapps.commands.run import given_by
 from fedapps.errors import INTERRUPTED
+from fedapps.toml_text import given_by
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.commands.run import given_by
 from fedapps.data.overlap import common_share
 from fedapps.lab.deal import MAX_CLASSES, MAX_CLIENTS, Deal, deal_for, figure
 from fedapps.runs.prepare import with_defaults
+from fedapps.toml_text import given_by
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.theme import MOST, THEME
 from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.gains import gain_over_local
-from fedapps.lab.results.parts import REPORT, RUN, charts, plots, run_sections
+from fedapps.lab.results.parts import REPORT, RUN, charts, plots, run_sections, write_plots
 from fedapps.records.files import write_text
 from fedapps.records.image_grids import ANIMATION, FOLDER, grids
 from fedapps.records.reader import RunFolder, is_number, read_run
@@ -79,14 +79,17 @@ _CARDS = {
 }
 
 
-def write_report(run_dir: Path | str) -> Path:
-    """Writes `report.html` into the folder of a run; returns the report's path.
+def write_report(folder: Path | str, plots: bool = False) -> Path:
+    """Write `report.html` into the folder of a run and return its path. ``plots``: also
+    write `plots/*.png`, which trackers read.
 
-    Raises UserError if the folder is no run folder.
+    Raises ``UserError`` if the folder holds no run.
     """
-    run = read_run(run_dir)
+    run = read_run(folder)
     path = run.path / "report.html"
     write_text(path, report_html(run))
+    if plots:
+        write_plots(run.path)
     return path
 
 

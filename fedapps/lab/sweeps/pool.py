@@ -179,6 +179,7 @@ def run_one(run: PlannedRun) -> dict[str, Any]:
     """Start or resume one run in this process and return its summary."""
     import torch  # imported late: the main process does not need it
 
+    from fedapps.lab.results.report import write_report
     from fedapps.runs.execution import execute_inline
 
     torch.set_num_threads(1)
@@ -192,7 +193,9 @@ def run_one(run: PlannedRun) -> dict[str, Any]:
     if shared:
         shared.take()
     try:
-        return execute_inline(settings, workers=None if shared else 1, shared=shared)
+        return execute_inline(
+            settings, workers=None if shared else 1, shared=shared, report=write_report
+        )
     finally:
         logger.setLevel(level)  # this process may log other runs
         if shared:

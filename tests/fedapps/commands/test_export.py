@@ -35,12 +35,6 @@ def run(folder, *settings):
     return main(["run", "--engine", "inline", *JOB, *more, *settings, "--out", str(folder)])
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch):
-    # seconds of drawing
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
-
-
 def reported(folder):
     return {int(row["client"]): float(row["accuracy"]) for row in clients_of(folder)}
 

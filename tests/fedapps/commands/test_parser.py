@@ -115,9 +115,8 @@ def test_the_results_folder(tmp_path):
     assert "[versions]" in text
 
 
-def test_same_seed_same_numbers_other_seed_others(tmp_path, monkeypatch):
+def test_same_seed_same_numbers_other_seed_others(tmp_path):
     # seconds of drawing, tested elsewhere
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         job = ["method=superfed-lm", f"seed={seed}", *QUICK, "train.batch-size=40"]
         assert run(*job, "--out", tmp_path / name) == 0
@@ -127,12 +126,11 @@ def test_same_seed_same_numbers_other_seed_others(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path):
     """The run dies in the middle of round 6, two rounds after its last checkpoint. The
     state of its clients is then newer than the checkpoint.
     """
     # seconds of drawing, tested elsewhere
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     shared = tmp_path / "options.toml"
     shared.write_text(
         'superfed.start = 0.2\nfedboost.library = "clients"\nffgb.fit-steps = 20\n'
@@ -156,8 +154,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path, monkeypatch
     assert outcome_of(tmp_path / "broken") == outcome_of(tmp_path / "whole")
 
 
-def test_the_settings_of_a_folder_repeat_its_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
+def test_the_settings_of_a_folder_repeat_its_run(tmp_path):
     assert run("method=fedprox", "fedprox.mu=0.5", *QUICK, "--out", tmp_path / "a") == 0
     assert run(tmp_path / "a" / "settings.toml", "--out", tmp_path / "b") == 0
     assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
@@ -390,7 +387,6 @@ def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypat
     """
     from fedapps.clients import FedAvgClient
 
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
     train = FedAvgClient.train
 
     def fails(self, config):
@@ -411,8 +407,7 @@ def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypat
     assert [len(row["failures"]) for row in rounds(tmp_path / "r")] == [0, 0, 5, 5, 0, 0]
 
 
-def test_a_run_from_before_a_setting_existed_can_be_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
+def test_a_run_from_before_a_setting_existed_can_be_resumed(tmp_path):
     assert run(*QUICK, "num-rounds=2", "--out", tmp_path / "r") == 0
     path = tmp_path / "r" / "settings.toml"
     path.write_text(

@@ -152,8 +152,7 @@ def test_no_public_set_for_other_images_ends_before_round_1(tmp_path, capsys):
 # --- warm starts of two methods -------------------------------------------------------
 
 
-def test_each_half_of_a_warm_start_takes_its_own_table(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
+def test_each_half_of_a_warm_start_takes_its_own_table(tmp_path):
     job = [
         "method=warm-start",
         "warm-start.first=ffgb-distill",

@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 
 from fedapps.algorithms.fairness.groups import group_measures, group_sums
-from fedapps.client_app import app
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import load_samples
 from fedapps.data.sample_groups import MAX_GROUPS, Grouping
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.reading import read_settings
 

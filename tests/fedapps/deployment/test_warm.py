@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fedapps.client_app import app
 from fedapps.deployment import warm_process
 from fedapps.deployment.warm import NAME, make_warm
 from fedapps.runs import installed_app
+from fedapps.runs.client_app import app
 from fedapps.strategies.base.flower_private import CLIENT_LOADER, CLIENT_PROGRAM
 
 pytestmark = pytest.mark.skipif(
@@ -144,7 +144,7 @@ def test_a_site_answers_with_its_own_app_whatever_a_run_brings(tmp_path, monkeyp
     assert CLIENT_PROGRAM not in script
 
 
-def test_without_a_warm_process_the_program_itself_runs_and_one_is_started(tmp_path, monkeypatch):
+def test_without_a_warm_process_the_program_itself_runs_and_one_is_started(tmp_path):
     """The stand-in as it is written for a site, before Flower's real program, which is
     asked for its help.
     """

@@ -7,12 +7,12 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedapps.client_app import app
 from fedapps.data.site_clients import digest
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.packing import unpack
 from fedapps.errors import UserError
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import ClientGrid

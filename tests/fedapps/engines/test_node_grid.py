@@ -9,12 +9,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedapps.client_app import app
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid, deal, shared
 from fedapps.engines.packing import MANY, Part, pack, unpack
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
 from fedapps.strategies import ClientGrid, FedAvg

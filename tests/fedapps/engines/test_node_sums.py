@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fedapps.client_app import app
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
@@ -14,6 +13,7 @@ from fedapps.engines.node_grid import NodeGrid, summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
 from fedapps.strategies import ClientGrid, FedAvg, UpdateBound, run_rounds

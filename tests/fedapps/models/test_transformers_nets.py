@@ -107,7 +107,7 @@ def test_a_run_of_a_personalised_method(library, folder, tmp_path):
     settings, task, _ = assemble(with_defaults({**config, "train.local-epochs": 1}))
     assert settings.model.name == f"transformers:{tmp_path}/vit"  # workers are elsewhere
     assert partial_sharing.head_of(task.work_model()) == ("net.classifier.",)
-    from fedapps.client_app import app
+    from fedapps.runs.client_app import app
 
     summary = execute(settings, InlineGrid(app, 3, settings.flat()))
     assert (summary["status"], summary["failures"]) == ("completed", 0)
@@ -194,7 +194,7 @@ def test_a_causal_language_model_predicts_characters(library, folder, tmp_path):
     other[:, 10] = (other[:, 10] + 1) % 98
     # what comes later is not seen
     assert torch.allclose(net(other)[:, :10], out[:, :10], atol=1e-6)
-    from fedapps.client_app import app
+    from fedapps.runs.client_app import app
 
     summary = execute(settings, InlineGrid(app, 2, settings.flat()))
     assert (summary["status"], summary["failures"]) == ("completed", 0)

@@ -9,11 +9,11 @@ import subprocess
 
 import pytest
 
-from fedapps.client_app import app
 from fedapps.commands.parser import main
 from fedapps.engines.flower import Following, SubmittedRun
 from fedapps.engines.inline import InlineGrid
 from fedapps.records.writer import read_rounds
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
 from fedapps.toml_text import read_toml

@@ -12,13 +12,13 @@ import time
 
 import pytest
 
-from fedapps.client_app import app
 from fedapps.commands.parser import main
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.records.audit import FILE as AUDIT
 from fedapps.records.lock import LAUNCHER, WRITER, FolderLock, FolderLost, Held, holder_of
 from fedapps.records.writer import read_rounds
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.launch import Launch, settle
 from fedapps.runs.prepare import with_defaults

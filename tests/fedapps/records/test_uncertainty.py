@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.lab.results.compare import compare
 from fedapps.lab.results.comparison_table import rows_of
@@ -14,6 +13,7 @@ from fedapps.lab.results.report import write_report
 from fedapps.lab.results.worst_clients import worst_section
 from fedapps.records.reader import read_run
 from fedapps.records.uncertainty import as_numbers, of_clients
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.reading import read_settings
 

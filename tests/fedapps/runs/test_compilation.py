@@ -4,9 +4,9 @@ run.
 
 import pytest
 
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_client, build_task, takes_steps
+from fedapps.runs.client_app import app
 from fedapps.runs.compilation import WORTH, seconds, with_compilation
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings

@@ -5,7 +5,6 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
 from fedapps.algorithms.secure.wire import QUERY, RECORD, packed
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import NodeGrid
 from fedapps.engines.packing import MANY, Part, pack, unpack
@@ -13,6 +12,7 @@ from fedapps.errors import UserError
 from fedapps.lab.results.secure_sums import secure_section
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_strategy, build_task
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import check_sizes, with_clients, with_defaults
 from fedapps.settings.reading import read_settings

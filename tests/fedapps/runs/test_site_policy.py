@@ -9,12 +9,12 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedapps.algorithms.secure.wire import MASKED, RECORD, packed
-from fedapps.client_app import app
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.errors import UserError
 from fedapps.runs import guarded_app
 from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
 from fedapps.runs.client_factory import store_of
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import default_config, read_settings
@@ -95,7 +95,7 @@ def test_what_the_policy_forbids_is_refused_and_not_computed(site, policy, monke
     run_config = grid.contexts[1001].run_config
     run_config |= changed
     if words not in ("arrays", "'loss'"):  # these are known after training only
-        monkeypatch.setattr("fedapps.client_app.client_fn", None)
+        monkeypatch.setattr("fedapps.runs.client_app.client_fn", None)
         monkeypatch.setattr("fedapps.runs.client_factory.client_of", None)
     reply = ask(grid, settings)
     assert reply.has_error()

@@ -37,12 +37,6 @@ def side_by_side(learners):
     }
 
 
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    """Leave out the seconds of drawing, which is tested elsewhere."""
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
-
-
 @pytest.mark.parametrize("depth", [1, 3, 5])
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_a_tree_predicts_what_scikit_learns_does(depth, outputs):

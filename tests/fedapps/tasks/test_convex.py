@@ -311,8 +311,7 @@ def test_a_file_that_is_no_qap(text, tmp_path):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_method_on_every_task(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
+def test_every_method_on_every_task(name, tmp_path):
     for method in METHODS:
         if (method, name) == ("projected-fedavg", "qap"):
             continue
@@ -334,8 +333,7 @@ def test_every_method_on_every_task(name, tmp_path, monkeypatch):
         assert summary["gap"] >= 0
 
 
-def test_a_gap_ends_a_run_from_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
+def test_a_gap_ends_a_run_from_the_command_line(tmp_path):
     job = [
         "method=fedfw",
         "task=lasso",

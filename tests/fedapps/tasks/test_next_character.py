@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedapps.client_app import app
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import NEXT_TOKEN, next_token
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.models.text_nets import SIZES, build_lstm
 from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.reading import read_settings
 from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences

@@ -10,7 +10,6 @@ import torch
 from safetensors.numpy import load_file
 from torch.nn import functional
 
-from fedapps.client_app import app
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.regression import regression
 from fedapps.commands.parser import main
@@ -19,6 +18,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import assemble, with_defaults
 from tests.helpers import clients_of, rows_of, write_csv

@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional
 
 from fedapps.algorithms.common.partitioners import stratified
-from fedapps.client_app import app
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import BINARY
 from fedapps.data.generated_tables import classes
@@ -20,6 +19,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.records.writer import summarise
 from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import read_settings

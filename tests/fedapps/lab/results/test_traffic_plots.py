@@ -30,8 +30,7 @@ JOB = [
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapps.runs.launch.write_report", lambda folder: None)
+def runs(tmp_path):
     for method, own in (("ffgb", ["ffgb.local-steps=2"]), ("fedavg", [])):
         assert main([*JOB, f"method={method}", *own, "--out", str(tmp_path / method)]) == 0
     return tmp_path
