@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from logging import ERROR
-from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,9 +21,6 @@ from flwr.common import log
 from fedapps.algorithms.common.prefixes import within
 from fedapps.engines.packing import Part, pack, unpack
 from fedapps.strategies.base.flower_private import forwarded
-
-if TYPE_CHECKING:
-    from fedapps.engines.node_sums import NodeSum
 
 #: Node ids of virtual clients: this number plus the client's.
 FIRST_NODE = 1000
@@ -45,12 +41,6 @@ def answer_for_many(
     def many(message: Message, context: Context) -> Message:
         facts, parts = unpack(message.content)
         states: dict[int | str, RecordDict] = {}
-        if "sum" in facts:
-            from fedapps.engines.node_sums import NodeSum  # imported late: rarely needed
-
-            total: NodeSum | None = NodeSum(facts["sum"])
-        else:
-            total = None
         answers = []
         for part in parts:
             client: int | str = part.facts["client"]
@@ -63,19 +53,12 @@ def answer_for_many(
                 states[client] = (
                     _of(context, f"{client}/") if at_home else part.state or RecordDict()
                 )
-            answer = _answer(
-                app,
-                message,
-                _context(context, client, facts["num-clients"], states[client]),
-                part,
-                total,
-            )
+            own = _context(context, client, facts["num-clients"], states[client])
+            answer = _answer(app, message, own, part)
             states[client] = states[client] if answer.state is None else answer.state
             if at_home and answer.state is not None:
                 _keep(context, f"{client}/", answer.state)
             answers.append(replace(answer, state=None) if at_home else answer)
-        if total:
-            answers.append(Part({}, total.content()))
         return Message(pack(answers), reply_to=message)
 
     @app.query("clients")
@@ -124,12 +107,8 @@ def _keep(node: Context, prefix: str, state: RecordDict) -> None:
         node.state[prefix + name] = record
 
 
-def _answer(
-    app: ClientApp, message: Message, context: Context, part: Part, total: "NodeSum | None"
-) -> Part:
-    """Return the reply of one client, with its new state, or its error without a state;
-    its model goes into ``total``, if given.
-    """
+def _answer(app: ClientApp, message: Message, context: Context, part: Part) -> Part:
+    """Return the reply of one client with its new state, or its error without one."""
     group, kind = str(part.facts["group"]), str(part.facts["type"])
     try:
         inner = forwarded(message, context.node_id, group, kind, part.content)
@@ -140,6 +119,4 @@ def _answer(
         return Part({"reason": reason})
     if reply.has_error():
         return Part({"reason": reply.error.reason or ""}, None, context.state)
-    if total and (fault := total.take(inner, reply)):
-        return Part({"reason": fault}, None, context.state)
     return Part({}, reply.content, context.state)

@@ -13,18 +13,15 @@ empty are sent with the messages.
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from logging import INFO
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import FIRST_NODE
-from fedapps.engines.node_sums import GridSum, Plan
 from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.strategies.base.flower_private import ErrorCode, number_message
 from fedapps.strategies.base.messages import content_bytes, trains
@@ -52,8 +49,6 @@ class NodeGrid(WrappedGrid):
         self.travel = Travel()
         #: States of the clients that keep one in their context.
         self.states: dict[int | str, RecordDict] = {}
-        #: Returns what the nodes sum before they answer; ``None``: nothing.
-        self.plan: Callable[[], Plan] | None = None
         self._samples = np.zeros(num_clients, np.float32)  # of the clients that have replied
 
     def known_clients(self) -> Numbered | None:
@@ -70,11 +65,8 @@ class NodeGrid(WrappedGrid):
         """Send clients' messages in packages and return the clients' replies that
         arrive within ``timeout`` seconds.
         """
-        asked = list(messages)
-        plan = self.plan() if self.plan and asked and trains(asked[0]) else None
-        packages = self._packages(asked, plan)
+        packages = self._packages(list(messages))
         sent = [package for package, _ in packages]
-        mean = GridSum(asked[0].content, plan.rules.sums) if plan else None
         replies = {
             reply.metadata.reply_to_message_id: reply
             for reply in self.grid.send_and_receive(sent, timeout=timeout)
@@ -85,27 +77,20 @@ class NodeGrid(WrappedGrid):
             reply = replies.get(package.metadata.message_id)
             if reply is not None:
                 up += 0 if reply.has_error() else _bytes(reply.content)
-                out += self._opened(inside, reply, mean)
-        if mean:
-            mean.give([reply for reply in out if not reply.has_error()])
-        self.travel = Travel(len(sent), down, up, summed=mean is not None)
+                out += self._opened(inside, reply)
+        self.travel = Travel(len(sent), down, up)
         return out
 
     # --- packing ----------------------------------------------------------------------
 
-    def _packages(
-        self, messages: Sequence[Message], plan: Plan | None
-    ) -> list[tuple[Message, list[Message]]]:
+    def _packages(self, messages: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
         """Return the packages for the nodes, each with the messages inside."""
         for message in messages:
             number_message(message)
         out = []
         for node, share in self._shares(messages):
-            for chunk in self._chunks([messages[place] for place in share], returns=plan is None):
-                facts: dict[str, Any] = {
-                    "num-clients": len(self.roster),
-                    **({"sum": plan.facts()} if plan else {}),
-                }
+            for chunk in self._chunks([messages[place] for place in share]):
+                facts = {"num-clients": len(self.roster)}
                 content = pack((self._part(message) for message in chunk), facts)
                 group = chunk[0].metadata.group_id
                 out.append(
@@ -139,11 +124,9 @@ class NodeGrid(WrappedGrid):
         usual = known[known > 0].mean() if (known > 0).any() else 1.0
         return [float(cost) for cost in np.where(known > 0, known, usual)]
 
-    def _chunks(self, messages: Sequence[Message], returns: bool) -> Iterator[list[Message]]:
+    def _chunks(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
         """Split a node's messages so that neither a package nor the replies to it
-        exceed ``most_bytes``.
-
-        ``returns``: whether the reply of a client that trains is as large as its
+        exceed ``most_bytes``. The reply of a client that trains is as large as its
         message.
         """
         chunk: list[Message] = []
@@ -154,8 +137,7 @@ class NodeGrid(WrappedGrid):
                 *([state] if (state := self.states.get(self._client(message))) else []),
             ]
             returned = sum(
-                load.whole(content)
-                for content in contents[0 if returns and trains(message) else 1 :]
+                load.whole(content) for content in contents[0 if trains(message) else 1 :]
             )
             most = max(
                 load.bytes + sum(load.more(content) for content in contents), answers + returned
@@ -170,9 +152,7 @@ class NodeGrid(WrappedGrid):
         if chunk:
             yield chunk
 
-    def _opened(
-        self, inside: Sequence[Message], reply: Message, mean: GridSum | None
-    ) -> list[Message]:
+    def _opened(self, inside: Sequence[Message], reply: Message) -> list[Message]:
         """Return the clients' replies in a node's reply. A node's error counts for each
         of its clients.
         """
@@ -180,11 +160,8 @@ class NodeGrid(WrappedGrid):
             return [Message(reply.error, reply_to=message) for message in inside]
         try:
             parts = unpack(reply.content)[1]
-            sums = parts.pop().content if mean and parts else None
             if len(parts) != len(inside):
                 raise ValueError(f"{len(parts)} replies to {len(inside)} messages of a node")
-            if mean and sums:
-                mean.merge(sums)
         except ValueError as error:
             return [_failed(message, str(error)) for message in inside]
         return [self._reply(message, part) for message, part in zip(inside, parts, strict=True)]
@@ -245,21 +222,6 @@ def shared(grid: Grid, num_clients: int, patience: float = 300.0) -> Grid:
         time.sleep(0.05)
     log(INFO, "%d clients share %d nodes", num_clients, len(nodes))
     return NodeGrid(grid, num_clients, nodes)
-
-
-def summing(grid: Grid, num_clients: int, plan: Callable[[], Plan]) -> NodeGrid:
-    """Return a grid whose nodes sum models by ``plan``: ``grid``, or for clients of
-    the inline engine a grid with one node per process. Raises ``ValueError``.
-    """
-    if isinstance(grid, InlineGrid):
-        grid = NodeGrid(grid, num_clients, grid.get_node_ids()[: grid.workers])
-    if not isinstance(grid, NodeGrid):
-        raise ValueError(
-            "node-sums = true: each client has its own node here: choose false, or leave out "
-            "--node-per-client"
-        )
-    grid.plan = plan
-    return grid
 
 
 def deal(clients: Sequence[int], costs: Sequence[float], hands: int) -> list[list[int]]:

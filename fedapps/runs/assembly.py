@@ -8,7 +8,6 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.clients.base.options import TrainOptions
-from fedapps.engines.node_sums import plan_of
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
@@ -18,7 +17,6 @@ from fedapps.settings.settings import Settings
 from fedapps.strategies import Private, PrivateSum, Robust, WarmStart
 from fedapps.strategies.base.capabilities import Hardening, sends_updates
 from fedapps.strategies.base.partial_work import check_partial
-from fedapps.strategies.base.reply_validation import Rules
 from fedapps.strategies.secure import check_sums
 from fedapps.tasks.capabilities import DeclaresOrigin, SplitsSamples, Task
 from fedapps.tasks.registry import find_task, make_task
@@ -78,11 +76,6 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
             check_sums(strategy, settings.secure)
         except ValueError as error:
             raise UserError(f"secure.on = true: {error}") from None
-    if settings.node_sums:
-        try:
-            plan_of(strategy, Rules(bound=settings.bound))
-        except ValueError as error:
-            raise UserError(str(error)) from None
     return strategy
 
 

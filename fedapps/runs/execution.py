@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedapps.engines.node_grid import summing
-from fedapps.engines.node_sums import plan_of
 from fedapps.engines.processes import Cores
 from fedapps.errors import UserError
 from fedapps.records.audit import FILE as AUDIT
@@ -157,8 +155,6 @@ def _execute(
         if isinstance(inner, MakingSamples)
         else None
     )
-    if settings.node_sums:
-        grid = summing(grid, settings.num_clients, lambda: plan_of(strategy, client_grid.rules))
     if settings.secure.on:
         grid = secured(grid, strategy, settings.secure, settings.bound)
     audited = None

@@ -133,7 +133,7 @@ class Settings(Options):
         -1.0,
         "clients' updates are shortened to this multiple of the round's median norm; 0: no limit; "
         "-1: 3 if hardened, else 3 times the 90 % quantile, unless max-weight is set; never with "
-        "dp.noise-multiplier or node-sums",
+        "dp.noise-multiplier",
         low=-1,
     )
     max_array_value: float = option(
@@ -151,11 +151,6 @@ class Settings(Options):
         "where clients keep their state: disk (needed to resume) or message (Flower's context); "
         "auto: disk if checkpoints are written",
         choices=["auto", "disk", "message"],
-    )
-    node_sums: bool = option(
-        False,
-        "a node with several clients sends the sum of their models; only for methods that "
-        "average; results differ in the last bits",
     )
     audit_log: str = option(
         "auto",
@@ -238,11 +233,6 @@ class Settings(Options):
                 "that many, or 0 for all"
             )
 
-        if self.secure.on and self.node_sums:
-            raise ValueError(
-                "secure.on = true: with node-sums = true, the nodes send sums in the clear: set "
-                "one of them to false"
-            )
         if self.rounds.on or self.asynchronous:
             self._check_pace()
         if self.validates and not self.evaluate_every:
@@ -268,12 +258,11 @@ class Settings(Options):
                 "rounds.deadline and rounds.over-select are for synchronous rounds: leave them out "
                 "with fedbuff"
             )
-        for key, is_on in (("secure.on", self.secure.on), ("node-sums", self.node_sums)):
-            if is_on:
-                raise ValueError(
-                    f"{key} = true: {what} needs single replies, and a sum holds all of them: set "
-                    "it to false"
-                )
+        if self.secure.on:
+            raise ValueError(
+                f"secure.on = true: {what} needs single replies, and a sum holds all of them: set "
+                "it to false"
+            )
         if self.time.speed == "off":
             raise ValueError(
                 f"time.speed = 'off': {what} depends on how long clients take: choose another one"
@@ -314,7 +303,7 @@ class Settings(Options):
         """The bounds on a client's update and weight."""
         weight, relative, liars = self.max_weight, self.max_relative_update, HALF
         others = self.hardened or self.max_update_norm or self.dp.noise_multiplier
-        others = others or self.node_sums or self.secure.on  # single replies are not seen
+        others = others or self.secure.on  # single replies are not seen
         if weight < 0 and relative < 0 and not others:
             weight, relative, liars = HARDENED, HARDENED, FEW
         if weight < 0:

@@ -218,7 +218,7 @@ class ClientGrid(NamedGrid):
             client, reason = valid[min(odd)][0], odd[min(odd)]
             raise ValueError(
                 f"client {called(client, self.names)} is to be left out ({reason}), but its model "
-                "is in a sum: run without node-sums"
+                "is in a secure sum: run without secure.on"
             )
         for place, reason in odd.items():
             self._leave_out(exchange, valid[place][0], reason, valid[place][1])

@@ -54,7 +54,7 @@ JOBS = {
     ],
     "fedfw-plus": ["method=fedfw-plus", "task=sparse-logistic", "num-clients=5", *ROUNDS],
     "histogram-boosting": [
-        *("method=histogram-boosting", "num-clients=6", "node-sums=true", *ROUNDS),
+        *("method=histogram-boosting", "num-clients=6", *ROUNDS),
         "histogram-boosting.depth=1",
     ],
     "aaggff-d": [

@@ -16,7 +16,6 @@ from fedapps.clients.base.data import ArrayData, ArraySplit
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_app import answer_for_many
 from fedapps.engines.node_grid import NodeGrid
-from fedapps.engines.node_sums import plan_of
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import ClientGrid, HistogramBoosting, HistogramBoostingOptions
@@ -61,7 +60,7 @@ class Federation:
 
         return Watched(self.datas[number], number, MessageStore(self.states[number]))
 
-    def run(self, rounds, options=None, nodes=0, sums=False, start=None, **more):
+    def run(self, rounds, options=None, nodes=0, start=None, **more):
         strategy = HistogramBoosting(
             self.datas[0].train.x.shape[1],
             HistogramBoostingOptions(**{**OPTIONS, **(options or {})}),
@@ -74,8 +73,6 @@ class Federation:
             grid = NodeGrid(grid, len(self.datas), grid.get_node_ids())
         sampled = {name: more.pop(name) for name in ("clients_per_round",) if name in more}
         outer = ClientGrid(grid, seed=3, **sampled)
-        if sums:
-            grid.plan = lambda: plan_of(strategy, outer.rules)
         used = []
         note = [lambda now: used.append(list(now.trained.clients))]
         result = simulate(
@@ -145,11 +142,11 @@ def test_any_split_of_the_rows_gives_the_trees_of_the_pooled_run_to_the_bit(spli
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_nodes_that_sum_before_they_answer_change_nothing(nodes):
+def test_clients_that_share_nodes_give_the_same_trees(nodes):
     x, y = rows(500)
     datas = dealt(x, y, np.random.default_rng(2).integers(0, 7, len(y)))
     federation = Federation(datas)
-    same(federation.run(8, nodes=nodes, sums=True), Federation(datas).run(8))
+    same(federation.run(8, nodes=nodes), Federation(datas).run(8))
 
     def lies(number, server_round, reply):
         if number != 2:
@@ -157,7 +154,7 @@ def test_nodes_that_sum_before_they_answer_change_nothing(nodes):
         return ([reply[0][0].astype(float)] if server_round % 2 else [reply[0][0][:-1]], *reply[1:])
 
     same(
-        Federation(datas, lies).run(8, nodes=nodes, sums=True),
+        Federation(datas, lies).run(8, nodes=nodes),
         replayed(datas, 8, [[0, 1, 3, 4, 5, 6]] * 8),
     )
 

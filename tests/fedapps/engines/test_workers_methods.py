@@ -92,21 +92,6 @@ def test_states_in_messages_and_on_disk(store, tmp_path):
     assert run(tmp_path / "3", 3, **job) == run(tmp_path / "1", 1, **job)
 
 
-def test_workers_that_sum(tmp_path):
-    job = {
-        "method": "fedavg",
-        "num-clients": 8,
-        "clients-per-round": 5,
-        "num-rounds": 2,
-        "train.local-epochs": 1,
-        "node-sums": True,
-    }
-    rows, files = run(tmp_path / "3", 3, **job)
-    expected = run(tmp_path / "1", 1, **job)
-    assert files == expected[1]
-    assert [row["train"] for row in rows] == [row["train"] for row in expected[0]]
-
-
 @pytest.mark.parametrize(("first", "then"), [(1, 3), (3, 1)])
 def test_a_resumed_run_may_have_other_workers(first, then, tmp_path):
     job = {

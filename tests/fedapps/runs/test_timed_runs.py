@@ -158,7 +158,6 @@ def test_twice_the_epochs_take_twice_the_time(tmp_path):
         ({"method": "fedbuff", "rounds.deadline": 3.0}, "synchronous"),
         ({"method": "fedbuff", "time.speed": "off"}, "time.speed"),
         ({"method": "fedbuff", "secure.on": True}, "secure.on"),
-        ({"method": "fedbuff", "node-sums": True}, "node-sums"),
         ({"rounds.over-select": 0.3, "secure.on": True}, "secure.on"),
         ({"rounds.late": "keep"}, "deadline or over-select"),
         ({"rounds.late": "partial"}, "set deadline"),

@@ -121,7 +121,7 @@ def test_the_default_is_three_times_the_quantile_and_on_supernodes_three_medians
     # one of the two that is set is in medians, and the other one is off
     assert bounds(max_weight=4.0) == (4, 0, 0.5)
     assert bounds(max_relative_update=4.0) == (0, 4, 0.5)
-    for exact in ({"dp.noise-multiplier": 1.0}, {"node-sums": True}):
+    for exact in ({"dp.noise-multiplier": 1.0}, {"secure.on": True}):
         assert bounds(**exact) == (0, 0, 0.5)
     for hardened in (read_settings({}).deployed(), read_settings({"hardened": True})):
         assert (hardened.bound.max_weight, hardened.bound.max_relative_update) == (3, 3)
