@@ -306,11 +306,10 @@ def ray_rounds(settings: Settings, folder: Path, workers: int) -> list[float]:
     more rounds than one.
     """
     config = {**settings.flat(), "out": str(folder), "num-rounds": settings.num_rounds + 4}
-    nodes = flower.nodes_for(CLIENTS, 1, 0.0, workers)
     outcome = flower.run_simulation(
         None,
         config,
-        flower.Resources(nodes, ray_cpus=workers),
+        flower.Resources(CLIENTS, ray_cpus=workers).with_shared_nodes(),
         flower.Following(folder / "run.log"),
     )
     if outcome.status != "completed":

@@ -170,10 +170,11 @@ def by_ray(
 ) -> dict[str, float]:
     """Run through Flower's Ray simulation."""
     from benchmarks.ray_app import run_app
-    from fedapps.engines.flower import nodes_for
+    from fedapps.engines.flower import Resources
 
     apps = "from benchmarks import scale\nclient = scale.client_app\nserver = scale.server_app\n"
-    nodes = nodes_for(clients, 1, 0.0, workers) if together else clients
+    each = Resources(clients, ray_cpus=workers)
+    nodes = each.with_shared_nodes().nodes if together else clients
     with tempfile.TemporaryDirectory(prefix="fedapps-scale-") as name:
         out = Path(name) / "out.json"
         config = {"clients": clients, "sampled": sampled, "rounds": rounds, "score": score}

@@ -18,6 +18,7 @@ ARGUMENTS = {
     "nodes": "num_clients",
     "data": "data_folder",
     "gpus-per-client": "gpus_per_client",
+    "gpus-per-run": "gpus_per_run",
     **{
         name: name
         for name in (

@@ -510,7 +510,7 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
         return
     if "fedapps.sweep(" in code:
         monkeypatch.setattr(
-            execution, "run_all", lambda runs, processes: (Ended(run, run_one(run)) for run in runs)
+            execution, "run_all", lambda runs, *places: (Ended(run, run_one(run)) for run in runs)
         )
         exec(compile(code, "snippet", "exec"), {})
         said = capsys.readouterr().out

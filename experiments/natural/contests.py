@@ -44,7 +44,7 @@ from fedapps.lab.contests.trials import FINETUNE, LOCAL, as_table, scores_of
 from fedapps.lab.deal import deal_of, names_of
 from fedapps.lab.results.seeds import Interval, crossed_interval, same_sites_interval
 from fedapps.lab.results.simultaneous import FEDERATE, UNKNOWN, Table, Verdict, decide, simultaneous
-from fedapps.lab.sweeps.execution import only_one
+from fedapps.lab.sweeps.execution import Way, only_one, uses_gpu
 from fedapps.lab.sweeps.grid import read_grid
 from fedapps.lab.sweeps.pool import Pool
 from fedapps.lab.sweeps.texts import markdown_table
@@ -111,7 +111,8 @@ def contest(given: Mapping[str, Any], number: int, folder: Path, jobs: int) -> d
     total = settings.num_clients
     held_out = third(names_of(task, total), number)
     folder.mkdir(parents=True, exist_ok=True)
-    with only_one(folder), each_once(), Pool(jobs) as execute:
+    jobs, gpus = Way(jobs=jobs).processes(uses_gpu(task))
+    with only_one(folder), each_once(), Pool(jobs, gpus) as execute:
         found = start(given, folder, execute, methods=METHODS, jobs=jobs, most_seeds=FIRST_SEEDS)
         found.trials.held_out = frozenset(held_out)
         found.run()

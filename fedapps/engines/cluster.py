@@ -13,12 +13,11 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedapps.engines.processes import threads
+from fedapps.engines.capacity import Machine
 from fedapps.errors import UserError
 
 #: Packages that must have the same version everywhere: they affect the numbers, or the
@@ -26,15 +25,6 @@ from fedapps.errors import UserError
 PACKAGES = ("flwr", "ray", "torch", "numpy")
 #: Seconds to wait for a machine's answer.
 PATIENCE = 120.0
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The resources of a cluster, of all machines together."""
-
-    machines: int
-    cpus: int
-    gpus: int
 
 
 def address_of(given: str | None) -> str:
@@ -67,7 +57,7 @@ def joined(address: str) -> Iterator[Any]:
             address=address,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            runtime_env={"env_vars": {"PYTHONPATH": path, **threads(1)}},
+            runtime_env={"env_vars": {"PYTHONPATH": path}},
         )
     except Exception as error:  # Ray raises errors of many types
         reason = " ".join(str(error).split())[:200]
@@ -81,8 +71,8 @@ def joined(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-def checked_cluster(address: str, paths: Sequence[Path]) -> Cluster:
-    """Return the resources of the cluster. Raises ``UserError`` for the first machine
+def checked_cluster(address: str, paths: Sequence[Path]) -> list[Machine]:
+    """Return the machines of the cluster. Raises ``UserError`` for the first machine
     that lacks a path or has another version of a package.
     """
     mine = versions()
@@ -109,8 +99,8 @@ def checked_cluster(address: str, paths: Sequence[Path]) -> Cluster:
                 ) from None
             if problem := lacks(name, mine, theirs, lacking):
                 raise UserError(problem)
-        has = ray.cluster_resources()
-    return Cluster(len(nodes), int(has.get("CPU", 0)), int(has.get("GPU", 0)))
+    has = [node["Resources"] for node in nodes]
+    return [Machine(int(one.get("CPU", 0)), int(one.get("GPU", 0))) for one in has]
 
 
 def lacks(

@@ -14,13 +14,20 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedapps import json_log
 from fedapps.engines.app_folder import copy_app
-from fedapps.engines.cluster import Cluster
+from fedapps.engines.capacity import (
+    Machine,
+    check_share,
+    clients_at_once,
+    per_gpu,
+    told_share,
+    visible_gpus,
+)
 from fedapps.engines.processes import checked_port, free_port
 from fedapps.engines.superexec import ENDED
 from fedapps.engines.superexec import NAME as SUPEREXEC
@@ -54,10 +61,9 @@ class Resources:
     """The resources of a simulation's clients, and those that Ray may use.
 
     nodes: number of virtual clients. ray_cpus, ray_gpus: numbers of CPUs and GPUs of
-    this machine that Ray may use; None: all. ray_cpus / cpus_per_client clients run
-    concurrently. Tests set ray_gpus to check shares of a GPU without having one.
-    cluster: address of a Ray cluster that the run joins, instead of starting Ray on
-    this machine.
+    this machine that Ray may use; None: all. Tests set ray_gpus to check shares of a
+    GPU without having one. cluster, machines: address and machines of a Ray cluster
+    that the run joins, instead of starting Ray on this machine.
     """
 
     nodes: int
@@ -66,13 +72,37 @@ class Resources:
     ray_cpus: int | None = None
     ray_gpus: int | None = None
     cluster: str = ""
+    machines: Sequence[Machine] = ()
+
+    def available(self) -> Sequence[Machine]:
+        """Return the machines that run clients."""
+        if self.cluster:
+            return self.machines
+        gpus = self.ray_gpus
+        if gpus is None:
+            gpus = len(visible_gpus()) if self.gpus_per_client else 0
+        return [Machine(self.ray_cpus or os.cpu_count() or 1, gpus)]
+
+    def at_once(self) -> int:
+        """Return how many clients run at a time."""
+        machines = self.available()
+        told = told_share(self.gpus_per_client, machines)
+        return clients_at_once(machines, self.cpus_per_client, told)
+
+    def with_shared_nodes(self) -> "Resources":
+        """Return the resources with only as many nodes as work at a time, so that each
+        worker gets one message.
+        """
+        # the number of threads with which Flower feeds its workers
+        threads = min(32, (os.cpu_count() or 1) + 4)
+        return replace(self, nodes=min(self.nodes, threads, self.at_once()))
 
     def federation(self) -> str:
         """Return the federation config for `flwr run`."""
         words = {
             "num-supernodes": self.nodes,
             "client-resources-num-cpus": self.cpus_per_client,
-            "client-resources-num-gpus": float(self.gpus_per_client),
+            "client-resources-num-gpus": told_share(self.gpus_per_client, self.available()),
             "init-args-num-cpus": self.ray_cpus,
             "init-args-num-gpus": self.ray_gpus,
         }
@@ -82,32 +112,42 @@ class Resources:
         """Raise UserError for resources that are not available. Otherwise the run would
         fail later with "ActorPool is empty".
         """
-        if self.cluster:  # its resources count, not this machine's
-            if self.ray_cpus is not None:
-                raise UserError(
-                    f"ray_cpus = {self.ray_cpus}, but the run joins a cluster, which has its own "
-                    "CPUs: leave one of them out"
-                )
-            return
-        cpus, gpus = self.cpus_per_client, self.gpus_per_client
-        available = self.ray_cpus or os.cpu_count() or 1
-        if not 1 <= cpus <= available:
+        cpus, share = self.cpus_per_client, self.gpus_per_client
+        if self.cluster and self.ray_cpus is not None:
             raise UserError(
-                f"cpus-per-client = {cpus}, but there are {available} CPUs: choose 1..{available}"
+                f"ray_cpus = {self.ray_cpus}, but the run joins a cluster, which has its own "
+                "CPUs: leave one of them out"
             )
-        if gpus < 0:
-            raise UserError(f"gpus-per-client = {gpus}: it is a share of a GPU: choose 0 or more")
-        if gpus > 0:
-            count = gpus_found() if self.ray_gpus is None else self.ray_gpus
-            if count == 0:
-                raise UserError(
-                    f"gpus-per-client = {gpus}, but no GPU was found: choose 0, or check "
-                    "`nvidia-smi` and CUDA_VISIBLE_DEVICES"
-                )
-            if gpus > count:
-                raise UserError(
-                    f"gpus-per-client = {gpus}, but {count} GPUs were found: choose at most {count}"
-                )
+        if cpus < 1:
+            raise UserError(f"cpus-per-client = {cpus}: choose 1 or more")
+        if share:
+            check_share("gpus-per-client =", share)
+        if self.at_once():
+            return
+        have = " or ".join(
+            f"{machine.cpus} CPUs and {machine.gpus} GPUs"
+            for machine in dict.fromkeys(self.available())
+        )
+        where, look = (
+            ("a machine of the cluster", "start machines that have it (`ray status`)")
+            if self.cluster
+            else ("this machine", "check `nvidia-smi` and CUDA_VISIBLE_DEVICES")
+        )
+        raise UserError(
+            f"a client with {cpus} CPU and gpus-per-client = {share:g} does not fit: {where} has "
+            f"{have}: choose less, or {look}"
+        )
+
+    def remark(self) -> str:
+        """Return what to say if GPUs have a rest that no client can use, else ""."""
+        share, machines = self.gpus_per_client, self.available()
+        gpus = max(machine.gpus for machine in machines)
+        if not 0 < share < 1 or int(gpus / share + 1e-6) <= gpus * per_gpu(share):
+            return ""
+        return (
+            f"gpus-per-client = {share:g}: clients share one GPU, never two, so {per_gpu(share)} "
+            f"fit on each GPU, and {self.at_once()} run at a time"
+        )
 
 
 @dataclass(frozen=True)
@@ -202,32 +242,6 @@ def launched(port: int | None, walled: bool) -> Iterator[SuperLink]:
 
 def _port(wanted: int | None) -> int:
     return free_port() if wanted is None else checked_port(wanted)
-
-
-def nodes_for(
-    num_clients: int,
-    cpus_per_client: int,
-    gpus_per_client: float,
-    workers: int | None,
-    cluster: Cluster | None = None,
-) -> int:
-    """Return the number of nodes that the clients of a simulation share: the number
-    that can run at a time, so that each worker gets one message.
-    """
-    cores = os.cpu_count() or 1
-    cpus = cluster.cpus if cluster else workers or cores
-    # min(32, cores + 4): the number of threads with which Flower feeds its workers
-    at_once = min(32, cores + 4, cpus // cpus_per_client, workers or cpus)
-    if gpus_per_client > 0:
-        at_once = min(at_once, int((cluster.gpus if cluster else gpus_found()) / gpus_per_client))
-    return min(num_clients, max(1, at_once))
-
-
-def gpus_found() -> int:
-    """Return the number of GPUs of this machine that this process may use."""
-    import torch  # imported here: it takes seconds, and a run on CPUs does not need it
-
-    return torch.cuda.device_count()
 
 
 def wall_wanted(refused: bool = False, cluster: str = "") -> tuple[bool, str]:

@@ -134,6 +134,7 @@ def sweep(
     jobs: int = 0,
     engine: str = "inline",
     gpus_per_client: float = 0.0,
+    gpus_per_run: float = 1.0,
     progress: bool = True,
     **settings: Any,
 ) -> Sweep:
@@ -144,8 +145,9 @@ def sweep(
     define the grid: a list is an axis, ``method=["fedavg", "local"], seed=[0, 1, 2]``;
     ``axis``, ``when`` and ``sweep`` are the tables of such a file. ``out``: the results
     folder, by default results/sweep-FILE, or results/sweep. ``jobs``: the number of
-    runs at a time, 0 for one per core. ``data_folder``: the command's --data. The other
-    arguments are the flags of the command.
+    runs at a time, 0 for one per core, and ``gpus_per_run`` the share of a GPU for each
+    that uses one. ``data_folder``: the command's --data. The other arguments are the
+    flags of the command.
 
     Raises ``UserError`` for bad input, before anything starts; ``RunFailed`` if runs
     failed, after the tables are written; and ``KeyboardInterrupt`` if it is
@@ -153,7 +155,7 @@ def sweep(
     """
     if engine not in ("inline", "ray"):
         raise UserError(f"engine = {engine!r}: choose one of inline, ray")
-    way = Way(engine, jobs, gpus_per_client)
+    way = Way(engine, jobs, gpus_per_client, gpus_per_run)
     plan_data = None if data_folder is None else Path(data_folder).expanduser()
     folder = None if out is None else Path(out).expanduser().absolute()
     if file is None:
@@ -182,6 +184,7 @@ def contest(
     budget: float = 1800.0,
     methods: Sequence[str] | None = None,
     jobs: int = 0,
+    gpus_per_run: float = 1.0,
     progress: bool = True,
     **settings: Any,
 ) -> Verdict:
@@ -191,16 +194,17 @@ def contest(
     ``settings``: those of all runs, as of :func:`run`. ``budget``: seconds that it may
     take, 0 for no limit. ``methods``: those beside training alone, FedAvg and
     fine-tuning; by default the portfolio of `fedapps contest`. ``jobs``: runs at a
-    time, 0 for one per core. ``progress``: whether to print what has been decided. An
-    interrupted contest goes on when the call is repeated.
+    time, 0 for one per core. ``gpus_per_run``: the share of a GPU for each run that
+    uses one. ``progress``: whether to print what has been decided. An interrupted
+    contest goes on when the call is repeated.
     """
     if isinstance(budget, str) or budget < 0:
         raise UserError(f"budget = {budget!r}: give seconds, or 0 for no limit")
     if isinstance(methods, str):
         raise UserError(f"methods = {methods!r}: give a list of names")
-    say = print if progress else lambda line: None
+    way, say = Way(jobs=jobs, gpus_per_run=gpus_per_run), print if progress else lambda line: None
     contest, found, text = run_contest(
-        flat(settings), Path(out), budget=budget, methods=methods, jobs=jobs, say=say
+        flat(settings), Path(out), budget=budget, methods=methods, way=way, say=say
     )
     kind, method = found.verdict.kind, found.verdict.method
     return Verdict(contest.trials.out, kind, method, text, sections(contest, found))

@@ -19,7 +19,7 @@ from fedapps import json_log
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import one_line
-from fedapps.notes import each_once
+from fedapps.notes import each_once, logger
 from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLost, holder_of
 from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.runs.assembly import Parts
@@ -30,7 +30,7 @@ from fedapps.runs.progress import Progress
 from fedapps.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from fedapps.engines.flower import Following
+    from fedapps.engines.flower import Following, Resources
     from fedapps.engines.superlink import SuperLink
 
 ENGINES = ("inline", "ray", "deployment")
@@ -100,6 +100,7 @@ def launch(
         settings = with_folder(settings, Path("results") / name)
         folder = Path(settings.out)
         lock = locks.enter_context(FolderLock(folder, LAUNCHER))
+        resources = checked_resources(settings, how) if how.engine == "ray" else None
         if settings.resume or how.overwrite:
             settle(folder, how)
         prepare_folder(settings, overwrite=how.overwrite)
@@ -114,8 +115,8 @@ def launch(
             progress.poll(folder)  # shows the completed rounds of a resumed run
             if grid:
                 status, reason = run_inline(settings, parts, progress, grid, report)
-            elif how.engine == "ray":
-                status, reason = run_ray(superlink, settings, progress, how)
+            elif resources:
+                status, reason = run_ray(superlink, settings, resources, progress, how.port)
             else:
                 status, reason = run_deployment(settings, progress, how.deployment)
         lock.check()
@@ -224,32 +225,48 @@ def run_inline(
     return "completed", ""
 
 
+def checked_resources(settings: Settings, how: Launch) -> "Resources":
+    """Return the resources of a run through Ray. Raises ``UserError`` if no client fits
+    on a machine, or if a machine of a cluster lacks something.
+    """
+    from fedapps.engines.cluster import address_of, checked_cluster
+    from fedapps.engines.flower import Resources
+
+    address, clients = address_of(how.ray_address), settings.num_clients
+    paths = [Path(settings.out), *data_paths(settings.flat())]
+    resources = Resources(
+        clients,
+        gpus_per_client=how.gpus_per_client,
+        ray_cpus=None if address else how.workers,
+        cluster=address,
+        machines=checked_cluster(address, paths) if address else (),
+    )
+    resources.check()
+    if line := resources.remark():
+        logger.warning(line)
+    if how.node_per_client:
+        return resources
+    return replace(resources, nodes=min(clients, how.workers or clients)).with_shared_nodes()
+
+
 def run_ray(
-    superlink: "SuperLink | None", settings: Settings, progress: Progress, how: Launch
+    superlink: "SuperLink | None",
+    settings: Settings,
+    resources: "Resources",
+    progress: Progress,
+    port: int | None,
 ) -> tuple[str, str]:
     """Run through `flwr run` on its own SuperLink; return status and reason."""
-    from fedapps.engines import flower
-    from fedapps.engines.cluster import address_of, checked_cluster
+    from fedapps.engines.flower import run_simulation
 
     folder = Path(settings.out)
-    address = address_of(how.ray_address)
-    cluster = checked_cluster(address, [folder, *data_paths(settings.flat())]) if address else None
     progress.note("starting Flower and Ray")
-    clients, share, workers = settings.num_clients, how.gpus_per_client, how.workers
-    nodes = clients
-    if not how.node_per_client:
-        nodes = flower.nodes_for(clients, 1, share, workers, cluster)
-    outcome = flower.run_simulation(
+    outcome = run_simulation(
         None,
         settings.flat(),
-        flower.Resources(
-            nodes,
-            gpus_per_client=share,
-            ray_cpus=None if cluster else workers,
-            cluster=address,
-        ),
+        resources,
         following(progress, folder),
-        port=how.port,
+        port=port,
         superlink=superlink,
     )
     progress.poll(folder)

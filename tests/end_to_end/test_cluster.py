@@ -1,5 +1,5 @@
-"""A Ray cluster of two nodes with one CPU each, on this machine: a run and a sweep use
-both, and settings that cannot work are refused.
+"""A Ray cluster of two nodes with one CPU each, on this machine: a run uses both, and
+what cannot work is refused before anything starts.
 """
 
 import argparse
@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from fedapps.commands.run import execute as run
-from fedapps.engines.cluster import Cluster, address_of, checked_cluster, lacks
-from fedapps.engines.flower import nodes_for
+from fedapps.engines import flower
+from fedapps.engines.capacity import Machine
+from fedapps.engines.cluster import address_of, checked_cluster, lacks
+from fedapps.engines.flower import Resources
 from fedapps.errors import UserError
-from fedapps.lab.sweeps.cluster_pool import run_on_cluster
-from fedapps.lab.sweeps.pool import PlannedRun
 from fedapps.records.reader import read_run
-from fedapps.toml_text import read_toml
 from tests.helpers import assert_same
 
 SMALL = [
@@ -81,25 +80,21 @@ def test_a_run_on_the_cluster_has_the_numbers_of_the_inline_engine(cluster, tmp_
 
 
 @pytest.mark.ray
-def test_the_runs_of_a_sweep_are_tasks_on_both_nodes(cluster, tmp_path):
-    config = {"method": "fedavg", "num-rounds": 2, "num-clients": 3, "train.local-epochs": 1}
-    runs = [PlannedRun({**config, "seed": seed}, tmp_path / f"seed-{seed}") for seed in range(4)]
-    runs.append(
-        PlannedRun(
-            {**config, "train.learning-rate": 1e9, "max-failed-rounds": 1}, tmp_path / "diverges"
-        )
+def test_a_cluster_without_gpus_is_refused_before_flower_starts(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        flower.SuperLink, "__init__", lambda *_: pytest.fail("something was started")
     )
-    ended = {result.run.folder.name: result for result in run_on_cluster(runs, cluster)}
-    assert {name for name, result in ended.items() if result.error} == {"diverges"}
-    assert len({result.place for result in ended.values() if not result.error}) == 2
-    assert all(
-        read_toml(tmp_path / f"seed-{seed}" / "settings.toml")["seed"] == seed for seed in range(4)
+    given = arguments(
+        tmp_path / "run", ray_address=cluster, gpus_per_client=0.5, settings=[*SMALL, "device=cpu"]
     )
+    with pytest.raises(UserError, match=r"a machine of the cluster has 1 CPUs and 0 GPUs: choose"):
+        run(given)
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 @pytest.mark.ray
 def test_the_cluster_needs_resources_and_shared_folders(cluster, tmp_path):
-    assert checked_cluster(cluster, [tmp_path]) == Cluster(machines=2, cpus=2, gpus=0)
+    assert checked_cluster(cluster, [tmp_path]) == [Machine(1, 0)] * 2
     with pytest.raises(
         UserError,
         match=r"of the cluster has no /nowhere: choose a folder that all machines share",
@@ -118,12 +113,16 @@ def test_other_versions_are_refused_by_name():
 
 
 def test_the_clients_share_as_many_nodes_as_the_cluster_works_at_a_time(monkeypatch):
+    def nodes(clients, cpus=1, share=0.0, gpus=0):
+        machines = [Machine(12, gpus), Machine(11, 0), Machine(1, 0)]
+        given = Resources(clients, cpus, share, cluster="head:6379", machines=machines)
+        return given.with_shared_nodes().nodes
+
     monkeypatch.setattr(os, "cpu_count", lambda: 60)
-    assert nodes_for(100, 1, 0.0, None, Cluster(3, 24, 0)) == 24
-    assert nodes_for(100, 1, 0.0, 10, Cluster(3, 24, 0)) == 10  # --workers
-    assert nodes_for(100, 4, 0.0, None, Cluster(3, 24, 0)) == 6
-    assert nodes_for(100, 1, 0.5, None, Cluster(3, 24, 4)) == 8
-    assert nodes_for(5, 1, 0.0, None, Cluster(3, 24, 0)) == 5
+    assert nodes(100) == 24
+    assert nodes(100, cpus=4) == 5  # three and two: a client's CPUs are of one machine
+    assert nodes(100, share=0.5, gpus=4) == 8
+    assert nodes(5) == 5
 
 
 def test_the_address(monkeypatch):

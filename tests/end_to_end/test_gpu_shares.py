@@ -1,5 +1,5 @@
-"""Shares of a GPU under Ray, on a machine without one: Ray is configured with one, and
-the clients report what they see of it. Then the app raises an error.
+"""Shares of GPUs under Ray, on a machine without one: Ray is configured with two, and
+the clients report what they see of them. Then the app raises an error.
 """
 
 import os
@@ -67,17 +67,19 @@ def app(tmp_path):
     return folder
 
 
-def test_as_many_clients_at_a_time_as_there_are_shares_and_each_sees_the_gpu(app, tmp_path):
-    """At the end the app raises: the run fails with that reason, and leaves nothing.
-    Starting Ray a second time for this would take longer than the test.
+def test_as_many_clients_at_a_time_as_there_are_shares_and_each_sees_its_gpu(app, tmp_path):
+    """Two shares of 0.39 fit on each of two GPUs. Flower alone would start a fifth
+    worker and wait for it forever. At the end the app raises: the run fails with that
+    reason, and leaves nothing. Starting Ray a second time for this would take longer
+    than the test.
     """
     lines = []
     outcome = flower.run_simulation(
         app,
         {},
-        flower.Resources(6, gpus_per_client=0.5, ray_cpus=3, ray_gpus=1),
+        flower.Resources(6, gpus_per_client=0.39, ray_cpus=5, ray_gpus=2),
         flower.Following(tmp_path / "log", on_line=lines.append),
-        env={"CUDA_VISIBLE_DEVICES": "0"},
+        env={"CUDA_VISIBLE_DEVICES": "0,1"},
     )
     assert outcome.status == "failed", (outcome, lines[-20:])
     home = re.fullmatch(r"ValueError: the kettle in (\S+) is empty", outcome.details)[1]
@@ -86,30 +88,28 @@ def test_as_many_clients_at_a_time_as_there_are_shares_and_each_sees_the_gpu(app
     assert not Path(home).exists()
     seen = [line.split()[1:] for line in lines if line.startswith("SEEN ")]
     assert len(seen) == 6
-    assert {gpus for gpus, *_ in seen} == {"0"}
-    assert len(Counter(pid for _, pid, *_ in seen)) <= 2
-    spans = [(float(begin), float(end)) for *_, begin, end in seen]
-    assert max(sum(begin <= other < end for begin, end in spans) for other, _ in spans) == 2
+    workers = {pid: gpus for gpus, pid, *_ in seen}
+    assert Counter(workers.values()) == {"0": 2, "1": 2}
 
 
 def test_clients_share_as_many_nodes_as_run_at_a_time(monkeypatch):
+    def nodes(clients, share, workers=None):
+        given = flower.Resources(clients, gpus_per_client=share, ray_cpus=workers, ray_gpus=1)
+        return given.with_shared_nodes().nodes
+
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(flower, "gpus_found", lambda: 1)
-    assert [flower.nodes_for(100, 1, share, None) for share in (0.0, 0.25, 0.5, 1.0)] == [
-        8,
-        4,
-        2,
-        1,
-    ]
-    assert flower.nodes_for(100, 1, 0.25, 3) == 3
-    assert flower.nodes_for(2, 1, 0.25, None) == 2
+    assert [nodes(100, share) for share in (0.0, 0.2, 0.25, 0.5, 1.0)] == [8, 5, 4, 2, 1]
+    assert nodes(100, 0.25, 3) == 3
+    assert nodes(2, 0.25) == 2
 
 
 def test_a_share_that_does_not_fit_is_refused(app, tmp_path):
-    with pytest.raises(flower.UserError, match=r"^gpus-per-client = 1\.5, but 1 GPUs were found"):
+    with pytest.raises(
+        flower.UserError, match=r"gpus-per-client = 2 does not fit: .* and 1 GPUs: "
+    ):
         flower.run_simulation(
             app,
             {},
-            flower.Resources(3, gpus_per_client=1.5, ray_gpus=1),
+            flower.Resources(3, gpus_per_client=2, ray_gpus=1),
             flower.Following(tmp_path / "log"),
         )

@@ -314,14 +314,14 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
 @pytest.mark.parametrize(
     ("options", "environment", "message"),
     [
-        ({"gpus_per_client": 0.5}, {}, r"^gpus-per-client = 0\.5, but no GPU was found: "),
+        ({"gpus_per_client": 0.5}, {}, r"gpus-per-client = 0\.5 does not fit: this machine "),
         ({"gpus_per_client": -1.0}, {}, r"^gpus-per-client = -1\.0: "),
         (
             {"cpus_per_client": 3, "ray_cpus": 2},
             {},
-            r"^cpus-per-client = 3, but there are 2 CPUs: choose 1\.\.2$",
+            r"^a client with 3 CPU .* does not fit: this machine has 2 CPUs and 0 GPUs: choose less",
         ),
-        ({"cpus_per_client": 0}, {}, r"^cpus-per-client = 0, "),
+        ({"cpus_per_client": 0}, {}, r"^cpus-per-client = 0: "),
         (
             {"ray_cpus": 2, "cluster": "10.0.0.1:6379"},
             {},

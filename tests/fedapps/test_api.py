@@ -142,7 +142,7 @@ OF_COMMANDS = {
     "node-per-client": "fedapps run",
     "port": "fedapps watch",
     "program": "fedapps export",
-    "ray-address": "fedapps run and sweep",
+    "ray-address": "fedapps run",
 }
 
 

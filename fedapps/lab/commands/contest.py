@@ -48,6 +48,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="number of runs at a time (default: one per core)",
     )
     parser.add_argument(
+        "--gpus-per-run",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="share of a GPU for each run that uses one (default: 1)",
+    )
+    parser.add_argument(
         "--out", type=Path, metavar="DIR", help="results folder (default: results/contest)"
     )
 
@@ -66,6 +73,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     from fedapps.lab.contests.page import sections
     from fedapps.lab.contests.run import run_contest
+    from fedapps.lab.sweeps.execution import Way
 
     try:
         contest, found, text = run_contest(
@@ -73,7 +81,7 @@ def execute(arguments: argparse.Namespace) -> int:
             arguments.out or Path("results", "contest"),
             budget=arguments.budget,
             methods=tuple(filter(None, arguments.methods.replace(" ", "").split(","))) or None,
-            jobs=arguments.jobs,
+            way=Way(jobs=arguments.jobs, gpus_per_run=arguments.gpus_per_run),
             say=lambda line: print(line, file=sys.stderr),
         )
     except KeyboardInterrupt:

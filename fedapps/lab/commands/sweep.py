@@ -10,6 +10,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from fedapps import json_log
@@ -65,10 +66,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="run in parallel processes (default), or through Ray, one run after the other",
     )
     parser.add_argument(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="use this Ray cluster: one task per run, or, with --engine ray, one run after the "
-        "other",
+        "--gpus-per-run",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="share of a GPU for each run that uses one (default: 1; inline)",
     )
     parser.add_argument(
         "--gpus-per-client",
@@ -99,7 +101,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    way = Way(arguments.engine, arguments.jobs, arguments.gpus_per_client, arguments.ray_address)
+    way = Way(*(getattr(arguments, part.name) for part in fields(Way)))
     plans = read_plans(
         arguments.file, arguments.settings, arguments.scale, arguments.out, arguments.data
     )

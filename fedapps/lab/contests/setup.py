@@ -31,6 +31,24 @@ PILOT_ROUNDS = 3
 VALIDATION = 0.2
 
 
+def base_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of all runs, with those that a contest fills in. Raises
+    ``UserError``.
+    """
+    if "data.source" in given:  # the default task has a data set of its own
+        given = {"task": "classification", **given}
+    scored = score_on(given)
+    for key in (*RESERVED, scored):
+        if key in given:
+            raise UserError(f"{key}: a contest chooses it: leave it out")
+    if given.get("data.split-seed", "0") == "seed":
+        raise UserError(
+            "data.split-seed = 'seed': the seeds of a contest must share their test samples: "
+            "choose a number"
+        )
+    return {f"{scored.partition('.')[0]}.validation": VALIDATION, **given}
+
+
 def start(
     given: Mapping[str, Any],
     out: Path,
@@ -48,18 +66,7 @@ def start(
     ``given``: settings of all runs. ``budget``: seconds, 0: no limit. ``jobs``: runs at
     a time. ``most_seeds``: of the race.
     """
-    if "data.source" in given:  # the default task has a data set of its own
-        given = {"task": "classification", **given}
-    scored = score_on(given)
-    for key in (*RESERVED, scored):
-        if key in given:
-            raise UserError(f"{key}: a contest chooses it: leave it out")
-    if given.get("data.split-seed", "0") == "seed":
-        raise UserError(
-            "data.split-seed = 'seed': the seeds of a contest must share their test samples: "
-            "choose a number"
-        )
-    given = {f"{scored.partition('.')[0]}.validation": VALIDATION, **given}
+    given = base_of(given)
     began = time.monotonic()
     known, left_out, full, unscored = portfolio(given, methods)
     asked = {"given": dict(given), "methods": list(methods)}

@@ -10,13 +10,14 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from fedapps.engines.cluster import address_of, checked_cluster
+from fedapps.engines.capacity import check_share, per_gpu, visible_gpus
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
 from fedapps.lab.sweeps.keep import prune
@@ -26,12 +27,12 @@ from fedapps.lab.sweeps.pool import Ended, PlannedRun, finished, prepared, run_a
 from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results
 from fedapps.models.options import ModelOptions
-from fedapps.notes import each_once
+from fedapps.notes import each_once, logger
 from fedapps.records.digest import FREE
 from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
 from fedapps.records.writer import all_written, set_status, status_of
-from fedapps.runs.prepare import assemble, data_paths
+from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.settings import Settings
 from fedapps.toml_text import read_toml
@@ -47,30 +48,60 @@ FILLED = {
 @dataclass(frozen=True)
 class Way:
     """How runs are started: in parallel processes, ``jobs`` at a time (0: as many as
-    there are cores), or through Ray.
+    there are cores) with ``gpus_per_run`` of a GPU for each that computes on one, or
+    through Ray, one after the other.
     """
 
     engine: str = "inline"
     jobs: int = 0
     gpus_per_client: float = 0.0
-    ray_address: str | None = None
+    gpus_per_run: float = 1.0
 
     def __post_init__(self) -> None:
         if self.jobs < 0:
             raise UserError(f"--jobs {self.jobs}: choose 1 or more, or 0 for one job per core")
+        check_share("--gpus-per-run", self.gpus_per_run, most=1)
         if self.gpus_per_client and self.engine == "inline":
             raise UserError(
-                "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline"
+                "--gpus-per-client is for --engine ray: choose --gpus-per-run with --engine inline"
+            )
+        if self.gpus_per_run != 1 and self.engine == "ray":
+            raise UserError(
+                "--gpus-per-run is for --engine inline: choose --gpus-per-client with --engine ray"
             )
         if self.jobs and self.engine == "ray":
             raise UserError(
                 "--jobs is for --engine inline: with Ray, the runs follow each other and the "
                 "clients of each run work in parallel"
             )
-        if self.jobs and self.ray_address:
-            raise UserError(
-                "--jobs is for this machine: the cluster of --ray-address executes one run per CPU"
-            )
+
+    def processes(self, on_gpu: bool) -> tuple[int, list[str]]:
+        """Return the number of runs at a time, and the GPUs that are dealt to them.
+        ``on_gpu``: whether a run computes on one.
+        """
+        jobs = self.jobs or cores()
+        gpus = visible_gpus() if on_gpu else []
+        if not gpus:
+            if self.gpus_per_run != 1:
+                logger.warning(
+                    "gpus-per-run = %g has no effect: no run uses a GPU", self.gpus_per_run
+                )
+            return jobs, []
+        each = per_gpu(self.gpus_per_run)
+        jobs = min(jobs, each * len(gpus))
+        logger.warning(
+            "%d runs at a time, at most %d on each of %d GPUs (gpus-per-run = %g)",
+            jobs,
+            each,
+            len(gpus),
+            self.gpus_per_run,
+        )
+        return jobs, gpus
+
+
+def uses_gpu(task: Any) -> bool:
+    """Return whether a task computes on a GPU that ``CUDA_VISIBLE_DEVICES`` chooses."""
+    return getattr(getattr(task, "device", None), "type", "cpu") == "cuda"
 
 
 def missing_runs(plan: Plan) -> list[PlannedRun]:
@@ -87,10 +118,10 @@ def missing_runs(plan: Plan) -> list[PlannedRun]:
     with each_once():
         for run in [point.run for point in plan.points if not is_done(point.run)]:
             try:
-                settings, *_ = assemble(read_settings(run.config))
+                settings, task, _ = assemble(read_settings(run.config))
             except UserError as error:
                 raise UserError(f"{run.folder.name}: {error}") from None
-            runs.append(PlannedRun(without_reserved(settings), run.folder))
+            runs.append(PlannedRun(without_reserved(settings), run.folder, uses_gpu(task)))
     return runs
 
 
@@ -147,28 +178,12 @@ def write_record(plan: Plan) -> None:
 
 
 def ended_runs(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
-    """Start the runs; yield each when it ends. Raises ``UserError`` if the cluster is
-    not fit for them.
-    """
-    address, share = address_of(way.ray_address), way.gpus_per_client
+    """Start the runs; yield each when it ends."""
     if way.engine == "ray":
-        return run_ray(missing, share, address)
-    if not way.ray_address:
-        return run_all(missing, way.jobs or cores())
-    from fedapps.lab.sweeps.cluster_pool import run_on_cluster
-
-    checked_cluster(address, shared_paths(missing))
-    return run_on_cluster(missing, address, share)
-
-
-def shared_paths(runs: Sequence[PlannedRun]) -> list[Path]:
-    """Return the paths that all machines of a cluster must be able to read: the sweep's
-    folder and the data files.
-    """
-    return sorted(
-        {run.folder.parent.absolute() for run in runs}
-        | {path for run in runs for path in data_paths(run.config)}
-    )
+        return run_ray(missing, way.gpus_per_client)
+    if not missing:
+        return iter(())
+    return run_all(missing, *way.processes(any(run.on_gpu for run in missing)))
 
 
 @contextmanager
@@ -204,16 +219,17 @@ def is_done(run: PlannedRun) -> bool:
     return done
 
 
-def run_ray(
-    runs: Sequence[PlannedRun], gpus_per_client: float, address: str = ""
-) -> Iterator[Ended]:
+def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ended]:
     """Start the runs one after the other in Flower's Ray simulation; yield each when it
-    ends.
+    ends. Raises ``UserError`` if no client fits on this machine.
     """
     from fedapps.engines import flower
 
-    cluster = checked_cluster(address, shared_paths(runs)) if address and runs else None
-    walled, warning = flower.wall_wanted(cluster=address)
+    resources = flower.Resources(1, gpus_per_client=gpus_per_client)
+    resources.check()
+    if line := resources.remark():
+        logger.warning(line)
+    walled, warning = flower.wall_wanted()
     if warning:
         print(f"fedapps: {warning}", file=sys.stderr)
     for run in runs:
@@ -222,11 +238,7 @@ def run_ray(
             outcome = flower.run_simulation(
                 None,
                 settings.flat(),
-                flower.Resources(
-                    flower.nodes_for(settings.num_clients, 1, gpus_per_client, None, cluster),
-                    gpus_per_client=gpus_per_client,
-                    cluster=address,
-                ),
+                replace(resources, nodes=settings.num_clients).with_shared_nodes(),
                 flower.Following(
                     run.folder / "run.log",
                     ended=partial(status_of, run.folder),

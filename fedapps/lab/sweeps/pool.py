@@ -9,11 +9,13 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import cycle, islice
 from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,33 +35,30 @@ DIED = "its process died, probably out of memory: lower --jobs"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A planned run: its settings (keys as in ``pyproject.toml``) and its results
-    folder, whose name describes it.
+    """A planned run: its settings (keys as in ``pyproject.toml``), its results folder,
+    whose name describes it, and whether it computes on a GPU.
     """
 
     config: Mapping[str, Any]
     folder: Path
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended, with its summary or the reason for its failure, and the
-    machine of the cluster that executed it.
-    """
+    """A run that has ended, with its summary or the reason for its failure."""
 
     run: PlannedRun
     summary: Mapping[str, Any]
     error: str = ""
-    place: str = ""
 
     def __str__(self) -> str:
         """Return a one-line progress message."""
         if self.error:
             return f"{self.run.folder.name}: failed: {self.error}"
-        there = f" on {self.place}" if self.place else ""
         return (
             f"{self.run.folder.name}: {self.summary['rounds-completed']} rounds in "
-            f"{self.summary['seconds']:.0f} s{there}"
+            f"{self.summary['seconds']:.0f} s"
         )
 
 
@@ -68,21 +67,24 @@ def finished(folder: Path) -> bool:
     return status_of(folder) == "completed"
 
 
-def run_all(runs: Iterable[PlannedRun], processes: int) -> Iterator[Ended]:
-    """Start the runs in this number of processes and yield each when it ends. Of runs
-    that share a folder only one is started.
+def run_all(
+    runs: Iterable[PlannedRun], processes: int, gpus: Sequence[str] = ()
+) -> Iterator[Ended]:
+    """Start the runs in this number of processes, as a :class:`Pool`, and yield each
+    when it ends. Of runs that share a folder only one is started.
     """
-    with Pool(processes) as pool:
+    with Pool(processes, gpus) as pool:
         yield from pool(runs)
 
 
 class Pool:
     """A context in which this number of processes, which start when they are needed,
-    execute the runs of several calls.
+    execute the runs of several calls. ``gpus``: dealt to the processes in turn, by
+    their names in ``CUDA_VISIBLE_DEVICES``; each process sees one.
     """
 
-    def __init__(self, processes: int) -> None:
-        self.processes = processes
+    def __init__(self, processes: int, gpus: Sequence[str] = ()) -> None:
+        self.processes, self.gpus = processes, gpus
         self._executor: ProcessPoolExecutor | None = None
         self._others: set[Any] = set()
         self._jobs: dict[Path, PlannedRun] = {}
@@ -132,15 +134,22 @@ class Pool:
         os.environ |= threads(1)
         context = get_context("spawn")
         shared = Cores(self.processes, context.Value("i", self.processes))
+        dealt = context.SimpleQueue() if self.gpus else None
+        if dealt:
+            for gpu in islice(cycle(self.gpus), self.processes):
+                dealt.put(gpu)
         return ProcessPoolExecutor(
-            self.processes, mp_context=context, initializer=_start_worker, initargs=(shared,)
+            self.processes, mp_context=context, initializer=_start_worker, initargs=(shared, dealt)
         )
 
 
-def _start_worker(shared: Cores) -> None:
-    """Ignore Ctrl-C, which a terminal sends to all its processes: the main process
-    terminates the workers. It also printed the notes on the runs.
+def _start_worker(shared: Cores, dealt: SimpleQueue[str] | None) -> None:
+    """Take one of the GPUs that are ``dealt``, before CUDA is used. Ignore Ctrl-C,
+    which a terminal sends to all its processes: the main process terminates the
+    workers. It also printed the notes on the runs.
     """
+    if dealt:
+        os.environ["CUDA_VISIBLE_DEVICES"] = dealt.get()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     SHARED.append(shared)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.base.scores import HALF
 from fedapps.errors import RunFailed, UserError
+from fedapps.lab.contests import run as contest_run
 from fedapps.lab.contests.contest import Contest
 from fedapps.lab.contests.page import write_verdict
 from fedapps.lab.contests.plan import affordable_rounds, stage_seconds
@@ -28,12 +30,14 @@ from fedapps.lab.contests.trials import (
     in_process,
 )
 from fedapps.lab.contests.verdict import outcome, verdict_text
+from fedapps.lab.sweeps.execution import Way
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.testing.truths import truth
 from fedapps.toml_text import read_toml
 from tests.helpers import run_inline
+from tests.pretended_device import pretended_cuda
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ifca", "apfl")
 
@@ -485,4 +489,24 @@ def test_contestants_are_named_by_method_and_rate():
 
 def test_a_number_of_jobs_below_zero_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"-1: choose 1 or more"):
-        run_contest({}, tmp_path, jobs=-1)
+        run_contest({}, tmp_path, way=Way(jobs=-1))
+
+
+@pytest.mark.parametrize(("device", "dealt"), [("cuda", (4, ["1", "3"])), ("cpu", (9, []))])
+def test_a_contest_is_dealt_over_the_gpus(device, dealt, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    asked = []
+
+    def start(given, out, execute, *, jobs, **more):
+        asked.append((jobs, execute.processes, execute.gpus))
+        raise Interrupted
+
+    monkeypatch.setattr(contest_run, "start", start)
+    with pretended_cuda(monkeypatch), pytest.raises(Interrupted):
+        run_contest(
+            {"device": device, "num-rounds": 8}, tmp_path, way=Way(jobs=9, gpus_per_run=0.5)
+        )
+    number, gpus = dealt
+    assert asked == [(number, number, gpus)]

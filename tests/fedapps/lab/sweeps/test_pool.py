@@ -3,6 +3,7 @@ reported with the others.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -82,6 +83,38 @@ def test_a_pool_keeps_its_process_and_replaces_one_that_was_killed(tmp_path: Pat
         assert {ended.error for ended in pool([job(tmp_path / "d")])} <= {"", DIED}
         assert not any(ended.error for ended in pool([job(tmp_path / "e")]))
     assert set(active_children()) == before
+
+
+NET = """
+import os
+import time
+from pathlib import Path
+from torch import nn
+
+def net():
+    \"\"\"Note this process and its GPUs, and wait for the other processes.\"\"\"
+    here = Path(__file__).parent
+    (here / str(os.getpid())).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+    deadline = time.monotonic() + 100
+    while len(list(here.glob("[0-9]*"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+@pytest.mark.slow
+def test_each_process_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three processes share two GPUs two to one; in their parent nothing changes."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    folder = tmp_path / "net"
+    folder.mkdir()
+    (folder / "three_nets.py").write_text(NET)
+    monkeypatch.syspath_prepend(folder)
+    config = {"num-rounds": 1, "num-clients": 2, "device": "cpu", "model.name": "three_nets:net"}
+    runs = [PlannedRun({**config, "seed": i}, tmp_path / f"{i}") for i in range(3)]
+    assert [ended.error for ended in run_all(runs, 3, ["4", "7"])] == [""] * 3
+    assert sorted(path.read_text() for path in folder.glob("[0-9]*")) == ["4", "4", "7"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
 
 
 KILLED = f"""

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedapps.commands.parser import main
 from fedapps.lab.sweeps import execution as sweep_module
@@ -22,6 +23,7 @@ from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results
 from fedapps.lab.sweeps.texts import best_of
 from tests.helpers import rows_of
+from tests.pretended_device import pretended_cuda
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 LASSO = """
@@ -267,6 +269,12 @@ def test_folder_names_are_valid_on_every_file_system(plan_of):
         ("seed = 0", ["--jobs", "-1"], "--jobs -1: choose 1 or more"),
         ("seed = 0", ["--engine", "ray", "--jobs", "2"], "--jobs is for --engine inline"),
         ("seed = 0", ["--gpus-per-client", "0.5"], "--gpus-per-client is for --engine ray"),
+        ("seed = 0", ["--gpus-per-run", "2"], "--gpus-per-run 2.0: choose a share of a GPU, "),
+        (
+            "seed = 0",
+            ["--engine", "ray", "--gpus-per-run", "0.5"],
+            "--gpus-per-run is for --engine inline",
+        ),
         (
             f"seed = {list(range(200))}\nnum-rounds = {list(range(1, 200))}",
             [],
@@ -578,9 +586,8 @@ def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys
         return flower.Outcome("completed", "", None)
 
     monkeypatch.setattr(flower, "run_simulation", run_simulation)
-    monkeypatch.setattr(
-        flower, "nodes_for", lambda clients, cpus, gpus, *_: clients if gpus == 0.25 else 0
-    )
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     (tmp_path / "grid.toml").write_text(LASSO + "seed = [0, 1, 2]\n")
     command = [
         "sweep",
@@ -595,6 +602,70 @@ def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys
     assert main(command) == 1
     assert asked == [(0, 3, 0.25), (1, 3, 0.25), (2, 3, 0.25)]
     assert "seed-1: failed: Ray died" in capsys.readouterr().err
+
+
+def test_ray_starts_no_run_if_no_client_fits(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    (tmp_path / "grid.toml").write_text(LASSO + "seed = [0, 1]\n")
+    command = ["sweep", str(tmp_path / "grid.toml"), "--out", str(tmp_path / "out")]
+    assert main([*command, "--engine", "ray", "--gpus-per-client", "2"]) == 2
+    error = capsys.readouterr().err
+    assert "and gpus-per-client = 2 does not fit: this machine has" in error
+    assert error.count("\n") == 1
+    assert list((tmp_path / "out" / "cells").iterdir()) == []
+
+
+# --- GPUs -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Four pretended GPUs, of which this process may use two, on 32 cores."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    monkeypatch.setattr(sweep_module, "cores", lambda: 32)
+
+
+@pytest.mark.parametrize(
+    ("given", "processes"),
+    [
+        ({}, 2),
+        ({"gpus_per_run": 0.25}, 8),
+        ({"gpus_per_run": 0.4}, 4),  # two on each GPU, not five
+        ({"gpus_per_run": 0.25, "jobs": 3}, 3),
+        ({"gpus_per_run": 0.01}, 32),
+    ],
+)
+def test_as_many_runs_at_a_time_as_fit_on_the_gpus(given, processes, gpus, caplog):
+    assert sweep_module.Way(**given).processes(True) == (processes, ["1", "3"])
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"{processes} runs at a time, at most ")
+
+
+def test_runs_on_the_cpu_have_one_process_per_core(gpus, caplog):
+    assert sweep_module.Way().processes(False) == (32, [])
+    assert not caplog.records
+    assert sweep_module.Way(gpus_per_run=0.5, jobs=3).processes(False) == (3, [])
+    assert caplog.messages == ["gpus-per-run = 0.5 has no effect: no run uses a GPU"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_sweep_is_dealt_over_the_gpus_if_a_run_is_on_one(
+    device, gpus, tmp_path, monkeypatch, capsys
+):
+    asked = []
+
+    def run_all(runs, *places):
+        asked.append(places)
+        return iter(())
+
+    monkeypatch.setattr(sweep_module, "run_all", run_all)
+    (tmp_path / "grid.toml").write_text(f"num-rounds = 1\nseed = [0, 1]\ndevice = '{device}'\n")
+    command = ["sweep", str(tmp_path / "grid.toml"), "--gpus-per-run", "0.5"]
+    with pretended_cuda(monkeypatch):
+        assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    assert asked == [(4, ["1", "3"]) if device == "cuda" else (32, [])]
 
 
 def test_in_a_terminal_the_bar_counts_rounds_of_current_runs(plan_of, write_run):
