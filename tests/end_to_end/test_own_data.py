@@ -1,5 +1,5 @@
 """A user's own data set, thirty windows of nine sensors per person, from a folder of
-parquet files to the results, as in docs/own-data.md.
+parquet files to the results.
 """
 
 import math

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(python)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-SERVER, CLIENT, ENTRY, EXAM = (code for _, code in BLOCKS)
+BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+SERVER, CLIENT, ENTRY, EXAM = (code for code in BLOCKS if "fednova" in code.lower())
 (SERVER_IMPORT,) = re.findall(r"`(from strategies\.\S+ import [^`]+)`", TEXT)
 PLACES = [
     "strategies/fednova.py",

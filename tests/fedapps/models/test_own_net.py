@@ -7,7 +7,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -98,22 +97,6 @@ def test_it_is_found_in_the_current_folder_and_follows_from_the_seed(folder):
     for a, b, c in zip(first.parameters(), again.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         assert not torch.equal(a, c)
-
-
-def test_the_net_of_the_page_is_one(folder):
-    page = (Path(__file__).parents[3] / "docs" / "own-model.md").read_text(encoding="utf-8")
-    definition, saving = re.findall(r"```python\n(.*?)```", page, re.S)
-    (folder / "my_page.py").write_text(definition)
-    for task, shape in (("digits", (1, 8, 8)), ("tabular", None)):
-        _, task, _ = assemble(
-            with_defaults({"method": "fedper", "task": task, "model.name": "my_page:Small"})
-        )
-        assert partial_sharing.head_of(task.work_model()) == ("last.",)
-        assert shape is None or task.image_shape == shape
-    exec(saving, {"net": net("my_page:Small", seed=3)})
-    chosen = settings(("model.name", "my_page:Small"), ("model.weights", "start.safetensors"))
-    start = build_task(chosen).initial_arrays()["last.weight"]
-    np.testing.assert_array_equal(start, net("my_page:Small", seed=3).last.weight.detach().numpy())
 
 
 def test_it_gets_what_it_asks_for_and_no_more(folder):
