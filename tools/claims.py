@@ -1,36 +1,43 @@
-"""The index of results, docs/results/README.md: the claims of papers, our results, and
-the commands that repeat them.
+"""The claims of papers on the pages of docs/results: the index with a chart of the
+verdicts, and on each paper's page a table of its claims.
 
-It is generated from tables ``[[claim]]`` in the files of ``experiments/PAPER/``. Each
-folder has a ``paper.toml`` with the paper's ``title``, the ``page`` of its results, and
-the claims without an experiment.
+They are generated from tables ``[[claim]]`` in the files of ``experiments/PAPER/``.
+Each folder has a ``paper.toml`` with the paper's ``title``, the ``page`` of its
+results, and the claims without an experiment.
 """
 
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedapps.errors import UserError
+from fedapps.lab.charts.axes import rectangle
+from fedapps.lab.charts.canvas import Area, Shape, Text, svg
+from fedapps.lab.charts.theme import THEME, Colour
 
 NOT_TRIED = "not tried"
-#: All verdicts, in the order of the summary at the top of the index.
+#: All verdicts, in the order of the index.
 VERDICTS = ("holds", "holds in part", "does not hold", NOT_TRIED)
 PAPER = "paper.toml"
 #: Sources that need no download.
 BUILT_IN = ("digits", "generated", "letters", "ratings")
-READING = (
-    "Accuracy is that of each client on its own test samples ([measures](../measures.md)). "
-    "*Global* is the one federated model. Bytes are those of all training messages. † was "
-    "computed aside: no command here prints it."
-)
+#: The page of the index and its picture, below docs/.
+INDEX, CHART = "results/README.md", "images/verdicts.svg"
 START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->"
+END = "<!-- /claims -->"
+#: Height of a bar, width of a claim and of the names on the left, in points.
+BAR, CLAIM, NAMES = 17.0, 24.0, 100.0
+COLOURS = [Colour(THEME.series[n].dark, THEME.series[n].dark) for n in (0, 5, 1, 6)]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of the index, or a part of its line of claims that were not tried.
+    """One row on a paper's page, or a part of its line of claims that were not tried.
 
     ``item``: the table or figure. ``says``: the paper's claim. ``have``: our result;
     for ``not tried`` the reason. ``verdict``: one of ``VERDICTS``. ``section``: anchor
@@ -68,6 +75,11 @@ class Paper:
     title: str
     page: str
     claims: tuple[Claim, ...]
+
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of claims by verdict."""
+        return [sum(claim.verdict == verdict for claim in self.claims) for verdict in VERDICTS]
 
 
 def papers(root: Path) -> list[Paper]:
@@ -128,25 +140,29 @@ def _needs_folder(table: Mapping[str, Any]) -> bool:
     )
 
 
-def index(root: Path) -> str:
+def index(known: Sequence[Paper]) -> str:
     """Return the text of the index."""
-    known = papers(root)
-    all_claims = [claim for paper in known for claim in paper.claims]
-    counts = ", ".join(
-        f"{sum(claim.verdict == verdict for claim in all_claims)} {verdict}" for verdict in VERDICTS
-    )
+    totals = [sum(numbers) for numbers in zip(*(paper.counts for paper in known), strict=True)]
+    counts = ", ".join(f"{n} {verdict}" for n, verdict in zip(totals, VERDICTS, strict=True))
     lines = [
         "# Results",
         "",
         START,
         "",
-        "One row per claim: what the paper says, what we found, and the command that repeats it. "
-        f"The verdict links to the numbers. Of {len(all_claims)} claims: {counts}.",
+        "What papers claim, and what we found. Each paper has a page with all numbers, a verdict "
+        f"on each claim, and the commands that repeat them. Of {sum(totals)} claims: {counts}.",
         "",
-        "Minutes are rough, for two cores. One seed proves nothing. *(ours)*: not claimed by the "
-        "paper itself. With `--data DIR` a command reads `DIR/heart` and so on "
-        "([which files](../tasks.md)); without it, `ylecun/mnist` and the like come from the hub. "
-        "`make reproduce PAPER=superfed SCALE=small DATA=DIR` repeats a paper at a small scale.",
+        f"![Verdicts on the claims of each paper](../{CHART})",
+        "",
+        f"| paper | claims | {' | '.join(VERDICTS)} |",
+        "| --- |" + " ---: |" * (1 + len(VERDICTS)),
+    ]
+    lines += [
+        f"| [{paper.title}]({paper.page}) | {len(paper.claims)} | "
+        f"{' | '.join(map(str, paper.counts))} |"
+        for paper in known
+    ]
+    lines += [
         "",
         "Jobs that compare methods: [contests on natural federations](natural-contests.md), "
         "[many small sites](many-sites.md), where federation pays, "
@@ -154,18 +170,66 @@ def index(root: Path) -> str:
         "[personal methods by default](personal-forms.md), "
         "[ten natural tables](natural-tables.md).",
         "",
-        READING,
+        "Accuracy is that of each client on its own test samples ([measures](../measures.md)). "
+        "With `--data DIR` a command reads `DIR/heart` and so on ([which files](../tasks.md)); "
+        "without it, `ylecun/mnist` and the like come from the hub. "
+        "`make reproduce PAPER=superfed SCALE=small DATA=DIR` repeats a paper at a small scale.",
     ]
-    for paper in known:
-        lines += ["", f"## {paper.title}", "", f"[All numbers]({paper.page})", ""]
-        lines += [
-            "| | the paper says | we found | verdict | command | minutes | seeds |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
-        ]
-        lines += [_row(claim, paper.page) for claim in paper.claims if claim.verdict != NOT_TRIED]
-        if untried := [claim for claim in paper.claims if claim.verdict == NOT_TRIED]:
-            lines += ["", f"Not tried: {'; '.join(map(_untried, untried))}."]
     return "\n".join(lines) + "\n"
+
+
+def chart(known: Sequence[Paper]) -> str:
+    """Return the picture of the index, SVG: one bar per paper, one part per verdict."""
+    longest = max(len(paper.claims) for paper in known)
+    shapes: list[Shape] = []
+    for place, (verdict, colour) in enumerate(zip(VERDICTS, COLOURS, strict=True)):
+        left = NAMES + 96 * place
+        shapes += [_box(left, 12, 12, colour), _text(left + 18, 12, verdict)]
+    for row, paper in enumerate(known, 1):
+        left, middle = NAMES, 14 + 24.0 * row
+        name = re.split(r" \(|:", paper.title)[0]
+        shapes.append(_text(left - 8, middle, name, "end"))
+        for count, colour in zip(paper.counts, COLOURS, strict=True):
+            if count:
+                shapes.append(_box(left, middle, CLAIM * count, colour))
+                shapes.append(_text(left + CLAIM * count / 2, middle, str(count), "middle"))
+            left += CLAIM * count
+    size = (NAMES + CLAIM * max(longest, 16) + 16, 24.0 * len(known) + 30)
+    return svg(shapes, size, THEME.surface).decode()
+
+
+def _box(left: float, middle: float, width: float, colour: Colour) -> Area:
+    corners = rectangle(left, middle - BAR / 2, left + width, middle + BAR / 2)
+    return Area((corners,), colour, crisp=True)
+
+
+def _text(x: float, middle: float, text: str, anchor: str = "start") -> Text:
+    return Text(np.array([[x, middle + 3.5]]), text, 10, THEME.ink, anchor)
+
+
+def with_claims(text: str, paper: Paper) -> str:
+    """Return the text of a paper's page with the table of its claims."""
+    return re.sub(
+        rf"^{re.escape(START)}$.*?^{END}$",
+        lambda _: f"{START}\n\n{table(paper)}\n\n{END}",
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
+
+
+def table(paper: Paper) -> str:
+    """Return the claims of a paper, one row each."""
+    lines = [
+        "The claims ([other papers](README.md)). *(ours)*: not claimed by the paper. Minutes are "
+        "rough, for two cores.",
+        "",
+        "| claim | the paper says | we found | verdict |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [_row(claim) for claim in paper.claims if claim.verdict != NOT_TRIED]
+    if untried := [claim for claim in paper.claims if claim.verdict == NOT_TRIED]:
+        lines += ["", f"Not tried: {'; '.join(map(_untried, untried))}."]
+    return "\n".join(lines)
 
 
 def _untried(claim: Claim) -> str:
@@ -174,14 +238,12 @@ def _untried(claim: Claim) -> str:
     return f"{claim.item}: {reason}" + (f" (`{claim.command}`)" if claim.command else "")
 
 
-def _row(claim: Claim, page: str) -> str:
+def _row(claim: Claim) -> str:
+    seeds = "1 seed" if claim.seeds == 1 else f"{claim.seeds} seeds"
     cells = (
-        claim.item,
+        f"[{claim.item}](#{claim.section})",
         claim.says,
         claim.have,
-        f"[**{claim.verdict}**]({page}#{claim.section})",
-        f"`{claim.command}`",
-        f"{claim.minutes:g}",
-        str(claim.seeds),
+        f"**{claim.verdict}** ({seeds}, {claim.minutes:g} min)",
     )
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedapps.methods import METHODS
 from fedapps.settings.reference import all_tables, by_table, chosen, settings_in
-from tools.claims import index
+from tools.claims import CHART, INDEX, chart, index, papers, with_claims
 from tools.example_diffs import with_diffs
 from tools.exports import SHARED, exported, with_exports, with_rows
 from tools.settings_pages import (
@@ -56,8 +56,12 @@ def generated(root: Path) -> dict[Path, str]:
             lambda words: markdown_table(chosen(known, words), tables),
         )
         texts[page] = with_diffs(text, root)
-    if (docs / "results").is_dir():
-        texts[docs / "results" / "README.md"] = index(root)
+    known_papers = papers(root)
+    for paper in known_papers:
+        page = docs / "results" / paper.page
+        texts[page] = with_claims(texts[page], paper)
+    if known_papers:
+        texts |= {docs / INDEX: index(known_papers), docs / CHART: chart(known_papers)}
     methods = docs / "methods.md"
     texts |= {
         docs / "settings.md": markdown_page(

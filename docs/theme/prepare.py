@@ -78,7 +78,9 @@ def pages() -> dict[str, str]:
             if missing := [link for link in wanted if not (ROOT / link).exists()]:
                 raise SystemExit(f"{path}: links to {', '.join(missing)}, which is not there")
             waiting += [
-                link for link in wanted if not link.endswith(".png") and link != "README.md"
+                link
+                for link in wanted
+                if not link.endswith((".png", ".svg")) and link != "README.md"
             ]
             texts[address(path)] = page(path, text)
         else:
@@ -173,7 +175,7 @@ def with_links(path: str, text: str) -> str:
 
     def moved(link: re.Match[str]) -> str:
         file = target(path, link[2])
-        to = address(file) if not file.endswith(".png") else file.removeprefix("docs/")
+        to = address(file) if not file.endswith((".png", ".svg")) else file.removeprefix("docs/")
         return f"{link[1]}{posixpath.relpath(to, here)}{link[3] or ''}{link[4]}"
 
     return LINK.sub(moved, text)

@@ -1,5 +1,5 @@
-"""The index of results: every claim has a verdict, a section that is there and a
-command that runs; it follows from the experiments.
+"""The pages of results: every claim has a verdict, a section that is there and a
+command that runs; index, chart and tables follow from the experiments.
 """
 
 import re
@@ -12,7 +12,7 @@ import pytest
 from fedapps.commands.parser import parse
 from fedapps.errors import UserError
 from fedapps.lab.sweeps.plan import read_plan
-from tools.claims import NOT_TRIED, VERDICTS, index, papers
+from tools.claims import CHART, INDEX, NOT_TRIED, VERDICTS, chart, index, papers, table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -30,8 +30,13 @@ def anchor(heading: str) -> str:
     )
 
 
-def test_the_index_is_what_the_experiments_say():
-    assert (RESULTS / "README.md").read_text(encoding="utf-8") == index(ROOT), "run: make generate"
+def test_the_pages_are_what_the_experiments_say():
+    texts = {INDEX: index(papers(ROOT)), CHART: chart(papers(ROOT))}
+    for name, text in texts.items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, "run: make generate"
+    for paper in papers(ROOT):
+        page = (RESULTS / paper.page).read_text(encoding="utf-8")
+        assert f"\n\n{table(paper)}\n\n" in page, "run: make generate"
 
 
 def test_commands_that_need_a_folder_of_data_say_so():
@@ -42,12 +47,13 @@ def test_commands_that_need_a_folder_of_data_say_so():
 
 
 def test_two_clicks_lead_from_the_index_to_table_2_3_and_its_command():
-    text = (RESULTS / "README.md").read_text(encoding="utf-8")
-    (row,) = [line for line in text.splitlines() if line.startswith("| Table 2.3 |")]
-    page, section = re.search(r"\[\*\*holds in part\*\*\]\((\w+\.md)#([^)]+)\)", row).groups()
-    assert "`fedapps sweep experiments/superfed/table-2.3.toml`" in row
-    part = (RESULTS / page).read_text(encoding="utf-8").split("## Table 2.3")[1].split("\n## ")[0]
-    assert section == "table-23-mnist-two-classes-per-client-500-rounds"
+    assert "(superfed.md)" in (ROOT / "docs" / INDEX).read_text(encoding="utf-8")
+    text = (RESULTS / "superfed.md").read_text(encoding="utf-8")
+    (row,) = [line for line in text.splitlines() if line.startswith("| [Table 2.3](#")]
+    assert "(#table-23-mnist-two-classes-per-client-500-rounds)" in row
+    assert "**holds in part**" in row
+    part = text.split("## Table 2.3")[1].split("\n## ")[0]
+    assert "fedapps sweep experiments/superfed/table-2.3.toml" in part
     assert "| superfed-mm | 99.12 | 99.45 (0.46) |" in part
     assert "(results/README.md)" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     assert "(docs/results/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
@@ -76,7 +82,7 @@ def test_the_readme_counts_the_claims():
     assert f"{failed} of them do not hold here or were not tried" in text
 
 
-def test_every_study_stands_in_the_index_and_on_the_page_of_its_paper():
+def test_every_study_has_a_claim_and_is_on_the_page_of_its_paper():
     for path in sorted((ROOT / "experiments").glob("*/*.toml")):
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if "sweep" in table:
@@ -121,13 +127,14 @@ GOOD = (
 
 
 def test_a_row(tree):
-    text = index(tree(GOOD, "[sweep]"))
-    assert "Of 1 claims: 1 holds, 0 holds in part, 0 does not hold, 0 not tried." in text
-    assert (
-        "| T\\|1 | a | b | [**holds**](paper.md#s) | `fedapps sweep experiments/paper/table-1.toml "
-        "--scale small` | 2.5 | 3 |" in text
+    known = papers(tree(GOOD, "[sweep]"))
+    assert known[0].claims[0].command == (
+        "fedapps sweep experiments/paper/table-1.toml --scale small"
     )
-    assert "## A Paper (2020)\n\n[All numbers](paper.md)" in text
+    assert "| [T\\|1](#s) | a | b | **holds** (3 seeds, 2.5 min) |" in table(known[0])
+    assert "Of 1 claims: 1 holds, 0 holds in part, 0 does not hold, 0 not tried." in index(known)
+    assert "| [A Paper (2020)](paper.md) | 1 | 1 | 0 | 0 | 0 |" in index(known)
+    assert ">A Paper</text>" in chart(known)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +152,6 @@ def test_a_row(tree):
 )
 def test_mistakes_are_reported(claim, message, tree):
     with pytest.raises(UserError) as error:
-        index(tree(claim))
+        papers(tree(claim))
     assert message in str(error.value)
     assert "table-1.toml" in str(error.value)
