@@ -43,7 +43,7 @@ class Claim:
     for ``not tried`` the reason. ``verdict``: one of ``VERDICTS``. ``section``: anchor
     on the page of results. ``scale``: the scale of the sweep that gave the numbers.
     ``command``: the command that repeats them, if it is not the sweep of the file.
-    ``minutes``: duration on two cores, 0 if unknown. ``seeds``: number of seeds.
+    ``seeds``: number of seeds.
     """
 
     item: str
@@ -53,7 +53,6 @@ class Claim:
     section: str = ""
     scale: str = ""
     command: str = ""
-    minutes: float = 0.0
     seeds: int = 0
 
     def __post_init__(self) -> None:
@@ -62,10 +61,8 @@ class Claim:
         for name in ("item", "says", "have"):
             if not getattr(self, name):
                 raise ValueError(f"{name}: is empty: give it a text")
-        if self.verdict != NOT_TRIED and not (self.section and self.minutes and self.seeds):
-            raise ValueError(
-                f"{self.item}: add section, minutes and seeds, or set verdict = 'not tried'"
-            )
+        if self.verdict != NOT_TRIED and not (self.section and self.seeds):
+            raise ValueError(f"{self.item}: add section and seeds, or set verdict = 'not tried'")
 
 
 @dataclass(frozen=True)
@@ -220,8 +217,7 @@ def with_claims(text: str, paper: Paper) -> str:
 def table(paper: Paper) -> str:
     """Return the claims of a paper, one row each."""
     lines = [
-        "The claims ([other papers](README.md)). *(ours)*: not claimed by the paper. Minutes are "
-        "rough, for two cores.",
+        "[Other papers](README.md). *(ours)*: not claimed by the paper.",
         "",
         "| claim | the paper says | we found | verdict |",
         "| --- | --- | --- | --- |",
@@ -244,6 +240,6 @@ def _row(claim: Claim) -> str:
         f"[{claim.item}](#{claim.section})",
         claim.says,
         claim.have,
-        f"**{claim.verdict}** ({seeds}, {claim.minutes:g} min)",
+        f"**{claim.verdict}** ({seeds})",
     )
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

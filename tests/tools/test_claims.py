@@ -121,8 +121,8 @@ def tree(tmp_path):
 
 
 GOOD = (
-    'item = "T|1"\nsays = "a"\nhave = "b"\nverdict = "holds"\nsection = "s"\nminutes = '
-    '2.5\nseeds = 3\nscale = "small"\n'
+    'item = "T|1"\nsays = "a"\nhave = "b"\nverdict = "holds"\nsection = "s"\n'
+    'seeds = 3\nscale = "small"\n'
 )
 
 
@@ -131,7 +131,7 @@ def test_a_row(tree):
     assert known[0].claims[0].command == (
         "fedapps sweep experiments/paper/table-1.toml --scale small"
     )
-    assert "| [T\\|1](#s) | a | b | **holds** (3 seeds, 2.5 min) |" in table(known[0])
+    assert "| [T\\|1](#s) | a | b | **holds** (3 seeds) |" in table(known[0])
     assert "Of 1 claims: 1 holds, 0 holds in part, 0 does not hold, 0 not tried." in index(known)
     assert "| [A Paper (2020)](paper.md) | 1 | 1 | 0 | 0 | 0 |" in index(known)
     assert ">A Paper</text>" in chart(known)
@@ -144,7 +144,7 @@ def test_a_row(tree):
             GOOD.replace('"holds"', '"perhaps"'),
             f"verdict = 'perhaps': choose from {', '.join(VERDICTS)}",
         ),
-        (GOOD.replace("seeds = 3\n", ""), "add section, minutes and seeds"),
+        (GOOD.replace("seeds = 3\n", ""), "add section and seeds"),
         (GOOD + "sed = 1\n", "claim.sed: unknown key: choose from"),
         (GOOD.replace('says = "a"', 'says = ""'), "says: is empty"),
         ('item = "x"', "missing 3 required"),
