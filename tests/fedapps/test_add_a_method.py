@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 SERVER, CLIENT, ENTRY, EXAM = (code for code in BLOCKS if "fednova" in code.lower())
-(SERVER_IMPORT,) = re.findall(r"`(from strategies\.\S+ import [^`]+)`", TEXT)
+(SERVER_IMPORT,) = re.findall(r"`(from fedapps\.strategies\.\S+ import [^`]+)`", TEXT)
 PLACES = [
     "strategies/fednova.py",
     "clients/fednova.py",
@@ -82,8 +82,8 @@ def test_the_rest_follows_from_five_places(extended):
         "docs/settings.md": "[`fednova`](fednova.md)",
         "docs/ffgb-distill.md": "`fednova`",  # the choices of a warm start
         PAGE: "| `fednova.server-learning-rate` | `1.0` | step of the server",
-        "strategies/__init__.py": "    from strategies.fednova import FedNovaOptions as FedNovaOptions\n",
-        "clients/__init__.py": "    from clients.fednova import FedNovaClient as FedNovaClient\n",
+        "strategies/__init__.py": "    from fedapps.strategies.fednova import FedNovaOptions as FedNovaOptions\n",
+        "clients/__init__.py": "    from fedapps.clients.fednova import FedNovaClient as FedNovaClient\n",
     }
     for name, line in written.items():
         assert line in (extended / name).read_text(encoding="utf-8"), name

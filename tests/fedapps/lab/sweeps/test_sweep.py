@@ -25,7 +25,7 @@ from fedapps.lab.sweeps.texts import best_of
 from tests.helpers import rows_of
 from tests.pretended_device import pretended_cuda
 
-EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
+EXPERIMENTS = Path(__file__).resolve().parents[4] / "experiments"
 LASSO = """
 task = "lasso"
 method = "fedfw"
