@@ -16,6 +16,7 @@ from fedapps.runs.compilation import compiler
 from fedapps.settings.settings import Settings
 from fedapps.strategies import Private, PrivateSum, Robust, WarmStart
 from fedapps.strategies.base.capabilities import Hardening, sends_updates
+from fedapps.strategies.base.messages import chain
 from fedapps.strategies.base.partial_work import check_partial
 from fedapps.strategies.secure import check_sums
 from fedapps.tasks.capabilities import DeclaresOrigin, SplitsSamples, Task
@@ -91,11 +92,9 @@ def harden(strategy: Strategy) -> None:
     """Set the bounds of a strategy, and of those that it wraps, for clients that are
     not trusted.
     """
-    if isinstance(strategy, Hardening):
-        strategy.harden()
-    inner = getattr(strategy, "strategy", None)
-    if isinstance(inner, Strategy):
-        harden(inner)
+    for one in chain(strategy):
+        if isinstance(one, Hardening):
+            one.harden()
 
 
 def validation_setting(settings: Settings, task: Any) -> str:
@@ -110,11 +109,7 @@ def check_optimizer(settings: Settings, strategies: Sequence[Strategy]) -> None:
     for half, strategy in zip(settings.halves or (settings,), strategies, strict=True):
         factory = client_factory(half)
         kind = getattr(factory, "kind", None)
-        makers: list[Any] = [kind()] if kind else []
-        inner: Any = strategy
-        while isinstance(inner, Strategy):
-            makers.append(inner)
-            inner = getattr(inner, "strategy", None)
+        makers: list[Any] = [kind(), *chain(strategy)] if kind else [*chain(strategy)]
         reasons = [getattr(maker, "excluded_optimizers", {}).get(name) for maker in makers]
         if name != TrainOptions.optimizer and not kind and half.method in METHODS:
             reasons.append("its clients do not take such steps: leave it out")

@@ -9,7 +9,6 @@ once, or ends the run if it is ``strict``.
 
 from collections.abc import Iterable
 from logging import WARNING
-from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
@@ -17,6 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedapps.algorithms.common.sent import METHOD, Reads, Sent
 from fedapps.strategies.base.capabilities import declared, is_flowers_privacy
+from fedapps.strategies.base.messages import wrapped
 
 #: Strategies with a class in ``clients`` for a training loop of the user's own.
 LOOPS = frozenset({"APFL", "Ditto", "FedDyn", "FedProx", "FedRep", "Scaffold", "SuPerFed"})
@@ -30,9 +30,9 @@ def asked_of(strategy: Strategy) -> list[tuple[str, type[Sent]]]:
     """
     half: Reads = getattr(strategy, "client_half", ())
     name = next((k.__name__ for k in type(strategy).__mro__ if "client_half" in vars(k)), "")
-    inner: Any = getattr(strategy, "current", None) or getattr(strategy, "strategy", None)
-    rest = asked_of(inner) if isinstance(inner, Strategy) else []
-    return [(name, sent) for sent in half] + rest
+    current = getattr(strategy, "current", None)
+    inner = current if isinstance(current, Strategy) else wrapped(strategy)
+    return [(name, sent) for sent in half] + (asked_of(inner) if inner else [])
 
 
 def methods_in(content: RecordDict) -> set[str]:
@@ -98,6 +98,5 @@ def notice_noise(strategy: Strategy) -> None:
 
 
 def _inside(strategy: Strategy) -> str:
-    inner = getattr(strategy, "strategy", None)
-    outer = is_flowers_privacy(strategy) and isinstance(inner, Strategy)
-    return type(inner if outer else strategy).__name__
+    inner = wrapped(strategy) if is_flowers_privacy(strategy) else None
+    return type(inner or strategy).__name__
