@@ -92,7 +92,7 @@ def notice_noise(strategy: Strategy) -> None:
             "%s runs inside another strategy. Flower's wrappers for differential privacy put noise "
             "on the new model only: the weights or the state that %s computes from single "
             "clients' replies carry no noise, so the epsilon does not hold. Use "
-            "strategies.Private around a method that averages (docs/privacy.md)",
+            "fedapps.strategies.Private around a method that averages (docs/privacy.md)",
             *[_inside(strategy)] * 2,
         )
 
