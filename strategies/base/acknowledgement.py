@@ -71,11 +71,11 @@ class Acknowledgements:
 def _missing(name: str, method: str, without: list[int | str], count: int) -> str:
     named = ", ".join(str(client) for client in without[:MOST_NAMED])
     more = ", ..." if len(without) > MOST_NAMED else ""
-    loop = f" (around your training function: clients.{name}Loop)" if name in LOOPS else ""
+    loop = f" (around your training function: fedapps.clients.{name}Loop)" if name in LOOPS else ""
     return (
         f"{name}: {len(without)} of {count} clients do not acknowledge its client half (client"
         f"{'s' if len(without) > 1 else ''} {named}{more}). Without it the method is not {name}, "
-        f"but FedAvg in most cases. Use clients.{name}Client{loop}. If your own code does this "
+        f"but FedAvg in most cases. Use fedapps.clients.{name}Client{loop}. If your own code does this "
         f"half, return {method!r} under {METHOD!r}, among the metrics of fit or in a ConfigRecord "
         f"of the reply (see {GUIDE})"
     )
