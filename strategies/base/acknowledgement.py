@@ -75,9 +75,9 @@ def _missing(name: str, method: str, without: list[int | str], count: int) -> st
     return (
         f"{name}: {len(without)} of {count} clients do not acknowledge its client half (client"
         f"{'s' if len(without) > 1 else ''} {named}{more}). Without it the method is not {name}, "
-        f"but FedAvg in most cases. Use fedapps.clients.{name}Client{loop}. If your own code does this "
-        f"half, return {method!r} under {METHOD!r}, among the metrics of fit or in a ConfigRecord "
-        f"of the reply (see {GUIDE})"
+        f"but FedAvg in most cases. Use fedapps.clients.{name}Client{loop}. If your own code does "
+        f"this half, return {method!r} under {METHOD!r}, among the metrics of fit or in a "
+        f"ConfigRecord of the reply (see {GUIDE})"
     )
 
 
