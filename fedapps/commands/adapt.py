@@ -196,6 +196,7 @@ def adapt(
     import torch
 
     from fedapps.clients import FedAvgClient
+    from fedapps.clients.base.precision import at_precision
     from fedapps.models.weights import check_arrays
 
     if not data.exists():
@@ -214,9 +215,10 @@ def adapt(
         objective=task.objective,
     )
     net.load_state_dict(arrays)
+    config = {"seed": settings.seed, **settings.train.to_config(), "local-epochs": 1}
+    at_precision(client, config)
     before, best = client.score(client.data.test), client.score(client.data.validation)["loss"]
     kept, best_epoch = client.scored([], {}, {}), 0
-    config = {"seed": settings.seed, **settings.train.to_config(), "local-epochs": 1}
     for epoch in range(1, epochs + 1):
         client.train({**config, "server-round": epoch})
         loss = client.score(client.data.validation)["loss"]

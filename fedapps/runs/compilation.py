@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedapps.clients.base.options import BF16
 from fedapps.data.cache import folder
 from fedapps.runs.work import trainings, work_of
 from fedapps.settings.settings import Settings
@@ -62,6 +63,8 @@ def worth(settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], 
     """Return whether compiling would save enough time in this run. ``takes_steps``:
     whether the clients of a method take local steps.
     """
+    if settings.train.precision == BF16:  # such steps are not compiled
+        return False
     return seconds(settings, task) >= WORTH and takes_steps(settings, task)
 
 

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.measures import leading_of, lower_is_better
+from fedapps.clients.base.precision import at_precision
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_trusted
@@ -146,7 +147,8 @@ def exported(
             "--client to export the global one"
         )
     parameters, config = message(settings, task, run, row)
-    tensors, metrics = client.personal_state_dict(parameters, config)
+    tensors, metrics = at_precision(client, config).personal_state_dict(parameters, config)
+    at_precision(client, {})  # for exports
     name = leading_of(metrics)
     now, then = float(metrics[name]), float(row[name])
     # Errors have the unit of the targets, so the tolerance is relative.
