@@ -30,7 +30,6 @@ WORDS = re.compile(
 MEASURED = {
     "benchmarks/deployment.py",
     "benchmarks/ray_floor.py",
-    "benchmarks/small_devices.py",
 }
 
 

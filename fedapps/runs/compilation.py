@@ -22,7 +22,7 @@ from fedapps.toml_text import read_toml
 if TYPE_CHECKING:
     from fedapps.clients.steps.compiled import Compiler
 
-# Measured with benchmarks/round_time.py on nets of dense layers, from 5,000 to 200,000
+# Measured with benchmarks/speed.py steps on nets of dense layers, from 5,000 to 200,000
 # parameters: seconds that compiling saves in a step, which are those in which PyTorch
 # starts its operations, so they hardly depend on the net; and seconds that it takes.
 SAVED_A_STEP, COMPILING = 1.3e-4, 15.0

@@ -11,7 +11,7 @@ from fedapps.tasks.capabilities import HasNet
 if TYPE_CHECKING:
     from torch import nn
 
-# Measured with benchmarks/round_time.py on one core: seconds that a step takes besides
+# Measured with benchmarks/speed.py steps on one core: seconds that a step takes besides
 # its operations, and operations per second.
 SECONDS_A_STEP, OPERATIONS_A_SECOND = 1.5e-4, 2e10
 # Number of clients whose samples are counted.

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from benchmarks.dropping_clients import with_losses
-from benchmarks.sensor_windows import windows, write
+from benchmarks.faults import with_losses
+from benchmarks.tables import windows, write
 from fedapps.engines import flower
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.inline import InlineGrid
@@ -133,7 +133,7 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from benchmarks.dropping_clients import with_losses
+from benchmarks.faults import with_losses
 from fedapps.clients.base.adapter import to_client_app
 from fedapps import server_app
 from fedapps.runs import client_app
