@@ -62,7 +62,8 @@ def worth(settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], 
     """Return whether compiling would save enough time in this run. ``takes_steps``:
     whether the clients of a method take local steps.
     """
-    return seconds(settings, task) >= WORTH and takes_steps(settings, task)
+    on_cpu = settings.device in ("auto", "cpu")  # only such steps are compiled
+    return on_cpu and seconds(settings, task) >= WORTH and takes_steps(settings, task)
 
 
 def seconds(settings: Settings, task: Any) -> float:

@@ -31,6 +31,7 @@ from fedapps.records.digest import FREE
 from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
 from fedapps.records.writer import all_written, set_status, status_of
+from fedapps.runs.devices import Asked
 from fedapps.runs.prepare import assemble, data_paths
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.settings import Settings
@@ -38,6 +39,7 @@ from fedapps.toml_text import read_toml
 
 #: Settings with these values are filled in by the run, from its data.
 FILLED = {
+    "device": "auto",
     "num-clients": 0,
     "clients-per-round": Settings.clients_per_round,
     "model.name": ModelOptions.name,
@@ -72,10 +74,15 @@ class Way:
                 "--jobs is for this machine: the cluster of --ray-address executes one run per CPU"
             )
 
+    @property
+    def asked(self) -> Asked:
+        """How each run is asked for."""
+        return Asked("ray" if self.ray_address else self.engine, self.gpus_per_client)
 
-def missing_runs(plan: Plan) -> list[PlannedRun]:
-    """Return the runs that are not finished, with their numbers of clients filled in,
-    each checked against its data. Raises ``UserError``.
+
+def missing_runs(plan: Plan, way: Way) -> list[PlannedRun]:
+    """Return the runs that are not finished, with their numbers of clients and their
+    devices filled in, each checked against its data. Raises ``UserError``.
     """
     if plan.out.exists() and not plan.out.is_dir():
         raise UserError(f"--out {plan.out}: is a file: choose a folder")
@@ -87,7 +94,7 @@ def missing_runs(plan: Plan) -> list[PlannedRun]:
     with each_once():
         for run in [point.run for point in plan.points if not is_done(point.run)]:
             try:
-                settings, *_ = assemble(read_settings(run.config))
+                settings, *_ = assemble(read_settings(run.config), way.asked)
             except UserError as error:
                 raise UserError(f"{run.folder.name}: {error}") from None
             runs.append(PlannedRun(without_reserved(settings), run.folder))
