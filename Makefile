@@ -29,7 +29,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
 # Quiet if something is installed already, because it then takes only seconds.
 PIP = $(BIN)/python -m pip --disable-pip-version-check $(if $(wildcard $(VENV)/.installed*),--quiet)
-RUN := $(BIN)/fedapps run experiments/default.toml
+RUN := $(BIN)/fedapps run experiments/default.toml device=cpu
 ARGS ?=
 PAPER ?=
 SCALE ?= small

@@ -14,6 +14,7 @@ from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.node_grid import shared
 from fedapps.errors import UserError
 from fedapps.lab.results.report import write_report
+from fedapps.runs.devices import visible
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.flower_private import is_simulation
@@ -27,6 +28,10 @@ def main(grid: Grid, context: Context) -> None:
     # The working directory of the SuperLink is arbitrary: without `out`, results go to
     # the user's home.
     settings = read_settings(context.run_config)
+    if settings.device == "auto":  # started by `flwr run`: clients read "auto", too
+        settings = replace(settings, device="cpu")
+        if kind := visible():
+            log(INFO, 'device cpu: device="%s" takes what the run gives to clients', kind)
     if not settings.out:  # clients then keep their state in messages, so the run cannot be resumed
         settings = with_folder(
             replace(settings, checkpoint_every=0),

@@ -56,20 +56,21 @@ def torch_seeded(seed: int, device: torch.device | None = None) -> Iterator[None
     seed every kind of device, which takes milliseconds and loads PyTorch's compiler the
     first time.
     """
-    gpu = device if device is not None and device.type == "cuda" else None
-    before, there = (
-        torch.default_generator.get_state(),
-        None if gpu is None else torch.cuda.get_rng_state(gpu),
-    )
+    kind: Any = None
+    before, there = torch.default_generator.get_state(), None
+    if device is not None and device.type != "cpu":
+        kind = torch.get_device_module(device)
+        which = () if device.type == "mps" else (device,)  # of which there is one only
+        there = kind.get_rng_state(*which)
     try:
         torch.default_generator.manual_seed(seed)
-        if gpu is not None:
-            torch.cuda.manual_seed_all(seed)
+        if kind:
+            getattr(kind, "manual_seed_all", kind.manual_seed)(seed)
         yield
     finally:
         torch.default_generator.set_state(before)
-        if gpu is not None and there is not None:
-            torch.cuda.set_rng_state(there, gpu)
+        if kind:
+            kind.set_rng_state(there, *which)
 
 
 def evaluation_batch(model: nn.Module, x: Tensor, usual: int = 1024) -> int:

@@ -163,7 +163,7 @@ def with_options(settings: Settings, arguments: argparse.Namespace) -> Settings:
         if hasattr(problem, "validation")
         else problem
     )
-    return replace(settings, train=train, data=data, problem=problem, device="cpu")
+    return replace(settings, train=train, data=data, problem=problem)
 
 
 def scaled(data: "ClientData", scale: "Scale") -> "ClientData":

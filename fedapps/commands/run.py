@@ -27,10 +27,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--engine",
-        choices=["ray", "inline", "deployment"],
-        default="ray",
-        help="where clients run: Flower's Ray simulation (default), this process and its "
-        "workers, or the SuperNodes of a deployment",
+        choices=["auto", "inline", "ray", "deployment"],
+        default="auto",
+        help="where clients run: in this process and its workers, in Flower's Ray simulation, or "
+        "on the SuperNodes of a deployment (default: inline; ray with an option for it)",
     )
     parser.add_argument(
         "--deployment",
@@ -143,9 +143,9 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     elif status == "interrupted":
         trust = " --trust" if code_named(settings.flat()) else ""
+        engine = "" if how.engine == "auto" else f" --engine {how.engine}"
         print(
-            f"interrupted; continue with: fedapps run --resume{trust} --out {folder} --engine "
-            f"{arguments.engine}",
+            f"interrupted; continue with: fedapps run --resume{trust} --out {folder}{engine}",
             file=sys.stderr,
         )
     else:
@@ -186,8 +186,6 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
         given["until"] = arguments.until or 0
     if arguments.metrics_port is not None:
         given["metrics-port"] = arguments.metrics_port
-    if arguments.gpus_per_client:
-        given.setdefault("device", "cuda")
     settings = with_defaults({**given, "resume": arguments.resume})
     assigned, used = assignments(arguments.settings), settings.flat()
     check_used(assigned, used)

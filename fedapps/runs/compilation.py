@@ -63,7 +63,8 @@ def worth(settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], 
     """Return whether compiling would save enough time in this run. ``takes_steps``:
     whether the clients of a method take local steps.
     """
-    if settings.train.precision == BF16:  # such steps are not compiled
+    on_cpu = settings.device in ("auto", "cpu")  # only such steps are compiled
+    if not on_cpu or settings.train.precision == BF16:
         return False
     return seconds(settings, task) >= WORTH and takes_steps(settings, task)
 

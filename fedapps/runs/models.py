@@ -200,7 +200,9 @@ def settings_in(folder: Path, own: bool = False, trust: bool = False) -> Setting
     }
     if not trust:
         check_trusted(folder / "settings.toml", recorded)
-    settings = with_defaults({**recorded, "out": str(folder.absolute())})
+    # wherever it was trained: this machine may have no GPU
+    here = {"out": str(folder.absolute()), "device": "cpu"}
+    settings = with_defaults({**recorded, **here})
     if settings.sites.own and not own:
         raise UserError(f"{folder}: the samples and models of its clients are at the sites")
     return settings

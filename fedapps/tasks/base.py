@@ -223,14 +223,20 @@ def layers_of(model: "nn.Module") -> list[str]:
 
 
 def device_of(name: str) -> "torch.device":
-    """Return the device of a setting; ``auto`` is the GPU if one is visible."""
+    """Return the device of a setting. ``auto`` is the CPU here: whether a GPU pays is
+    decided where the run is launched. Raises ``UserError`` for one that is not there.
+    """
     import torch
 
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "device = 'cuda', but no GPU is visible here: choose 'cpu', or give clients one with "
-            "--gpus-per-client"
-        )
-    return torch.device(name)
+    kind, _, number = ("cpu" if name == "auto" else name).partition(":")
+    if kind != "cpu":
+        found = torch.get_device_module(kind).device_count()
+        remedy = "choose 'cpu', or give clients one with --gpus-per-client"
+        if kind == "cuda" and not found:
+            raise UserError(f"device = {name!r}, but no GPU is visible here: {remedy}")
+        if int(number or 0) >= found:
+            raise UserError(
+                f"device = {name!r}, but {found} devices of kind {kind} are visible here: choose "
+                + (f"{kind}:0 to {kind}:{found - 1}" if found else "'cpu'")
+            )
+    return torch.device(f"{kind}:{number}" if number else kind)
