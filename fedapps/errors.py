@@ -58,6 +58,23 @@ SETTINGS = (
 USAGE_ERROR, INTERRUPTED = 2, 130
 
 
+#: Packages of the extra `app`. Commands and runs need them, the library alone does not.
+APPLICATION = {
+    "torch",
+    "torchvision",
+    "scipy",
+    "daqp",
+    "ray",
+    "flwr_datasets",
+    "datasets",
+    "sklearn",
+    "pyarrow",
+    "matplotlib",
+    "PIL",
+    "prometheus_client",
+}
+
+
 class UserError(Exception):
     """Bad settings or input. The message is one line that says what is wrong, where,
     and how to fix it.
@@ -66,6 +83,16 @@ class UserError(Exception):
 
 class RunFailed(Exception):
     """The run started but did not complete."""
+
+
+def what_to_install(error: ModuleNotFoundError, what: str) -> str:
+    """Return the line that says which package ``what`` needs and how to install it; ""
+    if it is none of the application's.
+    """
+    missing = str(error.name).partition(".")[0]
+    if missing not in APPLICATION:
+        return ""
+    return f"{what} needs {missing}, which is not installed: pip install 'fedapps[app]'"
 
 
 def reason(error: BaseException, most: int = 300) -> str:

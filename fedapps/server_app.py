@@ -5,6 +5,8 @@ from fedapps.engines.app_folder import check_packages
 
 check_packages()
 
+import io
+import json
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from logging import INFO
@@ -17,8 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.node_grid import shared
-from fedapps.errors import UserError
-from fedapps.lab.results.report import write_report
+from fedapps.errors import UserError, what_to_install
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.flower_private import is_simulation
@@ -28,7 +29,21 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Read the settings, execute the run, and write its folder and report."""
+    """Read the settings, execute the run, and write its folder and report. Raises
+    ``UserError`` if a package is missing.
+    """
+    try:
+        run(grid, context)
+    except ModuleNotFoundError as error:
+        if not (line := what_to_install(error, "this run")):
+            raise
+        raise UserError(line) from error
+
+
+def run(grid: Grid, context: Context) -> None:
+    """Do what ``main`` promises. Charts and tables are imported late: a package that
+    they lack must not keep the app from starting.
+    """
     # The working directory of the SuperLink is arbitrary: without `out`, results go to
     # the user's home.
     settings = read_settings(context.run_config)
@@ -46,9 +61,24 @@ def main(grid: Grid, context: Context) -> None:
     try:
         with page_of(settings, settings.task) if settings.metrics_port else nullcontext():
             summary = execute(settings, grid, flower_run=str(context.run_id))
-        log(INFO, "summary: %s", summary)
+        for line in ending(Path(settings.out)):  # all that a user of another's SuperLink sees
+            log(INFO, "%s", line)
+        log(INFO, "summary: %s", json.dumps(summary))
     finally:
+        from fedapps.lab.results.report import write_report
+
         # Without records there is no report; report the error that ended the run.
         with suppress(UserError):
             write_report(settings.out)
         log(INFO, "results: %s", settings.out)
+
+
+def ending(folder: Path) -> list[str]:
+    """Return what `fedapps run` shows at the end of a run, as lines."""
+    from rich.console import Console
+
+    from fedapps.lab.results.ending import show_ending
+
+    text = io.StringIO()
+    show_ending(folder, Console(file=text, width=160))
+    return [line.rstrip() for line in text.getvalue().splitlines()]

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedapps import json_log
 from fedapps.engines.app_folder import check_packages
-from fedapps.errors import INTERRUPTED, USAGE_ERROR, RunFailed, UserError
+from fedapps.errors import INTERRUPTED, USAGE_ERROR, RunFailed, UserError, what_to_install
 
 COMMANDS = {
     "run": "run one method",
@@ -30,29 +30,16 @@ COMMANDS = {
     "figures": "write the plots of a run as files for papers",
     "deploy": "start a SuperLink and SuperNodes on this machine",
 }
-# Packages of the extra `app`. Commands need them, the library alone does not.
-APPLICATION = {
-    "torch",
-    "torchvision",
-    "scipy",
-    "daqp",
-    "ray",
-    "flwr_datasets",
-    "datasets",
-    "sklearn",
-    "matplotlib",
-    "PIL",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
-    arguments = parse(argv)
-    json_log.respect_no_color()
-    json_log.choose(getattr(arguments, "log_format", "text"))
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        check_packages()
+        check_packages()  # before a command is imported
+        arguments = parse(argv)
+        json_log.respect_no_color()
+        json_log.choose(getattr(arguments, "log_format", "text"))
         return int(arguments.command(arguments))
     except UserError as error:
         report_error(str(error))
@@ -61,13 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_error(f"the run failed: {error}")
         return 1
     except ModuleNotFoundError as error:
-        if (missing := str(error.name).partition(".")[0]) not in APPLICATION:
+        if not (line := what_to_install(error, "this command")):
             raise
-        print(
-            f"fedapps: this command needs {missing}, which is not installed: pip install "
-            "'fedapps[app]'",
-            file=sys.stderr,
-        )
+        report_error(line)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("fedapps: interrupted", file=sys.stderr)

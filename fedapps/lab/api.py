@@ -5,6 +5,11 @@ These functions do what the commands `fedapps run`, `sweep` and `compare` do, wi
 same settings, checks, engines and folders. ``import fedapps`` does not import this
 module; the first use of ``fedapps.run`` or another function does.
 """
+# ruff: noqa: E402 - the packages are checked before they are imported
+
+from fedapps.engines.app_folder import check_packages
+
+check_packages()
 
 import io
 import warnings

@@ -15,8 +15,6 @@ from fedapps.engines.node_grid import summing
 from fedapps.engines.node_sums import plan_of
 from fedapps.engines.processes import Cores
 from fedapps.errors import UserError
-from fedapps.lab.results.parts import write_plots
-from fedapps.lab.results.report import write_report
 from fedapps.records.audit import FILE as AUDIT
 from fedapps.records.audit import AuditedGrid, AuditLog
 from fedapps.records.best import Best
@@ -249,6 +247,9 @@ def _execute(
     if audited:
         audited.note("ended", status=status)
     if trackers:
+        from fedapps.lab.results.parts import write_plots
+        from fedapps.lab.results.report import write_report
+
         with suppress(OSError):
             write_report(folder)  # before the end: trackers receive the report
             write_plots(folder)  # and the plots
