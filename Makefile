@@ -6,6 +6,7 @@
 #             lowest versions of the library alone; each in its own environment (.venv-lowest, .venv-library)
 # make reproduce PAPER=superfed SCALE=small [DATA=DIR]  all tables and figures of a paper (experiments/); first shows how long it takes
 # make generate  updates everything that is generated from declarations: settings in pyproject.toml and docs/, exports, table of methods
+# make app    makes the folder to publish on Flower Hub, build/app/fedapps, and says what to type
 # make docs   builds the site into build/site/html; fails on broken links, missing references and stale generated tables
 # make lint   ruff (lint and format), mypy and import-linter
 # make clean  removes everything that these targets made, except results/
@@ -17,7 +18,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run reproduce quick test test-deployment test-lowest generate docs lint clean
+.PHONY: help run reproduce quick test test-deployment test-lowest generate app docs lint clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -84,6 +85,9 @@ test-lowest: $(LOWEST)/.installed $(LIBRARY)/.installed
 
 generate: $(VENV)/.installed
 	@$(BIN)/python -m tools.generate
+
+app: $(VENV)/.installed
+	@$(BIN)/python -m tools.hub_app build/app
 
 # The tools of the site have their own environment, so that they do not affect the versions used by tests and runs.
 docs: $(VENV)/.installed $(DOCS)/.installed

@@ -149,7 +149,12 @@ def execute(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     else:
-        _show(folder)
+        from rich.console import Console
+
+        from fedapps.lab.results.ending import show_ending
+
+        show_ending(folder, Console(width=None if sys.stdout.isatty() else 160))
+        print(f"results: {folder}\nreport:  {folder / 'report.html'}")
         if status_of(folder) == "interrupted":
             print(f"paused after round {settings.until}; continue with --resume --out {folder}")
     return INTERRUPTED if status == "interrupted" else 0
@@ -193,21 +198,3 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     if others := unused({k: v for k, v in given.items() if k not in assigned}, used):
         logger.warning("not used by this run: %s", ", ".join(sorted(others)))
     return settings
-
-
-def _show(folder: Path) -> None:
-    from rich.console import Console
-
-    from fedapps.lab.results.compare import summary_table
-    from fedapps.lab.results.parts import run_sections
-    from fedapps.lab.results.report import scored_sentence
-    from fedapps.records.reader import read_run
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(summary_table([folder]))
-    run = read_run(folder)
-    if sentence := scored_sentence(run).strip():
-        console.print(sentence)
-    for section in run_sections(run):
-        console.print(section.terminal())
-    print(f"results: {folder}\nreport:  {folder / 'report.html'}")
