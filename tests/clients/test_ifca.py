@@ -237,6 +237,7 @@ def test_every_group_has_a_point_even_of_equal_ones():
 
 
 def test_a_client_is_exported_with_its_clusters_model(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra 'app'")
     from safetensors.numpy import load_file
 
     from fedapps.commands.parser import main
