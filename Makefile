@@ -2,10 +2,11 @@
 # make test   the whole test suite            (one test: make test ARGS="-k superfed")
 # make quick  the tests to run while you work: the exams of every method, without slow tests and Ray (two minutes)
 # make test-deployment  the tests with a real SuperLink and SuperNodes (five minutes)
-# make test-lowest  the test suite with the lowest versions that pyproject.toml allows, and the tests of strategies and clients with the
-#             lowest versions of the library alone; each in its own environment (.venv-lowest, .venv-library)
+# make test-library  the tests of strategies and clients with the lowest versions that the library allows, in .venv-library (three minutes)
+# make test-lowest  the test suite with the lowest versions that the application allows, in .venv-lowest
 # make reproduce PAPER=superfed SCALE=small [DATA=DIR]  all tables and figures of a paper (experiments/); first shows how long it takes
 # make generate  updates everything that is generated from declarations: settings in pyproject.toml and docs/, exports, table of methods
+# make app    makes the folder to publish on Flower Hub, build/app/fedapps, and says what to type
 # make docs   builds the site into build/site/html; fails on broken links, missing references and stale generated tables
 # make lint   ruff (lint and format), mypy and import-linter
 # make clean  removes everything that these targets made, except results/
@@ -17,7 +18,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run reproduce quick test test-deployment test-lowest generate docs lint clean
+.PHONY: help run reproduce quick test test-deployment test-library test-lowest generate app docs lint clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,7 +30,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
 # Quiet if something is installed already, because it then takes only seconds.
 PIP = $(BIN)/python -m pip --disable-pip-version-check $(if $(wildcard $(VENV)/.installed*),--quiet)
-RUN := $(BIN)/fedapps run experiments/default.toml
+RUN := $(BIN)/fedapps run experiments/default.toml device=cpu
 ARGS ?=
 PAPER ?=
 SCALE ?= small
@@ -78,12 +79,17 @@ test-deployment: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -m deployment $(TOGETHER) $(ARGS)
 
 # uv, which Flower installs, resolves the versions. Linters, and extras that most tests do not need, have no lowest version here.
-test-lowest: $(LOWEST)/.installed $(LIBRARY)/.installed
-	@OMP_NUM_THREADS=1 $(LIBRARY)/bin/python -m pytest -m "not slow and not ray" $(TOGETHER) tests/strategies tests/clients
+test-library: $(LIBRARY)/.installed
+	@OMP_NUM_THREADS=1 $(LIBRARY)/bin/python -m pytest -m "not slow and not ray" $(TOGETHER) tests/strategies tests/clients $(ARGS)
+
+test-lowest: $(LOWEST)/.installed
 	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(TOGETHER) $(ARGS)
 
 generate: $(VENV)/.installed
 	@$(BIN)/python -m tools.generate
+
+app: $(VENV)/.installed
+	@$(BIN)/python -m tools.hub_app build/app
 
 # The tools of the site have their own environment, so that they do not affect the versions used by tests and runs.
 docs: $(VENV)/.installed $(DOCS)/.installed
@@ -123,15 +129,17 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@$(PIP) install --editable '.[app,dev]'
 	@touch $(VENV)/.installed $@
 
-$(LOWEST)/.installed: pyproject.toml | $(BIN)/python
+$(BIN)/uv: | $(BIN)/python
+	@$(PIP) install --quiet uv
+
+$(LOWEST)/.installed: pyproject.toml | $(BIN)/uv
 	@echo "== Installing the lowest versions that fedapps allows into $(LOWEST) (some gigabytes)"
-	@[ -x $(BIN)/uv ] || $(PIP) install --quiet uv
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[app,test]'
 	@touch $@
 
 # Without the extra `app`, which needs a newer Flower. The tests compare with scikit-learn.
-$(LIBRARY)/.installed: pyproject.toml | $(LOWEST)/.installed
+$(LIBRARY)/.installed: pyproject.toml | $(BIN)/uv
 	@echo "== Installing the lowest versions that the library allows into $(LIBRARY) (some gigabytes)"
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LIBRARY)
 	@$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python --resolution lowest-direct --editable '.[torch,solvers,test]' 'scikit-learn>=1.6'

@@ -1,17 +1,15 @@
-"""What attackers achieve against the mean, bounds and robust rules: a table of methods
-and attacks with the accuracy of the model.
+"""What liars and hostile clients achieve against the bounds and the robust rules, and
+what these cost honest runs.
 
-    python benchmarks/attacks.py [--partition iid] [--seeds 3] [--rounds 15]
-    [--attackers 2] [--attacks none ...]
-    python benchmarks/attacks.py --lies [--results build/lies.jsonl] [--before [COMMIT]]
+    python benchmarks/attacks.py rules [--partition iid] [--attacks none ...]
+    python benchmarks/attacks.py lies [--results build/lies.jsonl]
+    python benchmarks/attacks.py honest [--bounds "default 3:3"] [--methods fedavg ...]
+    [--data "sizes 0.1" ...]
 
-The second prints what each lie of ``lies.py`` costs: one liar among ten clients, scores
-in per cent (for FedBoost, AFLBoost and Frank-Wolfe the loss or objective). ``--before``
-adds a column of the same lies in an earlier version, by default the last one without
-the bounds.
+All on digits, an MLP, mean over ``--seeds`` with the sample standard deviation.
 
-Digits, ten clients that all take part, an MLP, one local epoch per round. Attackers
-answer evaluations truthfully, and training messages with
+rules: ten clients that all take part, one local epoch, 15 rounds; two of ten attack.
+Attackers answer evaluations truthfully, and training messages with
 
     sign flip        x - (y - x), the negative of their honest update y - x
     scaled           x + 50 (y - x)
@@ -19,64 +17,280 @@ answer evaluations truthfully, and training messages with
     inflated weight  a model of fives, and num-examples = 1e15
 
 The accuracy is that of the last model, mean over all clients' test samples, in per
-cent: mean over seeds (which also partition the data) with the sample standard
-deviation. If a run has no model for its last round, its last evaluation counts.
+cent. If a run has no model for its last round, its last evaluation counts.
+
+lies: one liar among ten clients; scores in per cent (for FedBoost, AFLBoost and
+Frank-Wolfe the loss or objective). A lie is a function of an honest reply, which it
+changes. Runs whose results are in the file are not repeated.
+
+honest: twenty clients of which ten train in a round, three local epochs, 20 rounds,
+with bounds written as max-relative-update:max-weight (``default``: those of every run).
+Labels by Dirichlet(alpha), or sizes by Dirichlet(alpha) over at least ten samples each.
+Difference of accuracy to the run of the same seed without bounds, and in how many of
+100 replies a bound acted. Where none did, the two runs are equal to the bit.
 """
 
-import argparse
 import json
-import logging
-import os
-import shutil
-import statistics
-import subprocess
 import sys
-import tarfile
 import tempfile
-from collections.abc import Sequence
-from io import BytesIO
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
-
-from flwr.app import Context
-from flwr.client import NumPyClient
-from rich.console import Console
-from rich.progress import track
 
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.lies import DIGITS, JOB, LIES, Liar, Lie, both, claimed, filled, honest, moved
+import numpy as np
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from benchmarks.common import options, show, spread
 from fedapps.clients.base.adapter import to_client_app
 from fedapps.clients.base.store import MessageStore
-from fedapps.data.options import DataOptions
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import build_client, build_task
-from fedapps.runs.execution import execute
+from fedapps.runs.execution import execute, execute_inline
 from fedapps.settings.reading import chosen, read_settings
 from fedapps.settings.settings import Settings
 from fedapps.strategies.base.rounds import TooFewReplies
 from fedapps.tasks.registry import TASKS
 
+# --- what liars send ------------------------------------------------------------------
+
+Arrays = list[NDArray[Any]]
 Rows = dict[str, float | None]
+JOB: dict[str, Any] = {
+    "num-clients": 10,
+    "clients-per-round": 0,
+    "evaluate-every": 0,
+    "checkpoint-every": 0,
+}
+DIGITS: dict[str, Any] = {
+    "num-rounds": 15,
+    "train.local-epochs": 1,
+    "train.learning-rate": 0.05,
+    "data.partition": "iid",
+    "data.split-seed": "seed",
+}
 
-#: The last version without the bounds.
-BEFORE = "c3796ce0"
 
+@dataclass
+class Reply:
+    """An honest reply to a message with the arrays ``sent``, for a lie to change."""
+
+    sent: Arrays
+    arrays: Arrays
+    count: int
+    metrics: dict[str, Any]
+
+
+Tell = Callable[[Reply], None]
+
+
+@dataclass(frozen=True)
+class Lie:
+    """``tell(reply)`` changes replies to ``method``; ``once``: in this round only.
+
+    ``flips``: the liar trains on labels 9 - y (1 - y of two classes). ``scored``: it
+    lies about evaluations, not training. ``score``: the number of
+    the summary that the lie is to spoil, times ``factor``.
+    """
+
+    name: str
+    method: str
+    tell: Tell
+    settings: dict[str, Any] = field(default_factory=lambda: DIGITS)
+    once: int = 0
+    flips: bool = False
+    scored: bool = False
+    score: str = "accuracy-mean"
+    factor: float = 100.0
+
+
+class Liar(NumPyClient):  # type: ignore[misc]
+    """A client that lies about its training or its evaluations."""
+
+    def __init__(self, client: Any, lie: Lie) -> None:
+        self.client, self.lie = client, lie
+        if lie.flips:
+            labels = client.data.train.y
+            train = replace(client.data.train, y=(9 if labels.max() > 1 else 1) - labels)
+            client.data = replace(client.data, train=train)
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train, then change the reply."""
+        sent = [np.array(array) for array in parameters]
+        arrays, count, metrics = self.client.fit(parameters, config)
+        reply = Reply(sent, [np.array(array) for array in arrays], count, dict(metrics))
+        once = self.lie.once in (0, config["server-round"])
+        if once and not self.lie.scored and config.get("phase") not in ("evaluate", "prepare"):
+            self.lie.tell(reply)
+        return reply.arrays, reply.count, reply.metrics
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        """Answer truthfully, or change the metrics."""
+        loss, count, metrics = self.client.evaluate(parameters, config)
+        reply = Reply([], [], count, dict(metrics))
+        if self.lie.scored:
+            self.lie.tell(reply)
+        return loss, reply.count, reply.metrics
+
+
+def moved(factor: float) -> Tell:
+    """Send x + factor (y - x) for the model y trained from x."""
+
+    def tell(reply: Reply) -> None:
+        reply.arrays = [
+            np.asarray(x + factor * (y - x), y.dtype)
+            for x, y in zip(reply.sent, reply.arrays, strict=False)
+        ]
+
+    return tell
+
+
+def filled(value: float, kind: str = "") -> Tell:
+    """Send ``value`` everywhere, as type ``kind``."""
+
+    def tell(reply: Reply) -> None:
+        reply.arrays = [np.full_like(y, value, dtype=kind or y.dtype) for y in reply.arrays]
+
+    return tell
+
+
+def claimed(reply: Reply) -> None:
+    """Claim 1e15 examples."""
+    reply.count = 10**15
+
+
+def scaled(factor: float, which: slice = slice(None), kind: str = "") -> Tell:
+    """Multiply arrays of the reply."""
+
+    def tell(reply: Reply) -> None:
+        for place in range(len(reply.arrays))[which]:
+            old = np.asarray(reply.arrays[place], kind or None)
+            reply.arrays[place] = np.asarray(old * old.dtype.type(factor), old.dtype)
+
+    return tell
+
+
+def honest(reply: Reply) -> None:
+    """Change nothing."""
+
+
+def both(*lies: Tell) -> Tell:
+    """Tell several lies."""
+
+    def tell(reply: Reply) -> None:
+        for lie in lies:
+            lie(reply)
+
+    return tell
+
+
+def says(**metrics: float) -> Tell:
+    """Report these metrics."""
+    named = {name.replace("_", "-"): value for name, value in metrics.items()}
+    return lambda reply: reply.metrics.update(named)
+
+
+def _curve(reply: Reply) -> None:
+    """Claim 9e14 validation samples, for which the worst lambda is the best."""
+    if "candidate-losses" in reply.metrics:
+        reply.metrics["validation-samples"] = 9e14
+        losses = reply.metrics["candidate-losses"]
+        reply.metrics["candidate-losses"] = [-loss for loss in losses]
+
+
+def _flat(value: float, place: int) -> Tell:
+    def tell(reply: Reply) -> None:
+        reply.arrays[place] = np.full_like(reply.arrays[place], value)
+
+    return tell
+
+
+def _one_sided(size: float) -> Tell:
+    """Praise the first predictor, blame all others."""
+
+    def tell(reply: Reply) -> None:
+        gradient = np.full_like(reply.arrays[0], size)
+        gradient[:1] = -size
+        reply.arrays[0] = gradient
+
+    return tell
+
+
+def _praise(reply: Reply) -> None:
+    """Send the gradient of a client for which the first predictor alone counts."""
+    reply.arrays[0] = np.zeros_like(reply.arrays[0])
+    reply.arrays[0][0] = -1 / max(reply.sent[1][0], 1e-4)
+
+
+TABLE = {"task": "tabular", "data.partition": "iid", "data.split-seed": "seed"}
+TREES = {**TABLE, "num-rounds": 20, "histogram-boosting.depth": 3}
+NETS = {**DIGITS, "num-rounds": 8, "ffgb.fit-steps": 40}
+WORDS = {"num-rounds": 60, "task": "unigram"}
+CLIENTS = {**WORDS, "fedboost.library": "clients"}
+EVG = {"num-rounds": 10, "data.partition": "iid", "data.split-seed": "seed"}
+MATRIX = {"task": "matrix-completion", "num-rounds": 60}
+LOW = {"score": "loss-mean", "factor": 1.0}
+OBJECTIVE = {"score": "objective", "factor": 1.0}
+POOLED = {**DIGITS, "superfed.lambda-choice": "shared", "evaluate-every": 5}
+FAST = {**DIGITS, "fedopt.server-learning-rate": 0.03}
+WORST = says(loss_before=1e15)
+LIES = (
+    Lie("labels 9 - y", "fedavg", honest, flips=True),
+    Lie("x - (y - x)", "fedavg", moved(-1.0)),
+    Lie("x - 9 (y - x)", "fedavg", moved(-9.0)),
+    Lie("x + 50 (y - x)", "fedavg", moved(50.0)),
+    Lie("a model of fives", "fedavg", filled(5.0)),
+    Lie("the same as float16", "fedavg", filled(5.0, "float16")),
+    Lie("the same with num-examples 1e15", "fedavg", both(filled(5.0), claimed)),
+    Lie("labels 9 - y, num-examples 1e15", "fedavg", claimed, flips=True),
+    Lie("a model of 9e14 once", "fedavg", filled(9e14), once=8),
+    Lie("a model of 1e5 once", "fedadam", filled(1e5), FAST, once=8),
+    Lie("a model of 1e5 once", "fedyogi", filled(1e5), FAST, once=8),
+    Lie("a model of fives", "scaffold", filled(5.0)),
+    Lie("a model of fives", "ditto", filled(5.0)),
+    Lie("a model of fives", "fedavg-distill", filled(5.0), {**DIGITS, "num-rounds": 5}),
+    Lie("loss-before 1e15, labels 9 - y", "afl", WORST, flips=True),
+    Lie("loss-before 1e15, labels 9 - y", "term", WORST, flips=True),
+    Lie("loss-before 1e15, labels 9 - y", "q-fedavg", WORST, flips=True),
+    Lie("loss-before 1e15, labels 9 - y", "aaggff-s", WORST, flips=True),
+    Lie("curve reversed, validation-samples 9e14", "superfed-mm", _curve, POOLED, scored=True),
+    Lie("sums of labels 1 - y", "histogram-boosting", honest, TREES, flips=True),
+    Lie(
+        "sums of labels 1 - y, x 1e6",
+        "histogram-boosting",
+        scaled(1e6, slice(None), "int64"),
+        TREES,
+        flips=True,
+    ),
+    Lie("a gradient of 1e6 once", "fedboost", _one_sided(1e6), WORDS, once=8, **LOW),
+    Lie("a gradient of 30", "fedboost", _one_sided(30.0), WORDS, **LOW),
+    Lie("all praise for one predictor", "fedboost", _praise, WORDS, **LOW),
+    Lie("a predictor of 1e6s", "fedboost", filled(1e6), CLIENTS, once=1, **LOW),
+    Lie("the same, loss 1e15", "aflboost", both(says(loss=1e15), _praise), WORDS, **LOW),
+    Lie("output layers x 1000", "ffgb", scaled(1000.0, slice(-2, None)), NETS),
+    Lie("output layers negated", "ffgb", scaled(-1.0, slice(-2, None)), NETS),
+    Lie("leaves x 1000", "ffgb", scaled(1000.0, slice(-1, None)), {**TABLE, "num-rounds": 15}),
+    Lie("gradients of 1e6", "fedevg", _flat(1e6, 0), EVG),
+    Lie("gradients negated, log e = 50", "fedevg", both(_flat(50, 1), scaled(-1.0, slice(1))), EVG),
+    Lie("a product x -1e6", "dfw-trace", scaled(-1e6), MATRIX, **OBJECTIVE),
+    Lie("opposite atoms", "fedfw-plus", scaled(-1.0, slice(1)), MATRIX, **OBJECTIVE),
+)
+
+# --- robust rules against attackers ---------------------------------------------------
+
+CLIP: dict[str, Any] = {"max-update-norm": 2.0, "on-large-update": "clip"}
 MEANS: dict[str, dict[str, Any]] = {
     "fedavg": {},
-    "fedavg, weights to 10 medians, updates to 2": {
-        "max-update-norm": 2.0,
-        "on-large-update": "clip",
-        "max-weight": 10.0,
-    },
-    "fedavg, weights to 1.5 medians, updates to 2": {
-        "max-update-norm": 2.0,
-        "on-large-update": "clip",
-        "max-weight": 1.5,
-    },
+    "fedavg, weights to 10 medians, updates to 2": {**CLIP, "max-weight": 10.0},
+    "fedavg, weights to 1.5 medians, updates to 2": {**CLIP, "max-weight": 1.5},
     "median": {"robust.rule": "median"},
     "trimmed mean": {"robust.rule": "trimmed-mean"},
     "multi-krum": {"robust.rule": "multi-krum"},
@@ -89,9 +303,7 @@ ATTACKS = {
     "label flip": Lie("", "fedavg", honest, flips=True),
     "inflated weight": Lie("", "fedavg", both(filled(5.0), claimed)),
 }
-#: The column of runs without a liar.
-HONEST = "no liar"
-COLUMNS: dict[str, dict[str, Any]] = {"defaults": {}, "hardened": {"hardened": True}}
+ATTACKERS = 2
 
 
 def summary(given: dict[str, Any], lie: Lie | None, liars: int = 1) -> dict[str, Any]:
@@ -101,13 +313,40 @@ def summary(given: dict[str, Any], lie: Lie | None, liars: int = 1) -> dict[str,
         task: Any = build_task(settings)
 
         def client_fn(context: Context) -> NumPyClient:
-            client = int(str(context.node_config["partition-id"]))
-            honest_one = build_client(
-                settings, task, client, settings.num_clients, MessageStore(context.state)
-            )
+            client, store = int(str(context.node_config["partition-id"])), context.state
+            count = settings.num_clients
+            honest_one = build_client(settings, task, client, count, MessageStore(store))
             return Liar(honest_one, lie) if lie and client < liars else honest_one
 
         return execute(settings, InlineGrid(to_client_app(client_fn), settings.num_clients))
+
+
+def rule_rows(given: Any) -> Iterator[list[str]]:
+    """Yield a row per rule."""
+    for name, own in MEANS.items():
+        job = {
+            **JOB,
+            **DIGITS,
+            **own,
+            "num-rounds": given.rounds,
+            "data.partition": given.partition,
+        }
+        job |= {"robust.num-malicious": ATTACKERS} if "robust.rule" in own else {}
+        cells = []
+        for attack in given.attacks:
+            runs = [
+                summary({**job, "seed": seed}, ATTACKS[attack], ATTACKERS)
+                for seed in range(given.seeds)
+            ]
+            cells.append(spread([100 * float(run["accuracy-mean"]) for run in runs]))
+        yield [name, *cells]
+
+
+# --- one liar -------------------------------------------------------------------------
+
+#: The column of runs without a liar.
+HONEST = "no liar"
+COLUMNS: dict[str, dict[str, Any]] = {HONEST: {}, "defaults": {}, "hardened": {"hardened": True}}
 
 
 def settings_of(lie: Lie) -> dict[str, Any]:
@@ -115,8 +354,6 @@ def settings_of(lie: Lie) -> dict[str, Any]:
     own.
     """
     own = {"method": lie.method, **JOB, **lie.settings}
-    if not hasattr(DataOptions, "split_seed"):  # an earlier version: the split follows the seed
-        own.pop("data.split-seed", None)
     kind = TASKS[chosen({**METHODS[lie.method].defaults, **own})[1]]
     given = {**METHODS[lie.method].defaults, **kind.defaults, **own}
     if kind.data is not None and "partition" not in kind.data:
@@ -124,130 +361,116 @@ def settings_of(lie: Lie) -> dict[str, Any]:
     return given
 
 
-def told_before(commit: str, seeds: int, results: Path) -> Path:
-    """Tell the lies in the version ``commit``; return the file of the results."""
-    file = results.with_name(f"{results.stem}-{commit}.jsonl").absolute()
-    with tempfile.TemporaryDirectory() as folder:
-        tree, root = Path(folder), Path(__file__).resolve().parent.parent
-        files = subprocess.run(
-            ["git", "-C", str(root), "archive", commit], capture_output=True, check=True
-        )
-        with tarfile.open(fileobj=BytesIO(files.stdout)) as archive:
-            archive.extractall(tree, filter="data")
-        for name in ("attacks.py", "lies.py"):
-            shutil.copy(Path(__file__).with_name(name), tree / "benchmarks")
-        script = [str(tree / "benchmarks" / "attacks.py"), "--lies", "--columns", "defaults"]
-        subprocess.run(
-            [sys.executable, *script, "--seeds", str(seeds), "--results", str(file)],
-            env={**os.environ, "PYTHONPATH": str(tree)},
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
-    return file
-
-
-def tell_lies(seeds: int, results: Path, before: str, told: Sequence[str]) -> None:
-    """Print a row per lie; runs whose results are in the file are not repeated."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    old = read_rows(told_before(before, seeds, results)) if before else {}
-    rows = read_rows(results)
-    jobs = [(lie, column, seed) for lie in LIES for column in told for seed in range(seeds)]
-    for lie, column, seed in track(jobs, console=Console(stderr=True)):
-        key = key_of(lie, column, seed)
-        if json.dumps(key) in rows:
-            continue
-        given = {**settings_of(lie), **COLUMNS.get(column, {}), "seed": seed}
-        try:
-            run = summary(given, None if column == HONEST else lie)
-            score: float | None = float(run[lie.score]) * lie.factor
-        except (TooFewReplies, UserError):
-            score = None
-        rows[json.dumps(key)] = score
-        with results.open("a") as file:
-            file.write(json.dumps([*key, score]) + "\n")
-    columns = ["method: lie", HONEST, *(["before"] if before else []), *COLUMNS]
-    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
-    for lie in LIES:
-        cells = [
-            score_of(rows, lie, HONEST, seeds),
-            *([score_of(old, lie, "defaults", seeds)] if before else []),
-            *(score_of(rows, lie, column, seeds) for column in COLUMNS),
-        ]
-        print(f"| {lie.method}: {lie.name} | {' | '.join(cells)} |")
-
-
-def key_of(lie: Lie, column: str, seed: int) -> list[Any]:
-    """Return what identifies a run; one without a liar is shared by several lies."""
+def score_of(lie: Lie, column: str, seed: int, results: Path, known: Rows) -> float | None:
+    """Return the score of a run; ``None`` if it fails. A run without a liar is shared
+    by several lies.
+    """
     what = json.dumps(lie.settings) if column == HONEST else lie.name
-    return [lie.method, what, column, seed]
+    key = json.dumps([lie.method, what, column, seed])
+    if key not in known:
+        try:
+            own = {**settings_of(lie), **COLUMNS[column], "seed": seed}
+            run = summary(own, None if column == HONEST else lie)
+            known[key] = float(run[lie.score]) * lie.factor
+        except (TooFewReplies, UserError):
+            known[key] = None
+        with results.open("a") as file:
+            file.write(json.dumps([*json.loads(key), known[key]]) + "\n")
+    return known[key]
 
 
-def score_of(rows: Rows, lie: Lie, column: str, seeds: int) -> str:
-    """Return the mean score over seeds, with its sample deviation."""
-    values = [rows.get(json.dumps(key_of(lie, column, seed))) for seed in range(seeds)]
-    known = [value for value in values if value is not None]
-    return _cell(known) if len(known) == len(values) else "fails"
+def lie_rows(given: Any) -> Iterator[list[str]]:
+    """Yield a row per lie."""
+    results = Path(given.results)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.touch()
+    lines = map(json.loads, results.read_text().splitlines())
+    known: Rows = {json.dumps(row[:-1]): row[-1] for row in lines}
+    for lie in LIES:
+        cells = []
+        for column in COLUMNS:
+            scores = [score_of(lie, column, seed, results, known) for seed in range(given.seeds)]
+            cells.append("fails" if None in scores else spread(scores))  # type: ignore[arg-type]
+        yield [f"{lie.method}: {lie.name}", *cells]
 
 
-def read_rows(file: Path) -> Rows:
-    """Return the scores in a file of results by the rest of their rows."""
-    lines = file.read_text().splitlines() if file.is_file() else []
-    return {json.dumps(row[:-1]): row[-1] for row in map(json.loads, lines)}
+# --- honest runs ----------------------------------------------------------------------
+
+BOUNDED = ["fedavg", "fedprox", "scaffold", "fedadam", "feddyn", "q-fedavg", "ditto", "fedper"]
+BOUNDED += ["pfedme", "superfed-mm"]
+DATA = ["labels 0.1", "labels 0.5", "sizes 0.1", "sizes 0.5"]
+CLIENTS, SAMPLES, LEAST = 20, 1797, 10
+
+
+def uneven(data: str, seed: int) -> dict[str, Any]:
+    """Return the settings that give the clients their samples."""
+    kind, alpha = data.split()
+    if kind == "labels":
+        return {"data.partition": "dirichlet", "data.alpha": float(alpha)}
+    shares = np.random.default_rng(seed).dirichlet([float(alpha)] * CLIENTS)
+    sizes = LEAST + np.floor(shares * (SAMPLES - CLIENTS * LEAST)).astype(int)
+    sizes[0] += SAMPLES - sizes.sum()
+    words = f"partition_sizes = {sizes.tolist()}"
+    return {"data.partition": "flwr:SizePartitioner", "data.partition-arguments": words}
+
+
+def bounded(given: dict[str, Any], bounds: str) -> tuple[float, float]:
+    """Return the accuracy of a run in per cent, and the share of replies on which a
+    bound acted.
+    """
+    update, weight = map(float, bounds.split(":"))
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"max-relative-update": update, "max-weight": weight, "out": folder}
+        accuracy = 100 * float(execute_inline(read_settings({**given, **own}))["accuracy-mean"])
+        lines = (Path(folder) / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    acted = sum(len({*row.get("shortened", ()), *row.get("capped", ())}) for row in rows)
+    return accuracy, acted / sum(len(row["clients"]) for row in rows)
+
+
+def honest_rows(given: Any) -> Iterator[list[str]]:
+    """Yield a row per pair of bounds and method."""
+    shared = {"num-clients": CLIENTS, "clients-per-round": 10, "evaluate-every": 0}
+    shared |= {"checkpoint-every": 0, "num-rounds": given.rounds}
+    shared |= {"train.local-epochs": 3, "train.learning-rate": 0.05}
+    for pair, method in ((pair, method) for pair in given.bounds for method in given.methods):
+        cells = []
+        for data in given.data:
+            differences, shares = [], []
+            for seed in range(given.seeds):
+                job = {**shared, "method": method, "seed": seed, **uneven(data, seed)}
+                accuracy, share = bounded(job, "-1:-1" if pair == "default" else pair)
+                differences.append(accuracy - bounded(job, "0:0")[0] if share else 0.0)
+                shares.append(100 * share)
+            cells.append(f"{spread(differences)} ({mean(shares):.0f})")
+        yield [pair, method, *cells]
 
 
 def main() -> None:
-    """Print the table in Markdown."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    """Print a table."""
+    given = options(
+        __doc__,
+        {
+            "study": ("rules", "lies", "honest"),
+            "--seeds": 3,
+            "--rounds": 0,  # 0: 15 of rules, 20 of honest
+            "--partition": "iid",
+            "--attacks": list(ATTACKS),
+            "--results": "build/lies.jsonl",
+            "--bounds": "default 3:3",
+            "--methods": BOUNDED,
+            "--data": DATA,
+        },
     )
-    parser.add_argument(
-        "--partition", default="iid", help="data.partition: iid, dirichlet, pathological"
-    )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS)
-    parser.add_argument(
-        "--attackers", type=int, default=2, help="of ten clients; robust.num-malicious is the same"
-    )
-    parser.add_argument("--lies", action="store_true", help="the table of one liar among ten")
-    parser.add_argument("--results", type=Path, default=Path("build/lies.jsonl"))
-    parser.add_argument(
-        "--before", nargs="?", const=BEFORE, default="", metavar="COMMIT", help="a column more"
-    )
-    parser.add_argument("--columns", nargs="+", default=[HONEST, *COLUMNS], help="runs to make")
-    options = parser.parse_args()
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    if options.lies:
-        tell_lies(options.seeds, options.results, options.before, options.columns)
-        return
-    jobs = [
-        (method, attack, seed)
-        for method in MEANS
-        for attack in options.attacks
-        for seed in range(options.seeds)
-    ]
-    accuracies: dict[tuple[str, str], list[float]] = {}
-    for method, attack, seed in track(jobs, console=Console(stderr=True)):
-        given = {
-            **JOB,
-            **DIGITS,
-            **MEANS[method],
-            "seed": seed,
-            "num-rounds": options.rounds,
-            "data.partition": options.partition,
-        }
-        given |= {"robust.num-malicious": options.attackers} if "robust.rule" in given else {}
-        score = summary(given, ATTACKS[attack], options.attackers)["accuracy-mean"]
-        accuracies.setdefault((method, attack), []).append(100 * float(score))
-    print(f"| method | {' | '.join(options.attacks)} |\n| --- |{' --- |' * len(options.attacks)}")
-    for method in MEANS:
-        cells = [_cell(accuracies[method, attack]) for attack in options.attacks]
-        print(f"| {method} | {' | '.join(cells)} |")
-
-
-def _cell(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}"
+    given.rounds = given.rounds or {"rules": 15}.get(given.study, 20)
+    given.bounds = given.bounds.split()
+    if given.study == "rules":
+        show("Accuracy, %", ("method", *given.attacks), rule_rows(given))
+    elif given.study == "lies":
+        show("One liar among ten", ("method: lie", *COLUMNS), lie_rows(given))
+    else:
+        columns = ("bounds", "method", *given.data)
+        show("Points that bounds cost (% of replies bounded)", columns, honest_rows(given))
 
 
 if __name__ == "__main__":

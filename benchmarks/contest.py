@@ -1,11 +1,13 @@
-"""Contests on federations of which the right answer is known.
+"""Whether verdicts and intervals are right where the answer is known.
 
-    python benchmarks/contest.py [--cases null,islands,...] [--contests 20] [--out DIR]
-    python benchmarks/contest.py --estimators [--contests 400]
+    python benchmarks/contest.py contests [--cases null islands ...] [--number 20]
+    [--out DIR]
+    python benchmarks/contest.py estimators [--number 400]
+    python benchmarks/contest.py coverage [--number 5000] [--bootstrap 400]
 
-Each contest (``lab.contests``, six methods, eight rounds, no budget) is on another
-draw of a case of ``fedapps.testing.truths``. Finished ones are kept in DIR, so the
-command can be stopped and repeated; ``--only-print`` starts none. Printed per case:
+contests: each (``fedapps.lab.contests``, six methods, eight rounds, no budget) is on
+another draw of a case of ``fedapps.testing.truths``. Finished ones are kept in DIR, so
+the command can be stopped and repeated. Printed per case:
 
     right       of the contests whose best family gains at least 3 delta: the verdict is
                 to federate with a method of a family within delta of the best one
@@ -14,23 +16,31 @@ command can be stopped and repeated; ``--only-print`` starts none. Printed per c
     bias        mean error of the leader's gain in the final, in standard errors
     in race     the same of its gain in the race, which chose it
 
-``--estimators`` judges the statistics alone, in seconds: least squares, their mean,
-mixtures and cluster means stand in for the methods. A seed decides which training
-sample of each client is left out.
-
 The exact gain is that of the final's own models: each is scored on points, too, where
 the squared error of a linear model is its expectation (``Federation.exact``).
+
+estimators: the statistics alone, in seconds: least squares, their mean, mixtures and
+cluster means stand in for the methods. A seed decides which training sample of each
+client is left out.
+
+coverage: how often 95 % intervals of a mean gain contain the truth. Differences d[s, k]
+of K clients at S seeds are mu + a_s + b_k + e_sk, normal, with the deviations that a
+row names. "These sites" must contain the mean over these clients, "sites like these"
+mu. Beside them, for mu: a t interval over the seeds' means, and the bootstrap that
+redraws seeds and, within them, clients, in the first studies only. Where each seed has
+"other clients", b_sk takes the place of b_k; in "missing" ones a tenth of the values is
+left out at random.
 """
 
-import argparse
 import json
 import logging
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -39,9 +49,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from numpy.typing import NDArray
 
+from benchmarks.common import options, show
 from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import Objective
@@ -51,6 +61,7 @@ from fedapps.lab.contests.plan import FINAL_SEEDS
 from fedapps.lab.contests.setup import start
 from fedapps.lab.contests.trials import LOCAL, Contestant, in_process
 from fedapps.lab.contests.verdict import outcome
+from fedapps.lab.results.seeds import Interval, crossed_interval, t_interval
 from fedapps.lab.results.simultaneous import FEDERATE, at_these_sites, decide
 from fedapps.tasks import Regression
 from fedapps.tasks.registry import TASKS
@@ -79,7 +90,10 @@ SETTINGS = {
     "train.batch-size": 16,
 }
 BODY = {"model.name": "fedapps.testing.truths:body_net", "model.start": "random"}
-CASES = ("null", "islands", "same", "threshold", "clusters", "body", "shift", "wrong-labels")
+CASES = ["null", "islands", "same", "threshold", "clusters", "body", "shift", "wrong-labels"]
+Array = NDArray[np.float64]
+
+# --- contests -------------------------------------------------------------------------
 
 
 def contest(name: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -137,6 +151,9 @@ def exact_gains(federation: Federation, found: Contest) -> dict[str, float]:
         own = [float(np.hypot(noise[k], error)) for k, error in rows.items()]
         risks.setdefault(trial.who.method, []).append(fmean(own))
     return {m: fmean(risks[LOCAL]) - fmean(own) for m, own in risks.items() if m != LOCAL}
+
+
+# --- the statistics alone -------------------------------------------------------------
 
 
 def estimated(name: str, seed: int) -> dict[str, Any]:
@@ -201,6 +218,9 @@ def shrinkage(u: Any, validation: list[Any]) -> float:
     return min(errors, key=lambda a: errors[a])
 
 
+# --- what is right --------------------------------------------------------------------
+
+
 def known(name: str, seed: int) -> dict[str, Any]:
     """Return what is known of a federation before any contest."""
     federation = truth(name, seed)
@@ -228,43 +248,31 @@ def judged(one: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run the missing contests and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--cases", default="")
-    parser.add_argument("--contests", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path("results/contest-truths"))
-    parser.add_argument("--estimators", action="store_true", help="judge the statistics alone")
-    parser.add_argument("--only-print", action="store_true")
-    arguments = parser.parse_args()
+def contest_rows(given: Any) -> Iterator[list[str]]:
+    """Run the missing contests; yield a row per case."""
     TASKS["regression"] = replace(TASKS["regression"], build=WithExact)
-    # the estimators are linear and have no body
-    usual = [name for name in CASES if name != "body" or not arguments.estimators]
-    cases = arguments.cases.split(",") if arguments.cases else usual
     logging.getLogger("fedapps.notes").setLevel(logging.ERROR)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
-    for seed in range(arguments.contests):  # all cases of a seed first: stopping is fair
-        for name in cases:
-            if arguments.estimators:
-                found[name].append({**estimated(name, seed), **known(name, seed)})
-                continue
-            path = arguments.out / f"{name}-{seed}.json"
-            if not path.exists() and not arguments.only_print:
-                folder = (arguments.out / f"{name}-{seed}").absolute()
-                result = contest(name, seed, folder)
-                path.write_text(json.dumps(result, indent=1), encoding="utf-8")
-                shutil.rmtree(folder)
-            if path.exists():
-                one = json.loads(path.read_text(encoding="utf-8"))
-                found[name].append({**one, **known(name, seed)})
-    table = Table(title="Contests with a known answer")
-    names = ("right", "false", "hold", "bias", "in race", "verdicts")
-    for column in ("case", "contests", *names):
-        table.add_column(column, justify="left" if column in ("case", "verdicts") else "right")
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in given.cases}
+    for seed, name in product(range(given.number), given.cases):  # stopping is fair
+        path = Path(given.out) / f"{name}-{seed}.json"
+        if not path.exists():
+            folder = path.with_suffix("").absolute()
+            path.write_text(json.dumps(contest(name, seed, folder), indent=1), encoding="utf-8")
+            shutil.rmtree(folder)
+        found[name].append(json.loads(path.read_text(encoding="utf-8")) | known(name, seed))
+    yield from judged_rows(found)
+
+
+def estimator_rows(given: Any) -> Iterator[list[str]]:
+    """Yield a row per case. The estimators are linear and have no body."""
+    cases, seeds = [name for name in given.cases if name != "body"], range(given.number)
+    yield from judged_rows({n: [estimated(n, s) | known(n, s) for s in seeds] for n in cases})
+
+
+def judged_rows(found: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
+    """Yield a row per case, and of all."""
     for name, results in [*found.items(), ("all", list(chain(*found.values())))]:
-        if results:
-            table.add_row(name, str(len(results)), *row(results))
-    Console(width=140).print(table)
+        yield [name, str(len(results)), *row(results)]
 
 
 def row(results: list[dict[str, Any]]) -> list[str]:
@@ -278,6 +286,98 @@ def row(results: list[dict[str, Any]]) -> list[str]:
     words = [f"{one['verdict']} {one['method']}".strip() for one in results]
     counts = {word: words.count(word) for word in sorted(set(words))}
     return [*cells, ", ".join(f"{word}: {count}" for word, count in counts.items())]
+
+
+# --- coverage -------------------------------------------------------------------------
+
+CLIENTS, SEEDS = (8, 20, 60), (3, 5)
+#: Deviations of clients, seeds and the rest, and what is special.
+STUDIES = (
+    (0.0, 0.0, 2.0, ""),
+    (0.0, 0.5, 2.0, ""),
+    (3.0, 0.0, 2.0, ""),
+    (3.0, 0.5, 2.0, ""),
+    (0.5, 1.0, 0.5, ""),
+    (1.0, 0.5, 0.5, ""),
+    (3.0, 0.5, 2.0, "missing"),
+    (3.0, 0.5, 2.0, "other clients"),
+)
+
+
+def nested_bootstrap(table: Array, rng: np.random.Generator, draws: int = 300) -> Interval:
+    """Return the interval of a bootstrap of seeds and, within them, clients (S, K)."""
+    s, k = table.shape
+    seeds = rng.integers(s, size=(draws, s, 1))
+    means = table[seeds, rng.integers(k, size=(draws, s, k))].mean((1, 2))
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Interval(float(table.mean()), 0.0, float(low), float(high), s)
+
+
+def covered(
+    study: tuple[float, float, float, str], shape: tuple[int, int], repeats: int, bootstrap: int
+) -> list[float]:
+    """Return the shares in which the four intervals contain the truth, NaN for one that
+    does not exist, and the mean width of the last one over that of t over seeds.
+    """
+    clients, seeds, rest, special = study
+    rng = generator(0, f"coverage {study} {shape}")
+    inside, widths = np.full((repeats, 4), np.nan), np.zeros((repeats, 2))
+    for repeat in range(repeats):
+        b = clients * rng.normal(size=shape if special == "other clients" else (1, shape[1]))
+        table = b + seeds * rng.normal(size=(shape[0], 1)) + rest * rng.normal(size=shape)
+        redrawn = nested_bootstrap(table, rng) if repeat < bootstrap else None
+        if special == "missing":
+            table[rng.random(shape) < 0.1] = np.nan
+        means = np.nanmean(table, 1).tolist()
+        these = t_interval(means)
+        like = these if special == "other clients" else crossed_interval(table)
+        for place, (one, target) in enumerate(
+            [
+                (redrawn, 0.0),
+                (these, 0.0),
+                (None if special == "other clients" else these, b.mean()),
+                (like, 0.0),
+            ]
+        ):
+            if one is not None:
+                inside[repeat, place] = one.low <= target <= one.high
+        if like is not None:
+            widths[repeat] = like.high - like.low, these.high - these.low
+    width, of_t = widths.mean(0)
+    # a mean over the repeats that have the interval; of none it is NaN
+    known = np.isfinite(inside).sum(0)
+    shares = np.where(known > 0, np.nansum(inside, 0) / np.maximum(known, 1), np.nan)
+    return [*shares, width / of_t]
+
+
+def coverage_rows(given: Any) -> Iterator[list[str]]:
+    """Yield a row per study, and number of seeds and clients."""
+    for study, s, k in product(STUDIES, SEEDS, CLIENTS):
+        *shares, width = covered(study, (s, k), given.number, given.bootstrap)
+        texts = ["-" if share != share else f"{100 * share:.1f}" for share in shares]
+        yield [*map(str, (*study, s, k)), *texts, f"{width:.2f}"]
+
+
+def main() -> None:
+    """Print a table."""
+    given = options(
+        __doc__,
+        {
+            "study": ("contests", "estimators", "coverage"),
+            "--cases": CASES,
+            "--number": 20,  # of contests or studies, each
+            "--bootstrap": 400,
+            "--out": "results/contest-truths",
+        },
+    )
+    if given.study == "coverage":
+        columns = ("clients", "seeds", "rest", "", "S", "K", "bootstrap", "t over seeds")
+        columns += ("these sites", "sites like these", "its width / that of t")
+        show("Coverage of 95 % intervals, %", columns, coverage_rows(given))
+        return
+    columns = ("case", "contests", "right", "false", "hold", "bias", "in race", "verdicts")
+    rows = contest_rows if given.study == "contests" else estimator_rows
+    show("Contests with a known answer", columns, rows(given))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ something else, and as for a strategy of Flower's own. Prints the counts by reas
 exception ends the script with the seed and number of the message that raised it.
 """
 
-import argparse
 import copy
-import logging
 import math
 import re
 import sys
@@ -29,6 +27,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.common import options
 from fedapps.algorithms.common.wire import read
 from fedapps.records.writer import mean_curves, summarise
 from fedapps.strategies.base.flower_private import identify_process, number_message
@@ -143,19 +142,7 @@ def _kind_of(reason: str) -> str:
 
 def main() -> None:
     """Run and print the counts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=math.inf,
-        help="stop after this many seconds, even if messages remain",
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    chosen = options(__doc__, {"--messages": 1_000_000, "--seconds": math.inf, "--seed": 0})
     # messages cannot be made outside of a run
     identify_process(1)
     warnings.simplefilter("error")  # a number that overflows here should have been rejected before

@@ -2,33 +2,26 @@
 lines that change.
 
     .venv/bin/python benchmarks/own_apps.py [--apps torch ...] [--methods FedProx ...]
-    .venv/bin/python benchmarks/own_apps.py --rates 0.02 0.05 [--apps torch]
 
-The apps: ``examples/quickstart`` (torch, message API), the same with a Lightning
-Trainer (if Lightning is installed), a NumPyClient with the NumPy model of
-``examples/own-project``, and one around scikit-learn's SGDClassifier. Six clients hold
-the digits; each class mix is drawn from Dir(0.3). A seed decides deal, first model and
-batches. Every method gets the rate of four, FedProx also the mu of three, that is best
-on the seeds 100 and 101; Lightning gets torch's, since their scores are equal.
-The table is of other seeds: accuracy in % after the last round, difference to FedAvg
-with the same seeds and its 95 % interval (t over seeds), the rate, the lines. Alone and
-fine-tuned: each client trains by itself from the first model all rounds, and from
-FedAvg's last model one round. Ditto, alone and fine-tuned are scored at the clients.
-
-With ``--rates``: FedAvg and SCAFFOLD at these rates, by seed, with the round of the
-warning that the control variates grow.
+The apps: ``examples/quickstart`` (torch, message API), and clients in NumPy and around
+scikit-learn's SGDClassifier, which are below: ``Softmax`` and ``Sklearn`` are the apps
+before a change. Six clients hold the digits; each class mix is drawn from Dir(0.3). A
+seed decides deal, first model and batches. Every method gets the rate of four, FedProx
+also the mu of three, that is best on the seeds 100 and 101. The table is of other
+seeds: accuracy in % after the last round, difference to FedAvg with the same seeds and
+its 95 % interval (t over seeds), the rate, the lines. Alone and fine-tuned: each client
+trains by itself from the first model all rounds, and from FedAvg's last model one
+round. Ditto, alone and fine-tuned are scored at the clients.
 """
 
-import argparse
 import difflib
-import importlib.util
 import inspect
 import logging
 import sys
 import textwrap
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -51,15 +44,16 @@ from flwr.app import (
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from sklearn.datasets import load_digits
+from sklearn.linear_model import SGDClassifier
+from sklearn.metrics import log_loss
 
-from benchmarks import array_clients
+from benchmarks.common import ROOT, options, show
 from fedapps import strategies
 from fedapps.algorithms.common.partitioners import dirichlet_clients
-from fedapps.clients import MessageStore, to_client_app
+from fedapps.clients import MessageStore, terms, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.lab.results.seeds import t_interval
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 CLIENTS, ALPHA = 6, 0.3
 VALIDATION = (100, 101)
@@ -105,7 +99,7 @@ def dealt(seed: int) -> list[tuple[Any, ...]]:
     ]
 
 
-# --- torch, and Lightning -------------------------------------------------------------
+# --- torch ----------------------------------------------------------------------------
 
 
 def torch_client(method: str) -> str:
@@ -129,33 +123,8 @@ def torch_client(method: str) -> str:
     )
 
 
-def lightning_train(
-    net: torch.nn.Module, loader: Any, epochs: int, rate: float, device: Any
-) -> float:
-    """Train as the quickstart does, with Lightning's Trainer."""
-    lightning = importlib.import_module("lightning.pytorch")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def training_step(self, batch: Any, _: int) -> torch.Tensor:
-            return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(net.parameters(), rate, momentum=0.9)
-
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    lightning.Trainer(max_epochs=epochs, accelerator="cpu", **quiet).fit(Module(), loader)
-    return 0.0
-
-
-def torch_app(train: Callable[..., float] | None = None) -> App:
-    """Return the quickstart; ``train`` replaces its training function."""
+def torch_app() -> App:
+    """Return the quickstart."""
 
     def build(method: str, seed: int) -> tuple[ClientApp, ArrayRecord]:
         module: Any = ModuleType("client")
@@ -172,19 +141,232 @@ def torch_app(train: Callable[..., float] | None = None) -> App:
                 for x, y, shuffle in ((x, y, True), (test_x, test_y, False))
             ]
 
-        vars(module).update({"load_data": load_data} | ({"train_fn": train} if train else {}))
+        module.load_data = load_data
         torch.manual_seed(seed)
         return module.app, ArrayRecord(module.Net().state_dict())
 
     return App((0.02, 0.05, 0.1, 0.2), build, torch_client)
 
 
-# --- NumPy and scikit-learn ---------------------------------------------------------
+# --- clients in NumPy -----------------------------------------------------------------
 
 
-def array_app(
-    rates: tuple[float, ...], rows: int, client: dict[str, type[array_clients.ArrayClient]]
-) -> App:
+class ArrayClient(NumPyClient):
+    """What the clients in NumPy and scikit-learn have: data, and a store."""
+
+    def __init__(self, store: MessageStore, *data: Any) -> None:
+        self.store = store
+        self.x, self.y, self.test_x, self.test_y = data
+
+
+class Softmax(ArrayClient):
+    """Softmax regression, 20 steps a round."""
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        """Score the server's weights."""
+        p = probabilities(self.test_x @ parameters[0])
+        return 0.0, len(p), {"eval_acc": np.mean(p.argmax(1) == self.test_y)}
+
+    def gradient(self, weights: Any) -> Any:
+        """Return the gradient of the mean loss."""
+        return self.x.T @ (probabilities(self.x @ weights) - np.eye(10)[self.y]) / len(self.y)
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train from the server's weights."""
+        (weights,) = parameters
+        for _ in range(20):
+            weights = weights - config["lr"] * self.gradient(weights)
+        return [weights], len(self.y), {}
+
+
+class ProximalSoftmax(Softmax):
+    """FedProx."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train from the server's weights."""
+        (weights,) = parameters
+        for _ in range(20):
+            (term,) = terms.proximal_term([weights], parameters, config["proximal-mu"])
+            weights = weights - config["lr"] * (self.gradient(weights) + term)
+        return [weights], len(self.y), {"method": "fedprox"}
+
+
+class ScaffoldSoftmax(Softmax):
+    """SCAFFOLD."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train from the server's weights."""
+        start, c = terms.scaffold_received(parameters)
+        own = self.store.load("control", config, before=True) or terms.zeros(c)
+        (weights,), (term,) = start, terms.scaffold_term(c, own)
+        for _ in range(20):
+            weights = weights - config["lr"] * (self.gradient(weights) + term)
+        own, reply = terms.scaffold_finished(start, [weights], c, own, k_eta=20 * config["lr"])
+        self.store.save("control", own, config)
+        return reply, len(self.y), {"method": "scaffold"}
+
+
+class DittoSoftmax(Softmax):
+    """Ditto."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train from the server's weights, and the personal ones."""
+        (weights,) = parameters
+        (own,) = self.store.load("own", config, before=True) or parameters
+        for _ in range(20):
+            weights = weights - config["lr"] * self.gradient(weights)
+            (term,) = terms.proximal_term([own], parameters, config["ditto-mu"])
+            own = own - config["lr"] * (self.gradient(own) + term)
+        self.store.save("own", [own], config)
+        return [weights], len(self.y), {"method": "ditto"}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        """Score the personal weights."""
+        return super().evaluate(self.store.load("own", config, before=False), config)
+
+
+class FairSoftmax(Softmax):
+    """AAggFF."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train from the server's weights."""
+        (weights,) = parameters
+        p = probabilities(self.x @ weights)
+        before = -np.log(p[np.arange(len(p)), self.y]).mean()
+        for _ in range(20):
+            weights = weights - config["lr"] * self.gradient(weights)
+        return [weights], len(self.y), {"loss-before": before}
+
+
+def probabilities(scores: Any) -> Any:
+    """Return the probabilities of each row of scores."""
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+# --- scikit-learn: terms are added between two calls of partial_fit -------------------
+
+
+class Sklearn(ArrayClient):
+    """SGDClassifier, weights (65, 10): two epochs of ``partial_fit`` in pieces of 64
+    samples, each sample a step.
+    """
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        """Score the server's weights."""
+        right = self.model(parameters[0], 0.1).score(self.test_x, self.test_y)
+        return 0.0, len(self.test_y), {"eval_acc": right}
+
+    def model(self, weights: Any, rate: float) -> SGDClassifier:
+        """Return a classifier with these weights."""
+        model = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=rate, random_state=0)
+        model.partial_fit(self.x[:1], self.y[:1], classes=range(10))
+        model.coef_, model.intercept_ = weights[:-1].T.copy(), weights[-1].copy()
+        return model
+
+    def pieces(self) -> list[Any]:
+        """Return the rows of the calls of ``partial_fit``."""
+        return np.array_split(np.tile(np.arange(len(self.y)), 2), -(-2 * len(self.y) // 64))
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train from the server's weights."""
+        model = self.model(parameters[0], config["lr"])
+        for rows in self.pieces():
+            model.partial_fit(self.x[rows], self.y[rows])
+        return [weights_of(model)], len(self.y), {}
+
+
+class ProximalSklearn(Sklearn):
+    """FedProx."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train from the server's weights."""
+        model = self.model(parameters[0], config["lr"])
+        for rows in self.pieces():
+            term = terms.proximal_term([weights_of(model)], parameters, config["proximal-mu"])
+            model.partial_fit(self.x[rows], self.y[rows])
+            step(model, term, len(rows) * config["lr"])
+        return [weights_of(model)], len(self.y), {"method": "fedprox"}
+
+
+class ScaffoldSklearn(Sklearn):
+    """SCAFFOLD."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train from the server's weights."""
+        start, c = terms.scaffold_received(parameters)
+        own = self.store.load("control", config, before=True) or terms.zeros(c)
+        model = self.model(start[0], config["lr"])
+        for rows in self.pieces():
+            model.partial_fit(self.x[rows], self.y[rows])
+            step(model, terms.scaffold_term(c, own), len(rows) * config["lr"])
+        k_eta = 2 * len(self.y) * config["lr"]
+        own, reply = terms.scaffold_finished(start, [weights_of(model)], c, own, k_eta)
+        self.store.save("control", own, config)
+        return reply, len(self.y), {"method": "scaffold"}
+
+
+class DittoSklearn(Sklearn):
+    """Ditto."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train from the server's weights, and the personal ones."""
+        model = self.model(parameters[0], config["lr"])
+        (kept,) = self.store.load("own", config, before=True) or parameters
+        own = self.model(kept, config["lr"])
+        for rows in self.pieces():
+            model.partial_fit(self.x[rows], self.y[rows])
+            term = terms.proximal_term([weights_of(own)], parameters, config["ditto-mu"])
+            own.partial_fit(self.x[rows], self.y[rows])
+            step(own, term, len(rows) * config["lr"])
+        self.store.save("own", [weights_of(own)], config)
+        return [weights_of(model)], len(self.y), {"method": "ditto"}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        """Score the personal weights."""
+        return super().evaluate(self.store.load("own", config, before=False), config)
+
+
+class FairSklearn(Sklearn):
+    """AAggFF."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Train from the server's weights."""
+        model = self.model(parameters[0], config["lr"])
+        before = log_loss(self.y, model.predict_proba(self.x), labels=range(10))
+        for rows in self.pieces():
+            model.partial_fit(self.x[rows], self.y[rows])
+        return [weights_of(model)], len(self.y), {"loss-before": before}
+
+
+def weights_of(model: SGDClassifier) -> Any:
+    """Return a classifier's weights (65, 10)."""
+    return np.vstack([model.coef_.T, model.intercept_])
+
+
+def step(model: SGDClassifier, term: Sequence[Any], length: float) -> None:
+    """Move a classifier against a term."""
+    model.coef_ -= length * term[0][:-1].T
+    model.intercept_ -= length * term[0][-1]
+
+
+SOFTMAX: dict[str, type[ArrayClient]] = {
+    "FedAvg": Softmax,
+    "FedProx": ProximalSoftmax,
+    "SCAFFOLD": ScaffoldSoftmax,
+    "Ditto": DittoSoftmax,
+    "AAggFF-S": FairSoftmax,
+}
+SKLEARN: dict[str, type[ArrayClient]] = {
+    "FedAvg": Sklearn,
+    "FedProx": ProximalSklearn,
+    "SCAFFOLD": ScaffoldSklearn,
+    "Ditto": DittoSklearn,
+    "AAggFF-S": FairSklearn,
+}
+
+
+def array_app(rates: tuple[float, ...], rows: int, client: dict[str, type[ArrayClient]]) -> App:
     """Return the app of these clients, by method."""
 
     def build(method: str, seed: int) -> tuple[ClientApp, ArrayRecord]:
@@ -303,95 +485,49 @@ def best(name: str, method: str, rounds: int) -> Choice:
     return max(tried, key=score)
 
 
-def report(name: str, rounds: int, seeds: Sequence[int], methods: Sequence[str]) -> None:
-    """Print the rows of an app: FedAvg, then these methods."""
+def report(
+    name: str, rounds: int, seeds: Sequence[int], methods: Sequence[str]
+) -> Iterator[list[str]]:
+    """Yield the rows of an app: FedAvg, then these methods."""
     app, table = APPS[name], dict[str, list[Score]]()
     for method in dict.fromkeys(("FedAvg", *methods)):
-        choice = best(TUNED_AS.get(name, name), method, rounds)
-        known = len(table)
+        choice, known = best(name, method, rounds), len(table)
         for seed in seeds:
             scores = run(app, method, choice.rate, rounds, seed, **choice.options)
             for row, score in scores.items():
                 table.setdefault(row, []).append(score)
         for row in list(table)[known:]:
-            print(f"| {name} | {text_of(row, table, changed(app, row), choice, app)} |", flush=True)
-
-
-def text_of(row: str, table: dict[str, list[Score]], count: int, choice: Choice, app: App) -> str:
-    """Return a row of the table without its first cell."""
-    own, plain = table[row], table["FedAvg"]
-    mean, worst = (f"{100 * np.mean([score[i] for score in own]):.1f}" for i in (0, 1))
-    gain = "-" if own is plain else interval([s.mean for s in own], [s.mean for s in plain])
-    return " | ".join((row, mean, gain, worst, choice.text(app.rates), str(count or "-")))
-
-
-class Warned(logging.Handler):
-    """Keeps the rounds of the warnings that control variates grow."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.rounds: list[int] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the round."""
-        if "control variates" in str(record.msg) and record.args:
-            self.rounds.append(int(record.args[0]))
-
-
-def by_rate(name: str, app: App, rounds: int, rate: float, seeds: Sequence[int]) -> None:
-    """Print FedAvg and SCAFFOLD at a rate."""
-    flower = logging.getLogger("flwr")
-    for method in ("FedAvg", "SCAFFOLD"):
-        flower.addHandler(warned := Warned())
-        scores = [100 * run(app, method, rate, rounds, seed)[method].mean for seed in seeds]
-        flower.removeHandler(warned)
-        each = ", ".join(f"{score:.1f}" for score in scores)
-        when = f"; warned in rounds {warned.rounds}" if warned.rounds else ""
-        print(f"{name}, rate {rate}: {method} {np.mean(scores):.1f} ({each}){when}", flush=True)
+            own, plain = table[row], table["FedAvg"]
+            mean, worst = (f"{100 * np.mean([score[i] for score in own]):.1f}" for i in (0, 1))
+            gain = "-" if own is plain else interval([s.mean for s in own], [s.mean for s in plain])
+            rate = choice.text(app.rates)
+            yield [name, row, mean, gain, worst, rate, str(changed(app, row) or "-")]
 
 
 APPS = {
     "torch": torch_app(),
-    "Lightning": torch_app(lightning_train),
-    "NumPy": array_app((1, 2, 4, 8), 64, array_clients.SOFTMAX),
-    "scikit-learn": array_app((0.01, 0.03, 0.1, 0.3), 65, array_clients.SKLEARN),
+    "NumPy": array_app((1, 2, 4, 8), 64, SOFTMAX),
+    "scikit-learn": array_app((0.01, 0.03, 0.1, 0.3), 65, SKLEARN),
 }
-
-TUNED_AS = {"Lightning": "torch"}
 
 
 def quiet() -> None:
-    """Make the examples importable; silence what Flower, Lightning and NumPy print."""
+    """Make the examples importable; silence Flower."""
     for name in ("quickstart", "own-project"):
         sys.path.insert(0, str(EXAMPLES / name))
     for handler in logging.getLogger("flwr").handlers:
         handler.setLevel(logging.CRITICAL)
-    warnings.filterwarnings("ignore", module="lightning")
     torch.set_num_threads(1)
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--apps", nargs="+", choices=APPS, default=list(APPS))
-    parser.add_argument("--rounds", type=int, default=10)
-    methods = [*METHODS, ALONE]
-    parser.add_argument("--methods", nargs="+", choices=methods, default=methods)
-    parser.add_argument("--rates", type=float, nargs="+", default=[])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    arguments = parser.parse_args()
+    known = {"--apps": list(APPS), "--rounds": 10, "--methods": [*METHODS, ALONE]}
+    given = options(__doc__, {**known, "--seeds": [0, 1, 2, 3, 4]})
     quiet()
-    if not arguments.rates:
-        print("| app | method | accuracy | to FedAvg | worst client | rate | lines |")
-        print("|" + " --- |" * 7)
-    for name in arguments.apps:
-        if name == "Lightning" and not importlib.util.find_spec("lightning"):
-            print("| Lightning | pip install lightning, to have these rows |" + " |" * 5)
-            continue
-        for rate in arguments.rates:
-            by_rate(name, APPS[name], arguments.rounds, rate, arguments.seeds)
-        if not arguments.rates:
-            report(name, arguments.rounds, arguments.seeds, arguments.methods)
+    columns = ("app", "method", "accuracy", "to FedAvg", "worst client", "rate", "lines")
+    apps = (report(name, given.rounds, given.seeds, given.methods) for name in given.apps)
+    show("Methods in apps", columns, chain.from_iterable(apps))
 
 
 if __name__ == "__main__":

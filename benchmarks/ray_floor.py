@@ -9,7 +9,6 @@ project. Printed is the median time of a phase (messages sent, replies received)
 the work.
 """
 
-import argparse
 import statistics
 import sys
 import threading
@@ -36,14 +35,13 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.common import options, show
 from fedapps.engines.fast_polling import PollingGrid
 from fedapps.strategies.base.flower_private import identify_process
 
 NODES = 2
+KINDS = {"Flower": "Flower's grid", "polled": "polled every 0.01 s", "ours": "this project"}
 
 
 class Backend:
@@ -119,23 +117,18 @@ def phases(kind: str, seconds: float, rounds: int) -> list[float]:
     return spent[1:]
 
 
+def rows(works: list[float], rounds: int) -> Iterator[list[str]]:
+    """Yield a row per duration of the clients' work."""
+    for work in works:
+        medians = [statistics.median(phases(kind, work, rounds)) for kind in KINDS]
+        yield [f"{1000 * work:.0f}", *(f"{1000 * (one - work):.0f}" for one in medians)]
+
+
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, metavar="N")
-    parser.add_argument("--work", type=float, nargs="+", default=[0.0, 0.05, 0.12, 0.15, 0.25])
-    arguments = parser.parse_args()
-    table = Table(title="ms of a phase beside the work, median", box=box.MARKDOWN)
-    kinds = {"Flower": "Flower's grid", "polled": "polled every 0.01 s", "ours": "this project"}
-    for column in ("work, ms", *kinds.values()):
-        table.add_column(column, justify="right")
-    for seconds in arguments.work:
-        cells = []
-        for kind in kinds:
-            times = phases(kind, seconds, arguments.rounds)
-            cells.append(f"{1000 * (statistics.median(times) - seconds):.0f}")
-        table.add_row(f"{1000 * seconds:.0f}", *cells)
-    Console(width=100).print(table)
+    given = options(__doc__, {"--rounds": 20, "--work": [0.0, 0.05, 0.12, 0.15, 0.25]})
+    columns = ("work, ms", *KINDS.values())
+    show("ms of a phase beside the work, median", columns, rows(given.work, given.rounds))
 
 
 if __name__ == "__main__":

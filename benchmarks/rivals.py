@@ -1,8 +1,8 @@
 """The same job in fedapps, pfl-research, Flower's own FedAvg and fluke: seconds, CPU,
-memory and accuracy; and SuPerFed of fluke beside ours.
+memory and accuracy.
 
     python benchmarks/rivals.py --data FOLDER [--rounds N] [--processes 1 2]
-    [--only NAME ...] [--superfed] [--start 0.4 0] [--seeds 0 1 2]
+    [--only NAME ...]
 
 The job: FOLDER is MNIST (see experiments/superfed/mnist-100.toml), 100 clients with 360
 training samples each, 784-200-200-10, ten clients a round, one epoch, batch 10, plain
@@ -10,19 +10,14 @@ SGD with rate 0.1, ten rounds. All start from the same model and train on the sa
 samples, one torch thread per process. Which ten clients a round has is drawn by each
 framework. The accuracy is that of the final model on the pooled test samples.
 
-Each framework is installed into build/rivals/, with the PyTorch, NumPy and SciPy of
-this environment. Seconds are from the start of the process to its end; "a round" is the
-median after the first. CPU and memory are those of all processes (memory: the sum of
-proportional set sizes, read five times a second). A framework that cannot be installed
-is named with the reason.
-
-``--superfed``: twenty clients with two classes each, the same deal, start model, rates
-and penalties in both. "own start": fluke with local models that start at random.
+pfl-research and fluke are installed into build/rivals/, with the PyTorch, NumPy and
+SciPy of this environment. Seconds are from the start of the process to its end; "a
+round" is the median after the first. CPU and memory are those of all processes (memory:
+the sum of proportional set sizes, read five times a second). A framework that cannot be
+installed is named with the reason.
 """
 
-import argparse
 import itertools
-import json
 import os
 import shutil
 import statistics
@@ -31,7 +26,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -42,19 +37,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from safetensors.numpy import load_file
 
-from benchmarks.round_time import JOB
+from benchmarks.common import ROOT, TWO_NN, options, show
 from fedapps.engines.processes import marked, program
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import to_toml
 
-ROOT = Path(__file__).resolve().parent.parent
 JOBS = ROOT / "benchmarks" / "rivals_jobs.py"
 #: Packages that the rivals' environments take from this one, if it has them.
 SHARED = (
@@ -67,20 +58,6 @@ OURS = {
     "fedapps, inline, compiled": ("--engine=inline", "train.compile=on"),
     "fedapps, ray": ("--engine=ray",),
 }
-SUPERFED = JOB | {
-    "method": "superfed-mm",
-    "num-clients": 20,
-    "clients-per-round": 5,
-    "num-rounds": 40,
-    "data.partition": "pathological",
-    "data.classes-per-client": 2,
-    "data.max-samples": 6000,
-    "train.learning-rate": 0.01,
-    "train.momentum": 0.9,
-    "train.local-epochs": 2,
-    "superfed.mu": 0.01,
-    "superfed.nu": 1.0,
-}
 
 
 @dataclass
@@ -90,6 +67,10 @@ class Cost:
     seconds: float = 0.0
     cpu: float = 0.0
     peak: int = 0
+
+
+#: Cost, seconds of each round, and the final model.
+Run = tuple[Cost, list[float], list[np.ndarray]]
 
 
 def measured(command: Sequence[str | Path], folder: Path) -> Cost:
@@ -153,8 +134,8 @@ def python_of(name: str) -> Path:
     return python
 
 
-def write_job(settings: dict[str, Any], folder: Path, **more: Any) -> tuple[Path, Any]:
-    """Write what the other frameworks need; return the file and the task."""
+def write_job(settings: dict[str, Any], folder: Path) -> tuple[Path, Any]:
+    """Write what the other frameworks need; return the file and the data."""
     used = read_settings(settings)
     task = build_task(used)
     data = [task.client_data(client, used.num_clients) for client in range(used.num_clients)]
@@ -171,7 +152,7 @@ def write_job(settings: dict[str, Any], folder: Path, **more: Any) -> tuple[Path
         "arrays": len(start),
         **{f"start-{i}": value for i, value in enumerate(start)},
     }
-    np.savez(folder / "job.npz", **numbers, **more)
+    np.savez(folder / "job.npz", **numbers)
     return folder / "job.npz", data
 
 
@@ -185,120 +166,60 @@ def scores(arrays: Sequence[np.ndarray], x: torch.Tensor, y: torch.Tensor) -> fl
     return float((z.argmax(1) == y).float().mean())
 
 
-def models(path: Path, prefix: str) -> list[np.ndarray]:
-    """Return the arrays prefix-0, prefix-1, ... of a file."""
-    with np.load(path, allow_pickle=False) as file:
-        count = sum(name.startswith(f"{prefix}-") for name in file)
-        return [file[f"{prefix}-{i}"] for i in range(count)]
-
-
-def kept_model(out: Path) -> list[np.ndarray]:
-    """Return the arrays of a run's model: each layer's weights, then its biases."""
-    found = load_file(out / "model.safetensors")
-    names = sorted(found, key=lambda name: (name.rpartition(".")[0], name.endswith("bias")))
-    return [found[name] for name in names]
-
-
-def ours(settings: dict[str, Any], folder: Path, *words: str) -> tuple[Cost, Path]:
-    """Run the command of fedapps; return its cost and the results folder."""
-    (folder / "job.toml").write_text(to_toml(settings), encoding="utf-8")
-    out = folder / "ours"
-    command = [sys.executable, "-m", "fedapps", "run", folder / "job.toml", *words, "--overwrite"]
-    return measured([*command, "--out", out], folder), out
-
-
-def speed(arguments: argparse.Namespace, folder: Path) -> Table:
-    """Run the job in every framework and return the table."""
-    settings = JOB | {"data.source": arguments.data, "num-rounds": arguments.rounds}
+def measured_rows(given: Any, folder: Path) -> Iterator[list[str]]:
+    """Yield a row per framework and number of processes."""
+    settings = TWO_NN | {"data.source": given.data, "num-rounds": given.rounds}
     job, data = write_job(settings, folder)
     x, y = (torch.cat([getattr(one.test, name) for one in data]) for name in "xy")
-    table = Table(box=box.MARKDOWN)
-    for column in ("", "processes", "s", "s a round", "CPU, s", "peak, MB", "accuracy, %"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-
-    def row(name: str, count: int, cost: Cost, rounds: Sequence[float], accuracy: float) -> None:
-        words = [f"{cost.seconds:.1f}", f"{statistics.median(rounds[1:]):.3f}", f"{cost.cpu:.1f}"]
-        table.add_row(name, str(count), *words, f"{cost.peak / 1e6:.0f}", f"{100 * accuracy:.1f}")
-        print(name, count, *words, file=sys.stderr, flush=True)
-
-    def by_us(name: str, count: int) -> tuple[Cost, list[float], list[np.ndarray]]:
-        cost, out = ours(settings, folder, *OURS[name], f"--workers={count}")
-        return cost, [one["seconds"] for one in read_run(out).rounds], kept_model(out)
-
-    def by_them(name: str, count: int) -> tuple[Cost, list[float], list[np.ndarray]]:
-        start: list[str | Path] = [sys.executable if name == "flower" else python_of(name)]
-        if name == "pfl" and count > 1:
-            start += ["-m", "torch.distributed.run", "--nproc_per_node", str(count)]
-        cost = measured([*start, JOBS, name, job, folder / "out.npz", str(count)], folder)
-        with np.load(folder / "out.npz", allow_pickle=False) as file:
-            spent = list(file["seconds"])
-        return cost, spent, models(folder / "out.npz", "model")
-
-    for count, name in itertools.product(arguments.processes, [*OURS, "pfl", "fluke", "flower"]):
-        if arguments.only and name.split(",")[0] not in arguments.only:
-            continue
-        if name == "fluke" and count > 1:  # its clients follow each other
+    for count, name in itertools.product(given.processes, [*OURS, "pfl", "fluke", "flower"]):
+        single = name == "fluke" and count > 1  # its clients follow each other
+        if name.split(",")[0] not in given.only or single:
             continue
         try:
-            cost, spent, arrays = (by_us if name in OURS else by_them)(name, count)
+            run = (
+                by_us(name, count, settings, folder) if name in OURS else by_them(name, count, job)
+            )
         except RuntimeError as error:  # it cannot be installed, or fails: the others go on
-            print(f"{name}, {count} processes: failed: {error}", file=sys.stderr, flush=True)
+            yield [name, str(count), f"failed: {error}", *[""] * 4]
             continue
-        row(name, count, cost, spent, scores(arrays, x, y))
-    return table
+        cost, spent, arrays = run
+        words = [f"{cost.seconds:.1f}", f"{statistics.median(spent[1:]):.3f}", f"{cost.cpu:.1f}"]
+        accuracy = f"{100 * scores(arrays, x, y):.1f}"
+        yield [name, str(count), *words, f"{cost.peak / 1e6:.0f}", accuracy]
 
 
-def superfed(arguments: argparse.Namespace, folder: Path) -> Table:
-    """Run SuPerFed here and in fluke; return the clients' mean accuracy by lambda."""
-    table = Table(box=box.MARKDOWN)
-    for column in ("", "L / T", "seed", "lambda 0", "0.5", "1"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    python = python_of("fluke")
-    for share, seed in itertools.product(arguments.start, arguments.seeds):
-        settings = SUPERFED | {
-            "data.source": arguments.data,
-            "seed": seed,
-            "data.split-seed": "seed",
-            "superfed.start": share,
-        }
-        _, out = ours(settings, folder, "--engine=inline")
-        curve = json.loads((out / "curves.json").read_text(encoding="utf-8"))["lambda-accuracy"]
-        rows = {"fedapps": [curve[0], curve[5], curve[10]]}
-        for name, random in (("fluke", 0), ("fluke, own start", 1)):
-            more = {"momentum": 0.9, "epochs": 2, "mu": 0.01, "nu": 1.0, "own": random}
-            job, data = write_job(settings, folder, begin=round(40 * share), **more)
-            file = folder / "out.npz"
-            measured([python, JOBS, "fluke-superfed", job, file], folder)
-            shared = models(file, "model")
-            rows[name] = [0.0] * 3
-            for number, one in enumerate(data):
-                local = models(file, f"local-{number}")
-                for place, mix in enumerate((0.0, 0.5, 1.0)):
-                    pairs = zip(shared, local, strict=True)
-                    mixed = [(1 - mix) * theirs + mix * own for theirs, own in pairs]
-                    rows[name][place] += scores(mixed, one.test.x, one.test.y) / len(data)
-        for name, values in rows.items():
-            words = [f"{100 * value:.1f}" for value in values]
-            table.add_row(name, str(share), str(seed), *words)
-            print(name, share, seed, *words, file=sys.stderr, flush=True)
-    return table
+def by_us(name: str, count: int, settings: dict[str, Any], folder: Path) -> Run:
+    """Run the command of fedapps."""
+    (folder / "job.toml").write_text(to_toml(settings), encoding="utf-8")
+    out, engine = folder / "ours", [*OURS[name], f"--workers={count}", "--overwrite", "--out"]
+    command = [sys.executable, "-m", "fedapps", "run", folder / "job.toml", *engine, out]
+    cost, found = measured(command, folder), load_file(out / "model.safetensors")
+    layers = sorted({name.rpartition(".")[0] for name in found})
+    arrays = [found[f"{layer}.{kind}"] for layer in layers for kind in ("weight", "bias")]
+    return cost, [one["seconds"] for one in read_run(out).rounds], arrays
+
+
+def by_them(name: str, count: int, job: Path) -> Run:
+    """Run a job of ``rivals_jobs.py``."""
+    start: list[str | Path] = [sys.executable if name == "flower" else python_of(name)]
+    if name == "pfl" and count > 1:
+        start += ["-m", "torch.distributed.run", "--nproc_per_node", str(count)]
+    out = job.with_name("out.npz")
+    cost = measured([*start, JOBS, name, job, out, str(count)], job.parent)
+    with np.load(out, allow_pickle=False) as file:
+        arrays = [file[f"model-{i}"] for i in range(len(file.files) - 1)]
+        return cost, list(file["seconds"]), arrays
 
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", required=True, metavar="FOLDER", help="MNIST")
-    parser.add_argument("--rounds", type=int, default=10, metavar="N")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N")
-    parser.add_argument("--only", nargs="+", choices=["fedapps", "pfl", "fluke", "flower"])
-    parser.add_argument("--superfed", action="store_true", help="SuPerFed instead of FedAvg")
-    parser.add_argument("--start", type=float, nargs="+", default=[0.4, 0.0], metavar="L/T")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N")
-    arguments = parser.parse_args()
+    known: dict[str, Any] = {"--data": "", "--rounds": 10, "--processes": [1, 2]}
+    known["--only"] = ["fedapps", "pfl", "fluke", "flower"]
+    given = options(__doc__, known)
     torch.set_num_threads(1)
+    columns = ("", "processes", "s", "s a round", "CPU, s", "peak, MB", "accuracy, %")
     with tempfile.TemporaryDirectory(prefix="fr-", dir="/tmp") as name:
-        run = superfed if arguments.superfed else speed
-        Console(width=120).print(run(arguments, Path(name)))
+        show("One job", columns, measured_rows(given, Path(name)))
 
 
 if __name__ == "__main__":

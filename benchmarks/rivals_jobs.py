@@ -1,6 +1,6 @@
 """The job of ``rivals.py`` in other frameworks; each runs in its own process.
 
-    python benchmarks/rivals_jobs.py pfl|fluke|flower|fluke-superfed JOB.npz OUT.npz
+    python benchmarks/rivals_jobs.py pfl|fluke|flower JOB.npz OUT.npz
     [PROCESSES]
 
 JOB.npz holds the clients' samples, the start model and the settings as arrays. OUT.npz
@@ -58,10 +58,10 @@ def clients_of(job: Any) -> list[tuple[Any, Any]]:
     return [(x[a:b], y[a:b]) for a, b in spans]
 
 
-def write(path: str, net: Any, times: list[float], **more: Any) -> None:
+def write(path: str, net: Any, times: list[float]) -> None:
     """Write the model and the seconds between the times."""
     arrays = {f"model-{i}": p.detach().numpy() for i, p in enumerate(net.parameters())}
-    np.savez(path, **arrays, seconds=np.diff(times), **more)
+    np.savez(path, **arrays, seconds=np.diff(times))
 
 
 def pfl(job: Any, out: str) -> None:
@@ -109,10 +109,11 @@ def pfl(job: Any, out: str) -> None:
         write(out, net, times)
 
 
-def fluke_parts(job: Any) -> tuple[Any, Any, Any]:
-    """Return fluke's settings, its loaders of the clients, and the list of times."""
+def fluke(job: Any, out: str) -> None:
+    """fluke's FedAVG."""
     import torch
     from fluke import DDict, FlukeENV
+    from fluke.algorithms.fedavg import FedAVG
     from fluke.data import FastDataLoader
     from fluke.evaluation import ClassificationEval
 
@@ -120,12 +121,8 @@ def fluke_parts(job: Any) -> tuple[Any, Any, Any]:
     FlukeENV().set_device("cpu")
     FlukeENV().set_evaluator(ClassificationEval(eval_every=10**9, n_classes=10))
     FlukeENV().set_eval_cfg(server=False, locals=False, pre_fit=False, post_fit=False)
-    loaders = [
-        FastDataLoader(
-            x, y, num_labels=10, batch_size=job.batch, shuffle=True, skip_singleton=False
-        )
-        for x, y in clients_of(job)
-    ]
+    given = {"num_labels": 10, "batch_size": job.batch, "shuffle": True, "skip_singleton": False}
+    loaders = [FastDataLoader(x, y, **given) for x, y in clients_of(job)]
     client = {
         "batch_size": job.batch,
         "local_epochs": 1,
@@ -134,16 +131,9 @@ def fluke_parts(job: Any) -> tuple[Any, Any, Any]:
         "scheduler": {"name": "StepLR", "step_size": 1, "gamma": 1},
     }
     params = DDict(client=DDict(**client), server=DDict(weighted=True), model=net_of(job))
-    dealt = SimpleNamespace(assign=lambda *_: ((loaders, [None] * len(loaders)), None))
-    return params, dealt, [time.monotonic()]
-
-
-def fluke(job: Any, out: str) -> None:
-    """fluke's FedAVG."""
-    from fluke.algorithms.fedavg import FedAVG
-
-    params, dealt, times = fluke_parts(job)
-    algorithm = FedAVG(len(job.ends), dealt, params)
+    splitter = SimpleNamespace(assign=lambda *_: ((loaders, [None] * len(loaders)), None))
+    times = [time.monotonic()]
+    algorithm = FedAVG(len(job.ends), splitter, params)
     aggregate = algorithm.server.aggregate
 
     def noted(*given: Any, **named: Any) -> None:
@@ -227,54 +217,10 @@ def flower_apps() -> tuple[Any, Any]:
 def flower(job: Any, out: str, processes: int, path: str) -> None:
     """Flower's own FedAvg in its Ray simulation, one node per client."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from benchmarks.ray_app import run_app
+    from benchmarks.common import run_ray
 
     config = {"job": path, "out": out}
-    run_app(APPS, config, len(job.ends), processes, Path(out).with_suffix(".log"))
-
-
-# --- SuPerFed -------------------------------------------------------------------------
-
-
-def fluke_superfed(job: Any, out: str) -> None:
-    """fluke's SuPerFed; OUT gets the models of all clients, federated and local.
-
-    ``own``: local models start at random, each its own, as the paper says (fluke starts
-    them as copies of the federated one).
-    """
-    import torch
-    from fluke.algorithms.superfed import SuPerFed
-
-    params, dealt, times = fluke_parts(job)
-    params.client.optimizer.update(momentum=float(job.momentum))
-    params.client.update(
-        local_epochs=int(job.epochs),
-        mode="mm",
-        start_mix=int(job.begin),
-        mu=float(job.mu),
-        nu=float(job.nu),
-        model=net_of(job),
-    )
-    algorithm = SuPerFed(len(job.ends), dealt, params)
-    own = int(job.own)
-    for number, client in enumerate(algorithm.clients):
-        if own:
-            torch.manual_seed(1000 + number)
-            model = client.personalized_model
-            for layer in model.modules():
-                if hasattr(layer, "weight_local"):
-                    other = torch.nn.Linear(layer.in_features, layer.out_features)
-                    with torch.no_grad():
-                        layer.weight_local.copy_(other.weight)
-                        layer.bias_local.copy_(other.bias)
-            client._save_to_cache()
-    algorithm.run(job.rounds, job.sampled / len(job.ends))
-    models = {}
-    for number, client in enumerate(algorithm.clients):
-        named = dict(client.personalized_model.named_parameters())
-        local = [p for name, p in named.items() if name.endswith("_local")]
-        models |= {f"local-{number}-{i}": p.detach().numpy() for i, p in enumerate(local)}
-    write(out, algorithm.server.model, [*times, time.monotonic()], **models)
+    run_ray(APPS, config, len(job.ends), processes, Path(out).with_suffix(".log"))
 
 
 def main() -> None:
@@ -285,7 +231,7 @@ def main() -> None:
     if name == "flower":
         flower(job, out, int(more[0]), path)
     else:
-        {"pfl": pfl, "fluke": fluke, "fluke-superfed": fluke_superfed}[name](job, out)
+        {"pfl": pfl, "fluke": fluke}[name](job, out)
 
 
 if __name__ == "__main__":

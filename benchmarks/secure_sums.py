@@ -1,9 +1,10 @@
-"""Secure sums beside the plain round: CPU seconds and bytes, derived and measured.
+"""Secure sums: CPU seconds and bytes, derived and measured, and the plain run beside.
 
-    python benchmarks/secure_sums.py [--clients 10 100 1000] [--numbers 10000 1000000]
-                                     [--neighbours 0] [--gone 0.05] [--ciphers]
+    python benchmarks/secure_sums.py cost [--clients 10 100 1000] [--numbers 10000
+    1000000] [--neighbours 0] [--gone 0.05]
+    python benchmarks/secure_sums.py beside [--set "method=scaffold num-rounds=5"]
 
-Per row: n clients with vectors of m numbers and k neighbours each (0: all others), of
+cost: n clients with vectors of m numbers and k neighbours each (0: all others), of
 which a share ``--gone`` made shares and sent no vector. ``client``: CPU seconds of one
 client in one round: offer, mask, sign and reveal, measured for one client. ``server``:
 CPU seconds to remove the masks, measured up to 20 of the masks and 5 of the secrets and
@@ -16,25 +17,31 @@ measured alone; with g = gone n:
 
 ``up``: bytes that a client sends, by the size of 4 m bytes that it sends in the clear.
 With ``--neighbours`` lists of survivors are not signed, and too few of them are
-refused. ``--ciphers`` compares the generators of the masks.
+refused.
+
+beside: five rounds of SCAFFOLD with secure sums, one of seven clients being lost in
+every round, each time in another phase; then without them, the same clients being lost
+from the sums. Both are printed round by round.
 """
 
-import argparse
+import contextlib
+import io
 import math
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from safetensors.numpy import load_file
 
+from benchmarks.common import cpu, options, show
+from benchmarks.faults import LOSSES, away, lines, with_losses
 from fedapps.algorithms.secure.client import Participant
 from fedapps.algorithms.secure.fixed_point import to_bytes
 from fedapps.algorithms.secure.graph import check_degree, neighbours
@@ -52,17 +59,9 @@ from fedapps.algorithms.secure.messages import SEALED, Session, list_digest, par
 from fedapps.algorithms.secure.sharing import combine, split
 from fedapps.algorithms.secure.state import State
 from fedapps.algorithms.secure.wire import packed
+from fedapps.commands.parser import main as command
+from fedapps.runs import inline_grid
 from fedapps.strategies.base.secure_sessions import GONE
-
-
-def cpu(work: Callable[[], object], times: int = 1) -> float:
-    """Return the CPU seconds of ``work``, the least of ``times``."""
-    least = math.inf
-    for _ in range(times):
-        began = time.process_time()
-        work()
-        least = min(least, time.process_time() - began)
-    return least
 
 
 def prices(numbers: int, degree: int, threshold: int) -> dict[str, float]:
@@ -152,37 +151,60 @@ def row(clients: int, numbers: int, degree: int, gone_share: float) -> list[str]
     ]
 
 
-def ciphers() -> None:
-    """Print the seconds of a stream of a million words, for three generators."""
-    zeros, room = bytes(8 * 10**6), bytearray(8 * 10**6 + 16)
-    for name, cipher in {
-        "AES-256-CTR": Cipher(algorithms.AES(bytes(32)), modes.CTR(bytes(16))),
-        "AES-128-CTR": Cipher(algorithms.AES(bytes(16)), modes.CTR(bytes(16))),
-        "ChaCha20": Cipher(algorithms.ChaCha20(bytes(32), bytes(16)), None),
-    }.items():
-        spent = cpu(lambda cipher=cipher: cipher.encryptor().update_into(zeros, room), 20)
-        print(f"{name:12} {1000 * spent:.2f} ms for 8 MB")
+def rows(given: Any) -> Iterator[list[str]]:
+    """Yield a row per number of clients and length of a vector."""
+    for clients, numbers in product(given.clients, given.numbers):
+        yield row(clients, numbers, given.neighbours, given.gone)
+
+
+def ran(out: Path, secure: bool, words: list[str], app: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return rounds and model of a run whose clients have ``app``."""
+    inline_grid.load_app = lambda: app  # type: ignore[attr-defined]
+    job = ["run", "method=scaffold", "num-rounds=5", "num-clients=7", "clients-per-round=0"]
+    job += ["seed=3", "evaluate-every=1", "checkpoint-every=0", *words]
+    engine = ["--engine", "inline", "--workers", "1", "--out", str(out)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        command([*job, f"secure.on={str(secure).lower()}", *engine])
+    return lines(out / "rounds.jsonl"), load_file(out / "model.safetensors")
+
+
+def beside(words: list[str]) -> Iterator[list[str]]:
+    """Yield a row per round of a secure and of a plain run, then what differs."""
+    with tempfile.TemporaryDirectory() as folder:
+        secure, ours = ran(Path(folder, "secure"), True, words, with_losses())
+        lost = with_losses(away([row["clients"] for row in secure]))
+        plain, theirs = ran(Path(folder, "plain"), False, words, lost)
+        losses = lines(Path(folder, "secure", LOSSES))
+    for one, other, (_, phase, client) in zip(secure, plain, losses, strict=True):
+        cells = [f"{one['round']}", f"{client} ({phase})", f"{len(one['clients'])}"]
+        cells += [f"{each['train']['loss']:.6f}" for each in (other, one)]
+        yield cells + [f"{100 * each['evaluate']['accuracy-mean']:.1f}" for each in (other, one)]
+    apart = max(float(np.abs(ours[name] - theirs[name]).max()) for name in ours)
+    sent = [sum(row.get("travelled-up", row["bytes-up"]) for row in run) for run in (secure, plain)]
+    print(f"\nlargest difference of a number of the model: {apart:.1e}")
+    print(f"bytes up, of the plain run's: {sent[0] / sent[1]:.2f} times")
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--numbers", type=int, nargs="+", default=[10**4, 10**5, 10**6])
-    parser.add_argument("--neighbours", type=int, default=0)
-    parser.add_argument("--gone", type=float, default=0.05)
-    parser.add_argument("--ciphers", action="store_true")
-    given = parser.parse_args()
-    if given.ciphers:
-        ciphers()
-        return
-    table = Table(box=box.SIMPLE)
-    for name in ("clients", "numbers", "k / t", "client", "derived", "server", "derived", "up"):
-        table.add_column(name, justify="right")
-    for clients in given.clients:
-        for numbers in given.numbers:
-            table.add_row(*row(clients, numbers, given.neighbours, given.gone))
-    Console().print(table)
+    """Print a table."""
+    given = options(
+        __doc__,
+        {
+            "study": ("cost", "beside"),
+            "--clients": [10, 100, 1000],
+            "--numbers": [10**4, 10**5, 10**6],
+            "--neighbours": 0,
+            "--gone": 0.05,
+            "--set": "",  # settings of the run beside, separated by blanks
+        },
+    )
+    if given.study == "cost":
+        columns = ("clients", "numbers", "k / t", "client", "derived", "server", "derived", "up")
+        show("CPU seconds of a round", columns, rows(given))
+    else:
+        columns = ("round", "lost (phase)", "in the sum", "loss, plain", "secure")
+        columns += ("accuracy, plain, %", "secure")
+        show("Secure and plain sums", columns, beside(given.set.split()))
 
 
 if __name__ == "__main__":

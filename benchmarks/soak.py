@@ -35,15 +35,16 @@ the strategy, the round loop and the engine: every round trains only the clients
 the record lists as used, and the mean of their models is the next model.
 """
 
-import argparse
 import contextlib
 import math
 import multiprocessing
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -57,13 +58,27 @@ from safetensors.numpy import load_file
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.soak_faults import KINDS, fault, walk
+from benchmarks import faults
+from benchmarks.common import options, show
+from benchmarks.faults import KINDS, NO_LIMIT, fault, file_limit, walk
 from fedapps.algorithms.common.averaging import weighted_average
 from fedapps.algorithms.common.wire import read
+from fedapps.commands import parser as cli
+from fedapps.deployment import site_run
+from fedapps.deployment.certificates import CA, make_site_key
+from fedapps.deployment.local import Deployment, Site
+from fedapps.engines import app_folder
 from fedapps.engines.inline import InlineGrid
+from fedapps.engines.processes import free_port, marked
+from fedapps.errors import RunFailed, UserError
 from fedapps.records.writer import read_rounds
+from fedapps.runs import inline_grid
+from fedapps.runs.assembly import build_task
+from fedapps.runs.client_app import app
+from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.messages import arrays_of, metrics_of
 from fedapps.strategies.base.records import to_record
+from fedapps.toml_text import read_toml
 
 CLIENTS = {"inline": 5, "deployment": 3}
 EVERY = {"inline": 5, "deployment": 1}
@@ -192,9 +207,6 @@ class Soak:
 
     def deployment(self) -> None:
         """Run on SuperNodes."""
-        from benchmarks.soak_sites import Attacker
-        from fedapps.deployment.local import Deployment
-
         sites = {
             f"site-{i}": {"partition-id": i, "num-partitions": CLIENTS["deployment"]}
             for i in range(CLIENTS["deployment"])
@@ -273,11 +285,6 @@ class Soak:
         """Return the model of rounds that ask only the clients which ``rows`` name as
         used.
         """
-        from fedapps.runs.assembly import build_task
-        from fedapps.runs.client_app import app
-        from fedapps.settings.reading import read_settings
-        from fedapps.toml_text import read_toml
-
         stored = {
             key: value
             for key, value in read_toml(self.out / "settings.toml").items()
@@ -322,49 +329,148 @@ class Soak:
             model = dict(zip(model, weighted_average(models, weights), strict=True))
         return model
 
-    def table(self) -> str:
-        """Return the counts as a table in Markdown, and the lines about the run as a
-        whole.
-        """
+    def show(self) -> None:
+        """Print the counts, and the lines about the run as a whole."""
         total = sum(self.counts.values(), Counter())
-        lines = [f"| fault | {' | '.join(COLUMNS)} |", "| --- |" + " --- |" * len(COLUMNS)]
-        for name, counts in [*self.counts.items(), ("all", total)]:
-            lines.append(f"| {name} | {' | '.join(str(counts[column]) for column in COLUMNS)} |")
-        lines += [
-            "",
-            f"{self.engine}: {self.rounds} rounds, seed {self.seed}; {self.starts} starts; the run "
-            f"{self.ended}",
+        rows = [*self.counts.items(), ("all", total)]
+        cells = [(name, *(counts[column] for column in COLUMNS)) for name, counts in rows]
+        show(f"{self.engine}, {self.rounds} rounds, seed {self.seed}", ("fault", *COLUMNS), cells)
+        print(f"\n{self.starts} starts; the run {self.ended}", end="; ")
+        print(f"difference from the clean model: {self.difference:.3g}")
+
+
+# --- the faults of a deployment -------------------------------------------------------
+
+# how long a disk is full, and how long a duplicate at most stays
+FULL_SECONDS, DOUBLE_SECONDS = 12, 40
+
+
+class Attacker:
+    """Attacks the processes of a deployment while the run goes on."""
+
+    def __init__(self, deployment: Deployment, folder: Path) -> None:
+        self.deployment, self.folder = deployment, folder
+        self.sites = list(deployment.sites.values())
+        self.doubles: list[Site] = []
+        for site in self.sites:  # with a key of their own, since a key is a node
+            double = Site(deployment, f"double-{site.name}", site.config, free_port())
+            make_site_key(double.folder / "key")
+            shutil.copy(deployment.certificates / CA, double.folder)
+            deployment.sites[double.name] = double
+            self.doubles.append(double)
+        deployment.register()
+        for double in self.doubles:
+            del deployment.sites[double.name]
+        self.threads: list[threading.Thread] = []
+        self.hung: dict[int, list[int]] = {}  # by the round in which they hang
+        self.away: dict[int, set[int]] = {}  # client -> rounds in which it may be missing
+        self.hit = 0  # the round in which the SuperLink was killed last
+
+    def act(self, number: int, kind: str, victim: int, process: int) -> None:
+        """Cause the fault of round ``number``, which has just begun."""
+        site = self.sites[victim]
+        self.away.setdefault(victim, set()).update(
+            {number + 1, number + 2} if kind in ("client", "late", "node") else ()
+        )
+        if kind == "node":
+            site.kill()
+            self._beside(self._come_back, site, victim, number)
+        elif kind == "late":
+            self.hung[number] = marked(site.mark)
+            for one in self.hung[number]:
+                os.kill(one, signal.SIGSTOP)
+        elif kind == "duplicate":
+            self._beside(self._double, self.doubles[victim])
+        elif kind == "disk":
+            self._beside(self._fill, [process, *self._server()])
+        elif kind == "restart":
+            self.settle()
+            self.hit = len(read_rounds(self.folder)) + 1
+            self.deployment.superlink.kill()
+        elif kind == "command":
+            self.hit = len(read_rounds(self.folder)) + 1
+            os.kill(process, signal.SIGKILL)
+
+    def after(self, number: int) -> None:
+        """Continue the processes that hung in rounds up to ``number``."""
+        for one in [
+            one for hung in list(self.hung) if hung <= number for one in self.hung.pop(hung)
+        ]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGCONT)
+
+    def settle(self) -> None:
+        """Wait until all attacked processes are back."""
+        self.after(10**9)
+        for thread in self.threads:
+            thread.join()
+
+    def _beside(self, work: Any, *arguments: Any) -> None:
+        self.threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self.threads[-1].start()
+
+    def _come_back(self, site: Site, victim: int, number: int) -> None:
+
+        for _ in range(10):
+            try:
+                site.start()
+                break
+            except (
+                RunFailed,
+                UserError,
+            ):  # as long as the SuperLink believes that the old one is alive
+                site.kill()
+                time.sleep(3)
+        self.away[victim].update(range(number + 1, len(read_rounds(self.folder)) + 4))
+
+    def _double(self, double: Site) -> None:
+        before, deadline = said_twice(self.folder), time.monotonic() + DOUBLE_SECONDS
+        double.start()
+        while said_twice(self.folder) == before and time.monotonic() < deadline:
+            time.sleep(0.5)
+        double.end()
+
+    def _fill(self, processes: list[int]) -> None:
+        for limit in (0, NO_LIMIT):
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    file_limit(limit, process)
+            time.sleep(FULL_SECONDS if limit == 0 else 0)
+
+    def _server(self) -> list[int]:
+        processes = marked(self.deployment.superlink.mark)
+        return [
+            one
+            for one in processes
+            if b"flwr-serverapp" in Path(f"/proc/{one}/cmdline").read_bytes()
         ]
-        lines += [
-            f"runs lost: {int(self.ended != 'completed')}; difference from the clean model: "
-            f"{self.difference:.3g}"
-        ]
-        return "\n".join(lines)
+
+
+def said_twice(folder: Path) -> int:
+    """Return how often the log reports a duplicate."""
+    return (
+        (folder / "run.log").read_text(errors="replace").count("two nodes say that they are client")
+    )
+
+
+# --- the command ----------------------------------------------------------------------
 
 
 def faulty_copy(folder: Path, *more: Any) -> Path:
     """Copy the app (``copy_app``) with the faults of clients in it."""
-    from benchmarks import soak_faults
-    from fedapps.engines import app_folder
-
-    app = app_folder.copy_app(folder, *more)
-    shutil.copy(soak_faults.__file__, app / "fedapps")
-    with (app / "fedapps" / "runs" / "client_app.py").open("a") as file:
-        file.write("\nfrom fedapps.soak_faults import Faulty\n\napp = Faulty(app)\n")
-    return app
+    copy = app_folder.copy_app(folder, *more)
+    shutil.copy(faults.__file__, copy / "fedapps")
+    with (copy / "fedapps" / "runs" / "client_app.py").open("a") as file:
+        file.write("\nfrom fedapps.faults import Faulty\n\napp = Faulty(app)\n")
+    return copy
 
 
 def command(engine: str, arguments: list[str]) -> None:
     """Run ``fedapps``, with the faults of clients in its app; run.log has what it
     says.
     """
-    from benchmarks import soak_faults
-    from fedapps.commands import parser as cli
-    from fedapps.deployment import site_run
-    from fedapps.runs import inline_grid
-
     if engine == "inline":
-        inline_grid.InlineGrid = soak_faults.FaultyGrid  # type: ignore[misc]
+        inline_grid.InlineGrid = faults.FaultyGrid  # type: ignore[misc]
         arguments = [*arguments, "--workers", "1"]  # clients run in the faulty grid
     site_run.copy_app = faulty_copy  # type: ignore[attr-defined]
     with open(os.devnull, "w") as sys.stdout, contextlib.redirect_stderr(sys.stdout):
@@ -373,32 +479,18 @@ def command(engine: str, arguments: list[str]) -> None:
 
 def main() -> None:
     """Run, judge and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--engine", choices=list(CLIENTS), default="inline")
-    parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--keep", type=Path, help="new folder for the files of the run; it is not deleted"
-    )
-    chosen = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        work = chosen.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+    known = {"--engine": "inline", "--rounds": 0, "--seed": 0, "--keep": ""}  # folder to keep
+    given = options(__doc__, known)
+    with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
+        work, rounds = Path(given.keep or scratch).absolute(), given.rounds or ROUNDS[given.engine]
         work.mkdir(parents=True, exist_ok=True)
-        began = time.monotonic()
-        soak = Soak(
-            chosen.engine, chosen.rounds or ROUNDS[chosen.engine], chosen.seed, work.absolute()
-        )
-        soak.inline() if chosen.engine == "inline" else soak.deployment()
+        soak = Soak(given.engine, rounds, given.seed, work)
+        soak.inline() if given.engine == "inline" else soak.deployment()
         soak.judge()
-        print(soak.table())
-        print(f"{time.monotonic() - began:.0f} s")
-    bad = sum(
-        counts["false successes"] + counts["false failures"] + counts["doubled or out of order"]
-        for counts in soak.counts.values()
-    )
-    sys.exit(bad > 0 or soak.ended != "completed" or not soak.difference <= 1e-6)
+        soak.show()
+    bad = ("false successes", "false failures", "doubled or out of order")
+    wrong = sum(counts[column] for counts in soak.counts.values() for column in bad)
+    sys.exit(wrong > 0 or soak.ended != "completed" or not soak.difference <= 1e-6)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
-"""Alternatives for tables, on the same rows: boosting of all rows in one place, and
-Flower's federated XGBoost.
+"""Generated data sets, and alternatives for tables on the same rows.
 
-    python benchmarks/tables.py generate FOLDER [--rows 100000] [--sites 50]
-    python benchmarks/tables.py rivals --data DATA [--only heart berka] [--seeds 2 4 6]
+    python benchmarks/tables.py generate FOLDER
+    python benchmarks/tables.py windows FOLDER
+    python benchmarks/tables.py rivals DATA [--only heart berka] [--seeds 2 4 6]
 
-generate: writes a table with unequal sites, missing values (some columns at some sites
-altogether), skewed numbers and categories, whose label needs thresholds and
-interactions, as FOLDER/train.parquet. The same rows every time.
+generate: writes a table of 100,000 rows and 50 unequal sites, with missing values (some
+columns at some sites altogether), skewed numbers and categories, whose label needs
+thresholds and interactions, as FOLDER/train.parquet. The same rows every time.
+
+windows: writes a set with the shape of UCI HAR: windows of 128 steps of nine sensors,
+six activities numbered from 1. Each person has its own offset and gain on every sensor,
+its own tempo and mixture of activities, and between half and one and a half times the
+mean number of windows. FOLDER/people: 30 people; FOLDER/official: 21 to train on, 9
+others to test.
 
 rivals: AUROC in per cent (of each client's test rows, mean weighted by their number)
 and megabytes of all messages, mean and standard deviation over seeds, of scikit-learn's
@@ -16,10 +22,8 @@ folders that it names. XGBoost is no dependency of this project: without it thes
 are skipped, and a line says so.
 """
 
-import argparse
-import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +31,20 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from sklearn.ensemble import HistGradientBoostingClassifier
 
+from benchmarks.common import options, show, spread
 from fedapps.algorithms.common.measures import auroc
 from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.base.adapter import answer_identity
 from fedapps.clients.base.data import ArrayData
+from fedapps.data.local_files import arrow_array
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
@@ -53,10 +58,14 @@ except ImportError:
 
 SITES = {"heart": 4, "berka": 7, "fifty-sites": 50}
 ROUNDS = {"heart": 30, "berka": 30, "fifty-sites": 20}
+Arrays = dict[str, NDArray[Any]]
 Score = Callable[[NDArray[Any]], NDArray[Any]]
 
 
-def generated(rows: int, sites: int) -> dict[str, NDArray[Any]]:
+# --- generated sets -------------------------------------------------------------------
+
+
+def generated(rows: int = 100_000, sites: int = 50) -> Arrays:
     """Return the columns of the generated table."""
     rng = generator(0, "table of many sites")
     shares = rng.lognormal(sigma=0.8, size=sites)
@@ -79,9 +88,67 @@ def generated(rows: int, sites: int) -> dict[str, NDArray[Any]]:
     x[:, 1], x[:, 5] = np.exp(2 * x[:, 1]), np.round(40 + 12 * x[:, 5])
     gone = rng.random((sites, 12)) < 0.05
     x[rng.random(x.shape) < np.where(gone, 1.0, 0.05)[site]] = np.nan
-    out: dict[str, NDArray[Any]] = {f"x{i}": x[:, i] for i in range(12)}
+    out: Arrays = {f"x{i}": x[:, i] for i in range(12)}
     out |= {"kind": np.array(list("abcde"))[kind], "stage": np.array(["I", "II", "III"])[stage]}
     return out | {"label": label, "client": np.array([f"site{k:02d}" for k in range(sites)])[site]}
+
+
+SENSORS, STEPS, ACTIVITIES, HERTZ = 9, 128, 6, 50
+TRAINED = [person for person in range(1, 31) if person % 10 not in (2, 4, 9)]
+
+
+def windows(people: Iterable[int], total: int, split: str = "train", steps: int = STEPS) -> Arrays:
+    """Return ``window`` (total, 9, steps), ``activity`` in 1..6 and ``subject``,
+    shuffled; the same people in every split.
+    """
+    common = generator(0, "activities")
+    tempo, size = (
+        common.uniform(0.5, 4, (ACTIVITIES, SENSORS)),
+        common.uniform(0.1, 1, (ACTIVITIES, SENSORS)),
+    )
+    level, people = common.normal(0, 0.5, (ACTIVITIES, SENSORS)), list(people)
+    share = np.array([generator(0, "share", person).uniform(0.5, 1.5) for person in people])
+    ends = np.round(np.cumsum(share) / share.sum() * total).astype(int)
+    parts = []
+    for person, count in zip(people, np.diff(ends, prepend=0), strict=True):
+        own = generator(0, "person", person)
+        offset, gain, pace = (
+            own.normal(0, 0.4, SENSORS),
+            own.uniform(0.7, 1.3, SENSORS),
+            own.uniform(0.8, 1.25),
+        )
+        mixture, draw = (
+            own.dirichlet(np.full(ACTIVITIES, 8.0)),
+            generator(0, f"windows of {split}", person),
+        )
+        activity = draw.choice(ACTIVITIES, count, p=mixture)
+        time_ = np.arange(steps) / HERTZ
+        phase = draw.uniform(0, 2 * np.pi, (count, SENSORS, 1))
+        waves = np.sin(2 * np.pi * pace * tempo[activity][:, :, None] * time_ + phase)
+        x = (level[activity] + offset)[:, :, None] + (gain * size[activity])[:, :, None] * waves
+        x += draw.normal(0, 0.5, x.shape)
+        parts.append((x.astype(np.float32), activity + 1, np.full(count, person)))
+    x, activity, subject = (np.concatenate(part) for part in zip(*parts, strict=True))
+    order = generator(0, f"order of {split}").permutation(total)
+    return {"window": x[order], "activity": activity[order], "subject": subject[order]}
+
+
+def write(folder: Path, arrays: Arrays, split: str = "train") -> None:
+    """Write a split as parquet with lists of fixed size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = {name: arrow_array(array) for name, array in arrays.items()}
+    pq.write_table(pa.table(columns), folder / f"{split}.parquet")
+
+
+def write_windows(folder: Path) -> None:
+    """Write both ways of cutting the set."""
+    others = [person for person in range(1, 31) if person not in TRAINED]
+    write(folder / "people", windows(range(1, 31), 10_299))
+    write(folder / "official", windows(TRAINED, 7352))
+    write(folder / "official", windows(others, 2947, "test"), "test")
+
+
+# --- rivals ---------------------------------------------------------------------------
 
 
 def parts_of(data: Path, name: str, seed: int) -> list[ArrayData]:
@@ -175,77 +242,54 @@ def federated_xgboost(
     ), moved[0] / 1e6
 
 
-def rivals(data: Path, names: list[str], seeds: list[int]) -> None:
-    """Print the table of the rivals."""
-    table = Table("", "", "seeds", "AUROC", "MB", box=box.MARKDOWN)
-    console = Console(width=110)
+def rival_rows(data: Path, names: Sequence[str], seeds: Sequence[int]) -> Iterator[list[str]]:
+    """Yield a row per rival and table."""
     for name in names:
         results: dict[str, list[tuple[float, float]]] = {}
         for seed in seeds:
             parts, clients = parts_of(data, name, seed), SITES[name]
             for rate in (0.1, 0.3):
-                results.setdefault(f"rows in one place, rate {rate}", []).append(
-                    (pooled(parts, seed, rate), 0.0)
-                )
-                if xgboost:
-                    for cyclic in (False, True):
-                        if cyclic and name == "fifty-sites" and seed != seeds[0]:
-                            continue  # minutes, for one round's worth of trees
-                        own = rate if cyclic else rate / clients  # as Flower's example scales it
-                        label = (
-                            f"FedXgb{'Cyclic' if cyclic else 'Bagging'}, rate "
-                            f"{rate}{'' if cyclic else ' / clients'}"
-                        )
-                        rounds = 1 if cyclic and name == "fifty-sites" else ROUNDS[name]
-                        results.setdefault(label, []).append(
-                            federated_xgboost(parts, rounds, cyclic, own)
-                        )
+                label = f"rows in one place, rate {rate}"
+                results.setdefault(label, []).append((pooled(parts, seed, rate), 0.0))
+                # FedXgbCyclic takes minutes for one tree of each: one seed
+                many = name == "fifty-sites"
+                kinds = [False] if many and seed != seeds[0] else [False, True]
+                for cyclic in kinds if xgboost else ():
+                    own = rate if cyclic else rate / clients  # as Flower's example scales it
+                    kind = (
+                        f"FedXgbCyclic, rate {rate}"
+                        if cyclic
+                        else f"FedXgbBagging, rate {rate} / clients"
+                    )
+                    rounds = 1 if cyclic and many else ROUNDS[name]
+                    found = federated_xgboost(parts, rounds, cyclic, own)
+                    results.setdefault(kind, []).append(found)
         for label, runs in results.items():
             scores, megabytes = np.array(runs).T
-            spread = f" ± {scores.std(ddof=1):.1f}" if len(runs) > 1 else ""
-            table.add_row(
-                name,
-                label,
-                str(len(runs)),
-                f"{scores.mean():.1f}{spread}",
-                f"{megabytes.mean():.2f}",
-            )
-    console.print(table)
+            yield [name, label, str(len(runs)), spread(scores), f"{megabytes.mean():.2f}"]
     if not xgboost:
-        console.print(
-            "Flower's federated XGBoost was skipped: no module xgboost here (pip install xgboost)"
-        )
+        print("\nFlower's federated XGBoost was skipped: no module xgboost (pip install xgboost)")
 
 
 def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    """Write a set, or print the table."""
+    given = options(
+        __doc__,
+        {
+            "study": ("generate", "windows", "rivals"),
+            "folder": "",
+            "--only": list(SITES),
+            "--seeds": list(range(2, 21, 2)),
+        },
     )
-    parser.add_argument("study", choices=["generate", "rivals"])
-    parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="FOLDER", help="generate: where the table goes"
-    )
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--sites", type=int, default=50)
-    parser.add_argument(
-        "--data", type=Path, default=Path(), help="rivals: folder of the tables' folders"
-    )
-    parser.add_argument("--only", nargs="+", default=list(SITES), choices=list(SITES))
-    parser.add_argument(
-        "--seeds", nargs="+", type=int, default=[2, 4, 6, 8, 10, 12, 14, 16, 18, 20]
-    )
-    given = parser.parse_args()
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    folder = Path(given.folder)
     if given.study == "generate":
-        import pandas
-
-        given.folder.mkdir(parents=True, exist_ok=True)
-        pandas.DataFrame(generated(given.rows, given.sites)).to_parquet(
-            given.folder / "train.parquet"
-        )
+        write(folder, generated())
+    elif given.study == "windows":
+        write_windows(folder)
     else:
-        rivals(given.data, given.only, given.seeds)
+        columns = ("table", "", "seeds", "AUROC", "MB")
+        show("The same rows", columns, rival_rows(folder, given.only, given.seeds))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ class ClassMeansClient(FedAvgClient):
     """Sums its images by class; evaluates the server's classifier."""
 
     differentiates_surrogate = False
+    needs_float32 = "it sends means, and trains no net"
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
         """Return the sums (K, C, H, W) and the shares (K,) of its samples, and their

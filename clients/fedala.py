@@ -14,6 +14,7 @@ from fedapps.algorithms.personal.mixing import layer_of
 from fedapps.algorithms.personal.sent import FedALASent
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
+from fedapps.clients.steps.batches import drawn
 
 
 class FedALAClient(PersonalClient):
@@ -97,8 +98,7 @@ class FedALAClient(PersonalClient):
         chosen = rng.permutation(len(data))[: max(1, round(share * len(data)))]
         with self.training(config, "dropout in local aggregation"):
             for _ in range(passes):
-                order = torch.from_numpy(rng.permutation(chosen)).to(data.y.device)
-                yield data.x[order], data.y[order]
+                yield drawn(data, rng.permutation(chosen), rng)
 
     def kept(self, config: Config, before: bool) -> Arrays | None:
         """Return the stored model, weights and count, or ``None``. Raises

@@ -21,7 +21,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
-from fedapps.algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.modules import evaluation_batch, torch_seeded
 from fedapps.algorithms.common.seeds import derived_seed, generator
 from fedapps.algorithms.common.sent import Asked, PartialWork, Reads, RoundFacts
 from fedapps.algorithms.common.steps import (
@@ -79,6 +79,10 @@ class FedAvgClient(ScoresValidation, NumPyClient):
     #: Why a round of the class cannot end after some of its steps; "": it can. A class
     #: with its own ``fit`` or ``train`` declares it (:func:`why_all_steps`).
     needs_all_steps = ""
+    #: Why the class cannot train on augmented samples; "": it can.
+    needs_own_samples = ""
+    #: Why forward passes of the class are not taken in bfloat16; "": they can be.
+    needs_float32 = ""
     #: The values of ``optimizer`` that the class refuses, and why.
     excluded_optimizers: Mapping[str, str] = MappingProxyType({})
     #: The name of the option of an evaluation with the number of epochs for which a
@@ -286,12 +290,13 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         return no_surrogate
 
     @torch.no_grad()
-    def mean_loss(self, data: Split, batch_size: int = 1024) -> float:
+    def mean_loss(self, data: Split) -> float:
         """Return the mean loss of ``self.model`` over all samples of a split, in
         evaluation mode.
         """
         self.model.eval()
-        batch_size = len(data) if self.objective.whole else batch_size
+        whole = self.objective.whole
+        batch_size = len(data) if whole else evaluation_batch(self.model, data.x)
         total = torch.zeros((), device=data.y.device)
         for x, y in zip(data.x.split(batch_size), data.y.split(batch_size), strict=True):
             total += self.loss(x, y) * len(y)

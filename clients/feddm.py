@@ -34,6 +34,7 @@ class FedDMClient(FedAvgClient):
     """
 
     reads = (FedDMSent,)
+    needs_float32 = "it makes images, and trains no net"
     differentiates_surrogate = False
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:

@@ -36,6 +36,7 @@ class FedEvgClient(FedAvgClient):
     classifier, which is only evaluated.
     """
 
+    needs_float32 = "it trains a net of its own"
     reads = (FedEvgSent,)
 
     def __init__(self, net_fn: NetFn, *args: Any, **kwargs: Any) -> None:

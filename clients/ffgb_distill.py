@@ -32,6 +32,7 @@ class FFGBDistillClient(FedAvgClient):
     excluded_optimizers = dict.fromkeys(
         ("adam", "adamw"), "it has an optimiser of its own: leave it out"
     )
+    needs_own_samples = "its clients fit the gradient at their samples as they are"
     reads = (OracleSent,)
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:

@@ -5,17 +5,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedapps.algorithms.common.modules import evaluation_batch
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.common.steps import Eager, Gradient, Numbers, State, Tensors
 from fedapps.algorithms.personal.sent import PerFedAvgScoring, PerFedAvgTraining
 from fedapps.clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
+from fedapps.clients.steps.batches import drawn
 from fedapps.clients.steps.sgd import Optimiser, add, inner
 
 #: Length of ``delta v``, the way to either side at which the difference of gradients is
 #: taken.
 REACH = 1e-2
-CHUNK = 1024
 
 
 class PerFedAvgClient(PersonalClient):
@@ -48,9 +49,8 @@ class PerFedAvgClient(PersonalClient):
         """Return w after a step of adaptation on a mini-batch of its own draw."""
         data, statistics = self.data.train, get_arrays(self.model)
         rng = generator(*self.draw("adaptation", config))
-        batch = torch.from_numpy(rng.permutation(len(data))[: options.batch_size]).to(data.y.device)
         steps = Eager(self.problem(config))
-        steps.batch = data.x[batch], data.y[batch]
+        steps.batch = drawn(data, rng.permutation(len(data))[: options.batch_size], rng)
         with self.training(config, "dropout in adaptation"):
             _, gradients = steps(w)
         set_arrays(self.model, statistics)
@@ -67,9 +67,10 @@ class PerFedAvgClient(PersonalClient):
         # the gradient is that of the model as it is used: no dropout, statistics as
         # received
         self.model.eval()
+        size = evaluation_batch(self.model, data.x)
         for _ in range(sent.steps):
             total = [torch.zeros_like(t) for t in place]
-            for x, y in zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True):
+            for x, y in zip(data.x.split(size), data.y.split(size), strict=True):
                 add(
                     total,
                     torch.autograd.grad(problem.surrogate(problem.loss(x, y)), parameters),

@@ -9,6 +9,7 @@ from flwr.client import NumPyClient
 
 from fedapps.algorithms.common.sent import PartialWork, WarmStartSent
 from fedapps.clients.base.options import acknowledged
+from fedapps.clients.base.precision import at_precision
 from fedapps.clients.base.training import Arrays, Config
 
 
@@ -41,4 +42,4 @@ class WarmStartClient(NumPyClient):
                 f"warm-start-half = {name!r} in the configuration: the server's strategy must be "
                 "WarmStart"
             )
-        return self.halves[name]()
+        return at_precision(self.halves[name](), config)

@@ -21,4 +21,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fedapps' has no attribute {name!r}")
     from importlib import import_module
 
+    from fedapps.errors import check_system
+
+    check_system()
     return getattr(import_module("fedapps.lab.api"), name)

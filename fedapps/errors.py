@@ -3,6 +3,7 @@ run.
 """
 
 import re
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -59,6 +60,23 @@ SETTINGS = (
 USAGE_ERROR, INTERRUPTED = 2, 130
 
 
+#: Packages of the extra `app`. Commands and runs need them, the library alone does not.
+APPLICATION = {
+    "torch",
+    "torchvision",
+    "scipy",
+    "daqp",
+    "ray",
+    "flwr_datasets",
+    "datasets",
+    "sklearn",
+    "pyarrow",
+    "matplotlib",
+    "PIL",
+    "prometheus_client",
+}
+
+
 class UserError(Exception):
     """Bad settings or input. The message is one line that says what is wrong, where,
     and how to fix it.
@@ -67,6 +85,16 @@ class UserError(Exception):
 
 class RunFailed(Exception):
     """The run started but did not complete."""
+
+
+def what_to_install(error: ModuleNotFoundError, what: str) -> str:
+    """Return the line that says which package ``what`` needs and how to install it; ""
+    if it is none of the application's.
+    """
+    missing = str(error.name).partition(".")[0]
+    if missing not in APPLICATION:
+        return ""
+    return f"{what} needs {missing}, which is not installed: pip install 'fedapps[app]'"
 
 
 def reason(error: BaseException, most: int = 300) -> str:
@@ -110,3 +138,14 @@ def _argument(match: re.Match[str]) -> str:
     if match["engine"]:
         return f"{name}={match['engine']!r}"
     return name + "=" * match[0].endswith(" ")
+
+
+def check_system() -> None:
+    """Raise ``UserError`` on Windows: folders are locked by ``flock``, and others read
+    who holds a lock.
+    """
+    if sys.platform == "win32":
+        raise UserError(
+            "runs do not start on Windows: install in the Windows Subsystem for Linux "
+            "(`wsl --install`) instead"
+        )

@@ -1,5 +1,7 @@
 """Flower's ServerApp, which `flwr run` starts on the server."""
 
+import io
+import json
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from logging import INFO
@@ -12,8 +14,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.node_grid import shared
-from fedapps.errors import UserError
-from fedapps.lab.results.report import write_report
+from fedapps.errors import UserError, what_to_install
+from fedapps.runs.devices import visible
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.flower_private import is_simulation
@@ -23,10 +25,28 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Read the settings, execute the run, and write its folder and report."""
+    """Read the settings, execute the run, and write its folder and report. Raises
+    ``UserError`` if a package is missing.
+    """
+    try:
+        run(grid, context)
+    except ModuleNotFoundError as error:
+        if not (line := what_to_install(error, "this run")):
+            raise
+        raise UserError(line) from error
+
+
+def run(grid: Grid, context: Context) -> None:
+    """Do what ``main`` promises. Charts and tables are imported late: a package that
+    they lack must not keep the app from starting.
+    """
     # The working directory of the SuperLink is arbitrary: without `out`, results go to
     # the user's home.
     settings = read_settings(context.run_config)
+    if settings.device == "auto":  # started by `flwr run`: clients read "auto", too
+        settings = replace(settings, device="cpu")
+        if kind := visible():
+            log(INFO, 'device cpu: device="%s" takes what the run gives to clients', kind)
     if not settings.out:  # clients then keep their state in messages, so the run cannot be resumed
         settings = with_folder(
             replace(settings, checkpoint_every=0),
@@ -40,10 +60,29 @@ def main(grid: Grid, context: Context) -> None:
         grid = GatewayGrid(grid) if settings.sites.client else grid
     try:
         with page_of(settings, settings.task) if settings.metrics_port else nullcontext():
-            summary = execute(settings, grid, flower_run=str(context.run_id), report=write_report)
-        log(INFO, "summary: %s", summary)
+            summary = execute(settings, grid, flower_run=str(context.run_id), report=_write_report)
+        for line in ending(Path(settings.out)):  # all that a user of another's SuperLink sees
+            log(INFO, "%s", line)
+        log(INFO, "summary: %s", json.dumps(summary))
     finally:
         # Without records there is no report; report the error that ended the run.
         with suppress(UserError):
-            write_report(settings.out)
+            _write_report(Path(settings.out))
         log(INFO, "results: %s", settings.out)
+
+
+def _write_report(folder: Path, plots: bool = False) -> None:
+    from fedapps.lab.results.report import write_report
+
+    write_report(folder, plots)
+
+
+def ending(folder: Path) -> list[str]:
+    """Return what `fedapps run` shows at the end of a run, as lines."""
+    from rich.console import Console
+
+    from fedapps.lab.results.ending import show_ending
+
+    text = io.StringIO()
+    show_ending(folder, Console(file=text, width=160))
+    return [line.rstrip() for line in text.getvalue().splitlines()]

@@ -15,6 +15,8 @@ client ids (so that a run is reproducible bit for bit), integer buffers keep the
 a metric need not be reported by every client, and state can be saved.
 """
 
+import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from logging import INFO
@@ -30,7 +32,6 @@ from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.options import Options, option
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.client_grid import ClientGrid
-from fedapps.strategies.base.flower_private import sample_nodes
 from fedapps.strategies.base.messages import metrics_of, rounds_of
 from fedapps.strategies.base.records import average_arrays, average_metrics
 from fedapps.strategies.base.rounds import RunsRounds
@@ -215,10 +216,10 @@ class FedAvg(RunsRounds, FlowerFedAvg):
                     server_round, wanted, "sampling" if train else "sampling for evaluation"
                 )
         else:  # Flower's own loop, or one of its wrappers
-            chosen, everyone = sample_nodes(
-                grid, enough, max(int(len(list(grid.get_node_ids())) * fraction), minimum)
-            )
-            nodes = sorted(chosen)
+            while len(everyone := list(grid.get_node_ids())) < enough:
+                log(INFO, "Waiting for nodes: %d of %d are connected", len(everyone), enough)
+                time.sleep(1)
+            nodes = sorted(random.sample(everyone, max(int(len(everyone) * fraction), minimum)))
         phase = "configure_train" if train else "configure_evaluate"
         log(INFO, "%s: Sampled %s nodes (out of %s)", phase, len(nodes), len(everyone))
         return nodes

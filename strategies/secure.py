@@ -41,7 +41,7 @@ from fedapps.strategies.base.capabilities import (
 )
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.reply_validation import UpdateBound
-from fedapps.strategies.base.rounds import Callback, Patience
+from fedapps.strategies.base.rounds import Callback, Patience, ShouldStop
 from fedapps.strategies.base.secure_grid import SecureGrid
 from fedapps.strategies.base.secure_sessions import Protocol
 from fedapps.strategies.base.weights import weight_key
@@ -188,6 +188,7 @@ class StartArguments(TypedDict, total=False):
     train_config: ConfigRecord
     evaluate_config: ConfigRecord
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
+    should_stop: ShouldStop
     first_round: int
     evaluate_every: int
     patience: Patience

@@ -210,7 +210,7 @@ def test_flowers_commands_exist_with_their_options(line):
     words = [word for word in shlex.split(line, comments=True)[1:] if not word.startswith("...")]
     while words and isinstance(command, Group):
         command = command.commands[words.pop(0)]
-    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    known = {one for p in command.params for one in [*p.opts, *p.secondary_opts]} | {"--help"}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
 
 

@@ -30,7 +30,6 @@ WORDS = re.compile(
 MEASURED = {
     "benchmarks/deployment.py",
     "benchmarks/ray_floor.py",
-    "benchmarks/small_devices.py",
 }
 
 
@@ -93,13 +92,11 @@ def test_what_is_private_today_is_there():
 
     private.identify_process(7, node_id=3)
     message = Message(RecordDict(), 5, "query.one")
-    known = private.TaskIdentity is not None  # an older Flower does not ask who it is
-    sender = (7, 3) if known else (0, 0)
-    assert (message.metadata.run_id, message.metadata.src_node_id) == sender
+    assert (message.metadata.run_id, message.metadata.src_node_id) == (7, 3)
     assert private.number_message(message) == message.metadata.message_id
     inner = private.forwarded(message, 11, "2", "train", RecordDict())
     assert (inner.metadata.dst_node_id, inner.metadata.message_type) == (11, "train")
-    assert (inner.metadata.run_id, inner.metadata.src_node_id) == sender
+    assert (inner.metadata.run_id, inner.metadata.src_node_id) == (7, 3)
     assert inner.metadata.created_at == message.metadata.created_at
     module, _, name = private.CLIENT_PROGRAM.partition(":")
     assert callable(getattr(importlib.import_module(module), name))

@@ -20,13 +20,14 @@ WORKFLOWS = {
     path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
     for path in (ROOT / ".github/workflows").glob("*.yml")
 }
-COMMANDS = [
-    line
+STEPS = [
+    step
     for workflow in WORKFLOWS.values()
     for job in workflow["jobs"].values()
-    for step in job["steps"]
-    for line in step.get("run", "").splitlines()
+    for step in job.get("steps", [])
 ]
+COMMANDS = [line for step in STEPS for line in step.get("run", "").splitlines()]
+RELEASE = WORKFLOWS["release"]["jobs"]
 
 
 def test_there_is_one_version():
@@ -38,7 +39,8 @@ def test_there_is_one_version():
 def test_workflows_call_targets_that_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     called = {line.split()[1] for line in COMMANDS if line.startswith("make ")}
-    assert {"lint", "test", "test-lowest", "test-deployment", "docs"} <= called <= targets
+    every = {"lint", "test", "test-library", "test-lowest", "test-deployment", "docs", "app"}
+    assert every <= called <= targets
 
 
 def test_the_suite_runs_on_every_supported_python():
@@ -50,17 +52,59 @@ def test_the_suite_runs_on_every_supported_python():
     assert PROJECT["requires-python"] == f">={tried[0]}"
 
 
+def test_the_quick_tests_also_run_on_the_next_python_and_another_system():
+    (matrix,) = WORKFLOWS["tests"]["jobs"]["quick"]["strategy"]["matrix"].values()
+    assert {"python": "3.14", "os": "ubuntu-latest"} in matrix
+    assert "macos-latest" in {where["os"] for where in matrix}
+
+
 def test_the_release_tries_a_command_that_parses():
     (line,) = [line for line in COMMANDS if "bin/fedapps" in line]
     words = shlex.split(line.partition("bin/fedapps ")[2])
     assert settings_of(parse(words)).method == "fedavg"
 
 
-def test_only_the_job_that_publishes_may_ask_for_an_identity():
+def test_only_the_job_that_publishes_may_ask_for_an_identity_and_runs_no_code():
+    asked = {}
     for name, workflow in WORKFLOWS.items():
         assert workflow["permissions"] == {"contents": "read"}
-        identified = [job for job, steps in workflow["jobs"].items() if "permissions" in steps]
-        assert identified == (["publish"] if name == "release" else [])
+        for job, said in workflow["jobs"].items():
+            wanted = {what for what, how in said.get("permissions", {}).items() if how == "write"}
+            asked |= {(name, job): wanted} if wanted else {}
+    assert asked == {
+        ("release", "publish"): {"id-token", "attestations"},
+        ("release", "attach"): {"contents"},
+        ("release", "docs"): {"contents"},
+    }
+    assert all("uses" in step for step in RELEASE["publish"]["steps"])
+
+
+def test_a_release_waits_for_the_tests():
+    assert RELEASE["tests"] == {"uses": "./.github/workflows/tests.yml"}
+    assert "workflow_call" in WORKFLOWS["tests"][True]  # YAML reads `on` so
+    assert RELEASE["publish"]["needs"] == ["tests", "build"]
+    assert {RELEASE[job]["needs"] for job in ("attach", "docs")} == {"publish"}
+
+
+def test_actions_are_pinned_by_commit_and_name_the_version():
+    """One commit for each action, so that an update cannot miss a place."""
+    pinned = re.compile(r"uses: ([\w/-]+)@([0-9a-f]{40})  # (v\d+\.\d+\.\d+)")
+    texts = [path.read_text("utf-8") for path in (ROOT / ".github/workflows").glob("*.yml")]
+    found = {match for text in texts for match in pinned.findall(text)}
+    assert sum(len(pinned.findall(text)) for text in texts) == sum("uses" in one for one in STEPS)
+    assert len({action for action, *_ in found}) == len(found)
+
+
+def test_a_release_has_the_app_its_provenance_and_what_it_was_tried_with():
+    asked = [step["with"] for step in RELEASE["publish"]["steps"] if "attest@" in step["uses"]]
+    assert asked == [
+        {"subject-path": "dist/*, app/*"},
+        {"subject-path": "dist/*", "sbom-path": "app/sbom.cdx.json"},
+    ]
+    built = "\n".join(step.get("run", "") for step in RELEASE["build"]["steps"])
+    assert "flwr build --app" in built
+    assert "cyclonedx-py environment" in built
+    assert RELEASE["attach"]["steps"][-1]["run"].endswith("dist/* app/*")
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Mixing of two models, and directions through the loss landscape around a model."""
+"""Mixing of two models."""

@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedapps.algorithms.common.modules import outputs_of
+from fedapps.algorithms.common.modules import evaluation_batch, outputs_of
+from fedapps.algorithms.common.precision import Bfloat16
 
 #: Largest size of the first layer's outputs in memory, at both ends together; a net
 #: with more is computed as usual.
 HELD = 32_000_000
-#: Inputs per batch.
-BATCH = 1024
 
 
 class SharedFirstLayer:
@@ -31,7 +30,7 @@ class SharedFirstLayer:
         self, model: nn.Module, layer: nn.Linear, at: list[int], inputs: Sequence[Tensor]
     ) -> None:
         self.model, self.layer, self.at = model, layer, at
-        self.inputs = [x.split(BATCH) for x in inputs]
+        self.inputs = [x.split(evaluation_batch(model, x)) for x in inputs]
         self.ends: list[list[tuple[Tensor, Tensor]]] = []
 
     @classmethod
@@ -44,11 +43,13 @@ class SharedFirstLayer:
         inputs: Sequence[Tensor],
     ) -> "SharedFirstLayer | None":
         """Return the net prepared for the line, or ``None`` if its first layer is not
-        linear, or its parameters are used elsewhere, too.
+        linear, or its parameters are used elsewhere, or the net computes in bfloat16.
 
         ``mixed``: the net's trainable parameters, in order, which are overwritten;
         ``federated``, ``personal``: the ends of the line.
         """
+        if isinstance(model, Bfloat16):  # sums of products are rounded otherwise
+            return None
         model.eval()  # once: listing all modules of a small net takes as long as its outputs
         layer = _first_linear(model, inputs[0][:1])
         if layer is None or 2 * layer.out_features * sum(map(len, inputs)) > HELD:

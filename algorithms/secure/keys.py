@@ -1,10 +1,10 @@
 """Keys, signatures and seals of secure sums: all of them from ``cryptography``.
 
 X25519 agrees on secrets, HKDF with SHA-256 derives keys from them, AES-256 in counter
-mode expands masks (faster than ChaCha20 where the processor has AES instructions:
-``benchmarks/secure_sums.py --ciphers``), ChaCha20-Poly1305 seals shares, Ed25519 signs;
-a site may sign with the key that its SuperNode is registered with, an elliptic curve of
-NIST. Everything random comes from the operating system.
+mode expands masks (faster than ChaCha20 where the processor has AES instructions),
+ChaCha20-Poly1305 seals shares, Ed25519 signs; a site may sign with the key that its
+SuperNode is registered with, an elliptic curve of NIST. Everything random comes from
+the operating system.
 
 Every signature and every derived key begins with a purpose of its own, and every part
 carries its length, so that nothing can be taken for something else.

@@ -28,7 +28,8 @@ from fedapps.algorithms.common.sent import Scoring
 from fedapps.algorithms.common.wire import fields, read
 from fedapps.clients.base.data import ArrayData, ClientData
 from fedapps.clients.base.newcomers import newcomer_metrics
-from fedapps.clients.base.options import acknowledged, notice_unread
+from fedapps.clients.base.options import Config, acknowledged, notice_unread
+from fedapps.clients.base.precision import at_precision
 from fedapps.clients.base.scores import COUNTS
 
 ClientFn = Callable[[Context], NumPyClient | Client]
@@ -56,7 +57,7 @@ def to_client_app(
     @app.train(mods=list(mods or []))
     def train(message: Message, context: Context) -> Message:
         names, arrays, config = _open(message.content, writable)
-        client = _numpy_client(client_fn(context))
+        client = _numpy_client(client_fn(context), config)
         notice_unread(type(client), config)
         new_arrays, num_examples, metrics = client.fit(arrays, config)
         came = getattr(client, "came", None)
@@ -73,7 +74,7 @@ def to_client_app(
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         _, arrays, config = _open(message.content, writable)
-        client = _numpy_client(client_fn(context))
+        client = _numpy_client(client_fn(context), config)
         notice_unread(type(client), config)
         sent = Scoring.from_config(config)
         data = getattr(client, "data", None)
@@ -102,7 +103,7 @@ def to_client_app(
         )
         epochs = [int(number) for number in content.config_records["new"]["epochs"]]  # type: ignore[union-attr]
         client, evaluated, trained = (
-            _numpy_client(client_fn(own)),
+            _numpy_client(client_fn(own), config),
             (received, config),
             (train_received, train_config),
         )
@@ -160,13 +161,13 @@ def _open(content: RecordDict, writable: bool) -> tuple[list[str], list[Any], di
     )
 
 
-def _numpy_client(client: NumPyClient | Client) -> NumPyClient:
+def _numpy_client(client: NumPyClient | Client, config: Config) -> NumPyClient:
     inner = getattr(client, "numpy_client", client)
     if not isinstance(inner, NumPyClient):
         raise TypeError(
             f"client_fn returned {type(client).__name__}: return a flwr.client.NumPyClient"
         )
-    return inner
+    return at_precision(inner, config)
 
 
 def _validation_scores(

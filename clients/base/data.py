@@ -23,13 +23,16 @@ class Split:
 
     ``groups`` (n, G), bool, if measures by group are wanted: whether a sample belongs
     to a group; it may belong to none. ``halves``: half of the samples are scored apart,
-    too (``clients.base.scores.with_half``).
+    too (``clients.base.scores.with_half``). ``augment``: how ``clients.steps.batches``
+    augments images when it draws training batches, "none" or "crop-flip"; ``x`` itself
+    stays as it is.
     """
 
     x: "torch.Tensor"
     y: "torch.Tensor"
     groups: "torch.Tensor | None" = None
     halves: bool = False
+    augment: str = "none"
 
     def __len__(self) -> int:
         """Return the number of samples."""

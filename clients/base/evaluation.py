@@ -23,7 +23,7 @@ from fedapps.algorithms.common.measures import (
     calibration_errors,
     topk_accuracy,
 )
-from fedapps.algorithms.common.modules import outputs_of
+from fedapps.algorithms.common.modules import evaluation_batch, outputs_of
 from fedapps.algorithms.fairness.groups import group_sums
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.scores import Scores as Scores
@@ -120,12 +120,13 @@ def token_loss(outputs: Tensor, y: Tensor, special: int) -> Tensor:
 
 
 @torch.no_grad()
-def score_tokens(model: nn.Module, data: Split, special: int, batch_size: int = 64) -> Scores:
+def score_tokens(model: nn.Module, data: Split, special: int) -> Scores:
     """Return accuracy, loss (per token) and perplexity = exp(loss) over all targets >=
     ``special``.
     """
     was_training = model.training
     model.eval()
+    batch_size = evaluation_batch(model, data.x, usual=64)
     count = right = 0
     loss = 0.0
     for x, y in zip(data.x.split(batch_size), data.y.split(batch_size), strict=True):

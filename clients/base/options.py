@@ -29,6 +29,7 @@ _logged: set[tuple[type, str]] = set()
 
 COMPILE = ("auto", "on", "off")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+BF16 = "bf16"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,12 @@ class TrainOptions(Options, Sent):
         "sgd",
         "local optimiser; adam and adamw ignore a task's own learning rate and momentum",
         choices=OPTIMIZERS,
+    )
+    precision: str = option(
+        "float32",
+        "of forward passes in training and evaluation; bf16: bfloat16, with parameters, gradients "
+        "and what is sent in float32",
+        choices=("float32", BF16),
     )
 
     def rate(self, server_round: int) -> float:

@@ -59,7 +59,7 @@ class SecureApp(ClientApp):
         if self.required(context) or {"secure-peers", "secure-noise"} & context.node_config.keys():
             raise ValueError(
                 "this site sends masked replies only: set secure.on = true, or use "
-                "strategies.SecureSum"
+                "fedapps.strategies.SecureSum"
             )
         return self.app(message, context)
 

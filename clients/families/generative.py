@@ -25,6 +25,8 @@ class GeneratorClient(FedAvgClient):
         ("adam", "adamw"), "it has an optimiser of its own: leave it out"
     )
 
+    needs_float32 = "it trains a net of its own"
+
     def __init__(self, net: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.net = net

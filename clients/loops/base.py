@@ -152,7 +152,7 @@ class Loop:
             name = type(self).__name__
             once(
                 f"{name}: the server does not send {', '.join(keys)}, so this client trains "
-                f"without the method's terms: use strategies.{name.removesuffix('Loop')}"
+                f"without the method's terms: use fedapps.strategies.{name.removesuffix('Loop')}"
             )
         return self.fit(epochs)
 

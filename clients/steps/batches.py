@@ -6,13 +6,23 @@ method, so that a method whose extra terms vanish equals FedAvg to the last bit.
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedapps.algorithms.common.steps import Eager, Epochs, Problem, in_batches
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.training import TrainOptions, trainable
+from fedapps.clients.steps.augmentation import augmented
 from fedapps.clients.steps.sgd import Descent, optimiser_of
+
+
+def drawn(data: Split, rows: NDArray[np.int64], rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Return the training samples (x, y) in these rows, augmented if the split says
+    so.
+    """
+    at = torch.from_numpy(rows).to(data.y.device)
+    return augmented(data.x.index_select(0, at), data.augment, rng), data.y.index_select(0, at)
 
 
 def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epochs:
@@ -20,8 +30,7 @@ def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epoc
     a new random order.
     """
     for _ in range(options.local_epochs):
-        order = torch.from_numpy(rng.permutation(len(data))).to(data.y.device)
-        yield data.x.index_select(0, order), data.y.index_select(0, order)
+        yield drawn(data, rng.permutation(len(data)), rng)
 
 
 def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epochs:

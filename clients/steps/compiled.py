@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedapps.algorithms.common.adam import descend
+from fedapps.algorithms.common.precision import Bfloat16
 from fedapps.algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
 from fedapps.clients.steps.sgd import SGD
 
@@ -170,6 +171,8 @@ class Compiler:
             raise CannotCompile(
                 "recurrent nets are not compiled: PyTorch's recurrent layers take most of the time"
             )
+        if any(isinstance(m, Bfloat16) for m in training.problem.module.modules()):
+            raise CannotCompile("steps in bfloat16 are not compiled")
         facts = training.facts(x, y, numbers, many)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (status := self.folder.stat()).st_uid != os.getuid() or status.st_mode & 0o022:
@@ -219,6 +222,7 @@ class _Training:
         self.dtype = self.eager.place[0].dtype
         self.key = (
             id(problem.module),
+            type(problem.module),  # another one in bfloat16
             step,
             problem.criterion,
             problem.surrogate,

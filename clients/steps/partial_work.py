@@ -51,8 +51,8 @@ class Part:
                 if self.done >= limit:
                     return
                 if seconds is not None:
-                    if y.is_cuda:
-                        torch.cuda.synchronize(y.device)
+                    if not y.is_cpu:
+                        torch.accelerator.synchronize(y.device)
                     before, now = now, time.monotonic()
                     if (now - self.began) + (now - before) > seconds:
                         return

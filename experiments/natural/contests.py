@@ -111,7 +111,7 @@ def contest(given: Mapping[str, Any], number: int, folder: Path, jobs: int) -> d
     total = settings.num_clients
     held_out = third(names_of(task, total), number)
     folder.mkdir(parents=True, exist_ok=True)
-    jobs, gpus = Way(jobs=jobs).processes(uses_gpu(task))
+    jobs, gpus = Way(jobs=jobs).processes(uses_gpu(settings))
     with only_one(folder), each_once(), Pool(jobs, gpus) as execute:
         found = start(given, folder, execute, methods=METHODS, jobs=jobs, most_seeds=FIRST_SEEDS)
         found.trials.held_out = frozenset(held_out)

@@ -163,7 +163,7 @@ def with_options(settings: Settings, arguments: argparse.Namespace) -> Settings:
         if hasattr(problem, "validation")
         else problem
     )
-    return replace(settings, train=train, data=data, problem=problem, device="cpu")
+    return replace(settings, train=train, data=data, problem=problem)
 
 
 def scaled(data: "ClientData", scale: "Scale") -> "ClientData":
@@ -196,6 +196,7 @@ def adapt(
     import torch
 
     from fedapps.clients import FedAvgClient
+    from fedapps.clients.base.precision import at_precision
     from fedapps.models.weights import check_arrays
 
     if not data.exists():
@@ -214,9 +215,10 @@ def adapt(
         objective=task.objective,
     )
     net.load_state_dict(arrays)
+    config = {"seed": settings.seed, **settings.train.to_config(), "local-epochs": 1}
+    at_precision(client, config)
     before, best = client.score(client.data.test), client.score(client.data.validation)["loss"]
     kept, best_epoch = client.scored([], {}, {}), 0
-    config = {"seed": settings.seed, **settings.train.to_config(), "local-epochs": 1}
     for epoch in range(1, epochs + 1):
         client.train({**config, "server-round": epoch})
         loss = client.score(client.data.validation)["loss"]

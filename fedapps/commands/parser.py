@@ -13,7 +13,14 @@ from importlib import import_module
 from typing import Any
 
 from fedapps import json_log
-from fedapps.errors import INTERRUPTED, USAGE_ERROR, RunFailed, UserError
+from fedapps.errors import (
+    INTERRUPTED,
+    USAGE_ERROR,
+    RunFailed,
+    UserError,
+    check_system,
+    what_to_install,
+)
 
 COMMANDS = {
     "run": "run one method",
@@ -31,28 +38,16 @@ COMMANDS = {
 }
 #: Those in ``fedapps/lab/commands``.
 LAB = {"sweep", "watch", "contest", "data", "compare", "figures"}
-# Packages of the extra `app`. Commands need them, the library alone does not.
-APPLICATION = {
-    "torch",
-    "torchvision",
-    "scipy",
-    "daqp",
-    "ray",
-    "flwr_datasets",
-    "datasets",
-    "sklearn",
-    "matplotlib",
-    "PIL",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
-    arguments = parse(argv)
-    json_log.respect_no_color()
-    json_log.choose(getattr(arguments, "log_format", "text"))
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        check_system()  # before a command is imported
+        arguments = parse(argv)
+        json_log.respect_no_color()
+        json_log.choose(getattr(arguments, "log_format", "text"))
         return int(arguments.command(arguments))
     except UserError as error:
         report_error(str(error))
@@ -61,13 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_error(f"the run failed: {error}")
         return 1
     except ModuleNotFoundError as error:
-        if (missing := str(error.name).partition(".")[0]) not in APPLICATION:
+        if not (line := what_to_install(error, "this command")):
             raise
-        print(
-            f"fedapps: this command needs {missing}, which is not installed: pip install "
-            "'fedapps[app]'",
-            file=sys.stderr,
-        )
+        report_error(line)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("fedapps: interrupted", file=sys.stderr)

@@ -27,10 +27,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--engine",
-        choices=["ray", "inline", "deployment"],
-        default="ray",
-        help="where clients run: Flower's Ray simulation (default), this process and its "
-        "workers, or the SuperNodes of a deployment",
+        choices=["auto", "inline", "ray", "deployment"],
+        default="auto",
+        help="where clients run: in this process and its workers, in Flower's Ray simulation, or "
+        "on the SuperNodes of a deployment (default: inline; ray with an option for it)",
     )
     parser.add_argument(
         "--deployment",
@@ -143,13 +143,18 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     elif status == "interrupted":
         trust = " --trust" if code_named(settings.flat()) else ""
+        engine = "" if how.engine == "auto" else f" --engine {how.engine}"
         print(
-            f"interrupted; continue with: fedapps run --resume{trust} --out {folder} --engine "
-            f"{arguments.engine}",
+            f"interrupted; continue with: fedapps run --resume{trust} --out {folder}{engine}",
             file=sys.stderr,
         )
     else:
-        _show(folder)
+        from rich.console import Console
+
+        from fedapps.lab.results.ending import show_ending
+
+        show_ending(folder, Console(width=None if sys.stdout.isatty() else 160))
+        print(f"results: {folder}\nreport:  {folder / 'report.html'}")
         if status_of(folder) == "interrupted":
             print(f"paused after round {settings.until}; continue with --resume --out {folder}")
     return INTERRUPTED if status == "interrupted" else 0
@@ -186,8 +191,6 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
         given["until"] = arguments.until or 0
     if arguments.metrics_port is not None:
         given["metrics-port"] = arguments.metrics_port
-    if arguments.gpus_per_client:
-        given.setdefault("device", "cuda")
     settings = with_defaults({**given, "resume": arguments.resume})
     assigned, used = assignments(arguments.settings), settings.flat()
     check_used(assigned, used)
@@ -195,21 +198,3 @@ def settings_of(arguments: argparse.Namespace) -> "Settings":
     if others := unused({k: v for k, v in given.items() if k not in assigned}, used):
         logger.warning("not used by this run: %s", ", ".join(sorted(others)))
     return settings
-
-
-def _show(folder: Path) -> None:
-    from rich.console import Console
-
-    from fedapps.lab.results.compare import summary_table
-    from fedapps.lab.results.parts import run_sections
-    from fedapps.lab.results.report import scored_sentence
-    from fedapps.records.reader import read_run
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(summary_table([folder]))
-    run = read_run(folder)
-    if sentence := scored_sentence(run).strip():
-        console.print(sentence)
-    for section in run_sections(run):
-        console.print(section.terminal())
-    print(f"results: {folder}\nreport:  {folder / 'report.html'}")

@@ -140,6 +140,11 @@ class DataOptions(Options):
     resize: int = option(
         0, "side of the square that images are cropped and resized to; 0: as they are", low=0
     )
+    augment: str = option(
+        "none",
+        "images of training batches; crop-flip: shifted by up to 4 pixels, half of them mirrored",
+        choices=["none", "crop-flip"],
+    )
     class_weights: bool = option(False, "weigh the training loss of rare classes up")
     max_samples: int = option(0, "use only this many samples, evenly spaced; 0: all", low=0)
     noise: str = option(

@@ -1,11 +1,15 @@
-"""The folder with this project's Flower app that is passed to `flwr run`."""
+"""The folder with this project's Flower app that is passed to `flwr run`, and
+published.
+"""
 
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path, PurePath
+from typing import Any
 
 from fedapps.toml_text import Value, flatten_toml, to_toml
 
@@ -30,10 +34,11 @@ def copy_app(
     """
     package = Path(__file__).resolve().parent.parent
     root, inside = package.parent, package / "pyproject.toml"  # in a wheel: inside the package
+    project = inside if inside.exists() else root / "pyproject.toml"
     app = folder / "fedapps"  # Flower accepts letters, digits and hyphens in the name
     app.mkdir(parents=True)
-    shutil.copy(inside if inside.exists() else root / "pyproject.toml", app)
-    shutil.copy((inside if inside.exists() else root / "pyproject.toml").with_name("LICENSE"), app)
+    text = for_flower(project.read_text(encoding="utf-8"))
+    shutil.copy(project.with_name("LICENSE"), app)
     files = {
         PurePath("fedapps", source.relative_to(package)): source
         for source in package.rglob("*.py")
@@ -51,7 +56,6 @@ def copy_app(
         (app / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, app / place)
     if own:
-        text = (app / "pyproject.toml").read_text(encoding="utf-8")
         known = flatten_toml(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
         more = {
             f"tool.flwr.app.config.{key}": value
@@ -64,5 +68,35 @@ def copy_app(
         text = text.replace("fab-include = [", f"fab-include = [{listed}", 1) + (
             "\n" + to_toml(more) if more else ""
         )
-        (app / "pyproject.toml").write_text(text, encoding="utf-8")
+    (app / "pyproject.toml").write_text(text, encoding="utf-8")
     return app
+
+
+def for_flower(text: str) -> str:
+    """Return the text of pyproject.toml for the app alone: `[project].dependencies` are
+    those of the application, because Flower installs no extra. The extras, whose
+    versions Flower would have to agree on before every run, and the tables of other
+    tools are left out.
+    """
+    project = tomllib.loads(text)["project"]
+    wanted = project["dependencies"] + _extra(project, "app")
+    by_name = {re.split(r"[^\w-]", item)[0]: item for item in wanted}  # the app's own bound counts
+    items = "".join(f"    {json.dumps(item)},\n" for item in by_name.values())
+    tables = re.split(r"(?m)^(?=\[)", text)
+    kept = re.compile(r"\[(build-system|project(?!\.optional)|tool\.(hatch|flwr))|[^\[]|$")
+    text = "".join(table for table in tables if kept.match(table))
+    listed = re.compile(r"(?ms)(?:^#[^\n]*\n)*^dependencies = \[.*?^\]")  # and what is said of them
+    return listed.sub(lambda _: f"dependencies = [\n{items}]", text, count=1)
+
+
+def _extra(project: Mapping[str, Any], name: str) -> list[str]:
+    """The packages of an extra, with those of this project's extras that it names."""
+    packages: list[str] = []
+    for item in project.get("optional-dependencies", {}).get(name, []):
+        own = re.fullmatch(r"fedapps\[(.*)\]", item)
+        packages += (
+            [package for extra in own[1].split(",") for package in _extra(project, extra)]
+            if own
+            else [item]
+        )
+    return packages

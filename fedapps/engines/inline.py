@@ -7,16 +7,16 @@ client that never returns is not stopped.
 """
 
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from fedapps.engines.node_app import FIRST_NODE
 from fedapps.strategies.base.flower_private import ErrorCode, identify_process, number_message
 from fedapps.strategies.base.roster import Numbered
+from fedapps.strategies.base.wrapped_grid import PulledGrid
 
 
 class Contexts(Mapping[int, Context]):
@@ -80,7 +80,7 @@ def failed(message: Message, code: int, reason: str | None) -> Message:
     return Message(Error(code, reason), reply_to=message)
 
 
-class InlineGrid(Grid):
+class InlineGrid(PulledGrid):
     """Grid over ``num_clients`` virtual clients of ``client_app``, with partition ids 0
     to ``num_clients`` - 1.
 
@@ -128,13 +128,9 @@ class InlineGrid(Grid):
             self.contexts.keep(private)
         return reply
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+    def pulled(self, numbers: Collection[str]) -> list[Message]:
         """Return the replies."""
-        return [
-            self._replies.pop(identifier)
-            for identifier in message_ids
-            if identifier in self._replies
-        ]
+        return [self._replies.pop(number) for number in numbers if number in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -13,7 +13,7 @@ empty are sent with the messages.
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from logging import INFO
 
 import numpy as np
@@ -185,7 +185,7 @@ class NodeGrid(WrappedGrid):
         """Not offered: replies come in packages."""
         raise NotImplementedError("clients that share nodes are reached by send_and_receive")
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pulled(self, numbers: Collection[str]) -> list[Message]:
         """Not offered: replies come in packages."""
         raise NotImplementedError("clients that share nodes are reached by send_and_receive")
 

@@ -47,7 +47,7 @@ if in_notebook():  # fedapps shows its own bar and needs no widget
 def run(
     method: str = "fedavg",
     *,
-    engine: str = "inline",
+    engine: str = "auto",
     out: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -67,7 +67,8 @@ def run(
     results/METHOD-TASK-seedN. ``overwrite`` and ``resume``: the flags of the command.
     ``progress``: whether to show the progress. ``workers``: how many processes run
     clients, with engine "inline" or "ray"; by default one per core where that saves
-    time. ``gpus_per_client``: for engine "ray". ``deployment``: the deployment's
+    time. ``engine``: "auto" is "inline", or "ray" with ``gpus_per_client``, the share
+    of a GPU for each client. ``deployment``: the deployment's
     folder, for engine "deployment".
 
     Raises ``UserError`` for bad input, before anything starts; ``RunFailed`` if the run
@@ -91,8 +92,6 @@ def run(
         raise UserError("data: sites read their own files: name a file or folder that each has")
     if out is not None:
         given["out"] = str(out)
-    if gpus_per_client:
-        given.setdefault("device", "cuda")
     wanted = with_defaults({**given, "resume": resume})
     check_used(given, wanted.flat())
     launched, status = launch(wanted, how, _console(progress), write_report)
@@ -167,7 +166,7 @@ def sweep(
     if len(plans) != 1:
         raise UserError(f"{file}: holds {len(plans)} sweeps. Name the file of one of them.")
     (plan,) = plans
-    results, failed = execute_sweep(plan, missing_runs(plan), way, _console(progress))
+    results, failed = execute_sweep(plan, missing_runs(plan, way), way, _console(progress))
     if failed or results is None:
         name, reason = next(iter(failed.items()), ("", ""))
         raise RunFailed(

@@ -4,6 +4,7 @@ and FedDyn.
 
 from typing import TYPE_CHECKING, Any
 
+from fedapps.clients.base.options import BF16
 from fedapps.methods.method import IMAGE_TASKS, Method
 from fedapps.strategies import (
     FedAvgDistill,
@@ -23,10 +24,13 @@ def distiller_of(task: Any, context: RunContext) -> "Distiller":
     import torch
 
     from fedapps.algorithms.boosting.distillation import Distiller
+    from fedapps.algorithms.common.precision import set_bfloat16
     from fedapps.data.public import load_public
 
     pixels = load_public(context.public, task.image_shape, task.name, context.seed)
-    return Distiller(task.model_fn(0), torch.from_numpy(pixels).to(task.device))
+    net = task.model_fn(0)
+    set_bfloat16(net, context.train.precision == BF16)
+    return Distiller(net, torch.from_numpy(pixels).to(task.device))
 
 
 METHODS: dict[str, Method] = {

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from logging import WARNING
@@ -154,9 +154,9 @@ class AuditedGrid(WrappedGrid):
                 self._note_reply(message, None, 0)
         return numbers
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+    def pulled(self, numbers: Collection[str]) -> list[Message]:
         """Pull replies."""
-        replies = list(self.grid.pull_messages(message_ids))
+        replies = super().pulled(numbers)
         for reply in replies:
             message, size = self.under_way.pop(reply.metadata.reply_to_message_id)
             self._note_reply(message, reply, size)

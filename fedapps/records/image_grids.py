@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
 
 from fedapps.data.set_files import save_set
 
 if TYPE_CHECKING:  # reports import this module and need no Flower
+    from PIL.Image import Image
+
     from fedapps.strategies.base.capabilities import MakingSamples
     from fedapps.strategies.base.rounds import Round
 
@@ -49,6 +50,7 @@ class ImageGrids:
 
     def close(self, arrays: Any) -> None:
         """Write the animation, and the set of the last round."""
+        from PIL import Image
 
         self.folder.mkdir(exist_ok=True)
         x, y = self.strategy.samples(arrays)
@@ -78,10 +80,12 @@ def grids(folder: Path) -> list[Path]:
     return sorted((folder / FOLDER).glob("round-[0-9]*.png"))
 
 
-def grid(x: NDArray[Any], y: NDArray[Any], heading: str) -> Image.Image:
+def grid(x: NDArray[Any], y: NDArray[Any], heading: str) -> "Image":
     """Return images x (M, C, H, W) in [0, 1] as one picture: one row per class, with
     its label on the left, and ``heading`` above.
     """
+    from PIL import Image, ImageDraw
+
     classes, (channels, height, width) = np.unique(y), x.shape[1:]
     columns = min(MAX_COLUMNS, max(int((y == label).sum()) for label in classes))
     scale = max(1, round(SIDE / max(len(classes) * height, columns * width)))

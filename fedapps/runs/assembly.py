@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from fedapps.clients.base.options import TrainOptions
+from fedapps.clients.base.options import BF16, TrainOptions
+from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
@@ -16,9 +17,10 @@ from fedapps.runs.compilation import compiler
 from fedapps.settings.settings import Settings
 from fedapps.strategies import Private, PrivateSum, Robust, WarmStart
 from fedapps.strategies.base.capabilities import Hardening, sends_updates
+from fedapps.strategies.base.messages import chain
 from fedapps.strategies.base.partial_work import check_partial
 from fedapps.strategies.secure import check_sums
-from fedapps.tasks.capabilities import DeclaresOrigin, SplitsSamples, Task
+from fedapps.tasks.capabilities import DeclaresOrigin, HasNet, SplitsSamples, Task
 from fedapps.tasks.registry import find_task, make_task
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
                 "nothing that has a norm: set it to 0"
             )
     check_optimizer(settings, halves)
+    check_steps(settings, task)
     if settings.rounds.late == "partial":
         check_work(settings, halves)
     if settings.hardened:
@@ -91,11 +94,9 @@ def harden(strategy: Strategy) -> None:
     """Set the bounds of a strategy, and of those that it wraps, for clients that are
     not trusted.
     """
-    if isinstance(strategy, Hardening):
-        strategy.harden()
-    inner = getattr(strategy, "strategy", None)
-    if isinstance(inner, Strategy):
-        harden(inner)
+    for one in chain(strategy):
+        if isinstance(one, Hardening):
+            one.harden()
 
 
 def validation_setting(settings: Settings, task: Any) -> str:
@@ -110,16 +111,46 @@ def check_optimizer(settings: Settings, strategies: Sequence[Strategy]) -> None:
     for half, strategy in zip(settings.halves or (settings,), strategies, strict=True):
         factory = client_factory(half)
         kind = getattr(factory, "kind", None)
-        makers: list[Any] = [kind()] if kind else []
-        inner: Any = strategy
-        while isinstance(inner, Strategy):
-            makers.append(inner)
-            inner = getattr(inner, "strategy", None)
+        makers: list[Any] = [kind(), *chain(strategy)] if kind else [*chain(strategy)]
         reasons = [getattr(maker, "excluded_optimizers", {}).get(name) for maker in makers]
         if name != TrainOptions.optimizer and not kind and half.method in METHODS:
             reasons.append("its clients do not take such steps: leave it out")
         if why := next(filter(None, reasons), ""):
             raise UserError(f"train.optimizer = {name!r}: method {half.method!r}: {why}")
+
+
+def check_steps(settings: Settings, task: Any) -> None:
+    """Raise ``UserError`` if the clients, or their samples, do not support
+    ``train.precision`` or ``data.augment``.
+    """
+    precision, augment = settings.train.precision, settings.data.augment
+    for key, value, usual, reason in (
+        ("train.precision", precision, TrainOptions.precision, "needs_float32"),
+        ("data.augment", augment, DataOptions.augment, "needs_own_samples"),
+    ):
+        for half in (settings.halves or (settings,)) if value != usual else ():
+            kind = getattr(client_factory(half), "kind", None)
+            why = getattr(kind(), reason, "") if kind else "its clients take no local steps of SGD"
+            if why and half.method in METHODS:
+                raise UserError(
+                    f"{key} = {value!r}: method {half.method!r}: {why}: leave it {usual!r}"
+                )
+    if precision == BF16 and hasattr(task, "device"):
+        from fedapps.algorithms.common.precision import check_bfloat16
+
+        try:
+            check_bfloat16(task.device)
+        except ValueError as error:
+            raise UserError(f"train.{error}") from None
+    if augment != DataOptions.augment and not settings.sites.own:
+        found = (
+            task.client_data(0, settings.num_clients).train if isinstance(task, HasNet) else None
+        )
+        if getattr(found, "augment", "") != augment:
+            raise UserError(
+                f"data.augment = {augment!r}: task {settings.task!r} does not augment: leave it "
+                f"{DataOptions.augment!r}"
+            )
 
 
 def check_work(settings: Settings, strategies: Sequence[Strategy]) -> None:

@@ -21,7 +21,8 @@ from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import Task
 
 MAX_RUNS = 4
-#: Settings and tasks of this process's latest runs, by configuration and site data.
+#: Settings and tasks of this process's latest runs, by configuration and site data. A
+#: site that chooses its device has it in the configuration.
 RUNS: OrderedDict[tuple[frozenset[tuple[str, Any]], str], tuple[Settings, Task]] = OrderedDict()
 
 
@@ -69,9 +70,10 @@ def task_of(context: Context) -> tuple[Settings, Task]:
     """Return the settings and task of a message's run, on this site's own data if it
     has any. Raises ``UserError``.
     """
-    settings, task = prepare(
-        frozenset(context.run_config.items()), str(context.node_config.get("data", ""))
-    )
+    config, own = dict(context.run_config), context.node_config
+    if "device" in own:
+        config["device"] = own["device"]
+    settings, task = prepare(frozenset(config.items()), str(own.get("data", "")))
     if settings.sites.own and "data" not in context.node_config:
         raise UserError(
             "the settings describe the sites' own data, but this site has no data path: add "

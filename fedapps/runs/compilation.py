@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedapps.clients.base.options import BF16
 from fedapps.data.cache import folder
 from fedapps.runs.work import trainings, work_of
 from fedapps.settings.settings import Settings
@@ -21,7 +22,7 @@ from fedapps.toml_text import read_toml
 if TYPE_CHECKING:
     from fedapps.clients.steps.compiled import Compiler
 
-# Measured with benchmarks/round_time.py on nets of dense layers, from 5,000 to 200,000
+# Measured with benchmarks/speed.py steps on nets of dense layers, from 5,000 to 200,000
 # parameters: seconds that compiling saves in a step, which are those in which PyTorch
 # starts its operations, so they hardly depend on the net; and seconds that it takes.
 SAVED_A_STEP, COMPILING = 1.3e-4, 15.0
@@ -62,6 +63,9 @@ def worth(settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], 
     """Return whether compiling would save enough time in this run. ``takes_steps``:
     whether the clients of a method take local steps.
     """
+    on_cpu = settings.device in ("auto", "cpu")  # only such steps are compiled
+    if not on_cpu or settings.train.precision == BF16:
+        return False
     return seconds(settings, task) >= WORTH and takes_steps(settings, task)
 
 

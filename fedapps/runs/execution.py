@@ -31,6 +31,7 @@ from fedapps.runs.assembly import (
     validation_setting,
 )
 from fedapps.runs.compilation import with_compilation
+from fedapps.runs.devices import for_server
 from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.timing import timing_of
 from fedapps.settings.reading import default_config
@@ -108,7 +109,7 @@ def _execute(
     report: Report,
 ) -> dict[str, Any]:
     folder = Path(settings.out)
-    _, task, strategy = parts or assembled(settings)
+    _, task, strategy = parts or assembled(for_server(settings))
     settings = with_compilation(settings, task, takes_steps)
     checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every, lock.run)
     best = checkpoints.best = Best(

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fedapps import json_log
+from fedapps.algorithms.common.options import kebab
+from fedapps.engines.cluster import address_of
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import one_line
@@ -23,7 +25,15 @@ from fedapps.notes import each_once, logger
 from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLost, holder_of
 from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.runs.assembly import Parts
-from fedapps.runs.execution import Report, execute, no_report, page_of, with_folder
+from fedapps.runs.devices import Asked
+from fedapps.runs.execution import (
+    Report,
+    assembled,
+    execute,
+    no_report,
+    page_of,
+    with_folder,
+)
 from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.prepare import assemble, data_paths, prepare_folder
 from fedapps.runs.progress import Progress
@@ -33,19 +43,21 @@ if TYPE_CHECKING:
     from fedapps.engines.flower import Following, Resources
     from fedapps.engines.superlink import SuperLink
 
-ENGINES = ("inline", "ray", "deployment")
+ENGINES = ("inline", "ray", "deployment", "auto")
+# options of Launch, and flags of the command, that only Ray has
+OF_RAY = ("gpus_per_client", "ray_address", "node_per_client", "port", "no_wall")
 # how long a run without its command may take to end, once it is stopped or Flower ends
 ORPHAN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a run is started, besides its settings. ``workers``: the processes that run
-    clients, with engine "inline" or "ray". ``gpus_per_client``, ``ray_address``,
-    ``node_per_client``, ``port`` and ``no_wall`` are for engine "ray".
+    """How a run is started, besides its settings. ``engine``: "auto" is "inline", or
+    "ray" with one of the options ``OF_RAY``. ``workers``: the processes that run
+    clients, with these two.
     """
 
-    engine: str = "ray"
+    engine: str = "auto"
     overwrite: bool = False
     deployment: Path = Path("deployment")
     workers: int | None = None
@@ -67,8 +79,23 @@ class Launch:
             raise UserError(
                 "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline"
             )
-        if self.ray_address and self.engine != "ray":
-            raise UserError(f"--ray-address is for --engine ray, not {self.engine}")
+        if self.for_ray and self.engine not in ("ray", "auto"):
+            raise UserError(f"{self.for_ray} is for --engine ray, not {self.engine}")
+
+    @property
+    def for_ray(self) -> str:
+        """The first given flag that only Ray has, or ""."""
+        given = (name for name in OF_RAY if getattr(self, name))
+        return next((f"--{kebab(name)}" for name in given), "")
+
+    def decided(self) -> tuple["Launch", str]:
+        """Return it with a definite engine, and why; "" if it was given."""
+        if self.engine != "auto":
+            return self, ""
+        why = self.for_ray or ("$RAY_ADDRESS" if address_of(None) else "")
+        if why:
+            return replace(self, engine="ray"), f"engine ray: for {why}"
+        return replace(self, engine="inline"), "engine inline: the cores of this machine serve"
 
 
 def launch(
@@ -84,6 +111,7 @@ def launch(
     ``console``: where progress is shown. ``report``: writes the report. ``watch``: the
     context in which the run's folder is watched. Raises ``UserError``, ``RunFailed``.
     """
+    how, why = how.decided()
     if settings.sites.own and how.engine != "deployment":
         raise UserError(
             "sites.labels and sites.columns are for sites with their own data: choose --engine "
@@ -94,8 +122,12 @@ def launch(
     # The SuperLink starts while the checks load PyTorch and the data.
     with ExitStack() as locks, _superlink(how) as superlink:
         with each_once():
-            parts = assemble(settings)
+            parts = assemble(settings, Asked(how.engine, how.gpus_per_client, how.workers))
+        if why and console is None:
+            logger.warning("%s", why)
         settings, task, _ = parts
+        if how.engine == "inline" and settings.device != "cpu":
+            parts = assembled(settings)
         name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
         settings = with_folder(settings, Path("results") / name)
         folder = Path(settings.out)
@@ -182,7 +214,6 @@ def _superlink(how: Launch) -> Iterator["SuperLink | None"]:
     ``None``.
     """
     from fedapps.engines import flower
-    from fedapps.engines.cluster import address_of
 
     if how.engine != "ray":
         yield None
@@ -284,14 +315,15 @@ def with_sites(settings: Settings, folder: Path) -> Settings:
     for line in deployment.warnings():
         print(f"fedapps: warning: {line}", file=sys.stderr)
     sites = len(deployment.sites)
+    deployed = replace(settings.deployed(), device=settings.device)  # decided later
     if settings.sites.client:  # more clients than sites
-        return settings.deployed()
+        return deployed
     if settings.num_clients > sites:
         raise UserError(
             f"num-clients = {settings.num_clients}, but {deployment.folder} has {sites} sites: "
             f"choose 1..{sites}"
         )
-    return replace(settings.deployed(), num_clients=settings.num_clients or sites)
+    return replace(deployed, num_clients=settings.num_clients or sites)
 
 
 def run_deployment(settings: Settings, progress: Progress, deployment: Path) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.measures import leading_of, lower_is_better
+from fedapps.clients.base.precision import at_precision
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_trusted
@@ -146,7 +147,8 @@ def exported(
             "--client to export the global one"
         )
     parameters, config = message(settings, task, run, row)
-    tensors, metrics = client.personal_state_dict(parameters, config)
+    tensors, metrics = at_precision(client, config).personal_state_dict(parameters, config)
+    at_precision(client, {})  # for exports
     name = leading_of(metrics)
     now, then = float(metrics[name]), float(row[name])
     # Errors have the unit of the targets, so the tolerance is relative.
@@ -198,7 +200,9 @@ def settings_in(folder: Path, own: bool = False, trust: bool = False) -> Setting
     }
     if not trust:
         check_trusted(folder / "settings.toml", recorded)
-    settings = with_defaults({**recorded, "out": str(folder.absolute())})
+    # wherever it was trained: this machine may have no GPU
+    here = {"out": str(folder.absolute()), "device": "cpu"}
+    settings = with_defaults({**recorded, **here})
     if settings.sites.own and not own:
         raise UserError(f"{folder}: the samples and models of its clients are at the sites")
     return settings

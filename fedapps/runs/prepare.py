@@ -29,10 +29,12 @@ from fedapps.runs.assembly import (
     build_task,
     validation_setting,
 )
+from fedapps.runs.devices import Asked, chosen_device
 from fedapps.settings.reading import chosen, default_config, read_settings
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNaturalClients, NamesNet, Task
 from fedapps.tasks.registry import TASKS, find_task
+from fedapps.toml_text import read_toml
 from fedapps.tracking.names import check_installed
 
 # Number of virtual clients if neither the settings nor the data determine it.
@@ -84,14 +86,18 @@ def with_absolute(options: Any, name: str) -> Any:
     return replace(options, **{name: absolute(path)}) if is_local(path) else options
 
 
-def assemble(settings: Settings) -> Parts:
-    """Return the parts of a run, with the number of clients and the net's name filled
-    in. Raises ``UserError`` if they do not fit together.
+def assemble(settings: Settings, asked: Asked | None = None) -> Parts:
+    """Return the parts of a run, with the number of clients, the net's name and the
+    device filled in. Raises ``UserError`` if they do not fit together. ``asked``: how
+    the run is asked for; by default on the inline engine. Task and strategy are on the
+    CPU, whatever the run's device is.
     """
     # imported late: it loads PyTorch, while a SuperLink may be starting
     from fedapps.models.image_nets import BY_SHAPE
 
     check_installed(settings.track)
+    asked, wanted = asked or Asked(), recorded_device(settings)
+    settings = replace(settings, device="cpu")
     task = build_task(settings)
     known = with_clients(settings, task)
     if known.num_clients != settings.num_clients:
@@ -107,7 +113,16 @@ def assemble(settings: Settings) -> Parts:
     if not settings.sites.own:
         check_client(settings, task)
         check_validation(settings, task)
-    return Parts(settings, task, strategy)
+    device = chosen_device(replace(settings, device=wanted), task, asked)
+    return Parts(replace(settings, device=device), task, strategy)
+
+
+def recorded_device(settings: Settings) -> str:
+    """Return the setting ``device``; for "auto" in a resumed run, what it was."""
+    before = Path(settings.out) / "settings.toml"
+    if settings.device != "auto" or not settings.resume or not before.exists():
+        return settings.device
+    return str(read_toml(before).get("device", "auto"))
 
 
 def check_validation(settings: Settings, task: Any) -> None:

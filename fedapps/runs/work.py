@@ -11,7 +11,7 @@ from fedapps.tasks.capabilities import HasNet
 if TYPE_CHECKING:
     from torch import nn
 
-# Measured with benchmarks/round_time.py on one core: seconds that a step takes besides
+# Measured with benchmarks/speed.py steps on one core: seconds that a step takes besides
 # its operations, and operations per second.
 SECONDS_A_STEP, OPERATIONS_A_SECOND = 1.5e-4, 2e10
 # Number of clients whose samples are counted.
@@ -21,12 +21,18 @@ COUNTED = 5
 @dataclass(frozen=True)
 class Work:
     """Local steps of a run, without compiling. ``clients``: how often a client trains;
-    ``steps``: of one client in one round; ``seconds``: of one step on one core.
+    ``steps``: of one client in one round; ``operations``: floating-point operations of
+    one step.
     """
 
     clients: int
     steps: float
-    seconds: float
+    operations: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step on one core."""
+        return SECONDS_A_STEP + self.operations / OPERATIONS_A_SECOND
 
     @property
     def of_client(self) -> float:
@@ -59,17 +65,19 @@ def work_of(settings: Settings, task: Any) -> Work | None:
     # for methods whose number of local steps does not follow from ``train``
     own = getattr(settings.options, "steps_a_round", None)
     steps, batch_size = (
-        own(samples) if own else (train.local_epochs * samples / train.batch_size, train.batch_size)
+        own(samples)
+        if own
+        else (train.local_epochs * max(1, samples / train.batch_size), train.batch_size)
     )
     forward = operations(task.work_model(), counted[0].x[:1]) if len(counted[0]) else 0
-    of_step = SECONDS_A_STEP + 3 * forward * batch_size / OPERATIONS_A_SECOND
-    return Work(trainings(settings), float(steps), of_step)
+    # backward takes twice as many
+    return Work(trainings(settings), float(steps), 3.0 * forward * min(batch_size, samples))
 
 
 def operations(model: "nn.Module", x: Any) -> int:
     """Return about how many operations a forward pass of one sample x (1, ...) takes:
-    those of linear, convolutional and recurrent layers. PyTorch's own counter finds
-    none in a recurrent layer.
+    those of linear, convolutional and recurrent layers; in a net without these, two for
+    each parameter. PyTorch's own counter finds none in a recurrent layer.
     """
     import torch
     from torch import nn
@@ -95,4 +103,4 @@ def operations(model: "nn.Module", x: Any) -> int:
         model.train(was_training)
         for hook in hooks:
             hook.remove()
-    return total
+    return total or 2 * sum(p.numel() for p in model.parameters())

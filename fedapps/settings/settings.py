@@ -5,6 +5,7 @@ Keys are the kebab-case of field names, prefixed by the table: ``num-rounds``,
 import this module: they get their own options and a ``RunContext``.
 """
 
+import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -157,7 +158,11 @@ class Settings(Options):
         "audit.jsonl in the results folder: who took part, bytes, refusals; auto: on SuperNodes",
         choices=["auto", "on", "off"],
     )
-    device: str = option("auto", "auto: the GPU if one is visible", choices=["auto", "cpu", "cuda"])
+    device: str = option(
+        "auto",
+        "auto: a CUDA GPU where a step is large enough to gain (with Ray: with --gpus-per-client); "
+        "cpu, cuda, cuda:1, mps or xpu",
+    )
     out: str = option(
         "", 'results folder; "": ~/fedapps-results/RUN-ID (`fedapps run`: results/...)'
     )
@@ -200,6 +205,11 @@ class Settings(Options):
     def check(self) -> None:
         """Check combinations of settings."""
         names_of(self.track)
+        if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:\d+)?", self.device):
+            raise ValueError(
+                f"device = {self.device!r}: choose one of auto, cpu, cuda, mps, xpu, or cuda:1 and "
+                "so on"
+            )
         if self.client_store == "message" and self.checkpoint_every:
             raise ValueError(
                 "client-store = 'message': a resumed run could not find the clients' state: set "
@@ -324,7 +334,9 @@ class Settings(Options):
         """Return the settings with the defaults of a run on SuperNodes."""
         # Compiling would delay a site's first reply by a minute.
         compiled = "off" if self.train.compile == "auto" else self.train.compile
-        settings = replace(self, train=replace(self.train, compile=compiled), hardened=True)
+        device = "cpu" if self.device == "auto" else self.device
+        train = replace(self.train, compile=compiled)
+        settings = replace(self, train=train, device=device, hardened=True)
         return replace(settings, audit_log="on") if self.audit_log == "auto" else settings
 
     @property

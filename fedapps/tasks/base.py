@@ -71,6 +71,11 @@ class TorchTask:
         return None
 
     @property
+    def has_images(self) -> bool:
+        """Whether samples are images, which ``data.augment`` may ask to augment."""
+        return False
+
+    @property
     def num_outputs(self) -> int:
         """The number of model outputs per sample: the number of classes, or 1 for
         binary classification.
@@ -119,7 +124,7 @@ class TorchTask:
         kept = self._client_data
         data = kept.pop(client_id, None)
         if data is None:
-            data = self.prepare(client_id, num_clients).to(self.device)
+            data = self.to_train_on(self.prepare(client_id, num_clients))
             if self.scores_halves:
                 data = replace(data, test=replace(data.test, halves=True))
             self._kept_bytes += data.nbytes
@@ -127,6 +132,21 @@ class TorchTask:
                 self._kept_bytes -= kept.pop(next(iter(kept))).nbytes
         kept[client_id] = data  # at the end: the first entry is the least recently used
         return data
+
+    def to_train_on(self, data: ClientData) -> ClientData:
+        """Return a client's data on the device, its training samples marked as
+        ``data.augment`` says. Raises ``UserError`` if that is not for them.
+        """
+        data, how = data.to(self.device), self.context.data.augment
+        if how == "none":
+            return data
+        if not self.has_images:
+            raise UserError(
+                f"data.augment = {how!r}: is for images, which the samples are not: leave it 'none'"
+            )
+        train = replace(data.train, augment=how)
+        shared = data.validation is data.train
+        return replace(data, train=train, validation=train if shared else data.validation)
 
 
 class NetByShape(TorchTask):
@@ -203,14 +223,20 @@ def layers_of(model: "nn.Module") -> list[str]:
 
 
 def device_of(name: str) -> "torch.device":
-    """Return the device of a setting; ``auto`` is the GPU if one is visible."""
+    """Return the device of a setting. ``auto`` is the CPU here: whether a GPU pays is
+    decided where the run is launched. Raises ``UserError`` for one that is not there.
+    """
     import torch
 
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "device = 'cuda', but no GPU is visible here: choose 'cpu', or give clients one with "
-            "--gpus-per-client"
-        )
-    return torch.device(name)
+    kind, _, number = ("cpu" if name == "auto" else name).partition(":")
+    if kind != "cpu":
+        found = torch.get_device_module(kind).device_count()
+        remedy = "choose 'cpu', or give clients one with --gpus-per-client"
+        if kind == "cuda" and not found:
+            raise UserError(f"device = {name!r}, but no GPU is visible here: {remedy}")
+        if int(number or 0) >= found:
+            raise UserError(
+                f"device = {name!r}, but {found} devices of kind {kind} are visible here: choose "
+                + (f"{kind}:0 to {kind}:{found - 1}" if found else "'cpu'")
+            )
+    return torch.device(f"{kind}:{number}" if number else kind)

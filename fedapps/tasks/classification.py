@@ -248,6 +248,13 @@ class Classification(DealtSamples, NetByShape):
             self.initial_arrays()
 
     @property
+    def has_images(self) -> bool:
+        """Whether samples have a height: those of numbers, sensors and sounds have
+        none.
+        """
+        return self.image_shape[1] > 1
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
         channels, height, width = self.samples.x.shape[1:]

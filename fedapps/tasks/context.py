@@ -11,8 +11,8 @@ from fedapps.models.options import ModelOptions
 class RunContext:
     """The part of a run's settings shared by its task and its method.
 
-    ``num_clients``: 0 until it is determined from the data. ``device``: "auto", "cpu"
-    or "cuda".
+    ``num_clients``: 0 until it is determined from the data. ``device``: "cpu",
+    "cuda", "cuda:1" and so on; "auto", if nobody has decided: the CPU.
     """
 
     seed: int = 0

@@ -198,7 +198,7 @@ class SiteImages(OnSite, Classification):
             if self.standardise == "client"
             else None
         )
-        return partitions.client_data(samples, rows, scale).to(self.device)
+        return self.to_train_on(partitions.client_data(samples, rows, scale))
 
 
 class SiteRows(OnSite, Rows):
@@ -310,7 +310,7 @@ class SiteRows(OnSite, Rows):
 
     def client_data(self, client_id: int | str, num_clients: int) -> ClientData:
         """Return a client's rows as tensors."""
-        return self.prepare(client_id, num_clients).to(self.device)  # type: ignore[arg-type]
+        return self.to_train_on(self.prepare(client_id, num_clients))  # type: ignore[arg-type]
 
 
 class SiteTable(SiteRows, Tabular):

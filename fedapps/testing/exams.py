@@ -12,7 +12,7 @@ An exam raises ``AssertionError`` with the reason. Exams are plain functions for
 test runner, and each takes about a second.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -370,8 +370,8 @@ class _Reversed(InlineGrid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return super().push_messages(list(messages)[::-1])[::-1]
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return super().pull_messages(message_ids)[::-1]
+    def pulled(self, numbers: Collection[str]) -> list[Message]:
+        return super().pulled(numbers)[::-1]
 
 
 def _with_fault(

@@ -22,7 +22,14 @@ CELLS = "cells"
 #: The file with the trackers' ids of the run, for a resume.
 IDS = "trackers.json"
 #: Files that are sent at the end, if they exist.
-FILES = ("report.html", "settings.toml", "summary.json", "clients.csv", "groups.csv")
+FILES = (
+    "report.html",
+    "settings.toml",
+    "summary.json",
+    "clients.csv",
+    "groups.csv",
+    "model.safetensors",
+)
 ADAPTERS = {
     "tensorboard": ("fedapps.tracking.tensorboard_events", "TensorBoardEvents"),
     "mlflow": ("fedapps.tracking.mlflow_run", "MlflowRun"),

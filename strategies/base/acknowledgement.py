@@ -9,7 +9,6 @@ once, or ends the run if it is ``strict``.
 
 from collections.abc import Iterable
 from logging import WARNING
-from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
@@ -17,6 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedapps.algorithms.common.sent import METHOD, Reads, Sent
 from fedapps.strategies.base.capabilities import declared, is_flowers_privacy
+from fedapps.strategies.base.messages import wrapped
 
 #: Strategies with a class in ``clients`` for a training loop of the user's own.
 LOOPS = frozenset({"APFL", "Ditto", "FedDyn", "FedProx", "FedRep", "Scaffold", "SuPerFed"})
@@ -30,9 +30,9 @@ def asked_of(strategy: Strategy) -> list[tuple[str, type[Sent]]]:
     """
     half: Reads = getattr(strategy, "client_half", ())
     name = next((k.__name__ for k in type(strategy).__mro__ if "client_half" in vars(k)), "")
-    inner: Any = getattr(strategy, "current", None) or getattr(strategy, "strategy", None)
-    rest = asked_of(inner) if isinstance(inner, Strategy) else []
-    return [(name, sent) for sent in half] + rest
+    current = getattr(strategy, "current", None)
+    inner = current if isinstance(current, Strategy) else wrapped(strategy)
+    return [(name, sent) for sent in half] + (asked_of(inner) if inner else [])
 
 
 def methods_in(content: RecordDict) -> set[str]:
@@ -71,13 +71,13 @@ class Acknowledgements:
 def _missing(name: str, method: str, without: list[int | str], count: int) -> str:
     named = ", ".join(str(client) for client in without[:MOST_NAMED])
     more = ", ..." if len(without) > MOST_NAMED else ""
-    loop = f" (around your training function: clients.{name}Loop)" if name in LOOPS else ""
+    loop = f" (around your training function: fedapps.clients.{name}Loop)" if name in LOOPS else ""
     return (
         f"{name}: {len(without)} of {count} clients do not acknowledge its client half (client"
         f"{'s' if len(without) > 1 else ''} {named}{more}). Without it the method is not {name}, "
-        f"but FedAvg in most cases. Use clients.{name}Client{loop}. If your own code does this "
-        f"half, return {method!r} under {METHOD!r}, among the metrics of fit or in a ConfigRecord "
-        f"of the reply (see {GUIDE})"
+        f"but FedAvg in most cases. Use fedapps.clients.{name}Client{loop}. If your own code does "
+        f"this half, return {method!r} under {METHOD!r}, among the metrics of fit or in a "
+        f"ConfigRecord of the reply (see {GUIDE})"
     )
 
 
@@ -92,12 +92,11 @@ def notice_noise(strategy: Strategy) -> None:
             "%s runs inside another strategy. Flower's wrappers for differential privacy put noise "
             "on the new model only: the weights or the state that %s computes from single "
             "clients' replies carry no noise, so the epsilon does not hold. Use "
-            "strategies.Private around a method that averages (docs/privacy.md)",
+            "fedapps.strategies.Private around a method that averages (docs/privacy.md)",
             *[_inside(strategy)] * 2,
         )
 
 
 def _inside(strategy: Strategy) -> str:
-    inner = getattr(strategy, "strategy", None)
-    outer = is_flowers_privacy(strategy) and isinstance(inner, Strategy)
-    return type(inner if outer else strategy).__name__
+    inner = wrapped(strategy) if is_flowers_privacy(strategy) else None
+    return type(inner or strategy).__name__

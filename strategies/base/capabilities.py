@@ -23,7 +23,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedapps.strategies.base.messages import innermost
+from fedapps.strategies.base.messages import chain, innermost, wrapped
 
 Named = dict[str, NDArray[Any]]
 
@@ -104,10 +104,8 @@ def declared(strategy: Strategy) -> Capabilities | None:
             capabilities: Capabilities = getattr(strategy, "capabilities")  # noqa: B009 - an attribute of the class or a property
             return capabilities
         if "aggregate_train" in vars(kind):
-            inner = getattr(strategy, "strategy", None)
-            if kind.__module__.startswith("flwr.") and isinstance(inner, Strategy):
-                return declared(inner)
-            return KNOWN.get(kind)
+            inner = wrapped(strategy) if kind.__module__.startswith("flwr.") else None
+            return declared(inner) if inner else KNOWN.get(kind)
     return None
 
 
@@ -115,9 +113,9 @@ def declarer(strategy: Strategy) -> str:
     """Return the name of the class whose aggregation :func:`declared` describes:
     Flower's wrappers are looked through.
     """
-    kind, inner = type(strategy), getattr(strategy, "strategy", None)
-    looked_through = kind.__module__.startswith("flwr.") and isinstance(inner, Strategy)
-    return declarer(inner) if looked_through and isinstance(inner, Strategy) else kind.__name__
+    kind = type(strategy)
+    inner = wrapped(strategy) if kind.__module__.startswith("flwr.") else None
+    return declarer(inner) if inner else kind.__name__
 
 
 def require_declaration(strategy: Strategy, what: str) -> Capabilities:
@@ -140,21 +138,18 @@ def weigher(strategy: Strategy) -> "WeighingAhead | None":
     """Return the strategy, it or one that it wraps, that can decide the weights of a
     round from metrics; ``None`` if there is none, or if single replies are used.
     """
-    found = declared(strategy)
-    if found is None or not found.losses:
-        return None
-    inner = getattr(strategy, "strategy", None)
-    if isinstance(strategy, WeighingAhead):
-        return strategy
-    return weigher(inner) if isinstance(inner, Strategy) else None
+    for one in chain(strategy):
+        found = declared(one)
+        if found is None or not found.losses:
+            return None
+        if isinstance(one, WeighingAhead):
+            return one
+    return None
 
 
 def buffering(strategy: Strategy) -> "Buffering | None":
     """Return the strategy, it or one that it wraps, that makes rounds asynchronous."""
-    inner = getattr(strategy, "strategy", None)
-    if isinstance(strategy, Buffering):
-        return strategy
-    return buffering(inner) if isinstance(inner, Strategy) else None
+    return next((one for one in chain(strategy) if isinstance(one, Buffering)), None)
 
 
 def needs_only_sums(strategy: Strategy) -> bool:
@@ -206,12 +201,7 @@ def is_flowers_privacy(strategy: Strategy) -> bool:
 
 def is_private(strategy: Strategy) -> bool:
     """Return whether a strategy, or one that it wraps, makes its model private."""
-    inner = getattr(strategy, "strategy", None)
-    return (
-        isinstance(strategy, SpendingPrivacy)
-        or is_flowers_privacy(strategy)
-        or (isinstance(inner, Strategy) and is_private(inner))
-    )
+    return any(isinstance(s, SpendingPrivacy) or is_flowers_privacy(s) for s in chain(strategy))
 
 
 def needs_alike(strategy: Strategy) -> bool:

@@ -9,12 +9,13 @@ no private name.
 """
 
 import contextlib
+import logging
 import re
 import threading
 import uuid
 from collections.abc import Iterator, Set
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 from flwr.app import Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,20 +23,7 @@ from flwr.clientapp import ClientApp
 # The codes of error replies. Replaced by: a public enumeration beside `flwr.app.Error`.
 from flwr.common.constant import ErrorCode as ErrorCode
 from flwr.serverapp import Grid
-
-# What a run logs at its start. Replaced by: a few log lines of our own.
-from flwr.serverapp.strategy.strategy_utils import (
-    log_strategy_start_info as log_strategy_start_info,
-)
-
-# The sample of a strategy in Flower's own loop, and the wait for enough nodes before.
-# Replaced by: `random.sample` over `grid.get_node_ids()`.
-from flwr.serverapp.strategy.strategy_utils import sample_nodes as sample_nodes
-
-try:
-    from flwr.supercore.task_identity import TaskIdentity
-except ImportError:  # an older Flower asks nobody who makes a message
-    TaskIdentity = None  # type: ignore[assignment, misc]
+from flwr.supercore.task_identity import TaskIdentity
 
 # The function of the program that a SuperNode starts for every message, which a warm
 # process calls. Replaced by: a SuperNode that keeps its processes.
@@ -52,6 +40,8 @@ NO_QUERY = ("No query function registered with name '{name}'", "Invalid message 
 WORKER_DIED = ("ActorDied", "ActorUnavailable")
 #: Messages of exceptions that wrap the cause of a failed simulation.
 WRAPPERS = ("An error was encountered. Ending simulation.", "Simulation Runtime crashed.")
+#: The line of a grid that leaves a reply out, since its content is not to be had.
+LEFT_OUT = "Message %s objects unavailable: %s"
 #: Why a SuperLink rejects a run's settings; `flwr run` says only that it does.
 UNKNOWN_KEY = re.compile(r"Key '[^']*' is not present[^\n]*")
 #: The line of a SuperNode that is connected.
@@ -77,8 +67,7 @@ def identify_process(run_id: int, node_id: int = 1) -> None:
 
     Replaced by: a public way to make messages outside of them.
     """
-    if TaskIdentity is not None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, node_id, 1
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, node_id, 1
 
 
 def run_client_program(app: ClientApp) -> None:
@@ -128,10 +117,35 @@ def forwarded(
 def is_simulation(grid: Grid) -> bool:
     """Return whether a grid, or the one that it wraps, is that of Flower's simulation.
 
-    Replaced by: a public name of the engine.
+    Replaced by: `grid.run.primary_task_type`, once `flwr.simulation.run_simulation`
+    does not call its runs those of a SuperLink.
     """
     inner = getattr(grid, "grid", None)
     return hasattr(grid, "pull_interval") or (isinstance(inner, Grid) and is_simulation(inner))
+
+
+class LeftOut(logging.Handler):
+    """Within this context, collects the ``numbers`` of the replies that a grid leaves
+    out because their content is not on the SuperLink.
+
+    Replaced by: an error reply, as it was before Flower 1.43.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.numbers: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a line."""
+        if record.msg == LEFT_OUT and isinstance(record.args, tuple):
+            self.numbers.append(str(record.args[0]))
+
+    def __enter__(self) -> Self:
+        logging.getLogger("flwr").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("flwr").removeHandler(self)
 
 
 class StoredMessages:

@@ -1,6 +1,6 @@
 """Helpers for message contents (bytes, metrics, arrays) and for wrapped strategies."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from logging import WARNING
 from typing import Any
 
@@ -64,12 +64,26 @@ def rounds_of(config: ConfigRecord, server_round: int) -> int:
     return int(str(config.get("num-rounds", server_round)))
 
 
-def innermost(strategy: Strategy) -> Strategy:
-    """Return the strategy inside all wrappers (Flower's for differential privacy, for
-    example), which hold it as ``strategy``.
+def wrapped(strategy: Strategy) -> Strategy | None:
+    """Return the strategy inside a wrapper (Flower's for differential privacy, for
+    example), which holds it as ``strategy``; ``None`` if this is no wrapper.
     """
     inner = getattr(strategy, "strategy", None)
-    return innermost(inner) if isinstance(inner, Strategy) else strategy
+    return inner if isinstance(inner, Strategy) else None
+
+
+def chain(strategy: Strategy) -> Iterator[Strategy]:
+    """Yield a strategy and what it wraps, from the outside in."""
+    inner: Strategy | None = strategy
+    while inner is not None:
+        yield inner
+        inner = wrapped(inner)
+
+
+def innermost(strategy: Strategy) -> Strategy:
+    """Return the strategy inside all wrappers."""
+    *_, inner = chain(strategy)
+    return inner
 
 
 def valid_losses(

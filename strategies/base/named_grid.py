@@ -209,7 +209,7 @@ class NamedGrid(WrappedGrid):
             )
         live = {self._ids[node]: node for node in connected if node in self._ids}
         # what the SuperLink knows of nodes whose keys are registered
-        known = {one.node_id: one for one in getattr(self.grid, "get_nodes", tuple)()}
+        known = {one.node_id: one for one in self.grid.get_nodes()}
         owners = {getattr(one, "name", ""): node for node, one in known.items()}
         for node in [node for node in self._claims if node in set(nodes)]:  # in order of answers
             client = self._claims[node]

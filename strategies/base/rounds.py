@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -25,8 +25,7 @@ from fedapps.strategies.base.acknowledgement import Acknowledgements, asked_of, 
 from fedapps.strategies.base.capabilities import counts_replies, is_finished, is_flowers_privacy
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.exchange import Exchange, Failure
-from fedapps.strategies.base.flower_private import log_strategy_start_info
-from fedapps.strategies.base.messages import innermost
+from fedapps.strategies.base.messages import content_bytes, innermost
 from fedapps.strategies.base.newcomers import meet
 from fedapps.strategies.base.roster import ClientId, order
 
@@ -104,6 +103,7 @@ def usable(phase: Exchange | None) -> bool | None:
 
 
 Callback = Callable[[Round], bool | None]
+ShouldStop = Callable[[int, Result], bool]
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,7 @@ def run_rounds(
     train_config: ConfigRecord | None = None,
     evaluate_config: ConfigRecord | None = None,
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    should_stop: ShouldStop | None = None,
     *,
     first_round: int = 1,
     evaluate_every: int = 1,
@@ -175,8 +176,9 @@ def run_rounds(
     The arguments shared with ``Strategy.start`` have the same meaning; ``timeout`` is
     in seconds and applies to each phase. ``evaluate_fn`` is called before round 1 and
     whenever the clients are evaluated: after every ``evaluate_every``-th round and
-    after the last one (0: only then). A callback that returns ``True``, or a strategy
-    whose ``finished`` is true, stops the run after the current round. Configurations
+    after the last one (0: only then). ``should_stop`` is called after each round with
+    its number and the result so far. If it or a callback returns ``True``, or if the
+    strategy's ``finished`` is true, the run stops after this round. Configurations
     are sent with ``server-round`` and ``num-rounds`` added; as in Flower's loop, a
     strategy finds in them what it wrote there the round before. ``log_result``: whether
     the log ends with the metrics of all rounds. ``new_epochs``: after how many local
@@ -199,7 +201,12 @@ def run_rounds(
     if evaluate_config is None or evaluate_config is train_config:
         evaluate_config = ConfigRecord({**(evaluate_config or {})})
     log(INFO, "Starting %s strategy:", type(strategy).__name__)
-    log_strategy_start_info(num_rounds, initial_arrays, train_config, evaluate_config)
+    log(INFO, "\t├── Number of rounds: %d", num_rounds)
+    log(
+        INFO, "\t├── ArrayRecord (%.2f MB)", content_bytes(RecordDict({"": initial_arrays})) / 2**20
+    )
+    for phase, config in (("train", train_config), ("evaluate", evaluate_config)):
+        log(INFO, "\t├── ConfigRecord (%s): %s", phase, _told(config))
     strategy.summary()
     began, tally, result, arrays = time.monotonic(), _Tally(), Result(), initial_arrays
     result.arrays = sound = initial_arrays
@@ -283,9 +290,14 @@ def run_rounds(
         # every callback runs, whatever the others return
         wishes = [callback(now) for callback in callbacks]
         tally.check(patience, number)
-        if any(wishes) or is_finished(strategy) or number == until:
-            by = "a callback" if any(wishes) else "until" if number == until else "the strategy"
-            log(INFO, "stopped after round %d by %s", number, by)
+        wants = {
+            "a callback": any(wishes),
+            "should_stop": bool(should_stop and should_stop(number, result)),
+            "until": number == until,
+            "the strategy": is_finished(strategy),
+        }
+        if by := [name for name, stops in wants.items() if stops]:
+            log(INFO, "stopped after round %d by %s", number, by[0])
             now.fault = now.fault or _fault(now, patience)
             break
     fault = now.fault if now else ""
@@ -322,6 +334,12 @@ def _fault(now: Round, patience: Patience) -> str:
             f"{_first_of(now.evaluated.failures if now.evaluated else (), '')}"
         )
     return ""
+
+
+def _told(config: ConfigRecord) -> str:
+    """Return a configuration for the log, without its bytes."""
+    told = [f"'{k}': {'<bytes>' if isinstance(v, bytes) else v}" for k, v in config.items()]
+    return f"{{{', '.join(told)}}}" if told else "(empty!)"
 
 
 def _log_result(result: Result) -> None:
@@ -417,6 +435,7 @@ class RunsRounds(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: ShouldStop | None = None,
         *,
         first_round: int = 1,
         evaluate_every: int = 1,
@@ -434,6 +453,7 @@ class RunsRounds(Strategy):
             train_config,
             evaluate_config,
             evaluate_fn,
+            should_stop,
             first_round=first_round,
             evaluate_every=evaluate_every,
             patience=patience,

@@ -1,15 +1,40 @@
-"""A Grid around another: what a subclass does not change goes through to the wrapped
-one.
+"""The base of this package's grids, and a Grid around another: what a subclass does not
+change goes through to the wrapped one.
 """
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 
-class WrappedGrid(Grid):
+class PulledGrid(Grid):
+    """A ``Grid`` whose replies :meth:`pulled` returns, under both names that Flower has
+    had for their ids.
+    """
+
+    def pull_messages(  # type: ignore[override, unused-ignore]
+        self,
+        reply_to_message_ids: Iterable[str] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> list[Message]:
+        """Return the replies that are here to the messages of these ids;
+        ``message_ids``: the name before Flower 1.43.
+        """
+        given = [ids for ids in (reply_to_message_ids, message_ids) if ids is not None]
+        if len(given) != 1:
+            raise TypeError("pull_messages: give reply_to_message_ids, the ids of your messages")
+        return self.pulled(list(given[0]))
+
+    @abstractmethod
+    def pulled(self, numbers: Collection[str]) -> list[Message]:
+        """Return the replies that are here to the messages of these ids."""
+
+
+class WrappedGrid(PulledGrid):
     """Passes everything but ``send_and_receive`` on to ``grid``."""
 
     def __init__(self, grid: Grid) -> None:
@@ -27,9 +52,9 @@ class WrappedGrid(Grid):
         """Push messages through the wrapped grid."""
         return self.grid.push_messages(messages)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pulled(self, numbers: Collection[str]) -> list[Message]:
         """Pull replies through the wrapped grid."""
-        return self.grid.pull_messages(message_ids)
+        return list(self.grid.pull_messages(numbers))
 
     def create_message(
         self,

@@ -485,10 +485,7 @@ def test_per_fedavg_descends_the_meta_gradient(hessian, momentum):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_per_fedavg_is_scored_after_steps_along_the_full_gradient(steps, monkeypatch):
-    monkeypatch.setattr(
-        "fedapps.clients.per_fedavg.CHUNK", 25
-    )  # samples at a time, the last ones fewer
+def test_per_fedavg_is_scored_after_steps_along_the_full_gradient(steps):
     data, sent = blobs(1), get_arrays(small_net(5))
     client = PerFedAvgClient(small_net, data, 0)
     loss, _, metrics = client.evaluate(

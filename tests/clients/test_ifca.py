@@ -11,7 +11,7 @@ import torch
 from flwr.app import RecordDict
 from torch import nn
 
-from fedapps.algorithms.personal.clusters import grouped
+from fedapps.algorithms.personal.clusters import farthest_first, grouped
 from fedapps.algorithms.personal.sent import IFCASent
 from fedapps.clients import ClientData, FedAvgClient, IFCAClient, Split
 from fedapps.clients.base.evaluation import Objective
@@ -215,6 +215,21 @@ def test_groups_are_those_of_least_squares():
     assert spread(groups) == pytest.approx(spread(best))
 
 
+def test_starts_are_farthest_from_the_mean_and_then_from_each_other():
+    """Mean 5.4: 14 is the farthest, then 0, then 10, 4 away from 14, then 2."""
+    points = np.array([[10.0], [0.0], [1.0], [2.0], [14.0]])
+    assert farthest_first(points, 4) == [4, 1, 0, 3]
+
+
+def test_groups_follow_their_means_and_not_their_starts():
+    """0 and 9 start, and 4 is nearer to 0; but the means are 2 and 5.87 then (the
+    medians 2 and 6.1), and 4 is nearer to the second.
+    """
+    points = np.array([[0.0], [4.0], *[[4.6]] * 3, *[[6.1]] * 3, [9.0]])
+    assert farthest_first(points, 2) == [0, 8]
+    assert grouped(points, 2).tolist() == [0, *[1] * 8]
+
+
 def test_every_group_has_a_point_even_of_equal_ones():
     assert sorted(set(grouped(np.zeros((5, 2)), 3).tolist())) == [0, 1, 2]
     with pytest.raises(ValueError, match="3 groups of 2 points"):
@@ -222,6 +237,7 @@ def test_every_group_has_a_point_even_of_equal_ones():
 
 
 def test_a_client_is_exported_with_its_clusters_model(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra 'app'")
     from safetensors.numpy import load_file
 
     from fedapps.commands.parser import main

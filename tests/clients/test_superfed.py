@@ -60,13 +60,15 @@ def test_lambda_nu_mu_zero_is_fedavg_to_the_last_bit(start):
 def test_the_form_fills_in_what_is_not_given():
     def values(options):
         filled = SuPerFed(options).options
-        return filled.nu, filled.init, filled.step_scale, filled.catch_up
+        own = filled.nu, filled.init, filled.step_scale, filled.catch_up
+        return *own, filled.lambda_choice, filled.tune
 
-    assert values(SuPerFedOptions()) == (0.0, "global", 2.0, 1)
-    assert values(SuPerFedOptions(form="thesis")) == (1.0, "own", 1.0, 0)
+    assert values(SuPerFedOptions()) == (0.0, "global", 2.0, 1, "shrunk", 8)
+    assert values(SuPerFedOptions(form="thesis")) == (1.0, "own", 1.0, 0, "own", 0)
     given = {"nu": 0.0, "init": "global", "step_scale": 3.0, "catch_up": 2}
+    given |= {"lambda_choice": "shared", "tune": 1}
     assert values(SuPerFedOptions(form="thesis", **given)) == tuple(given.values())
-    assert values(SuPerFedOptions(catch_up=0))[-1] == 0
+    assert values(SuPerFedOptions(catch_up=0, tune=0))[3::2] == (0, 0)
     with pytest.raises(ValueError, match=r"nu = -0\.5: choose 0 or more, or -1"):
         SuPerFedOptions(nu=-0.5)
 

@@ -188,6 +188,19 @@ def test_superfeds_mixtures_have_statistics_of_their_own():
         ) == pytest.approx(result["loss"], rel=1e-4)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.3, 1.0])
+def test_an_exported_mixture_has_its_own_statistics_and_the_received_model_keeps_its(value):
+    data, client = blobs(1, n=100), SuPerFedClient(normalised, blobs(1, n=100), 1)
+    client.store.save("personal", parameters_of(normalised(2)), CONFIG)
+    config = {**CONFIG, "superfed-lambda": value}
+    tensors, result = client.personal_state_dict(get_arrays(normalised(1)), config)
+    net = normalised(7)
+    net.load_state_dict(tensors)
+    with torch.no_grad():
+        loss = float(functional.cross_entropy(net.eval()(data.test.x), data.test.y))
+    assert loss == pytest.approx(at(value, data) if value else result["global-loss"], rel=1e-4)
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
 def test_apfls_mixture_has_statistics_of_its_own(alpha):
     data, client = blobs(1, n=100), APFLClient(normalised, blobs(1, n=100), 1)

@@ -11,18 +11,23 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from flwr.supercore.superexec.dependency_installer import _get_project_dependencies
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from benchmarks.dropping_clients import with_losses
-from benchmarks.sensor_windows import windows, write
+from benchmarks.faults import with_losses
+from benchmarks.tables import windows, write
 from fedapps.engines import flower
-from fedapps.engines.app_folder import copy_app
+from fedapps.engines.app_folder import PACKAGES
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.processes import end_marked, free_port, program
 from fedapps.runs import inline_grid
@@ -38,6 +43,7 @@ from tests.helpers import (
     scraped,
     summary_of,
 )
+from tools.hub_app import make
 
 ROUNDS = ["num-rounds=4", "evaluate-every=2", "checkpoint-every=2", "seed=5"]
 # Each job tests another part between server and workers: arrays of other types and
@@ -133,7 +139,7 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from benchmarks.dropping_clients import with_losses
+from benchmarks.faults import with_losses
 from fedapps.clients.base.adapter import to_client_app
 from fedapps import server_app
 from fedapps.runs import client_app
@@ -290,31 +296,81 @@ def flwr_run(tmp_path, short_folder):
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
 
-    def run(app, nodes, settings):
+    def run(app, nodes, settings, path=""):
         command = [program("flwr"), "run", ".", "--stream", "--run-config", settings]
         command += [
             "--federation-config",
             f"num-supernodes={nodes} client-resources-num-cpus=1",
         ]
         return subprocess.run(
-            command, cwd=app, env=environment, capture_output=True, text=True, timeout=240
+            command,
+            cwd=app,
+            env=environment | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=240,
         )
 
     yield run
     end_marked(f"FLWR_HOME={home}", None, 10)
 
 
+def named_by(wanted):
+    """Return the installed distributions that the requirements ask for, and all that
+    these ask for.
+    """
+    found, left = set(), [(Requirement(one), "") for one in wanted]
+    for one, extra in left:  # grows
+        if one.marker and not one.marker.evaluate({"extra": extra}):
+            continue
+        new = {(canonicalize_name(one.name), extra) for extra in ("", *one.extras)} - found
+        found |= new
+        for name, extra in new:
+            with suppress(PackageNotFoundError):  # of another platform
+                left += [(Requirement(text), extra) for text in distribution(name).requires or []]
+    return {name for name, _ in found}
+
+
+#: Python in an environment that holds nothing but what is named: run at each start.
+BARE = """
+import importlib.abc, sys
+sys.path[:] = [place for place in sys.path if place != {root!r}]
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {others!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+
+
 def test_plain_flwr_run(tmp_path, flwr_run):
-    """In a copy of the project, with counters."""
-    app, page = copy_app(tmp_path), free_port()
+    """Of what is published, where nothing else is installed than Flower installs for
+    it: with counters. The log holds the result.
+    """
+    app, page = make(tmp_path / "app"), free_port()
+    installed = named_by(_get_project_dependencies(app))
+    others = {
+        top
+        for top, names in packages_distributions().items()
+        if not installed & {*map(canonicalize_name, names)}
+    }
+    assert {"pytest", "mypy"} <= others - {"torch", "ray", "fedapps"}
+    (tmp_path / "bare").mkdir()
+    text = BARE.format(root=str(ROOT), others=others - {*PACKAGES})
+    (tmp_path / "bare" / "sitecustomize.py").write_text(text)
     with scraped(page) as pages:
-        done = flwr_run(app, 20, f"num-rounds=2 train.local-epochs=1 metrics-port={page}")
+        settings = f"num-rounds=2 train.local-epochs=1 metrics-port={page}"
+        done = flwr_run(app, 20, settings, str(tmp_path / "bare"))
     (folder,) = (tmp_path / "home" / "fedapps-results").iterdir()
     summary = summary_of(folder)
     assert summary["status"] == "completed", done.stdout[-3000:]
     assert summary["rounds-completed"] == 2
     assert (folder / "report.html").exists()
     assert str(folder) in done.stdout  # the output names the results folder
+    (said,) = re.findall(r"summary: (.*)", done.stdout)
+    assert json.loads(said) == summary
+    row = re.search(r"INFO.*: +fedavg +(.*)", done.stdout)[1].split()
+    assert row[0] == f"{100 * summary['accuracy-mean']:.1f}"  # the table of `fedapps run`
     labels = f'{{method="fedavg",run="{folder.name}",task="digits"}}'
     assert f"fedapps_rounds_planned{labels} 2.0" in pages[-1]
     assert f"fedapps_rounds_total{labels} " in pages[-1]

@@ -7,7 +7,7 @@ import math
 import datasets
 import pytest
 
-from benchmarks.sensor_windows import windows, write
+from benchmarks.tables import windows, write
 from tests.helpers import clients_of, run_inline
 
 PEOPLE = (3, 5, 8, 11, 20, 27)

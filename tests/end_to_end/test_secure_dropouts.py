@@ -5,7 +5,7 @@ engines: the model is that of plain runs of the clients that are left.
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.dropping_clients import LOSSES, PHASES, add_losses, away, lines, with_losses
+from benchmarks.faults import LOSSES, PHASES, add_losses, away, lines, with_losses
 from fedapps.commands.parser import main
 from fedapps.deployment import site_run
 from fedapps.deployment.local import Deployment

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from benchmarks.faults import KINDS
 from benchmarks.soak import LEFT_OUT, Soak, faulty_copy
-from benchmarks.soak_faults import KINDS
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def test_the_app_that_the_sites_get_has_the_faults(tmp_path):
         text=True,
         check=True,
     )
-    assert "fedapps.soak_faults.Faulty" in done.stdout
+    assert "fedapps.faults.Faulty" in done.stdout
 
 
 def test_nothing_is_lost_and_the_model_uses_only_valid_replies(work):

@@ -119,7 +119,10 @@ def test_errors_are_those_of_the_command(tmp_path, done):
             {"out": done.folder},
             "is not empty .*: add overwrite=True or resume=True, or choose another out$",
         ),
-        ({"gpus_per_client": 1.0}, "^gpus_per_client is for engine='ray': .* with engine='inline'"),
+        (
+            {"gpus_per_client": 1.0, "engine": "inline"},
+            "^gpus_per_client is for engine='ray': .* with engine='inline'",
+        ),
     ):
         with pytest.raises(UserError, match=said):
             fedapps.run(**{**JOB, "progress": False, **given})

@@ -1,8 +1,7 @@
 """`benchmarks/own_apps.py`: the lines on the page are those of the apps, scikit-learn's
-terms are exact where they are zero, Lightning trains as torch does.
+terms are exact where they are zero.
 """
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def test_scaffolds_reply_of_scikit_learn_is_the_mean_gradient():
     """A step a sample: after one epoch of one sample the control variate is the
     gradient of that step.
     """
-    client = own_apps.array_clients.ScaffoldSklearn
+    client = own_apps.ScaffoldSklearn
     x, y = own_apps.dealt(0)[0][0][:1], own_apps.dealt(0)[0][1][:1]
     store = own_apps.MessageStore(own_apps.RecordDict())
     start = np.zeros((65, 10))
@@ -52,12 +51,3 @@ def test_scaffolds_reply_of_scikit_learn_is_the_mean_gradient():
     target = np.eye(10)[y[0]]
     want = np.outer(np.append(x[0], 1), 0.5 - target)  # of one-versus-all logistic losses at 0
     np.testing.assert_allclose(reply[1], want, atol=1e-3)
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("lightning") is None, reason="pip install lightning, to run this"
-)
-@pytest.mark.parametrize("method", ["SCAFFOLD", "Ditto"])
-def test_lightning_gives_the_numbers_of_torch(method):
-    scores = [own_apps.run(own_apps.APPS[n], method, 0.05, 2, 0) for n in ("torch", "Lightning")]
-    assert scores[0] == scores[1]

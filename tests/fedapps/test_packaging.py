@@ -19,10 +19,11 @@ import pytest
 import torch
 
 import fedapps
-from fedapps.engines.app_folder import PARTS, copy_app
+from fedapps.engines.app_folder import PARTS
 from fedapps.engines.processes import program
 from fedapps.settings.reading import default_config
 from fedapps.toml_text import flatten_toml
+from tools.hub_app import make
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (*PARTS, "fedapps")
@@ -64,7 +65,7 @@ def test_every_dependency_is_bounded_to_what_was_tested():
     ]
     bounded = [item for item in wanted if not item.startswith("fedapps[")]
     # The library, and the extra that goes with it, take any newer Flower.
-    open_ended = {"flwr>=1.23", "flwr[dp]>=1.41.0"}
+    open_ended = {"flwr>=1.38", "flwr[dp]>=1.41.0"}
     assert {item for item in bounded if ">=" not in item or "<" not in item} == open_ended
     named = {
         name for item in wanted if item.startswith("fedapps[") for name in item[8:-1].split(",")
@@ -200,6 +201,13 @@ def test_files_that_the_wheel_takes_from_elsewhere_exist():
     assert taken["experiments/default.toml"] == "fedapps/experiments/default.toml"
 
 
+def test_the_image_gets_all_files_that_the_wheel_takes():
+    lines = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = {word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]}
+    wheel = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert copied == {*wheel["packages"], *wheel["force-include"], "README.md"}
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
     """The default job and the app's files; without a checkout the command uses those of
@@ -268,24 +276,24 @@ def copied(folder):
     return shutil.copytree(ROOT, folder / "fedapps", ignore=skipped, symlinks=True)
 
 
-@pytest.mark.parametrize("what", ["checkout", "app"])
-def test_the_hubs_own_checks_pass(tmp_path, what):
-    """The checks that `flwr app publish` makes before an upload, for the newest
-    format.
+def test_the_hubs_own_checks_pass(tmp_path):
+    """The checks that `flwr app publish` makes before an upload, for the newest format,
+    on the folder of `make app`.
     """
     from flwr.cli.config_utils import load_and_validate
     from flwr.supercore import fab_format_version
 
     # the package has a function of this name
     publish = importlib.import_module("flwr.cli.app_cmd.publish")
-    app = copied(tmp_path) if what == "checkout" else copy_app(tmp_path)
+    app = make(tmp_path / "app")
     config, warned = load_and_validate(app / "pyproject.toml", check_module=False)
     assert warned == []
     publish._validate_app_name(app.name, "Flower App directory name")
     publish._validate_description(config["project"]["description"])
     files = publish._collect_file_paths(app)
     publish._validate_files(files)
-    assert app / "LICENSE" in files
+    assert {app / name for name in ("LICENSE", "README.md", "experiments/default.toml")} <= {*files}
+    assert len(files) == sum(path.is_file() for path in app.rglob("*"))  # none is skipped
     metadata = fab_format_version.normalize_and_validate_fab_format(config)
     assert metadata.fab_format_version == 1
     newer = config | {
@@ -294,6 +302,52 @@ def test_the_hubs_own_checks_pass(tmp_path, what):
     # if this fails, use the newer format
     with pytest.raises(ValueError, match="Unsupported"):
         fab_format_version.normalize_and_validate_fab_format(newer)
+
+
+def test_flowers_runtime_installs_the_application(tmp_path):
+    """The runtime installs `[project].dependencies` and no extra."""
+    from flwr.supercore.superexec import dependency_installer as installer
+
+    wanted = installer._get_project_dependencies(make(tmp_path))
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    app = [*extras["torch"], *extras["solvers"], *extras["app"][1:]]
+    library = [item for item in PYPROJECT["project"]["dependencies"] if item[:4] != "flwr"]
+    assert sorted(wanted) == sorted(library + app)
+    assert len(wanted) - len(installer._exclude_flwr_dependencies(wanted)) == 1
+
+
+def test_flowers_runtime_also_installs_the_group_of_a_checkout(tmp_path, monkeypatch):
+    """So that `flwr run .` starts after `pip install .`: its command takes the group
+    that uv installs by default.
+    """
+    from flwr.supercore.superexec import dependency_installer as installer
+
+    calls = []
+    monkeypatch.setattr(installer, "_run_cmd", lambda call, **_: calls.append(call) or None)
+    monkeypatch.setattr(installer, "_activate_runtime_env", lambda folder: None)
+    monkeypatch.setattr(installer, "_register_runtime_env_cleanup", lambda folder: None)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    installer.install_app_dependencies(ROOT)
+    (sync,) = (call for call in calls if "sync" in call)
+    assert not {"--no-dev", "--no-default-groups", "--no-group", "--only-group"} & {*sync}
+    assert PYPROJECT["dependency-groups"] == {"dev": ["fedapps[app]"]}
+
+
+@pytest.mark.slow
+def test_what_is_published_installs_with_all_that_the_app_needs(tmp_path):
+    """`pip install .`, which the Hub's page tells to type, in the folder of
+    `make app`.
+    """
+    hatchling = pytest.importorskip("hatchling.build")
+    with contextlib.chdir(make(tmp_path / "app")):
+        wheel = hatchling.build_wheel(str(tmp_path))
+    with zipfile.ZipFile(tmp_path / wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        said = archive.read(metadata).decode()
+    assert {"torch", "flwr[simulation]", "pillow"} <= {
+        *re.findall(r"Requires-Dist: ([\w\[\]-]+)", said)
+    }
+    assert "Federated learning for clients whose data differ" in said  # the README
 
 
 @pytest.mark.slow
@@ -324,9 +378,8 @@ def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
     (fab,) = tmp_path.rglob("*.fab")
     with zipfile.ZipFile(fab) as archive:
         names = set(archive.namelist())
-        config = tomllib.loads(archive.read("pyproject.toml").decode())["tool"]["flwr"]["app"][
-            "config"
-        ]
+        project = tomllib.loads(archive.read("pyproject.toml").decode())
+    assert project["dependency-groups"] == PYPROJECT["dependency-groups"]
     expected = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
@@ -339,7 +392,7 @@ def test_the_flower_app_holds_the_four_packages_and_nothing_else(tmp_path):
         if fnmatch(Path(name).name, "test_*.py") or fnmatch(name, "*_test.py")
     ]
     assert names == expected | {"pyproject.toml", "LICENSE", ".info/CONTENT"}
-    assert flatten_toml(config) == default_config()
+    assert flatten_toml(project["tool"]["flwr"]["app"]["config"]) == default_config()
 
 
 @pytest.mark.slow
@@ -373,3 +426,31 @@ def test_the_command_names_packages_that_the_library_alone_lacks(tmp_path):
         r"fedapps: this command needs \w+, which is not installed: pip install 'fedapps\[app\]'\n"
     )
     assert re.fullmatch(wanted, done.stderr), done.stderr
+
+
+@pytest.mark.slow
+def test_a_server_with_the_library_alone_says_in_one_line_what_to_install(tmp_path):
+    """As after `pip install .` in a plain checkout; the app itself is found and
+    starts.
+    """
+    code = (
+        LIBRARY_ONLY % (APPLICATION - {"fedapps"})
+        + """
+from flwr.app import Context, RecordDict
+from fedapps.engines.inline import InlineGrid
+from fedapps import client_app, server_app
+from fedapps.settings.reading import default_config
+context = Context(1, 2, {}, RecordDict(), default_config())
+server_app.main(InlineGrid(client_app.app, 3), context)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    wanted = r"fedapps.errors.UserError: this run needs \w+, which is not installed: pip install 'fedapps\[app\]'"
+    assert re.fullmatch(wanted, done.stderr.splitlines()[-1]), done.stderr

@@ -14,7 +14,6 @@ from fedapps.runs import client_factory
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import prepare_folder, with_defaults
-from fedapps.tasks import base
 from tests.helpers import rounds_of
 from tests.pretended_device import CUDA, pretended_cuda
 
@@ -72,7 +71,6 @@ def same(one, other):
 )
 def test_a_run_on_the_pretended_device_equals_the_run_on_the_cpu(method, tmp_path, monkeypatch):
     wanted = run(method, "cpu", tmp_path / "cpu")
-    monkeypatch.setattr(base, "device_of", lambda name: CUDA)
     with pretended_cuda(monkeypatch):
         on_device = run(method, "cuda", tmp_path / "cuda")
     for one, other in zip(wanted, on_device, strict=True):
@@ -83,7 +81,6 @@ def test_nothing_is_compiled_on_the_pretended_device(tmp_path, monkeypatch):
     compiler = Compiler(tmp_path / "steps")
     monkeypatch.setattr("fedapps.runs.assembly.compiler", lambda: compiler)
     wanted = run("fedavg", "cpu", tmp_path / "cpu", **{"train.compile": "off"})
-    monkeypatch.setattr(base, "device_of", lambda name: CUDA)
     with pretended_cuda(monkeypatch):
         on_device = run("fedavg", "cuda", tmp_path / "cuda", **{"train.compile": "on"})
     assert compiler.logged == {"only steps on the CPU are compiled"}

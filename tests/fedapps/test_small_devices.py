@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.small_devices import measure
+from benchmarks.deployment import measure
 
 pytestmark = pytest.mark.slow
 

@@ -67,7 +67,7 @@ class Canned:
     def push_messages(self, messages):
         return [message.metadata.message_id for message in messages]
 
-    def pull_messages(self, message_ids):
+    def pull_messages(self, reply_to_message_ids):
         return self.replies
 
 

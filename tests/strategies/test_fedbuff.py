@@ -201,7 +201,7 @@ class Delayed(InlineGrid):
     reverse = False
 
     def send_and_receive(self, messages, *, timeout=None):  # of evaluations, at once
-        return super().pull_messages(super().push_messages(messages))
+        return super().pulled(super().push_messages(messages))
 
     def push_messages(self, messages):
         messages = list(messages)
@@ -214,10 +214,10 @@ class Delayed(InlineGrid):
         }
         return ids
 
-    def pull_messages(self, message_ids):
+    def pulled(self, numbers):
         now = time.monotonic()
-        ready = [number for number in message_ids if self.due[number] <= now]
-        return super().pull_messages(ready[::-1] if self.reverse else ready)
+        ready = [number for number in numbers if self.due[number] <= now]
+        return super().pulled(ready[::-1] if self.reverse else ready)
 
 
 @pytest.mark.parametrize(

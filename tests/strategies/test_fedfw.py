@@ -55,26 +55,35 @@ def test_the_one_dimensional_counter_example(variant, dual, low, high):
     assert low <= x_bar[0] <= high + 1e-12
 
 
-def test_the_messages_carry_algorithms_1_and_2():
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_the_messages_carry_algorithms_1_and_2(local_steps):
     """Against the equations written out for dense arrays; the dual step is constant, as
-    printed, or falls with step size * penalty.
+    printed, or falls with step size * penalty. It is taken before the first of a
+    round's local steps, and by that one's numbers; t counts local steps.
     """
     domain, problems = L1Ball((6,), 1.5), quadratics()
     for variant, dual in (("fedfw", 0.3), ("fedfw-plus", 0.0), ("fedfw-plus", 0.3)):
         x_bar = np.zeros(6)
         xs, ys = np.zeros((4, 6)), np.zeros((4, 6))
-        for t in range(1, 60):
-            eta, penalty, s = 2 / (t + 1), 0.7 * np.sqrt(t + 1), np.zeros((4, 6))
+        for t in range(1, 58):
+            eta, penalty = 2 / (t + 1), 0.7 * np.sqrt(t + 1)
+            first = (t - 1) % local_steps == 0
             for i, problem in enumerate(problems):
-                if variant == "fedfw-plus":
+                if variant == "fedfw-plus" and first:
                     ys[i] += (dual * eta * penalty or 0.7) * (xs[i] - x_bar)
                 g = problem.gradient(xs[i]) / 4 + penalty * (xs[i] - x_bar) + ys[i]
                 j = np.abs(g).argmax()
-                s[i, j] = -1.5 * np.sign(g[j])
-            xs = (1 - eta) * xs + eta * s
-            x_bar = (1 - eta) * x_bar + eta * s.mean(0)
+                xs[i] *= 1 - eta
+                xs[i, j] -= 1.5 * eta * np.sign(g[j])
+            if t % local_steps == 0:
+                x_bar = xs.mean(0)
         result, _ = World(domain, problems).run(
-            FedFW(domain, FedFWOptions(lambda_0=0.7, dual_step=dual), variant), 59
+            FedFW(
+                domain,
+                FedFWOptions(lambda_0=0.7, dual_step=dual, local_steps=local_steps),
+                variant,
+            ),
+            57 // local_steps,
         )
         np.testing.assert_allclose(result, x_bar, atol=1e-12)
 

@@ -3,7 +3,6 @@ partition, participation, failure or lie.
 """
 
 import numpy as np
-import pandas as pd
 import pytest
 from flwr.app import RecordDict
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -19,7 +18,7 @@ from fedapps.engines.node_grid import NodeGrid
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import ClientGrid, HistogramBoosting, HistogramBoostingOptions
-from tests.helpers import arrays_of, assert_arrays, simulate
+from tests.helpers import arrays_of, assert_arrays, simulate, write_csv
 
 OPTIONS = {"depth": 2, "bins": 16, "cells": 128}
 
@@ -346,13 +345,15 @@ def test_a_client_of_several_classes_is_scored():
 
 
 def test_sites_of_one_class_give_the_trees_of_the_pooled_rows(tmp_path):
+    pytest.importorskip("datasets", reason="needs the extra 'app'")
     x, y = rows(300)
     table = {
         "client": [f"{label}" for label in y],
         "label": y,
         **{f"x{f}": x[:, f] for f in range(5)},
     }
-    pd.DataFrame(table).to_csv(tmp_path / "table.csv", index=False)
+    rows_of_file = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+    write_csv(tmp_path / "table.csv", rows_of_file, {})
     task = build_task(
         read_settings(
             {

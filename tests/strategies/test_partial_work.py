@@ -279,10 +279,8 @@ class Sites(InlineGrid):
             self.told.append(config.get("work-seconds"))
         return ids
 
-    def pull_messages(self, message_ids):
-        return super().pull_messages(
-            [number for number in message_ids if self.due[number] <= self.hands.now]
-        )
+    def pulled(self, numbers):
+        return super().pulled([number for number in numbers if self.due[number] <= self.hands.now])
 
 
 class Stops(NumPyClient):

@@ -207,6 +207,7 @@ JOB = {
 
 @pytest.mark.parametrize("method", ["fedavg", "superfed-mm"])
 def test_a_run_reports_its_budget(method, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra 'app'")
     run_inline(tmp_path / "r", method=method, **JOB)
     spent = [row["train"]["epsilon"] for row in rounds_of(tmp_path / "r")]
     assert spent == pytest.approx([concentrated_epsilon(n / (2 * 0.25), 1e-5) for n in (1, 2)])

@@ -6,13 +6,18 @@ import inspect
 import textwrap
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
-from mypy import api
 
 from fedapps import strategies
+from fedapps.clients import SecureApp, to_client_app
+from fedapps.engines.inline import InlineGrid
+from fedapps.strategies import AAggFFS, FedAvg, SecureSum, run_rounds
 from fedapps.strategies.fedavg import FlowerArguments
+from tests.helpers import EchoClient
 
 KINDS = [
     kind
@@ -37,8 +42,33 @@ def test_no_strategy_takes_any_argument(kind, method):
             assert get_type_hints(typed)
 
 
+@pytest.mark.parametrize("function", [run_rounds, *(kind.start for kind in KINDS)])
+def test_a_run_takes_what_flowers_does(function):
+    """In its order, too. ``should_stop`` is Flower's since 1.43."""
+    flowers = list(inspect.signature(Strategy.start).parameters)[1:]
+    taken = []
+    for part in inspect.signature(function).parameters.values():
+        typed = get_args(inspect.get_annotations(function)[part.name]) if part.kind == 4 else ()
+        taken += get_type_hints(typed[0]) if typed else [part.name]
+    assert {*flowers, "should_stop"} <= set(taken)
+    assert [name for name in taken if name in flowers] == flowers
+
+
+@pytest.mark.parametrize("kind", [lambda inner: inner, AAggFFS, SecureSum])
+def test_should_stop_ends_any_run(kind):
+    """Of a strategy, and of wrappers with a loop of their own and without."""
+    app = to_client_app(lambda context: EchoClient(1.0, metrics={"loss-before": 1.0}))
+    app = SecureApp(app) if kind is SecureSum else app
+    start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    result = kind(FedAvg()).start(
+        InlineGrid(app, 3), start, 5, should_stop=lambda number, _: number == 2
+    )
+    assert list(result.evaluate_metrics_clientapp) == [1, 2]
+
+
 @pytest.mark.slow
 def test_mypy_refuses_them(tmp_path):
+    api = pytest.importorskip("mypy.api")
     file = tmp_path / "job.py"
     file.write_text(
         textwrap.dedent(

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ImageFont
 
 from fedapps.lab.charts.theme import Colour
+
+if TYPE_CHECKING:
+    from PIL.ImageFont import FreeTypeFont
 
 Points = NDArray[np.float64]
 
@@ -123,7 +126,9 @@ def _width(text: str, bold: bool) -> float:
 
 
 @cache
-def _font(bold: bool) -> ImageFont.FreeTypeFont:
+def _font(bold: bool) -> "FreeTypeFont":
+    from PIL import ImageFont
+
     package = find_spec("matplotlib")  # only its fonts are used; it is not imported
     assert package is not None
     assert package.origin is not None

@@ -109,7 +109,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
         for plan in plans:
             show_plan(plan)
         return 0
-    missing = [missing_runs(plan) for plan in plans]
+    missing = [missing_runs(plan, way) for plan in plans]
     if minutes := minutes_text([plan for plan, runs in zip(plans, missing, strict=True) if runs]):
         print(minutes, file=sys.stderr)
     failed = total = 0

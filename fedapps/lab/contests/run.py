@@ -30,8 +30,8 @@ def run_contest(
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(out), each_once():  # a note on the data holds for all runs
         base = base_of(given)
-        _, task = assembled(base, LOCAL)
-        jobs, gpus = way.processes(uses_gpu(task))
+        settings, _ = assembled(base, LOCAL)
+        jobs, gpus = way.processes(uses_gpu(settings))
         with Pool(jobs, gpus) as execute:
             contest = start(
                 base,

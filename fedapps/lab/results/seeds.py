@@ -188,7 +188,7 @@ def crossed_interval(table: NDArray[np.float64], level: float = 0.95) -> Interva
     interval over seeds is exact. If MS_a is at most MS_e, seeds do not, and V is MS_b.
     Otherwise the interval is not narrower than the t interval over seeds: MS_b adds
     degrees of freedom that the variance of the seeds does not have. Coverage:
-    ``benchmarks/coverage.py``.
+    ``benchmarks/contest.py coverage``.
 
     ``None`` with fewer than three seeds, fewer than two clients, or too few clients in
     several seeds.
@@ -267,7 +267,7 @@ def same_sites_interval(
     :func:`same_sites_variances`.
 
     Degrees of freedom are Satterthwaite's (1946). Coverage: ``benchmarks/contest.py
-    --estimators``. A t interval over the seeds alone leaves out the test samples, and
+    estimators``. A t interval over the seeds alone leaves out the test samples, and
     is much too narrow.
     """
     from scipy.special import stdtrit  # imported here because it is slow to import

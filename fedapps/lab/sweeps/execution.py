@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -32,6 +31,7 @@ from fedapps.records.digest import FREE
 from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
 from fedapps.records.writer import all_written, set_status, status_of
+from fedapps.runs.devices import Asked
 from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.settings import Settings
@@ -39,6 +39,7 @@ from fedapps.toml_text import read_toml
 
 #: Settings with these values are filled in by the run, from its data.
 FILLED = {
+    "device": "auto",
     "num-clients": 0,
     "clients-per-round": Settings.clients_per_round,
     "model.name": ModelOptions.name,
@@ -98,15 +99,20 @@ class Way:
         )
         return jobs, gpus
 
+    @property
+    def asked(self) -> Asked:
+        """How each run is asked for."""
+        return Asked(self.engine, self.gpus_per_client)
 
-def uses_gpu(task: Any) -> bool:
-    """Return whether a task computes on a GPU that ``CUDA_VISIBLE_DEVICES`` chooses."""
-    return getattr(getattr(task, "device", None), "type", "cpu") == "cuda"
+
+def uses_gpu(settings: Settings) -> bool:
+    """Return whether a run computes on a GPU that ``CUDA_VISIBLE_DEVICES`` chooses."""
+    return settings.device.partition(":")[0] == "cuda"
 
 
-def missing_runs(plan: Plan) -> list[PlannedRun]:
-    """Return the runs that are not finished, with their numbers of clients filled in,
-    each checked against its data. Raises ``UserError``.
+def missing_runs(plan: Plan, way: Way) -> list[PlannedRun]:
+    """Return the runs that are not finished, with their numbers of clients and their
+    devices filled in, each checked against its data. Raises ``UserError``.
     """
     if plan.out.exists() and not plan.out.is_dir():
         raise UserError(f"--out {plan.out}: is a file: choose a folder")
@@ -118,10 +124,10 @@ def missing_runs(plan: Plan) -> list[PlannedRun]:
     with each_once():
         for run in [point.run for point in plan.points if not is_done(point.run)]:
             try:
-                settings, task, _ = assemble(read_settings(run.config))
+                settings, *_ = assemble(read_settings(run.config), way.asked)
             except UserError as error:
                 raise UserError(f"{run.folder.name}: {error}") from None
-            runs.append(PlannedRun(without_reserved(settings), run.folder, uses_gpu(task)))
+            runs.append(PlannedRun(without_reserved(settings), run.folder, uses_gpu(settings)))
     return runs
 
 

@@ -39,6 +39,8 @@ def test_limits_and_levels():
     assert least(shrunk(own, pooled, 12, 0.0)) == 1
     assert least(shrunk(own, pooled, 12, math.inf)) == 0
     assert shrunk(own, pooled, 12, 12.0) == pytest.approx([-1.0, -0.5, 1.5])  # levels do not matter
+    # 36 samples beside k = 12: three quarters of (1, -1, 0), one of (-3, 0, 3)
+    assert shrunk(own, pooled, 36, 12.0) == pytest.approx([0.0, -0.75, 0.75])
     np.testing.assert_allclose(shrunk(own + 7, pooled - 9, 12, 12.0), shrunk(own, pooled, 12, 12.0))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedapps.algorithms.common.modules import outputs_of
-from fedapps.algorithms.personal.shared_layer import BATCH, SharedFirstLayer
+from fedapps.algorithms.personal.shared_layer import SharedFirstLayer
 from fedapps.models.image_nets import build_model
 
 
@@ -49,7 +49,7 @@ def line(net, inputs):
 @pytest.mark.parametrize("name", ["logistic", "mlp", "two-nn"])
 def test_outputs_along_the_line_are_those_of_the_mixed_nets(name):
     inputs = [
-        torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(n)) for n in (5, BATCH + 3)
+        torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(n)) for n in (5, 1027)
     ]
     model, mixed, (federated, personal), shared = line(image_net(name), inputs)
     assert shared is not None

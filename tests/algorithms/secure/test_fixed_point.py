@@ -53,6 +53,16 @@ def test_largest_sums_do_not_wrap():
             assert decode(total, e) == pytest.approx(sign * count * most, rel=1e-9)
 
 
+def test_no_bit_is_left_over_and_none_is_missing():
+    """n most = 2^10: the error of a number, 2^-e / 2, is at most n most / 2^46. Three
+    times almost 1/3, each rounded up, would be 2^47 + 1 with one bit more.
+    """
+    assert 0.5 * 2.0 ** -exponent(1024, 1.0) <= 1024 / 2**46
+    third = math.nextafter(1 / 3, 0)
+    words = encode(np.full(1, third), third, exponent(3, third), "update")
+    assert decode(words + words + words, exponent(3, third))[0] == pytest.approx(1.0, abs=1e-13)
+
+
 def test_bytes_round_trip_modulo_two_to_the_48():
     values = np.array([0, 1, -1, 2**47 - 1, -(2**47)], np.int64)
     octets = to_bytes(values.view(np.uint64))

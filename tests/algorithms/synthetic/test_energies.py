@@ -202,13 +202,13 @@ def test_steps_of_the_server():
         assert late[number - 1] == pytest.approx(value, abs=0.01)
     assert step_size("ddpm", 10.0, 1.0, 0, 1) == 10.0
     x = server_step(
-        np.zeros((2, 1), np.float32),
-        np.array([[-1.0], [0.1]]),
-        np.zeros((2, 1)),
+        np.zeros((3, 1), np.float32),
+        np.array([[-1.0], [0.1], [0.0]]),
+        np.array([[1.0], [0.0], [2.0]]),
         0.5,
-        0.0,
+        0.25,
         0.0,
         1.0,
     )
-    assert x.tolist() == [[0.5], [0.0]]
+    assert x.tolist() == [[0.75], [0.0], [0.5]]
     assert x.dtype == np.float32

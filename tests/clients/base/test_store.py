@@ -63,7 +63,7 @@ def test_a_resumed_run_sees_the_checkpoint_and_not_what_came_after(tmp_path):
         put(first, config(number, checkpoint=4 if number > 4 else 2 if number > 2 else 0), number)
     resumed = DiskStore(tmp_path, 222)
     assert value(resumed, config(5, first=5), before=True) == 4
-    assert value(resumed, config(7, first=5), before=True) == 4  # not the 5 of the run that died
+    assert value(resumed, config(8, first=5), before=True) == 4  # not the 7 of the run that died
     put(resumed, config(7, first=5, checkpoint=4), 70)
     assert value(resumed, config(8, first=5), before=True) == 70
     again = DiskStore(tmp_path, 333)  # resumed once more from the checkpoint of round 4

@@ -341,7 +341,7 @@ def test_the_name_of_a_library_covers_what_it_depends_on():
 def test_an_old_pytorch_is_named_and_steps_run_uncompiled(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "flwr"):
         assert_close(rounds("fedavg", Compiler(tmp_path)), rounds("fedavg", None))
-    assert "takes PyTorch 2.14 or newer" in caplog.text
+    assert "needs PyTorch 2.14 or newer" in caplog.text
 
 
 @pytest.mark.slow

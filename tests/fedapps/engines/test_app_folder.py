@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedapps
 from fedapps import toml_text
+from fedapps.commands.parser import main
 from fedapps.engines import app_folder
+from fedapps.errors import UserError
 
 VALUES = [
     "plain",
@@ -63,7 +66,56 @@ def test_the_copy_holds_the_packages_and_nothing_else(tmp_path):
         for path in (root / name).rglob("*.py")
     }
     assert files == expected | {"pyproject.toml", "LICENSE"}
-    assert (app / "pyproject.toml").read_bytes() == (root / "pyproject.toml").read_bytes()
+    with_comments = (root / "pyproject.toml").read_text().partition("[tool.flwr.app]")[2]
+    kept = (app / "pyproject.toml").read_text().partition("[tool.flwr.app]")[2]
+    assert with_comments.startswith(kept.rstrip())
+
+
+PROJECT = """\
+[project]
+name = "fedapps"
+# of the library
+dependencies = [
+    "flwr>=1.23",  # any newer one
+    "numpy>=2",
+]
+[project.optional-dependencies]
+torch = ["torch>=2.6,<3"]
+app = ["fedapps[torch,text]", "flwr[simulation]>=1.41", "tomli-w>=1.1"]
+text = ["transformers"]
+
+[project.scripts]
+fedapps = "fedapps:main"
+[[tool.mypy.overrides]]
+strict = true
+[tool.flwr.app]
+dependencies = [
+]
+"""
+
+
+def test_flower_is_told_the_applications_dependencies_and_nothing_of_other_tools():
+    """The application's own bound replaces the library's."""
+    assert tomllib.loads(app_folder.for_flower(PROJECT)) == {
+        "project": {
+            "name": "fedapps",
+            "dependencies": [
+                "flwr[simulation]>=1.41",
+                "numpy>=2",
+                "torch>=2.6,<3",
+                "transformers",
+                "tomli-w>=1.1",
+            ],
+            "scripts": {"fedapps": "fedapps:main"},
+        },
+        "tool": {"flwr": {"app": {"dependencies": []}}},
+    }
+    assert "# of the library" not in app_folder.for_flower(PROJECT)
+
+
+def test_a_copy_of_a_copy_is_equal():
+    once = app_folder.for_flower(PROJECT)
+    assert app_folder.for_flower(once) == once
 
 
 def test_in_a_wheel_the_pyproject_comes_from_inside_the_package(tmp_path):
@@ -73,7 +125,8 @@ def test_in_a_wheel_the_pyproject_comes_from_inside_the_package(tmp_path):
         (site / name / "__init__.py").touch()
         (site / name / "engines" / "__pycache__" / "x.pyc").touch()
     (site / "pyproject.toml").write_text("# not ours\n")
-    (site / "fedapps" / "pyproject.toml").write_text("# ours\n")
+    ours = '[project]\ndependencies = [\n    "ours",\n]\n'
+    (site / "fedapps" / "pyproject.toml").write_text(ours)
     (site / "fedapps" / "LICENSE").write_text("free")
     (site / "fedapps" / "engines" / "app_folder.py").write_bytes(
         Path(app_folder.__file__).read_bytes()
@@ -84,7 +137,7 @@ def test_in_a_wheel_the_pyproject_comes_from_inside_the_package(tmp_path):
     installed = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(installed)
     app = installed.copy_app(tmp_path / "app")
-    assert (app / "pyproject.toml").read_text() == "# ours\n"
+    assert (app / "pyproject.toml").read_text() == ours
     assert sorted(path.name for path in app.iterdir()) == sorted(
         [*app_folder.PARTS, "fedapps", "pyproject.toml", "LICENSE"]
     )
@@ -92,6 +145,18 @@ def test_in_a_wheel_the_pyproject_comes_from_inside_the_package(tmp_path):
 
 
 ROOT = Path(app_folder.__file__).parents[2]
+
+
+def test_on_windows_one_line_says_that_runs_do_not_start(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "win32")
+    for start in (lambda: main(["run", "method=fedavg", "--engine", "inline"]), lambda: main([])):
+        assert start() == 2
+        said = capsys.readouterr().err
+        assert said.startswith("fedapps: runs do not start on Windows: install in the Windows Sub")
+        assert said.count("\n") == 1
+    monkeypatch.delitem(sys.modules, "fedapps.lab.api", raising=False)
+    with pytest.raises(UserError, match="Windows"):
+        fedapps.run  # noqa: B018 - what `fedapps.run(...)` does first
 
 
 def run(folder, *command):

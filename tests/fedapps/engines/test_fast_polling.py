@@ -1,10 +1,11 @@
 """The Grid that polls sooner: every reply once, no wait after the last, the timeout
-kept, unsent messages not waited for. In a simulation it waits for no clock.
+kept; messages that are not sent, whose node left, or whose reply broke off not waited
+for. In a simulation it waits for no clock.
 """
 
+import logging
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -13,7 +14,14 @@ from benchmarks import ray_floor
 from benchmarks.ray_floor import question
 from fedapps.engines import fast_polling
 from fedapps.engines.fast_polling import PollingGrid
-from fedapps.strategies.base.flower_private import StoredMessages
+from fedapps.strategies.base.flower_private import (
+    LEFT_OUT,
+    ErrorCode,
+    StoredMessages,
+    identify_process,
+    number_message,
+)
+from tests.superlink_of_a_grid import http_grid
 
 
 class Clock:
@@ -32,32 +40,71 @@ class Clock:
 
 class Slow:
     """A grid whose reply to message ``name`` arrives at second ``arrivals[name]``;
-    None: it is never sent.
+    None: it is never sent. Node n, of message n, leaves at second ``leaves[n]``; the
+    reply to ``name`` has broken off by second ``breaks[name]``.
     """
 
-    def __init__(self, clock, arrivals):
+    def __init__(self, clock, arrivals, leaves=None, breaks=None):
         self.clock, self.arrivals = clock, arrivals
+        self.leaves, self.breaks = leaves or {}, breaks or {}
+        self.sent, self.polls = {}, 0
+
+    def get_node_ids(self):
+        return [n for n in range(len(self.arrivals)) if self.leaves.get(n, 1e9) > self.clock.now]
+
+    def messages(self, *names):
+        """Return the messages to the nodes of the names."""
+        return [
+            Message(RecordDict({"name": ConfigRecord({"name": name})}), node, "train")
+            for node, name in enumerate(self.arrivals)
+            if name in names
+        ]
 
     def push_messages(self, messages):
-        return [name if self.arrivals[name] is not None else None for name in messages]
+        names = []
+        for message in messages:
+            name = message.content["name"]["name"]
+            self.sent[name] = message
+            names.append(number_message(message, name) if self.arrivals[name] is not None else "")
+        return names
 
     def pull_messages(self, names):
+        self.polls += 1
+        for name in names:
+            if self.breaks.get(name, 1e9) <= self.clock.now:
+                logging.getLogger("flwr").error(LEFT_OUT, "reply to " + name, "expired")
+                self.breaks[name] = 1e9  # a SuperLink says it once
         there = [name for name in names if self.arrivals[name] <= self.clock.now]
-        return [
-            SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=name)) for name in there
-        ]
+        replies = [Message(RecordDict(), reply_to=self.sent[name]) for name in there]
+        for name, reply in zip(there, replies, strict=True):
+            number_message(reply, "reply to " + name)
+        return replies
+
+
+NEVER = 1e9
 
 
 @pytest.fixture
 def clock(monkeypatch):
+    identify_process(1)
     clock = Clock()
     monkeypatch.setattr(fast_polling, "time", clock)
     return clock
 
 
-def answered(clock, arrivals, timeout=None):
-    replies = PollingGrid(Slow(clock, arrivals)).send_and_receive(list(arrivals), timeout=timeout)
-    return sorted(reply.metadata.reply_to_message_id for reply in replies)
+def answered(clock, arrivals, timeout=None, **more):
+    """Return what is answered; "!" marks errors."""
+    slow = Slow(clock, arrivals, **more)
+    messages = slow.messages(*arrivals)
+    return told(PollingGrid(slow).send_and_receive(messages, timeout=timeout))
+
+
+def told(replies):
+    errors = {ErrorCode.NODE_UNAVAILABLE: "!left", ErrorCode.MESSAGE_UNAVAILABLE: "!broken"}
+    return sorted(
+        reply.metadata.reply_to_message_id + (errors[reply.error.code] if reply.has_error() else "")
+        for reply in replies
+    )
 
 
 def test_every_reply_once_and_soon(clock):
@@ -75,6 +122,61 @@ def test_the_timeout_is_kept_and_the_last_moment_counts(clock):
 def test_a_message_that_was_not_sent_is_not_waited_for(clock):
     assert answered(clock, {"a": 0.0, "b": None}) == ["a"]
     assert clock.now == 0.0
+
+
+# --- what a SuperLink does not say ----------------------------------------------------
+
+
+def test_a_node_that_leaves_is_not_waited_for(clock):
+    arrivals = {"a": 1.0, "b": NEVER, "c": 20.0}
+    assert answered(clock, arrivals, timeout=600.0, leaves={1: 7.0}) == ["a", "b!left", "c"]
+    assert clock.now < 24.0
+
+
+def test_who_answered_before_leaving_is_heard(clock):
+    assert answered(clock, {"a": 1.0, "b": 5.0}, leaves={0: 1.0, 1: 5.0}) == ["a", "b"]
+
+
+def test_a_reply_that_breaks_off_is_not_waited_for(clock):
+    """Nobody says whose reply it was: it is clear once all others have answered."""
+    arrivals = {"a": 1.0, "b": NEVER, "c": 20.0, "d": NEVER}
+    broken = {"b": 3.0, "d": 9.0}
+    assert answered(clock, arrivals, timeout=600.0, breaks=broken) == [
+        "a",
+        "b!broken",
+        "c",
+        "d!broken",
+    ]
+    assert 20.0 <= clock.now < 24.0
+
+
+def test_a_broken_reply_is_not_taken_for_that_of_another_phase(clock):
+    """Of the training "t" or "u" a reply broke off, while "e" evaluates."""
+    slow = Slow(clock, {"t": NEVER, "u": 10.0, "e": 4.0}, breaks={"t": 0.0})
+    grid = PollingGrid(slow)
+    flying = grid.push_messages(slow.messages("t", "u"))
+    assert grid.pull_messages(flying) == []
+    assert told(grid.send_and_receive(slow.messages("e"), timeout=600.0)) == ["e"]
+    clock.now = 10.0
+    assert told(grid.pull_messages(flying)) == ["t!broken", "u"]
+    assert grid.pull_messages(flying[:1]) == []  # once
+
+
+def test_a_reply_that_broke_off_may_come_after_all(clock):
+    arrivals = {"a": 5.0, "b": 30.0}
+    assert answered(clock, arrivals, breaks={"a": 1.0}) == ["a", "b"]
+    assert 30.0 <= clock.now < 34.0
+
+
+@pytest.mark.parametrize(("what", "said"), [("left", "!left"), ("broken", "!broken")])
+def test_flowers_grid_for_superlinks_is_not_waited_for(clock, what, said):
+    """Whether this Flower sends an error reply or not, there is one."""
+    grid = PollingGrid(http_grid(what))
+    messages = [Message(RecordDict(), node, "train") for node in (11, 12)]
+    replies = grid.send_and_receive(messages, timeout=600.0)
+    numbers = [message.metadata.message_id for message in messages]
+    assert told(replies) == sorted([numbers[0], numbers[1] + said])
+    assert clock.now < 10.0
 
 
 # --- in Flower's simulation, whose threads answer instead of Ray ----------------------

@@ -54,7 +54,7 @@ DEFAULT = Settings(evaluate_every=5, model=ModelOptions("mlp", start="random"))
             "fedprox.mu = -1.0: choose a value in [0, inf)",
         ),
         ({"train.lr-decay-every": 0}, "train.lr-decay-every = 0: choose a value in [1, inf)"),
-        ({"device": "gpu"}, "device = 'gpu': did you mean 'cpu'? choose one of auto, cpu, cuda"),
+        ({"device": "gpu"}, "device = 'gpu': choose one of auto, cpu, cuda, mps, xpu"),
         (
             {"client-store": "message"},
             "client-store = 'message': a resumed run could not find the clients' state",

@@ -150,7 +150,7 @@ def test_a_weighted_sum_takes_other_weights():
 
 def every_strategy():
     """Yield each class of a strategy in the package, whether exported or not."""
-    for module in pkgutil.walk_packages(strategies.__path__, "strategies."):
+    for module in pkgutil.walk_packages(strategies.__path__, "fedapps.strategies."):
         for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(kind, Strategy) and kind.__module__ == module.name:
                 yield kind

@@ -239,6 +239,13 @@ def test_a_run_that_asks_for_eight_hospitals_waits_for_eight(minimum):
     assert [len(now.trained.clients) for now in rounds] == [8, 8]
 
 
+def test_in_flowers_own_loop_the_nodes_are_counted_after_the_wait():
+    """Flower's own FedAvg counts first, and then samples one of two."""
+    arrays, config = ArrayRecord({}), ConfigRecord({"server-round": 1})
+    strategy = FedAvg(min_available_nodes=2)
+    assert len(strategy.configure_train(1, arrays, config, Gathering(stranger(), 2))) == 2
+
+
 @pytest.mark.parametrize("kind", [Scaffold, FedDyn])
 def test_who_is_waited_for_is_counted_in_the_first_round(kind):
     """These two ask how many clients there are before they sample: the server steps by

@@ -40,6 +40,22 @@ def test_a_callback_may_stop_the_run_and_all_callbacks_run():
     np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
 
 
+def test_should_stop_is_asked_after_each_round_with_the_result_so_far():
+    asked = []
+
+    def should_stop(number, result):
+        asked.append((number, sorted(result.evaluate_metrics_clientapp), arrays_of(result)["w"][0]))
+        return result.evaluate_metrics_clientapp[number]["loss"] >= 2
+
+    client = lambda i, _: EchoClient(1.0)
+    result = simulate(FedAvg(), client, 2, START, 5, should_stop=should_stop)
+    assert asked == [(1, [1], 1.0), (2, [1, 2], 2.0)]
+    np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
+    asked.clear()
+    simulate(FedAvg(), client, 2, START, 5, first_round=4, should_stop=lambda *_: False)
+    assert asked == []
+
+
 def test_server_evaluation():
     from flwr.app import MetricRecord
 

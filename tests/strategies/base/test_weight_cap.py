@@ -84,6 +84,7 @@ def test_a_short_update_with_a_giant_weight_mutes_nobody():
 
 
 def test_the_run_says_how_often(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra 'app'")
     recorder = Recorder(tmp_path, Settings(num_rounds=3).flat(), "digits", strategy=FedAvg())
     app = to_client_app(
         lambda c: EchoClient(

@@ -29,7 +29,9 @@ from fedapps.lab.contests.trials import (
     assembled,
     in_process,
 )
-from fedapps.lab.contests.verdict import outcome, verdict_text
+from fedapps.lab.contests.verdict import Outcome, elsewhere, outcome, verdict_text
+from fedapps.lab.results.seeds import Interval
+from fedapps.lab.results.simultaneous import Verdict
 from fedapps.lab.sweeps.execution import Way
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
@@ -168,6 +170,25 @@ def test_gains_that_hold_for_other_sites_are_said_to(tmp_path):
     assert "The same holds for other sites like these." in verdict_text(alone, outcome(alone))
 
 
+@pytest.mark.parametrize(
+    ("kind", "bounds", "text"),
+    [
+        ("federate", {"ditto": (0.012, 0.03)}, "would gain more than that, too (1.2 to 3.0"),
+        ("federate", {"ditto": (0.008, 0.03)}, "no such gain is shown (0.8 to 3.0"),
+        ("alone", {"ditto": (-0.01, 0.004), "fedavg": (-0.1, -0.05)}, "The same holds"),
+        ("alone", {"ditto": (-0.1, -0.05), "fedavg": (-0.01, 0.015)}, "could gain up to 1.5"),
+        ("cannot tell", {"ditto": (-0.01, 0.02)}, ""),
+    ],
+)
+def test_more_than_one_point_is_what_counts_at_other_sites(kind, bounds, text):
+    """The lower bound is what is shown; the largest upper one is what is left open."""
+    like = {m: Interval(0.0, 0.0, low, high, 5) for m, (low, high) in bounds.items()}
+    found = Outcome(Verdict(kind, "ditto"), {}, {}, {}, like, [], {})
+    said = elsewhere("accuracy", found, 0.01)
+    assert text in said
+    assert bool(text) == bool(said)
+
+
 def test_what_test_samples_leave_open_is_not_decided(tmp_path):
     """Seeds hardly differ, but the halves of the test samples do."""
     one = contest(tmp_path, MEANS)
@@ -261,6 +282,29 @@ def test_who_diverges_in_the_race_is_dropped_and_named_and_the_contest_goes_on(t
     assert list(dropped.values()) == ["failed, or diverged at site 3"] * 2
     assert set(one.state.finalists) == {"ditto", "fedavg", "local"}
     assert outcome(one).verdict.method == "ditto"
+
+
+@pytest.mark.parametrize("spread", [0.95, 1.05])
+def test_who_is_dropped_is_behind_at_the_level_of_one_of_ten_steps(tmp_path, spread):
+    """Three steps with three seeds and one for each seed up to ten share 5 %. apfl is
+    0.05 behind at all clients alike, differs by c between its seeds, and 0.0025 (delta
+    / 4) does not count: it is dropped if -0.05 + t(99.5 %, 2 degrees) c / sqrt(3) is
+    below -0.0025. At 5 % each it would be at 3.4 times that c, too.
+    """
+    c = spread * 0.0475 * np.sqrt(3) / 9.924843
+    one = contest(tmp_path, MEANS)
+    one.state.rates = {m: [1.0] for m in ("local", "fedavg", "finetune", "ditto", "apfl")}
+    one.state.most_seeds = 3
+
+    def scores(trial, measure):
+        away = c * (trial.seed - 7) * (trial.who.method == "apfl")  # seeds 6, 7 and 8
+        mean = MEANS[trial.who.method] + 0.03 * (trial.who.method == "apfl")
+        return {f"site {k}": mean + away for k in range(8)}
+
+    one.trials.scores = scores
+    one.race()
+    assert one.state.leader == "ditto"
+    assert list(one.state.dropped) == ["apfl at 1"] * (spread < 1)
 
 
 def test_a_best_rate_at_the_edge_extends_the_grid_once(tmp_path):

@@ -14,6 +14,7 @@ from fedapps.lab.results.seeds import (
     difference,
     paired,
     same_sites_interval,
+    same_sites_variances,
     stands_out,
     t_interval,
 )
@@ -91,6 +92,11 @@ def test_the_crossed_interval_of_a_table_by_hand():
     # Seeds alone: no narrower than t over seeds
     seeds = crossed_interval(np.repeat([[1.0], [2.0], [6.0]], 3, axis=1) + rest / 10)
     assert seeds.high - 3 == pytest.approx(4.302653 * math.sqrt(7 / 3), rel=1e-6)
+    # clients that differ a little, MS_b = 3: t(2.56 degrees) sqrt(24 / 9) is less than
+    # that, but the variance of the seeds has no such degrees
+    assert student.ppf(0.975, 24**2 / (21**2 / 2 + 3**2 / 2)) * math.sqrt(24 / 9) < 5.8
+    little = np.array([1.0, 2.0, 6.0])[:, None] + np.array([-1.0, 0.0, 1.0])
+    assert crossed_interval(little).high - 3 == pytest.approx(4.302653 * math.sqrt(7 / 3), rel=1e-6)
     # MS_b = 4 is below MS_e = 36: clients add nothing to the t interval over seeds
     seeds = np.array([-3.2, 0.0, 3.2])
     table = seeds[:, None] + np.array([1.0, 3.0, 5.0]) / 3**0.5 + 6 * rest
@@ -167,6 +173,24 @@ def test_the_interval_of_the_same_sites_by_hand():
     assert same_sites_interval(table, np.full_like(table, np.nan)) is None
     assert same_sites_interval(table[:2], half[:2]) is None
     assert same_sites_interval(table[:, :1], half[:, :1]) is None
+
+
+@pytest.mark.parametrize(
+    ("apart", "samples", "degrees"),
+    [
+        # sum d^2 = 4, sum d^4 = 16: 3 * 4^2 / 16 degrees
+        ([2.0, 0.0, 0.0, 0.0], 4 / 4**2, 3.0),
+        # 10 and 82: 3 * 100 / 82
+        ([3.0, -1.0, 0.0, 0.0], 10 / 4**2, 300 / 82),
+        # 4 and 4: 3 * 16 / 4 = 12, but there are four clients
+        ([1.0, -1.0, 1.0, -1.0], 4 / 4**2, 4.0),
+    ],
+)
+def test_the_degrees_of_freedom_of_test_samples_by_hand(apart, samples, degrees):
+    table = np.array([1.0, 2.0, 3.0])[:, None] + np.zeros(4)
+    assert same_sites_variances(table, table + np.array(apart)) == pytest.approx(
+        (1 / 3, samples, degrees)
+    )
 
 
 def test_the_interval_of_the_same_sites_covers_other_test_samples():

@@ -75,6 +75,8 @@ def table(mean, spread=0.1):
         ({"ditto": 3.0, "finetune": 1.5, "fedavg": -4.0}, "federate", "ditto"),
         ({"ditto": 3.0, "finetune": 2.5, "fedavg": -4.0}, "federate", "finetune"),
         ({"ditto": 3.0, "finetune": 1.0, "fedavg": 0.0}, "federate", "ditto"),
+        # near enough, but not shown to gain more than 1 itself
+        ({"ditto": 1.8, "finetune": 1.0, "fedavg": 0.0}, "federate", "ditto"),
         ({"ditto": 0.5, "finetune": 0.4, "fedavg": -4.0}, "alone", ""),
         ({"ditto": 0.5, "finetune": 0.4, "fedavg": 1.0}, "cannot tell", "ditto"),
         ({"ditto": 1.0, "finetune": 0.4, "fedavg": 0.0}, "cannot tell", "ditto"),

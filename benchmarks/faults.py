@@ -1,13 +1,16 @@
-"""Faults of ``soak.py``: faults of clients, which are sent to the sites with the app,
-and faults of nodes, disk and process of the inline engine.
+"""Faults that the sites get with the app (a copy of this file, which therefore imports
+nothing of this folder): those of ``soak.py``, also of the inline engine's nodes, disk
+and process, and clients that get lost in secure sums.
 """
 
+import json
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,11 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedapps.algorithms.secure.wire import RECORD, unpacked
+from fedapps.clients.base.adapter import client_id
 from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_app import answer_for_many
+from fedapps.runs.guarded_app import Guarded
 from fedapps.strategies.base.flower_private import ErrorCode
 
 KINDS = ("client", "node", "late", "nan", "shape", "huge", "words", "weight", "metrics")
@@ -117,6 +124,84 @@ def round_of(message: Message) -> tuple[int, int]:
         return 0, 0
     config = next(iter(message.content.config_records.values()))
     return int(str(config["server-round"])), int(str(config["seed"]))
+
+
+# --- clients that get lost in secure sums ---------------------------------------------
+
+#: Where one is lost in session 0, 1, 2, ...: before it masks; before it has made its
+#: shares; after it has masked; in unmasking. Rounds are sessions 1, 3, 4, 5, 7, ...:
+#: where a reply is lost, the session that it should have prepared is given up.
+PHASES = ("before", "offer", "after", "sign", "reveal")
+#: The file in the run's folder with a line for each loss: session, phase, client.
+LOSSES = "losses.jsonl"
+
+
+def usual(phase: str, session: int, client: int, count: int) -> bool:
+    """Return whether a client of ``count`` is lost in a phase of a session."""
+    return phase == PHASES[session % len(PHASES)] and client == session % count
+
+
+class Dropping(ClientApp):
+    """``app``, which gives no answer where ``lost(phase, session, client, clients)``.
+    Without secure sums the session is the round.
+    """
+
+    def __init__(self, app: ClientApp, lost: Callable[[str, int, int, int], bool] = usual) -> None:
+        super().__init__()
+        self.app, self.lost = app, lost
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message, or raise ``RuntimeError``."""
+        metadata, content = message.metadata, message.content
+        asked = unpacked(content[RECORD]) if RECORD in content else {}
+        train = metadata.message_type.startswith("train")
+        if not train and "session" not in asked:
+            return self.app(message, context)
+        number = asked["session"]["number"] if asked else int(metadata.group_id)
+        phases = ("before", "after") if train else (asked["step"],)
+        reply = None
+        for phase in phases:
+            reply = self.app(message, context) if phase == "after" else reply
+            self._check(phase, number, context)
+        return reply or self.app(message, context)
+
+    def _check(self, phase: str, session: int, context: Context) -> None:
+        client, config = int(str(client_id(context))), context.run_config
+        if self.lost(phase, session, client, int(str(config["num-clients"]))):
+            if config.get("out"):
+                with Path(str(config["out"]), LOSSES).open("a") as file:
+                    file.write(json.dumps([session, phase, client]) + "\n")
+            raise RuntimeError(f"client {client} is lost: phase {phase} of session {session}")
+
+
+def with_losses(lost: Callable[[str, int, int, int], bool] = usual) -> ClientApp:
+    """Return the app that runs for every client, with losses."""
+    # imported late: this module is imported by a copy of the app
+    from fedapps.runs.client_app import clients, trained
+
+    return answer_for_many(Guarded(Dropping(trained, lost)), clients)
+
+
+def away(members: list[list[int]]) -> Callable[[str, int, int, int], bool]:
+    """Return the losses of a plain run whose rounds have these members."""
+    return lambda _, number, client, __: client not in members[number - 1]
+
+
+def lines(path: Path) -> list[Any]:
+    """Return what the lines of a file hold."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def add_losses(app: Path) -> Path:
+    """Add losses to a copy of the app, and return it."""
+    shutil.copy(__file__, app / "fedapps" / "runs" / "faults.py")
+    path = app / "fedapps" / "runs" / "client_app.py"
+    text = path.read_text()
+    line = "app = answer_for_many("
+    assert line in text
+    added = "from fedapps.runs.faults import with_losses\n\napp = with_losses()\n"
+    path.write_text(text[: text.index(line)] + added)
+    return app
 
 
 # --- inline ---------------------------------------------------------------------------

@@ -1,0 +1,385 @@
+"""One decision on the device of a run, from the job and what was asked for."""
+
+import re
+import shlex
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from fedapps.commands.parser import main, parse
+from fedapps.commands.run import settings_of
+from fedapps.engines import flower
+from fedapps.engines.inline import InlineGrid
+from fedapps.errors import UserError
+from fedapps.lab.sweeps.execution import Way, missing_runs
+from fedapps.lab.sweeps.grid import grid_of
+from fedapps.lab.sweeps.plan import plan_of
+from fedapps.methods import METHODS
+from fedapps.runs import client_app, client_factory, devices, server_app
+from fedapps.runs.compilation import worth
+from fedapps.runs.devices import Asked, for_server
+from fedapps.runs.execution import execute
+from fedapps.runs.launch import Launch
+from fedapps.runs.models import settings_in
+from fedapps.runs.prepare import assemble, with_defaults
+from fedapps.settings.reading import read_settings
+from fedapps.strategies.base.rounds import TooFewReplies
+from fedapps.tasks.base import device_of
+from fedapps.toml_text import read_toml
+from tests.helpers import ROOT, fedapps, rounds_of
+from tests.pretended_device import pretended_cuda
+
+SMALL = {
+    "method": "fedavg",
+    "num-clients": 3,
+    "clients-per-round": 1,
+    "num-rounds": 2,
+    "checkpoint-every": 0,
+    "data.max-samples": 80,
+    "data.partition": "iid",
+    "train.local-epochs": 1,
+}
+#: A step of 33 MFLOP: clients have fewer samples than a batch.
+LARGE = {**SMALL, "model.name": "small-cnn", "train.batch-size": 512, "data.max-samples": 300}
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Let there be a GPU; return a function that sets their number."""
+
+    def visible(number):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
+
+    visible(1)
+    return visible
+
+
+def words(job):
+    return [f"{key}={value}" for key, value in job.items()]
+
+
+def chosen(job, **asked):
+    """Return the device of a run that is asked for in this way."""
+    return assemble(with_defaults(job), Asked(**asked)).settings.device
+
+
+def launched(arguments):
+    """Return the engine and the device with which a command starts its run."""
+    given = parse(arguments)
+    how, _ = Launch(engine=given.engine, gpus_per_client=given.gpus_per_client).decided()
+    parts = assemble(settings_of(given), Asked(how.engine, how.gpus_per_client))
+    return how.engine, parts.settings.device
+
+
+# --- where a GPU pays -----------------------------------------------------------------
+
+
+def test_a_small_step_stays_on_the_cpu_and_one_line_says_so(gpus, caplog):
+    assert chosen(SMALL) == "cpu"
+    assert caplog.messages == [
+        "device cpu: a step of 0.28 MFLOP is too small for a GPU; device=cuda forces it"
+    ]
+
+
+def test_a_large_step_takes_the_gpu_and_gives_the_numbers_of_the_cpu(tmp_path, monkeypatch, caplog):
+    run = ["run", *words(LARGE), "--out"]
+    assert main([*run, str(tmp_path / "cpu"), "device=cpu"]) == 0
+    client_factory.RUNS.clear()
+    caplog.clear()
+    with pretended_cuda(monkeypatch):
+        assert main([*run, str(tmp_path / "gpu")]) == 0
+        ((_, task),) = client_factory.RUNS.values()
+        assert task.client_data(0, 3).train.x.device.type == "cuda"
+    assert "device cuda: a step of 33 MFLOP pays on a GPU; device=cpu leaves it out" in caplog.text
+    assert read_toml(tmp_path / "gpu" / "settings.toml")["device"] == "cuda"
+    for name in ("model.safetensors", "clients.csv"):
+        one, other = (tmp_path / folder / name for folder in ("cpu", "gpu"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("cores", "sampled", "device"), [(1, 3, "cuda"), (64, 3, "cpu"), (64, 1, "cuda")]
+)
+def test_a_gpu_has_to_beat_all_cores_that_would_train(cores, sampled, device, gpus, monkeypatch):
+    """Four layers on a GPU take as long as 8 MFLOP on a core."""
+    monkeypatch.setattr(devices, "cores", lambda: cores)
+    job = LARGE | {"train.batch-size": 30, "clients-per-round": sampled}  # 16.5 MFLOP
+    assert chosen(job) == device
+
+
+def test_without_a_gpu_nothing_is_said(caplog, gpus):
+    gpus(0)
+    assert chosen(LARGE) == "cpu"
+    assert not caplog.messages
+
+
+def test_auto_leaves_an_accelerator_without_float64(gpus, monkeypatch, caplog):
+    gpus(0)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    assert chosen(LARGE) == "cpu"
+    assert caplog.messages == [
+        "device cpu: auto takes CUDA only; device=mps takes this machine's mps"
+    ]
+
+
+# --- the same device in every engine --------------------------------------------------
+
+
+def test_the_six_steps_of_make_run_choose_one_device(gpus, monkeypatch):
+    """Also where the Makefile does not name it."""
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (run,) = re.findall(r"^RUN := \$\(BIN\)/fedapps (.+)$", text, re.M)
+    steps = [
+        shlex.split(f"{run} {rest}") for rest in re.findall(r"^\t@\$\(RUN\) (.+)$", text, re.M)
+    ]
+    assert len(steps) == 5  # the sixth compares
+    assert all("device=cpu" in step for step in steps)
+    for left_out in ("", "device=cpu"):
+        found = {launched([word for word in step if word != left_out]) for step in steps}
+        assert found == {("inline", "cpu"), ("ray", "cpu")}
+
+
+# changes PyTorch in those processes only that import it
+BELIEVING = """
+import importlib.abc
+import importlib.util
+import os
+import sys
+
+class Believing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "torch.cuda":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(cuda):
+            execute(cuda)
+            cuda.device_count = lambda: int(os.environ.get("CUDA_VISIBLE_DEVICES") != "")
+            cuda.is_available = lambda: cuda.device_count() > 0
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Believing())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_two_engines_agree_in_processes_that_believe_in_a_gpu(tmp_path):
+    """Whatever was put on it would end the run."""
+    (tmp_path / "sitecustomize.py").write_text(BELIEVING)
+    job = ["run", "experiments/default.toml", "method=superfed-mm", "num-rounds=1"]
+    for engine in ("inline", "ray"):
+        done = fedapps(
+            *job, "--engine", engine, "--out", tmp_path / engine, cwd=ROOT, path=(tmp_path,)
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("is too small" if engine == "inline" else "--gpus-per-client") in done.stderr
+    for name in ("model.safetensors", "clients.csv", "curves.json", "settings.toml"):
+        one, other = (
+            (tmp_path / engine / name).read_text("latin-1") for engine in ("inline", "ray")
+        )
+        assert one.replace("/inline", "/ray") == other
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "found"),
+    [
+        ("auto", {"gpus_per_client": 0.5, "engine": "ray"}, "cuda"),
+        ("cuda", {"gpus_per_client": 0.5, "engine": "ray"}, "cuda"),
+        ("auto", {"engine": "ray"}, "device cpu: with Ray, clients get a GPU by --gpus-per-client"),
+        ("auto", {"engine": "deployment"}, "device cpu: device=cuda asks every site for a GPU"),
+        ("cuda", {"engine": "deployment"}, "cuda"),
+        ("auto", {"workers": 2}, "device cpu: --workers 2 are processes on the CPU; device=cuda"),
+        ("cuda", {}, "cuda"),
+    ],
+)
+def test_what_was_asked_for_decides(device, asked, found, gpus, caplog):
+    assert chosen(LARGE | {"device": device}, **asked) == found.partition(" ")[0].replace(
+        "device", "cpu"
+    )
+    assert [message[: len(found)] for message in caplog.messages] == [found] * (" " in found)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "error"),
+    [
+        ("mps", {}, "'mps', but 0 devices of kind mps are visible here: choose 'cpu'"),
+        ("xpu:1", {}, "'xpu:1', but 0 devices of kind xpu are visible here: choose 'cpu'"),
+        ("cuda:2", {}, "'cuda:2', but 2 devices of kind cuda are visible here: choose cuda:0 to "),
+        ("cuda:1", {"gpus_per_client": 1.0, "engine": "ray"}, "'cuda:1': Ray deals the GPUs to "),
+        ("cuda", {"engine": "ray"}, "'cuda': with Ray, clients see a GPU only with --gpus-per-"),
+        ("cpu", {"gpus_per_client": 0.5, "engine": "ray"}, "'cpu', but --gpus-per-client 0.5: "),
+    ],
+)
+def test_a_device_that_clients_cannot_have_is_refused_in_one_line(device, asked, error, gpus):
+    gpus(2)
+    with pytest.raises(UserError) as refusal:
+        chosen(SMALL | {"device": device}, **asked)
+    assert str(refusal.value).startswith(f"device = {error}")
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_names_of_devices(gpus):
+    gpus(2)
+    assert device_of("cuda:1") == torch.device("cuda", 1)
+    assert device_of("auto") == device_of("cpu") == torch.device("cpu")
+    for name in ("gpu", "cuda:", "cuda:x", "cpu:0", "mps:0", "auto:1"):
+        with pytest.raises(UserError, match="choose one of auto, cpu, cuda, mps, xpu"):
+            read_settings({"device": name})
+
+
+# --- the server half ------------------------------------------------------------------
+
+
+def test_the_server_half_is_on_the_cpu_unless_it_trains():
+    trains = {
+        name
+        for name, method in METHODS.items()
+        if not method.wrap
+        and name != "warm-start"
+        and for_server(with_defaults({"method": name, "device": "cuda"})).device == "cuda"
+    }
+    assert trains == {
+        *("fedevg", "feddm", "class-means", "fedcgan", "fedcvae", "ffgb-distill", "fedavg-distill")
+    }
+    given = {"data.synthetic": "set.npz", "device": "cuda"}
+    assert for_server(with_defaults(given | {"data.synthetic-use": "mix"})).device == "cpu"
+    assert for_server(with_defaults(given | {"data.synthetic-use": "pretrain"})).device == "cuda"
+
+
+def test_a_share_of_a_gpu_needs_none_on_the_head(gpus, tmp_path):
+    """As on a cluster whose other machines have them; here, clients have none."""
+    gpus(0)
+    job = SMALL | {"out": str(tmp_path), "max-failed-rounds": 1}
+    settings = assemble(with_defaults(job), Asked("ray", gpus_per_client=0.5)).settings
+    assert settings.device == "cuda"
+    with pytest.raises(TooFewReplies, match="no GPU is visible here"):
+        execute(settings, InlineGrid(client_app.app, 3, settings.flat()))
+    (row,) = rounds_of(tmp_path)
+    assert row["failures"]
+
+
+def test_a_server_half_that_trains_needs_a_gpu_on_the_head(gpus):
+    job = SMALL | {"method": "fedavg-distill", "public.samples": 40}
+    assert chosen(job, engine="ray", gpus_per_client=0.5) == "cuda"
+    gpus(0)
+    with pytest.raises(UserError, match="'fedavg-distill' trains on the server, too, and this "):
+        chosen(job, engine="ray", gpus_per_client=0.5)
+
+
+@pytest.mark.parametrize("simulation", [False, True])
+def test_a_run_that_flower_starts_is_on_the_cpu_in_all_its_processes(
+    simulation, tmp_path, gpus, monkeypatch
+):
+    """Server and clients read "auto"; here, both see a GPU that is not there."""
+    settings = with_defaults(LARGE | {"out": str(tmp_path / "run")})
+    config = {**settings.flat(), "device": "auto"}
+    monkeypatch.setattr(server_app, "is_simulation", lambda grid: simulation)
+    client_factory.RUNS.clear()
+    context = Context(1, 1, {}, RecordDict(), config)
+    server_app.main(InlineGrid(client_app.app, 3, config), context)
+    assert not any(one["failures"] for one in rounds_of(tmp_path / "run"))
+    ((_, task),) = client_factory.RUNS.values()
+    assert task.device.type == "cpu"
+    assert read_toml(tmp_path / "run" / "settings.toml")["device"] == "cpu"
+
+
+def test_a_site_may_choose_its_own_device(gpus):
+    config = {**with_defaults(SMALL).flat(), "device": "auto"}
+    for own, kind in (({}, "cpu"), ({"device": "cuda"}, "cuda")):
+        _, task = client_factory.task_of(Context(1, 1, own, RecordDict(), config))
+        assert task.device.type == kind
+    with pytest.raises(UserError, match="device = 'gpu': choose one of auto, cpu"):
+        client_factory.task_of(Context(1, 1, {"device": "gpu"}, RecordDict(), config))
+
+
+# --- afterwards -----------------------------------------------------------------------
+
+
+def test_a_resumed_run_stays_on_its_device(tmp_path, gpus):
+    job = LARGE | {"out": str(tmp_path), "resume": True}
+    assert chosen(job) == "cuda"  # nothing to resume yet
+    (tmp_path / "settings.toml").write_text('device = "cpu"\n')
+    assert chosen(job) == "cpu"
+
+
+def test_the_models_of_a_run_are_read_on_the_cpu(tmp_path):
+    (tmp_path / "settings.toml").write_text('method = "fedavg"\ndevice = "cuda"\n')
+    (tmp_path / "model.safetensors").touch()
+    assert settings_in(tmp_path).device == "cpu"
+
+
+def test_steps_on_a_gpu_are_not_compiled():
+    job = {"method": "fedavg", "num-rounds": 20_000, "train.local-epochs": 50}
+    parts = assemble(with_defaults(job))
+    for device, compiled in (("cpu", True), ("cuda", False)):
+        settings = with_defaults(parts.settings.flat() | {"device": device})
+        assert worth(settings, parts.task, lambda *_: True) == compiled
+
+
+@pytest.mark.parametrize(
+    ("way", "device"),
+    [
+        (Way(), "cuda"),
+        (Way("ray", gpus_per_client=0.5), "cuda"),
+        (Way("ray"), "cpu"),
+        (Way(ray_address="head:1"), "cpu"),
+    ],
+)
+def test_the_runs_of_a_sweep_have_a_definite_device(way, device, tmp_path, gpus):
+    grid = grid_of("s", LARGE | {"seed": [0, 1]}, {})
+    runs = missing_runs(plan_of(grid, tmp_path), way)
+    assert [run.config["device"] for run in runs] == [device] * 2
+
+
+# --- the engine -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "engine", "why"),
+    [
+        ({}, "inline", "engine inline: the cores of this machine serve"),
+        ({"workers": 2}, "inline", "engine inline: the cores of this machine serve"),
+        ({"gpus_per_client": 0.5}, "ray", "engine ray: for --gpus-per-client"),
+        ({"ray_address": "head:6379"}, "ray", "engine ray: for --ray-address"),
+        ({"node_per_client": True}, "ray", "engine ray: for --node-per-client"),
+        ({"port": 9093}, "ray", "engine ray: for --port"),
+        ({"no_wall": True}, "ray", "engine ray: for --no-wall"),
+        ({"engine": "ray"}, "ray", ""),
+        ({"engine": "inline"}, "inline", ""),
+        ({"engine": "deployment"}, "deployment", ""),
+    ],
+)
+def test_the_engine_that_suits(given, engine, why, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    how, said = Launch(**given).decided()
+    assert (how.engine, said) == (engine, why)
+
+
+def test_a_cluster_of_the_environment_is_joined(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    how, said = Launch().decided()
+    assert (how.engine, said) == ("ray", "engine ray: for $RAY_ADDRESS")
+    assert Launch(engine="inline").decided()[0].engine == "inline"
+
+
+@pytest.mark.parametrize("engine", ["inline", "deployment"])
+@pytest.mark.parametrize("given", [{"port": 9093}, {"no_wall": True}, {"node_per_client": True}])
+def test_options_of_ray_are_not_ignored(engine, given):
+    with pytest.raises(UserError, match=f"^--[a-z-]+ is for --engine ray, not {engine}$"):
+        Launch(engine=engine, **given)
+
+
+def test_a_plain_run_is_inline_and_says_so(tmp_path, caplog, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(flower, "run_simulation", lambda *_, **__: pytest.fail("Ray was started"))
+    assert main(["run", *words(SMALL), "--out", str(tmp_path / "run")]) == 0
+    assert caplog.messages.count("engine inline: the cores of this machine serve") == 1
