@@ -168,6 +168,7 @@ def index(known: Sequence[Paper]) -> str:
         "[ten natural tables](natural-tables.md).",
         "",
         "Accuracy is that of each client on its own test samples ([measures](../measures.md)). "
+        "*(1 seed)* proves nothing; other verdicts rest on three or more. "
         "With `--data DIR` a command reads `DIR/heart` and so on ([which files](../tasks.md)); "
         "without it, `ylecun/mnist` and the like come from the hub. "
         "`make reproduce PAPER=superfed SCALE=small DATA=DIR` repeats a paper at a small scale.",
@@ -235,11 +236,10 @@ def _untried(claim: Claim) -> str:
 
 
 def _row(claim: Claim) -> str:
-    seeds = "1 seed" if claim.seeds == 1 else f"{claim.seeds} seeds"
     cells = (
         f"[{claim.item}](#{claim.section})",
         claim.says,
         claim.have,
-        f"**{claim.verdict}** ({seeds})",
+        f"**{claim.verdict}**" + " (1 seed)" * (claim.seeds == 1),
     )
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
