@@ -174,9 +174,9 @@ def computed(func, args, kwargs):
 
 
 @contextmanager
-def pretended_cuda(monkeypatch):
-    """Let ``device="cuda"`` mean the pretended device, the only GPU that is visible."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+def pretended_cuda(monkeypatch, gpus=1):
+    """Let ``device="cuda"`` mean the pretended device; ``gpus``: how many are visible."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)

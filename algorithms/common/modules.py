@@ -3,7 +3,7 @@ evaluation, and their random numbers.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -91,7 +91,10 @@ def evaluation_batch(model: nn.Module, x: Tensor, usual: int = 1024) -> int:
 
 @torch.no_grad()
 def _width(model: nn.Module, one: Tensor) -> int:
-    """Return the size of the largest output of the model's modules for one sample."""
+    """Return the size of the largest output of the model's modules for one sample; of
+    the sample itself, if the model is not called with samples alone (a client may have
+    a loss of its own).
+    """
     sizes = [one.numel()]
 
     def measure(module: nn.Module, given: Any, out: Any) -> None:
@@ -100,7 +103,8 @@ def _width(model: nn.Module, one: Tensor) -> int:
 
     hooks = [module.register_forward_hook(measure) for module in model.modules()]
     try:
-        model(one)
+        with suppress(NotImplementedError, TypeError):
+            model(one)
     finally:
         for hook in hooks:
             hook.remove()

@@ -84,9 +84,7 @@ def test_a_cluster_without_gpus_is_refused_before_flower_starts(cluster, tmp_pat
     monkeypatch.setattr(
         flower.SuperLink, "__init__", lambda *_: pytest.fail("something was started")
     )
-    given = arguments(
-        tmp_path / "run", ray_address=cluster, gpus_per_client=0.5, settings=[*SMALL, "device=cpu"]
-    )
+    given = arguments(tmp_path / "run", ray_address=cluster, gpus_per_client=0.5, settings=SMALL)
     with pytest.raises(UserError, match=r"a machine of the cluster has 1 CPUs and 0 GPUs: choose"):
         run(given)
     assert list((tmp_path / "run").iterdir()) == []

@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 from benchmarks.faults import with_losses
 from benchmarks.tables import windows, write
 from fedapps.engines import flower
-from fedapps.engines.app_folder import PACKAGES
+from fedapps.engines.app_folder import PARTS
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.processes import end_marked, free_port, program
 from fedapps.runs import inline_grid
@@ -356,7 +356,7 @@ def test_plain_flwr_run(tmp_path, flwr_run):
     }
     assert {"pytest", "mypy"} <= others - {"torch", "ray", "fedapps"}
     (tmp_path / "bare").mkdir()
-    text = BARE.format(root=str(ROOT), others=others - {*PACKAGES})
+    text = BARE.format(root=str(ROOT), others=others - {*PARTS, "fedapps"})
     (tmp_path / "bare" / "sitecustomize.py").write_text(text)
     with scraped(page) as pages:
         settings = f"num-rounds=2 train.local-epochs=1 metrics-port={page}"

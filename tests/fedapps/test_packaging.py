@@ -205,7 +205,7 @@ def test_the_image_gets_all_files_that_the_wheel_takes():
     lines = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8").splitlines()
     copied = {word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]}
     wheel = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert copied == {*wheel["packages"], *wheel["force-include"], "README.md"}
+    assert copied == {*PACKAGES, *wheel["force-include"], "README.md"}
 
 
 @pytest.mark.slow
@@ -434,11 +434,12 @@ def test_a_server_with_the_library_alone_says_in_one_line_what_to_install(tmp_pa
     starts.
     """
     code = (
-        LIBRARY_ONLY % (APPLICATION - {"fedapps"})
+        LIBRARY_ONLY % APPLICATION
         + """
 from flwr.app import Context, RecordDict
 from fedapps.engines.inline import InlineGrid
-from fedapps import client_app, server_app
+from fedapps import server_app
+from fedapps.runs import client_app
 from fedapps.settings.reading import default_config
 context = Context(1, 2, {}, RecordDict(), default_config())
 server_app.main(InlineGrid(client_app.app, 3), context)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from fedapps import server_app
 from fedapps.commands.parser import main, parse
 from fedapps.commands.run import settings_of
 from fedapps.engines import flower
@@ -16,7 +17,7 @@ from fedapps.lab.sweeps.execution import Way, missing_runs
 from fedapps.lab.sweeps.grid import grid_of
 from fedapps.lab.sweeps.plan import plan_of
 from fedapps.methods import METHODS
-from fedapps.runs import client_app, client_factory, devices, server_app
+from fedapps.runs import client_app, client_factory, devices
 from fedapps.runs.compilation import worth
 from fedapps.runs.devices import Asked, for_server
 from fedapps.runs.execution import execute

@@ -548,7 +548,7 @@ def test_a_contest_is_dealt_over_the_gpus(device, dealt, tmp_path, monkeypatch):
         raise Interrupted
 
     monkeypatch.setattr(contest_run, "start", start)
-    with pretended_cuda(monkeypatch), pytest.raises(Interrupted):
+    with pretended_cuda(monkeypatch, gpus=2), pytest.raises(Interrupted):
         run_contest(
             {"device": device, "num-rounds": 8}, tmp_path, way=Way(jobs=9, gpus_per_run=0.5)
         )

@@ -663,7 +663,7 @@ def test_a_sweep_is_dealt_over_the_gpus_if_a_run_is_on_one(
     monkeypatch.setattr(sweep_module, "run_all", run_all)
     (tmp_path / "grid.toml").write_text(f"num-rounds = 1\nseed = [0, 1]\ndevice = '{device}'\n")
     command = ["sweep", str(tmp_path / "grid.toml"), "--gpus-per-run", "0.5"]
-    with pretended_cuda(monkeypatch):
+    with pretended_cuda(monkeypatch, gpus=2):
         assert main([*command, "--out", str(tmp_path / "out")]) == 0
     assert asked == [(4, ["1", "3"]) if device == "cuda" else (32, [])]
 
