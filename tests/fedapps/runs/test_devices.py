@@ -332,7 +332,6 @@ def test_steps_on_a_gpu_are_not_compiled():
         (Way(), "cuda"),
         (Way("ray", gpus_per_client=0.5), "cuda"),
         (Way("ray"), "cpu"),
-        (Way(ray_address="head:1"), "cpu"),
     ],
 )
 def test_the_runs_of_a_sweep_have_a_definite_device(way, device, tmp_path, gpus):
