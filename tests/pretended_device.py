@@ -175,7 +175,7 @@ def computed(func, args, kwargs):
 
 @contextmanager
 def pretended_cuda(monkeypatch, gpus=1):
-    """Let ``device="cuda"`` mean the pretended device, of which ``gpus`` are visible."""
+    """Let ``device="cuda"`` be the pretended device, of which ``gpus`` are visible."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
