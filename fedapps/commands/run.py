@@ -143,9 +143,8 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     elif status == "interrupted":
         trust = " --trust" if code_named(settings.flat()) else ""
-        engine = "" if how.engine == "auto" else f" --engine {how.engine}"
         print(
-            f"interrupted; continue with: fedapps run --resume{trust} --out {folder}{engine}",
+            f"interrupted; continue with: fedapps run --resume{trust} --out {folder}{how.again}",
             file=sys.stderr,
         )
     else:
@@ -156,7 +155,8 @@ def execute(arguments: argparse.Namespace) -> int:
         show_ending(folder, Console(width=None if sys.stdout.isatty() else 160))
         print(f"results: {folder}\nreport:  {folder / 'report.html'}")
         if status_of(folder) == "interrupted":
-            print(f"paused after round {settings.until}; continue with --resume --out {folder}")
+            flags = f"--resume --out {folder}{how.again}"
+            print(f"paused after round {settings.until}; continue with {flags}")
     return INTERRUPTED if status == "interrupted" else 0
 
 

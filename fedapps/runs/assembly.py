@@ -13,6 +13,7 @@ from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.methods.method import ClientFactory
+from fedapps.notes import logger
 from fedapps.runs.compilation import compiler
 from fedapps.settings.settings import Settings
 from fedapps.strategies import Private, PrivateSum, Robust, WarmStart
@@ -134,6 +135,11 @@ def check_steps(settings: Settings, task: Any) -> None:
             if why and half.method in METHODS:
                 raise UserError(
                     f"{key} = {value!r}: method {half.method!r}: {why}: leave it {usual!r}"
+                )
+            if not kind:
+                logger.warning(
+                    "%s = %r: clients of method %r must act on it themselves",
+                    *(key, value, half.method),
                 )
     if precision == BF16 and hasattr(task, "device"):
         from fedapps.algorithms.common.precision import check_bfloat16

@@ -8,6 +8,7 @@ from typing import Any
 from fedapps.engines.processes import cores
 from fedapps.errors import UserError
 from fedapps.notes import logger
+from fedapps.runs.assembly import client_factory
 from fedapps.runs.work import OPERATIONS_A_SECOND, work_of
 from fedapps.settings.settings import Settings
 from fedapps.tasks.base import device_of
@@ -46,6 +47,11 @@ def chosen_device(settings: Settings, task: Any, asked: Asked) -> str:
             "out"
         )
     elif asked.engine == "inline":
+        if device != "cpu" and (asked.workers or 1) > 1:
+            raise UserError(
+                f"--workers {asked.workers}: worker processes of --engine inline use the CPU: "
+                "choose device=cpu, or --engine ray with --gpus-per-client"
+            )
         device_of(device)
     elif asked.engine == "ray":
         _check_ray(device, asked)
@@ -62,6 +68,11 @@ def chosen_device(settings: Settings, task: Any, asked: Asked) -> str:
 
 def _check_ray(device: str, asked: Asked) -> None:
     kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda"):
+        raise UserError(
+            f"device = {device!r}: Ray gives clients CUDA GPUs only: choose cuda, or --engine "
+            "inline"
+        )
     if number:
         raise UserError(f"device = {device!r}: Ray deals the GPUs to the clients: choose {kind}")
     if kind != "cpu" and not asked.gpus_per_client:
@@ -75,7 +86,7 @@ def _automatic(settings: Settings, task: Any, asked: Asked) -> tuple[str, str]:
     """Return the device that "auto" stands for, and why; "" if there is no choice."""
     if asked.gpus_per_client:
         return "cuda", ""
-    if not isinstance(task, HasNet) or not (kind := visible()):
+    if not isinstance(task, HasNet) or not (kind := visible()) or not steps_on_net(settings):
         return "cpu", ""
     if kind != "cuda":  # without float64, which some methods need
         return "cpu", f"auto takes CUDA only; device={kind} takes this machine's {kind}"
@@ -93,6 +104,15 @@ def _automatic(settings: Settings, task: Any, asked: Asked) -> tuple[str, str]:
     if work.operations < least_operations(settings, task):
         return "cpu", f"{step} is too small for a GPU; device=cuda forces it"
     return "cuda", f"{step} pays on a GPU; device=cpu leaves it out"
+
+
+def steps_on_net(settings: Settings) -> bool:
+    """Return whether clients of the method take local steps on the task's net, whose
+    cost can be estimated.
+    """
+    return any(
+        getattr(client_factory(half), "kind", None) for half in settings.halves or (settings,)
+    )
 
 
 def visible() -> str:

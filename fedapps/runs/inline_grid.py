@@ -10,7 +10,6 @@ from flwr.clientapp import ClientApp
 
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.processes import Cores, cores
-from fedapps.errors import UserError
 from fedapps.runs.assembly import Parts
 from fedapps.runs.work import work_of
 from fedapps.settings.settings import Settings
@@ -69,16 +68,9 @@ def read_samples(task: Any, num_clients: int) -> None:
 def number_of_workers(
     settings: Settings, task: Any, workers: int | None, shared: Cores | None = None
 ) -> int:
-    """Return the number of processes that run clients. Raises ``UserError`` for several
-    on a GPU.
-    """
+    """Return the number of processes that run clients: one on a GPU."""
     device = getattr(task, "device", None)
     if device is not None and device.type != "cpu":
-        if workers is not None and workers > 1:
-            raise UserError(
-                f"--workers {workers}: worker processes of --engine inline use the CPU: choose "
-                "device=cpu, or --engine ray with --gpus-per-client"
-            )
         return 1
     largest = settings.num_clients  # of a phase: an evaluation may ask all clients
     if workers is not None:

@@ -38,6 +38,7 @@ from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.prepare import assemble, data_paths, prepare_folder
 from fedapps.runs.progress import Progress
 from fedapps.settings.settings import Settings
+from fedapps.tracking.prometheus import check_port
 
 if TYPE_CHECKING:
     from fedapps.engines.flower import Following, Resources
@@ -85,8 +86,21 @@ class Launch:
     @property
     def for_ray(self) -> str:
         """The first given flag that only Ray has, or ""."""
-        given = (name for name in OF_RAY if getattr(self, name))
-        return next((f"--{kebab(name)}" for name in given), "")
+        return next((f"--{kebab(name)}" for name in self._given()), "")
+
+    @property
+    def again(self) -> str:
+        """The flags that choose the same engine again, each after a space."""
+        engine = "" if self.engine == "auto" else f" --engine {self.engine}"
+        values = {name: getattr(self, name) for name in self._given()}
+        return engine + "".join(
+            f" --{kebab(name)}" + ("" if value is True else f" {value}")
+            for name, value in values.items()
+        )
+
+    def _given(self) -> list[str]:
+        """Return the given options that only Ray has; a port may be 0."""
+        return [name for name in OF_RAY if getattr(self, name) != getattr(Launch, name)]
 
     def decided(self) -> tuple["Launch", str]:
         """Return it with a definite engine, and why; "" if it was given."""
@@ -135,6 +149,8 @@ def launch(
         resources = checked_resources(settings, how) if how.engine == "ray" else None
         if settings.resume or how.overwrite:
             settle(folder, how)
+        if settings.metrics_port:
+            check_port(settings.metrics_port, settings.metrics_host)
         prepare_folder(settings, overwrite=how.overwrite)
         label = f"{settings.method} on {task.name}"
         settings, page = metrics_page(settings, task.name)

@@ -205,7 +205,7 @@ class Settings(Options):
     def check(self) -> None:
         """Check combinations of settings."""
         names_of(self.track)
-        if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:\d+)?", self.device):
+        if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:(0|[1-9]\d*))?", self.device):
             raise ValueError(
                 f"device = {self.device!r}: choose one of auto, cpu, cuda, mps, xpu, or cuda:1 and "
                 "so on"

@@ -6,6 +6,7 @@ clients. By default it listens on the loopback interface.
 """
 
 import json
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -126,12 +127,24 @@ def served(counts: Counts, port: int, host: str = "127.0.0.1") -> Iterator[int]:
     try:
         server, _ = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
-        raise UserError(
-            f"metrics-port = {port}: cannot listen on {host} ({error}). Choose another port, or 0 "
-            "for a free one."
-        ) from None
+        raise _refused(port, host, error) from None
     try:
         yield int(server.server_port)
     finally:
         server.shutdown()
         server.server_close()
+
+
+def check_port(port: int, host: str) -> None:
+    """Raise ``UserError`` if the page cannot be served there."""
+    try:
+        socket.create_server((host, port)).close()
+    except (OSError, OverflowError) as error:
+        raise _refused(port, host, error) from None
+
+
+def _refused(port: int, host: str, error: Exception) -> UserError:
+    return UserError(
+        f"metrics-port = {port}: cannot listen on {host} ({error}). Choose another port, or 0 "
+        "for a free one."
+    )

@@ -106,8 +106,16 @@ class Way:
 
 
 def uses_gpu(settings: Settings) -> bool:
-    """Return whether a run computes on a GPU that ``CUDA_VISIBLE_DEVICES`` chooses."""
-    return settings.device.partition(":")[0] == "cuda"
+    """Return whether a run computes on a GPU. Raises ``UserError`` for a certain one:
+    each process sees only the GPU that is dealt to it.
+    """
+    kind, _, number = settings.device.partition(":")
+    if number:
+        raise UserError(
+            f"device = {settings.device!r}: runs are dealt over the visible GPUs: choose {kind}, "
+            f"and CUDA_VISIBLE_DEVICES={number} for this one"
+        )
+    return kind == "cuda"
 
 
 def missing_runs(plan: Plan, way: Way) -> list[PlannedRun]:

@@ -136,3 +136,11 @@ def test_large_images_need_little_memory():
 def test_a_recurrent_net_is_measured_too():
     net = nn.Sequential(nn.Embedding(10, 8), nn.LSTM(8, 256, batch_first=True))
     assert evaluation_batch(net, torch.zeros(2, 4096, dtype=torch.int64)) == 64
+
+
+def test_a_net_that_takes_no_single_sample_keeps_the_usual_batches():
+    class Squeezing(nn.Module):
+        def forward(self, x):
+            return x.squeeze().flatten(1).sum(1)
+
+    assert outputs_of(Squeezing(), torch.ones(5, 1, 2, 2)).tolist() == [4.0] * 5

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import socket
 
 import pytest
 import torch
@@ -232,7 +233,7 @@ def test_the_names_of_devices(gpus):
     gpus(2)
     assert device_of("cuda:1") == torch.device("cuda", 1)
     assert device_of("auto") == device_of("cpu") == torch.device("cpu")
-    for name in ("gpu", "cuda:", "cuda:x", "cpu:0", "mps:0", "auto:1"):
+    for name in ("gpu", "cuda:", "cuda:x", "cuda:01", "cpu:0", "mps:0", "auto:1"):
         with pytest.raises(UserError, match="choose one of auto, cpu, cuda, mps, xpu"):
             read_settings({"device": name})
 
@@ -340,6 +341,39 @@ def test_the_runs_of_a_sweep_have_a_definite_device(way, device, tmp_path, gpus)
     assert [run.config["device"] for run in runs] == [device] * 2
 
 
+def test_a_sweep_deals_the_gpus_itself(tmp_path, gpus):
+    gpus(2)
+    plan = plan_of(grid_of("s", LARGE | {"device": "cuda:1"}, {}), tmp_path)
+    with pytest.raises(UserError, match="choose cuda, and CUDA_VISIBLE_DEVICES=1 for this one"):
+        missing_runs(plan, Way())
+
+
+@pytest.mark.parametrize("method", ["fedevg", "histogram-boosting"])
+def test_auto_is_the_cpu_where_clients_take_no_steps_on_the_net(method, gpus, caplog):
+    assert chosen({"method": method, "num-clients": 4}) == "cpu"
+    assert not [line for line in caplog.messages if line.startswith("device")]
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["device=cuda", "--workers", "2"], "worker processes of --engine inline use the CPU"),
+        (["device=mps", "--gpus-per-client", "0.5"], "Ray gives clients CUDA GPUs only"),
+        (["--metrics-port", "taken"], "cannot listen on"),
+    ],
+)
+def test_a_refused_run_keeps_the_one_that_it_would_overwrite(command, why, tmp_path, gpus, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "summary.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [str(taken.getsockname()[1]) if word == "taken" else word for word in command]
+        given = [*words(SMALL), *command, "--overwrite", "--out", str(folder)]
+        assert main(["run", *given]) == 2
+    assert why in capsys.readouterr().err
+    assert (folder / "summary.json").read_text() == "{}"
+
+
 # --- the engine -----------------------------------------------------------------------
 
 
@@ -369,6 +403,14 @@ def test_a_cluster_of_the_environment_is_joined(monkeypatch):
     how, said = Launch().decided()
     assert (how.engine, said) == ("ray", "engine ray: for $RAY_ADDRESS")
     assert Launch(engine="inline").decided()[0].engine == "inline"
+
+
+def test_how_a_run_goes_on_keeps_what_chose_the_engine():
+    assert Launch().again == ""
+    assert Launch(engine="deployment").again == " --engine deployment"
+    given = Launch(gpus_per_client=0.5, port=0, no_wall=True)
+    assert given.again == " --gpus-per-client 0.5 --port 0 --no-wall"
+    assert given.decided()[0].engine == Launch(port=0).decided()[0].engine == "ray"
 
 
 @pytest.mark.parametrize("engine", ["inline", "deployment"])

@@ -123,5 +123,3 @@ def test_workers_are_not_for_a_gpu():
         device = type("device", (), {"type": "cuda"})
 
     assert inline_grid.number_of_workers(None, Task, None) == 1
-    with pytest.raises(UserError, match="choose device=cpu, or --engine ray"):
-        inline_grid.number_of_workers(None, Task, 2)
