@@ -240,7 +240,7 @@ def test_a_term_that_the_server_does_not_send_is_named_once(kind, keys, caplog):
     said = [r.getMessage() for r in caplog.records if "does not send" in r.getMessage()]
     assert said == [
         f"{kind.__name__}: the server does not send {', '.join(keys)}, so this client trains "
-        f"without the method's terms: use strategies.{kind.__name__.removesuffix('Loop')}"
+        f"without the method's terms: use fedapps.strategies.{kind.__name__.removesuffix('Loop')}"
     ]
 
 

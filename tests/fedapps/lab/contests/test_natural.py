@@ -65,7 +65,7 @@ def written(folder, poisoned):
 
 @pytest.mark.slow
 def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(contests, "Pool", lambda jobs: nullcontext(in_process))
+    monkeypatch.setattr(contests, "Pool", lambda jobs, gpus: nullcontext(in_process))
     monkeypatch.setattr(contests, "METHODS", ("scaffold",))
     monkeypatch.setattr(contests, "federations", lambda: {"Seven": GIVEN})
     held_out = contests.third(SITES, 0)
