@@ -13,7 +13,7 @@ from typing import Any
 
 from fedapps.toml_text import Value, flatten_toml, to_toml
 
-PARTS = ("algorithms", "strategies", "clients")  # beside fedapps in a Flower app
+PARTS = ("algorithms", "strategies", "clients")  # folders beside fedapps in a checkout
 
 
 def copy_app(
@@ -40,11 +40,9 @@ def copy_app(
     text = for_flower(project.read_text(encoding="utf-8"))
     shutil.copy(project.with_name("LICENSE"), app)
     files = {
-        PurePath("fedapps", source.relative_to(package)): source
-        for source in package.rglob("*.py")
-        if source.relative_to(package).parts[0] not in PARTS
+        PurePath("fedapps", source.relative_to(package)): source for source in package.rglob("*.py")
     } | {
-        PurePath(name, source.relative_to(folder)): source
+        PurePath("fedapps", name, source.relative_to(folder)): source
         for name in PARTS
         for folder in import_module(f"fedapps.{name}").__path__
         for source in Path(folder).rglob("*.py")
@@ -76,15 +74,21 @@ def for_flower(text: str) -> str:
     """Return the text of pyproject.toml for the app alone: `[project].dependencies` are
     those of the application, because Flower installs no extra. The extras, whose
     versions Flower would have to agree on before every run, and the tables of other
-    tools are left out.
+    tools are left out. All code is below `fedapps`, so that folders of the user's own
+    may have any other name.
     """
     project = tomllib.loads(text)["project"]
     wanted = project["dependencies"] + _extra(project, "app")
     by_name = {re.split(r"[^\w-]", item)[0]: item for item in wanted}  # the app's own bound counts
     items = "".join(f"    {json.dumps(item)},\n" for item in by_name.values())
     tables = re.split(r"(?m)^(?=\[)", text)
-    kept = re.compile(r"\[(build-system|project(?!\.optional)|tool\.(hatch|flwr))|[^\[]|$")
+    kept = re.compile(
+        r"\[(build-system|project(?!\.optional)|tool\.(hatch\.build\.targets\.wheel|flwr))|[^\[]|$"
+    )
     text = "".join(table for table in tables if kept.match(table))
+    for name in PARTS:
+        text = text.replace(f'"{name}/**/*.py", ', "")  # from the list of what a FAB takes,
+        text = text.replace(f'"{name}" = "fedapps/{name}"\n', "")  # and a wheel
     listed = re.compile(r"(?ms)(?:^#[^\n]*\n)*^dependencies = \[.*?^\]")  # and what is said of them
     return listed.sub(lambda _: f"dependencies = [\n{items}]", text, count=1)
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from fnmatch import fnmatch
@@ -197,7 +198,7 @@ def test_the_wheel_and_the_app_hold_the_same_packages():
 
 def test_files_that_the_wheel_takes_from_elsewhere_exist():
     taken = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert all((ROOT / path).is_file() for path in taken)
+    assert all((ROOT / path).exists() for path in taken)
     assert taken["experiments/default.toml"] == "fedapps/experiments/default.toml"
 
 
@@ -216,6 +217,11 @@ def test_the_wheel_holds_what_runs_without_a_checkout(tmp_path):
     hatchling = pytest.importorskip("hatchling.build")
     checkout = copied(tmp_path)
     with contextlib.chdir(checkout):
+        source = hatchling.build_sdist(str(tmp_path))
+    with tarfile.open(tmp_path / source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    # as releases do
+    with contextlib.chdir(tmp_path / source.removesuffix(".tar.gz")):
         wheel = hatchling.build_wheel(str(tmp_path))
     with zipfile.ZipFile(tmp_path / wheel) as archive:
         archive.extractall(tmp_path / "site")
@@ -344,6 +350,7 @@ def test_what_is_published_installs_with_all_that_the_app_needs(tmp_path):
     with zipfile.ZipFile(tmp_path / wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         said = archive.read(metadata).decode()
+        assert "fedapps/strategies/fedprox.py" in archive.namelist()
     assert {"torch", "flwr[simulation]", "pillow"} <= {
         *re.findall(r"Requires-Dist: ([\w\[\]-]+)", said)
     }

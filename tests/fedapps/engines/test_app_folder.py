@@ -5,6 +5,7 @@ else.
 import importlib.util
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -61,13 +62,13 @@ def test_the_copy_holds_the_packages_and_nothing_else(tmp_path):
     root = Path(app_folder.__file__).parents[2]
     files = {path.relative_to(app).as_posix() for path in app.rglob("*") if path.is_file()}
     expected = {
-        path.relative_to(root).as_posix()
-        for name in (*app_folder.PARTS, "fedapps")
-        for path in (root / name).rglob("*.py")
+        f"fedapps/{path.relative_to(base).as_posix()}"
+        for name, base in [*((name, root) for name in app_folder.PARTS), ("", root / "fedapps")]
+        for path in (base / name).rglob("*.py")
     }
     assert files == expected | {"pyproject.toml", "LICENSE"}
-    with_comments = (root / "pyproject.toml").read_text().partition("[tool.flwr.app]")[2]
-    kept = (app / "pyproject.toml").read_text().partition("[tool.flwr.app]")[2]
+    with_comments = (root / "pyproject.toml").read_text().partition("[tool.flwr.app.components]")[2]
+    kept = (app / "pyproject.toml").read_text().partition("[tool.flwr.app.components]")[2]
     assert with_comments.startswith(kept.rstrip())
 
 
@@ -138,9 +139,7 @@ def test_in_a_wheel_the_pyproject_comes_from_inside_the_package(tmp_path):
     spec.loader.exec_module(installed)
     app = installed.copy_app(tmp_path / "app")
     assert (app / "pyproject.toml").read_text() == ours
-    assert sorted(path.name for path in app.iterdir()) == sorted(
-        [*app_folder.PARTS, "fedapps", "pyproject.toml", "LICENSE"]
-    )
+    assert {path.name for path in app.iterdir()} == {"fedapps", "pyproject.toml", "LICENSE"}
     assert not list(app.rglob("*.pyc"))
 
 
@@ -195,13 +194,35 @@ def test_a_folder_of_a_checkout_is_imported_by_one_name_only(name):
 
 @pytest.mark.slow
 def test_without_the_links_the_packages_are_found_beside_fedapps(tmp_path):
-    """As in a checkout on Windows, and in Flower's app file, which leaves out links."""
-    app = app_folder.copy_app(tmp_path / "new")
-    code = "import fedapps.strategies as ours; print(ours.FedAvg); print(ours.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=app, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.splitlines() == [
+    """As in Flower's app file of a checkout, which leaves out links."""
+    for name in (*app_folder.PARTS, "fedapps"):
+        shutil.copytree(
+            ROOT / name,
+            tmp_path / name,
+            ignore=lambda folder, _: app_folder.PARTS if Path(folder) == ROOT / "fedapps" else (),
+        )
+    assert imported(tmp_path) == [
         "<class 'fedapps.strategies.fedavg.FedAvg'>",
-        str(app / "strategies" / "__init__.py"),
-    ], done.stderr
+        str(tmp_path / "strategies" / "__init__.py"),
+    ]
+
+
+@pytest.mark.slow
+def test_the_users_own_folders_of_these_names_are_beside_ours_in_the_app(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("MINE = 1\n")
+    own = {f"{name}/{file}.py": mine for name in app_folder.PARTS for file in ("__init__", "mine")}
+    app = app_folder.copy_app(tmp_path / "new", own)
+    assert imported(app, "import strategies.mine, clients; assert clients.MINE; ") == [
+        "<class 'fedapps.strategies.fedavg.FedAvg'>",
+        str(app / "fedapps" / "strategies" / "__init__.py"),
+    ]
+
+
+def imported(folder, first=""):
+    code = f"{first}import fedapps.strategies as ours; print(ours.FedAvg); print(ours.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
