@@ -179,9 +179,10 @@ def run_rounds(
     after the last one (0: only then). ``should_stop`` is called after each round with
     its number and the result so far. If it or a callback returns ``True``, or if the
     strategy's ``finished`` is true, the run stops after this round, which is evaluated
-    if ``evaluate_every`` or ``finished`` says so. Configurations are sent with ``server-round`` and ``num-rounds`` added; as in Flower's loop, a
-    strategy finds in them what it wrote there the round before. ``log_result``: whether
-    the log ends with the metrics of all rounds. ``new_epochs``: after how many local
+    if ``evaluate_every`` or ``finished`` says so. Configurations are sent with
+    ``server-round`` and ``num-rounds`` added; as in Flower's loop, a strategy finds in
+    them what it wrote there the round before. ``log_result``: whether the log ends with
+    the metrics of all rounds. ``new_epochs``: after how many local
     epochs the new clients of the grid are scored, beside as they are; nothing depends
     on their replies. ``strict``: end the run if clients do not say that they do their
     half of the method; by default that is logged. ``until``: stop after this round,
