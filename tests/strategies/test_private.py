@@ -366,6 +366,7 @@ def killed_in_round_5(folder, monkeypatch, *words):
     """Run a command that is killed, as by ``kill -9``, when the model of round 5
     leaves; the last checkpoint is of round 4.
     """
+    pytest.importorskip("matplotlib", reason="needs the extra 'app', for the report")
     job = ["method=fedadam", "num-rounds=6", "checkpoint-every=2", "train.local-epochs=1"]
     job += ["num-clients=6", "dp.noise-multiplier=1.1", "dp.clipping-norm=0.3", *words]
     child = os.fork()

@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.clients import FedALAClient, FedAvgClient, LocalClient, PerFedAvgClient, PFedMeClient
@@ -20,6 +18,9 @@ from fedapps.testing.problems import small_net
 from tests.clients.steps.traced import Traced
 from tests.helpers import assert_arrays
 from tests.pretended_device import CUDA, pretended_cuda
+
+v2 = pytest.importorskip("torchvision.transforms.v2", reason="needs the extra 'app'")
+functional = v2.functional
 
 CONFIG = {"local-epochs": 2, "batch-size": 5, "learning-rate": 0.1, "seed": 1, "server-round": 3}
 OWN = {
