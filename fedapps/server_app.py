@@ -15,6 +15,7 @@ from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.node_grid import shared
 from fedapps.errors import UserError, what_to_install
+from fedapps.lab import write_report
 from fedapps.runs.devices import visible
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.settings.reading import read_settings
@@ -60,21 +61,15 @@ def run(grid: Grid, context: Context) -> None:
         grid = GatewayGrid(grid) if settings.sites.client else grid
     try:
         with page_of(settings, settings.task) if settings.metrics_port else nullcontext():
-            summary = execute(settings, grid, flower_run=str(context.run_id), report=_write_report)
+            summary = execute(settings, grid, flower_run=str(context.run_id), report=write_report)
         for line in ending(Path(settings.out)):  # all that a user of another's SuperLink sees
             log(INFO, "%s", line)
         log(INFO, "summary: %s", json.dumps(summary))
     finally:
         # Without records there is no report; report the error that ended the run.
         with suppress(UserError):
-            _write_report(Path(settings.out))
+            write_report(Path(settings.out))
         log(INFO, "results: %s", settings.out)
-
-
-def _write_report(folder: Path, plots: bool = False) -> None:
-    from fedapps.lab.results.report import write_report
-
-    write_report(folder, plots)
 
 
 def ending(folder: Path) -> list[str]:

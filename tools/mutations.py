@@ -78,8 +78,8 @@ def tracked(root: Path) -> list[str]:
 
 
 def run(root: Path, tests: Iterable[str], seconds: float | None = None) -> tuple[int, str]:
-    """Run tests in a copy, for at most so many seconds; return pytest's exit status,
-    and its last line.
+    """Run tests in a copy and return pytest's exit status and its last line. Tests that
+    take more than ``seconds`` are ended.
     """
     # before the installed package, also for the processes that tests start
     env = os.environ | {"PYTHONPATH": str(root)}
@@ -104,7 +104,7 @@ def verdict(mutation: Mutation, root: Path) -> str:
     path.write_text(mutation.applied(text), encoding="utf-8")
     status, last = run(root, mutation.tests, MOST_SECONDS)
     path.write_text(text, encoding="utf-8")
-    # byte code is told apart by whole seconds
+    # Python may take the old byte code for the new file's: it compares whole seconds
     Path(cache_from_source(str(path))).unlink(missing_ok=True)
     return VERDICTS.get(status) or f"NO TEST RAN ({last})"
 

@@ -118,6 +118,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run one method and return the exit status."""
+    from fedapps.lab import write_report
     from fedapps.lab.live.watching import watched
     from fedapps.records.writer import status_of
     from fedapps.runs.launch import Launch, launch
@@ -126,7 +127,7 @@ def execute(arguments: argparse.Namespace) -> int:
     settings, status = launch(
         settings_of(arguments),
         how,
-        report=_write_report,
+        report=write_report,
         watch=lambda folder: watched(folder, arguments.watch),
     )
     folder = Path(settings.out)
@@ -158,12 +159,6 @@ def execute(arguments: argparse.Namespace) -> int:
             flags = f"--resume --out {folder}{how.again}"
             print(f"paused after round {settings.until}; continue with {flags}")
     return INTERRUPTED if status == "interrupted" else 0
-
-
-def _write_report(folder: Path, plots: bool = False) -> None:
-    from fedapps.lab.results.report import write_report
-
-    write_report(folder, plots)
 
 
 def settings_of(arguments: argparse.Namespace) -> "Settings":

@@ -42,8 +42,8 @@ def per_gpu(share: float) -> int:
 
 
 def told_share(share: float, machines: Sequence[Machine]) -> float:
-    """Return what Flower is told instead of ``share``: the least number, up to a
-    rounding, with which it starts no more workers on any machine than Ray can place.
+    """Return the share to pass to Flower in place of ``share``: the least number, up to
+    rounding, with which Flower starts no more workers on a machine than Ray can place.
     """
     if share == 0 or share >= 1:
         return share
