@@ -47,7 +47,7 @@ def run(grid: Grid, context: Context) -> None:
     if settings.device == "auto":  # started by `flwr run`: clients read "auto", too
         settings = replace(settings, device="cpu")
         if kind := visible():
-            log(INFO, 'device cpu: device="%s" takes what the run gives to clients', kind)
+            log(INFO, 'device cpu: for a GPU set device="%s", and give clients a share', kind)
     if not settings.out:  # clients then keep their state in messages, so the run cannot be resumed
         settings = with_folder(
             replace(settings, checkpoint_every=0),

@@ -91,19 +91,25 @@ def checked_port(port: int) -> int:
         raise UserError(
             f"port = {port}: choose a port in 1..65535, or leave it out to get a free one"
         )
-    with socket.socket() as probe:
+    try:
+        try_port("127.0.0.1", port)
+    except OSError as error:
+        reason = (error.strerror or "not usable").lower()
+        raise UserError(
+            f"port = {port}: it cannot be used ({reason}): choose another one, or leave it "
+            "out to get a free one"
+        ) from None
+    return port
+
+
+def try_port(host: str, port: int) -> None:
+    """Raise ``OSError`` or ``OverflowError`` if no server can listen there."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
         # As the server does: a recently closed connection does not block the port, a
         # listener does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            reason = (error.strerror or "not usable").lower()
-            raise UserError(
-                f"port = {port}: it cannot be used ({reason}): choose another one, or leave it "
-                "out to get a free one"
-            ) from None
-    return port
+        probe.bind(address)
 
 
 def answers(connect: Callable[[], socket.socket], authority: Path | None = None) -> bool:

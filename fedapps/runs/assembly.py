@@ -25,6 +25,7 @@ from fedapps.tasks.capabilities import DeclaresOrigin, HasNet, SplitsSamples, Ta
 from fedapps.tasks.registry import find_task, make_task
 
 if TYPE_CHECKING:
+    from fedapps.clients import FedAvgClient
     from fedapps.clients.base.store import Store
 
 
@@ -87,8 +88,7 @@ def scores_validation(settings: Settings) -> bool:
     """Return whether the method's clients can score validation samples."""
     if settings.halves or settings.entry.validates:
         return not settings.halves
-    kind = getattr(client_factory(settings), "kind", None)
-    return kind is not None and hasattr(kind(), "evaluate_validation")
+    return hasattr(client_class(settings), "evaluate_validation")
 
 
 def harden(strategy: Strategy) -> None:
@@ -110,9 +110,8 @@ def check_optimizer(settings: Settings, strategies: Sequence[Strategy]) -> None:
     """Raise ``UserError`` if a strategy or its clients exclude ``train.optimizer``."""
     name = settings.train.optimizer
     for half, strategy in zip(settings.halves or (settings,), strategies, strict=True):
-        factory = client_factory(half)
-        kind = getattr(factory, "kind", None)
-        makers: list[Any] = [kind(), *chain(strategy)] if kind else [*chain(strategy)]
+        kind = client_class(half)
+        makers = [kind, *chain(strategy)]
         reasons = [getattr(maker, "excluded_optimizers", {}).get(name) for maker in makers]
         if name != TrainOptions.optimizer and not kind and half.method in METHODS:
             reasons.append("its clients do not take such steps: leave it out")
@@ -130,8 +129,8 @@ def check_steps(settings: Settings, task: Any) -> None:
         ("data.augment", augment, DataOptions.augment, "needs_own_samples"),
     ):
         for half in (settings.halves or (settings,)) if value != usual else ():
-            kind = getattr(client_factory(half), "kind", None)
-            why = getattr(kind(), reason, "") if kind else "its clients take no local steps of SGD"
+            kind = client_class(half)
+            why = getattr(kind, reason, "") if kind else "its clients take no local steps of SGD"
             if why and half.method in METHODS:
                 raise UserError(
                     f"{key} = {value!r}: method {half.method!r}: {why}: leave it {usual!r}"
@@ -169,12 +168,12 @@ def check_work(settings: Settings, strategies: Sequence[Strategy]) -> None:
             check_partial(strategy, f"{what}: method {half.method!r}")
         except ValueError as error:
             raise UserError(str(error)) from None
-        if not (kind := getattr(client_factory(half), "kind", None)):
+        if not (kind := client_class(half)):
             why = "its clients do not take local steps of SGD"
         else:
             from fedapps.clients.fedavg import why_all_steps
 
-            why = why_all_steps(kind())
+            why = why_all_steps(kind)
         if why:
             raise UserError(f"{what}: method {half.method!r}: {why}: choose drop or keep")
 
@@ -246,6 +245,14 @@ def _checked(settings: Settings, strategy: Strategy) -> Strategy:
             "be a Strategy of Flower"
         )
     return strategy
+
+
+def client_class(settings: Settings) -> "type[FedAvgClient] | None":
+    """Return the class of the method's clients; ``None`` if they do not take local
+    steps on the task's net.
+    """
+    kind = getattr(client_factory(settings), "kind", None)
+    return kind() if kind else None
 
 
 def client_factory(settings: Settings) -> "ClientFactory":

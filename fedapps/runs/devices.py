@@ -8,7 +8,7 @@ from typing import Any
 from fedapps.engines.processes import cores
 from fedapps.errors import UserError
 from fedapps.notes import logger
-from fedapps.runs.assembly import client_factory
+from fedapps.runs.assembly import client_class
 from fedapps.runs.work import OPERATIONS_A_SECOND, work_of
 from fedapps.settings.settings import Settings
 from fedapps.tasks.base import device_of
@@ -110,9 +110,7 @@ def steps_on_net(settings: Settings) -> bool:
     """Return whether clients of the method take local steps on the task's net, whose
     cost can be estimated.
     """
-    return any(
-        getattr(client_factory(half), "kind", None) for half in settings.halves or (settings,)
-    )
+    return any(client_class(half) for half in settings.halves or (settings,))
 
 
 def visible() -> str:

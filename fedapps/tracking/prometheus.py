@@ -6,13 +6,13 @@ clients. By default it listens on the loopback interface.
 """
 
 import json
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedapps.engines.processes import try_port
 from fedapps.errors import UserError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def served(counts: Counts, port: int, host: str = "127.0.0.1") -> Iterator[int]:
 def check_port(port: int, host: str) -> None:
     """Raise ``UserError`` if the page cannot be served there."""
     try:
-        socket.create_server((host, port)).close()
+        try_port(host, port)
     except (OSError, OverflowError) as error:
         raise _refused(port, host, error) from None
 

@@ -15,7 +15,7 @@ from fedapps.commands.parser import main
 from fedapps.engines.processes import free_port
 from fedapps.errors import UserError
 from fedapps.runs import launch as launching
-from fedapps.tracking.prometheus import BYTES, Counts, served
+from fedapps.tracking.prometheus import BYTES, Counts, check_port, served
 
 JOB = [
     "run",
@@ -122,3 +122,17 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
         ):
             pass
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_a_port_is_tried_where_the_page_would_be(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        taken = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip(f"{host} is not configured here")
+    with taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"^metrics-port = {port}: cannot listen on {host} "):
+            check_port(port, host)
+    check_port(port, host)
