@@ -62,6 +62,26 @@ def test_a_method_without_local_steps_on_the_net_refuses_in_one_line(given, sett
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("setting", [BF16, AUGMENT])
+def test_a_method_of_ones_own_with_any_client_is_named(setting, tmp_path, monkeypatch, caplog):
+    """Whether a plain NumPyClient does what is asked, nobody else can know."""
+    (tmp_path / "plain_client.py").write_text(
+        "from flwr.client import NumPyClient\n"
+        "from fedapps.methods.method import Method\n"
+        "from fedapps.strategies import FedAvg\n"
+        'METHOD = Method("mine", "nobody 2026", "one global model",'
+        " lambda o, t, c: FedAvg(), lambda o, t, i, n, store: NumPyClient())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    ((key, value),) = setting.items()
+    prepared(method="plain_client:METHOD", **setting)
+    line = f"{key} = '{value}': clients of method 'plain_client:METHOD' must act on it themselves"
+    assert caplog.messages.count(line) == 1
+    caplog.clear()
+    prepared(method="plain_client:METHOD")
+    assert not caplog.messages
+
+
 def test_both_halves_of_a_warm_start_are_asked():
     halves = {"warm-start.first": "fedavg", "warm-start.then": "ffgb-distill"}
     with pytest.raises(UserError, match="method 'ffgb-distill': its clients fit the gradient"):
