@@ -28,7 +28,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import options
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.wire import read
 from fedapps.records.writer import mean_curves, summarise
 from fedapps.strategies.base.flower_private import identify_process, number_message
 from fedapps.strategies.base.messages import arrays_of, metrics_of

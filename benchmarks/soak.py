@@ -62,7 +62,7 @@ from benchmarks import faults
 from benchmarks.common import options, show
 from benchmarks.faults import KINDS, NO_LIMIT, fault, file_limit, walk
 from fedapps.algorithms.common.averaging import weighted_average
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.wire import read
 from fedapps.commands import parser as cli
 from fedapps.deployment import site_run
 from fedapps.deployment.certificates import CA, make_site_key

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedapps.algorithms.common.steps import Tensors
-from fedapps.algorithms.personal.sent import DittoSent
+from fedapps.algorithms.contract.personal import DittoSent
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.steps.sgd import Penalty

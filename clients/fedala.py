@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.common.steps import Epochs, Gradient, Numbers, State
+from fedapps.algorithms.contract.personal import FedALASent
 from fedapps.algorithms.personal.mixing import layer_of
-from fedapps.algorithms.personal.sent import FedALASent
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.steps.batches import drawn

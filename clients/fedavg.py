@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from fedapps.algorithms.common.modules import evaluation_batch, torch_seeded
 from fedapps.algorithms.common.seeds import derived_seed, generator
-from fedapps.algorithms.common.sent import Asked, PartialWork, Reads, RoundFacts
 from fedapps.algorithms.common.steps import (
     Eager,
     Epochs,
@@ -36,6 +35,7 @@ from fedapps.algorithms.common.steps import (
     in_batches,
     no_surrogate,
 )
+from fedapps.algorithms.contract.sent import Asked, PartialWork, Reads, RoundFacts
 from fedapps.clients.base.data import ClientData, Split
 from fedapps.clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from fedapps.clients.base.scores import ScoresValidation, with_half
@@ -69,7 +69,7 @@ class FedAvgClient(ScoresValidation, NumPyClient):
     and metrics, by default those of a classifier.
     """
 
-    #: Declarations of what the strategy sends (``algorithms.common.sent``), beside
+    #: Declarations of what the strategy sends (``algorithms.contract.sent``), beside
     #: the round loop's and the options of training; the bases' need not be repeated.
     #: Other keys are logged.
     reads: Reads = (Asked, PartialWork)

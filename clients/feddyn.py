@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from fedapps.algorithms.common.sent import FedDynSent
 from fedapps.algorithms.common.steps import Tensors
+from fedapps.algorithms.contract.sent import FedDynSent
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.fedavg import FedAvgClient
 from fedapps.clients.steps.sgd import Penalty

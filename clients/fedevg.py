@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.algorithms.common.seeds import derived_seed, generator
-from fedapps.algorithms.common.sent import RoundFacts
+from fedapps.algorithms.contract.sent import RoundFacts
+from fedapps.algorithms.contract.synthetic import FedEvgSent
 from fedapps.algorithms.synthetic.energies import energies_and_gradients, joint_loss, langevin_step
 from fedapps.algorithms.synthetic.mixture import log_weights
-from fedapps.algorithms.synthetic.sent import FedEvgSent
 from fedapps.clients.base.training import Arrays, Config, TrainOptions, get_arrays, set_arrays
 from fedapps.clients.families.generative import adam, check_images
 from fedapps.clients.fedavg import FedAvgClient

@@ -7,8 +7,8 @@ Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in
 Heterogeneous Networks", MLSys 2020, arXiv 1812.06127, Algorithm 2.
 """
 
-from fedapps.algorithms.common.sent import ProximalSent, Reads
 from fedapps.algorithms.common.steps import Tensors
+from fedapps.algorithms.contract.sent import ProximalSent, Reads
 from fedapps.clients.base.training import Config
 from fedapps.clients.fedavg import FedAvgClient
 from fedapps.clients.steps.sgd import Penalty

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedapps.algorithms.common.steps import Problem
-from fedapps.algorithms.personal.sent import FedRoDSent
+from fedapps.algorithms.contract.personal import FedRoDSent
 from fedapps.clients.base.scores import as_global, with_half
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient

@@ -18,10 +18,10 @@ import torch
 from fedapps.algorithms.boosting.fit_options import FitOptions
 from fedapps.algorithms.boosting.functional import LOSSES, check_labels
 from fedapps.algorithms.boosting.regression import fit_network
-from fedapps.algorithms.boosting.sent import OracleSent
 from fedapps.algorithms.common.modules import outputs_of
 from fedapps.algorithms.common.seeds import derived_seed, generator
-from fedapps.algorithms.common.sent import Asked
+from fedapps.algorithms.contract.boosting import OracleSent
+from fedapps.algorithms.contract.sent import Asked
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays
 from fedapps.clients.fedavg import FedAvgClient
 

@@ -19,8 +19,8 @@ from fedapps.algorithms.boosting.forest import GROW, Forest
 from fedapps.algorithms.boosting.functional import LOSSES, check_labels
 from fedapps.algorithms.boosting.histogram_trees import Floats
 from fedapps.algorithms.boosting.min_cell import merged
-from fedapps.algorithms.boosting.sent import HistogramSent
 from fedapps.algorithms.common.averaging import Arrays
+from fedapps.algorithms.contract.boosting import HistogramSent
 from fedapps.clients.base.data import ArrayData, ArraySplit
 from fedapps.clients.base.options import Config
 from fedapps.clients.base.scores import (

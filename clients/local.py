@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.sent import RoundFacts
 from fedapps.algorithms.common.steps import Epochs
-from fedapps.algorithms.personal.sent import LocalSent
+from fedapps.algorithms.contract.personal import LocalSent
+from fedapps.algorithms.contract.sent import RoundFacts
 from fedapps.clients.base.training import (
     Arrays,
     Config,

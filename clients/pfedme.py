@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedapps.algorithms.common.steps import Epochs, Gradient, Numbers, State
-from fedapps.algorithms.personal.sent import PFedMeSent
+from fedapps.algorithms.contract.personal import PFedMeSent
 from fedapps.clients.base.training import Config, TrainOptions, get_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.steps.sgd import Optimiser, add

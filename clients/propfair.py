@@ -21,8 +21,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedapps.algorithms.common.sent import Reads
-from fedapps.algorithms.fairness.sent import PropFairSent
+from fedapps.algorithms.contract.fairness import PropFairSent
+from fedapps.algorithms.contract.sent import Reads
 from fedapps.clients.base.training import Config
 from fedapps.clients.fedavg import FedAvgClient
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedapps.algorithms.common.averaging import STATISTICS
-from fedapps.algorithms.common.sent import Reads, ScaffoldSent
 from fedapps.algorithms.common.steps import Tensors
+from fedapps.algorithms.contract.sent import Reads, ScaffoldSent
 from fedapps.clients.base.training import (
     Arrays,
     Config,

@@ -38,11 +38,17 @@ from torch import Tensor, nn
 from fedapps.algorithms.common.measures import leading_of
 from fedapps.algorithms.common.modules import estimate_statistics, has_running_statistics
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.sent import ProximalSent
 from fedapps.algorithms.common.steps import Gradient, Numbers, State, Tensors
+from fedapps.algorithms.contract.personal import (
+    ASKED,
+    ENDS,
+    LAMBDAS,
+    SuPerFedScoring,
+    SuPerFedTraining,
+)
+from fedapps.algorithms.contract.sent import ProximalSent
 from fedapps.algorithms.personal.choice import least
 from fedapps.algorithms.personal.mixing import cosine_squared_gradient, draw_lambda, layer_of
-from fedapps.algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
 from fedapps.algorithms.personal.shared_layer import SharedFirstLayer
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import Scores

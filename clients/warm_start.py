@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.client import NumPyClient
 
-from fedapps.algorithms.common.sent import PartialWork, WarmStartSent
+from fedapps.algorithms.contract.sent import PartialWork, WarmStartSent
 from fedapps.clients.base.options import acknowledged
 from fedapps.clients.base.precision import at_precision
 from fedapps.clients.base.training import Arrays, Config

@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.families.sample_sets import Arrays, Evaluator, Synthetic
 from fedapps.strategies.fedavg import FedAvgArguments
 

@@ -50,11 +50,11 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.common.robust import shortening
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.frank_wolfe import DFWTraceSent
+from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.frank_wolfe.atoms import Float64
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.power_iteration import PowerIteration
-from fedapps.algorithms.frank_wolfe.sent import DFWTraceSent
 from fedapps.algorithms.frank_wolfe.steps import move
 from fedapps.strategies.base.messages import arrays_of, metrics_of, round_of
 from fedapps.strategies.base.named_grid import clients_of

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.sent import Reads
-from fedapps.algorithms.personal.sent import DittoSent
+from fedapps.algorithms.contract.personal import DittoSent
+from fedapps.algorithms.contract.sent import Reads
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 

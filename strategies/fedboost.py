@@ -40,7 +40,13 @@ from fedapps.algorithms.common.mirror import MIRRORS
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.ensembles import (
+    CollectingSent,
+    DrawSent,
+    MixturesSent,
+    PredictorsSent,
+)
+from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.ensembles.mixture_losses import (
     bias_correction,
     centred,
@@ -52,7 +58,6 @@ from fedapps.algorithms.ensembles.mixture_losses import (
     sampled_weights,
 )
 from fedapps.algorithms.ensembles.predictor_cache import remember
-from fedapps.algorithms.ensembles.sent import CollectingSent, DrawSent, MixturesSent, PredictorsSent
 from fedapps.algorithms.ensembles.sparse_tables import compact
 from fedapps.strategies.base.capabilities import Capabilities, Named
 from fedapps.strategies.base.messages import arrays_of, metrics_of

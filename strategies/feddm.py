@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.wire import read
-from fedapps.algorithms.synthetic.sent import FedDMSent
+from fedapps.algorithms.contract.synthetic import FedDMSent
+from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.named_grid import clients_of

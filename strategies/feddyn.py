@@ -34,7 +34,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.sent import FedDynSent, Reads
+from fedapps.algorithms.contract.sent import FedDynSent, Reads
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.updates import moved, updates

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.synthetic import FedEvgSent
+from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.synthetic.mixture import (
     SCHEDULES,
     WEIGHTS,
@@ -40,7 +41,6 @@ from fedapps.algorithms.synthetic.mixture import (
     server_step,
     step_size,
 )
-from fedapps.algorithms.synthetic.sent import FedEvgSent
 from fedapps.strategies.base.capabilities import Capabilities, Named
 from fedapps.strategies.base.messages import arrays_of, rounds_of
 from fedapps.strategies.base.named_grid import clients_of

@@ -38,10 +38,10 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.checks import check_choice
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.frank_wolfe import FedFWExtras, FedFWSent
+from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.frank_wolfe.atoms import Array, Atom
 from fedapps.algorithms.frank_wolfe.domain import Domain
-from fedapps.algorithms.frank_wolfe.sent import FedFWExtras, FedFWSent
 from fedapps.algorithms.frank_wolfe.steps import (
     SCHEDULES,
     Schedule,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.families.sample_sets import Arrays, Evaluator, Synthetic
 from fedapps.strategies.fedavg import FedAvgArguments
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.sent import ProximalSent, Reads
+from fedapps.algorithms.contract.sent import ProximalSent, Reads
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 
 

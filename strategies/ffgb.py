@@ -58,7 +58,6 @@ from fedapps.algorithms.boosting.additive import (
     shapes,
     stacked,
 )
-from fedapps.algorithms.boosting.sent import FFGBTraining, FunctionSent
 from fedapps.algorithms.boosting.step_sizes import (
     LOSS_NAMES,
     SCHEDULES,
@@ -69,7 +68,8 @@ from fedapps.algorithms.boosting.step_sizes import (
 from fedapps.algorithms.common.checks import check_choice
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.prefixes import under, within
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.boosting import FFGBTraining, FunctionSent
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import arrays_of, metrics_of
 from fedapps.strategies.base.named_grid import clients_of

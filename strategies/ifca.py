@@ -37,10 +37,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.sent import Reads
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.personal import IFCASent
+from fedapps.algorithms.contract.sent import Reads
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.personal.clusters import grouped
-from fedapps.algorithms.personal.sent import IFCASent
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import arrays_of, metrics_of
 from fedapps.strategies.base.records import average_arrays, to_record

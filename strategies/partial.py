@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from fedapps.algorithms.common.options import Options, names_in, option
+from fedapps.algorithms.contract.personal import PatternsSent
 from fedapps.algorithms.personal.name_filter import travels
-from fedapps.algorithms.personal.sent import PatternsSent
 from fedapps.strategies.families.shared_part import SharedPart
 from fedapps.strategies.fedavg import FedAvgArguments
 

@@ -26,8 +26,8 @@ from typing import Unpack
 
 from fedapps.algorithms.common.checks import check_choice
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.sent import Reads
-from fedapps.algorithms.personal.sent import FedRepSent, ShareSent
+from fedapps.algorithms.contract.personal import FedRepSent, ShareSent
+from fedapps.algorithms.contract.sent import Reads
 from fedapps.strategies.families.shared_part import SharedPart
 from fedapps.strategies.fedavg import FedAvgArguments
 

@@ -19,8 +19,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.sent import Reads
-from fedapps.algorithms.personal.sent import PFedMeSent
+from fedapps.algorithms.contract.personal import PFedMeSent
+from fedapps.algorithms.contract.sent import Reads
 from fedapps.strategies.base.updates import moved, updates
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
 

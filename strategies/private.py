@@ -57,7 +57,7 @@ from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.common.privacy import concentrated_epsilon, gaussian_epsilon
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import (
     Capabilities,
     Named,

@@ -19,9 +19,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.frank_wolfe import ProjectedSent
+from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.frank_wolfe.domain import Domain
-from fedapps.algorithms.frank_wolfe.sent import ProjectedSent
 from fedapps.strategies.base.messages import arrays_of, round_of
 from fedapps.strategies.families.consensus import Constrained
 from fedapps.strategies.fedavg import FedAvgArguments

@@ -21,8 +21,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.sent import Reads
-from fedapps.algorithms.fairness.sent import PropFairSent
+from fedapps.algorithms.contract.fairness import PropFairSent
+from fedapps.algorithms.contract.sent import Reads
 from fedapps.strategies.base.capabilities import (
     Capabilities,
     require_declaration,

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common import robust
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import (
     Capabilities,
     DecidingWeights,

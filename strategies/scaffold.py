@@ -39,8 +39,8 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.schedule import local_rate
-from fedapps.algorithms.common.sent import Reads, ScaffoldSent
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.sent import Reads, ScaffoldSent
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.named_grid import clients_of

@@ -41,9 +41,15 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.checks import check_choice
 from fedapps.algorithms.common.measures import LEADING
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.sent import ProximalSent, Reads
+from fedapps.algorithms.contract.personal import (
+    ASKED,
+    ENDS,
+    LAMBDAS,
+    SuPerFedScoring,
+    SuPerFedTraining,
+)
+from fedapps.algorithms.contract.sent import ProximalSent, Reads
 from fedapps.algorithms.personal.choice import counted, pooled_curve, sound_curve
-from fedapps.algorithms.personal.sent import ASKED, ENDS, LAMBDAS, SuPerFedScoring, SuPerFedTraining
 from fedapps.strategies.base.messages import metrics_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import most_common

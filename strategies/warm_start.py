@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.prefixes import within
-from fedapps.algorithms.common.sent import WarmStartSent
+from fedapps.algorithms.contract.sent import WarmStartSent
 from fedapps.strategies.base.capabilities import (
     Capabilities,
     DecidingWeights,

@@ -24,8 +24,8 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from fedapps.algorithms.common.sent import Scoring
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.sent import Scoring
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.clients.base.data import ArrayData, ClientData
 from fedapps.clients.base.newcomers import newcomer_metrics
 from fedapps.clients.base.options import Config, acknowledged, notice_unread

@@ -11,8 +11,8 @@ from functools import cache
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.schedule import decayed, effective_steps
-from fedapps.algorithms.common.sent import METHOD, RoundFacts, Scoring, Sent
-from fedapps.algorithms.common.sent import Config as Config
+from fedapps.algorithms.contract.sent import METHOD, RoundFacts, Scoring, Sent
+from fedapps.algorithms.contract.sent import Config as Config
 
 #: Names of options in other projects.
 ALIASES = {

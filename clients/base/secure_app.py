@@ -27,8 +27,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedapps.algorithms.common.sent import METHOD
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.sent import METHOD
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.secure.wire import CLEAR, CLEARED, MASKED, QUERY, RECORD, packed, unpacked
 from fedapps.clients.base.secure_client import SecureClient, secure_client
 

@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedapps.algorithms.common.averaging import Arrays
-from fedapps.algorithms.common.sent import RoundFacts
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.sent import RoundFacts
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.clients.base.options import Config
 
 

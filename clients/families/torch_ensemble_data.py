@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedapps.algorithms.common.seeds import derived_seed, generator
-from fedapps.algorithms.common.sent import RoundFacts
+from fedapps.algorithms.contract.sent import RoundFacts
 from fedapps.algorithms.ensembles.mixture_losses import log_loss, squared_loss, squared_norms
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.training import Config, TrainOptions, get_arrays

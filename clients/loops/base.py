@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedapps.algorithms.common.seeds import derived_seed
-from fedapps.algorithms.common.sent import Reads, RoundFacts
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.sent import Reads, RoundFacts
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.clients.base.adapter import client_id
 from fedapps.clients.base.data import ClientData, Split
 from fedapps.clients.base.options import Config, TrainOptions, acknowledged

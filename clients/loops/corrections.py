@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedapps.algorithms.common.prefixes import within
-from fedapps.algorithms.common.sent import ProximalSent
+from fedapps.algorithms.contract.sent import ProximalSent
 from fedapps.clients.feddyn import FedDynClient
 from fedapps.clients.fedprox import FedProxClient
 from fedapps.clients.loops.base import Loop, Named

@@ -14,9 +14,9 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedapps.algorithms.common.sent import ProximalSent
+from fedapps.algorithms.contract.personal import APFLTraining, SuPerFedTraining
+from fedapps.algorithms.contract.sent import ProximalSent
 from fedapps.algorithms.personal.mixing import cosine_squared_gradient, layer_of
-from fedapps.algorithms.personal.sent import APFLTraining, SuPerFedTraining
 from fedapps.clients.apfl import APFLClient
 from fedapps.clients.base.store import Store
 from fedapps.clients.base.training import Arrays

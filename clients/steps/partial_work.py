@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 
 from fedapps.algorithms.common.schedule import samples_within
-from fedapps.algorithms.common.sent import PartialWork
 from fedapps.algorithms.common.steps import Epochs
+from fedapps.algorithms.contract.sent import PartialWork
 from fedapps.clients.base.options import TrainOptions
 
 

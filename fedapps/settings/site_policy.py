@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import Options, kebab, names_in, option
-from fedapps.algorithms.common.sent import METHOD
+from fedapps.algorithms.contract.sent import METHOD
 from fedapps.algorithms.secure.wire import CLEAR, FRAME, MASKED, RECORD
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import code_named, names_method

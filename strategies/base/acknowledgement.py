@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
-from fedapps.algorithms.common.sent import METHOD, Reads, Sent
+from fedapps.algorithms.contract.sent import METHOD, Reads, Sent
 from fedapps.strategies.base.capabilities import declared, is_flowers_privacy
 from fedapps.strategies.base.messages import wrapped
 

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from fedapps.algorithms.common.fleet import Fleet
 from fedapps.algorithms.common.schedule import samples_within
-from fedapps.algorithms.common.sent import PartialWork
+from fedapps.algorithms.contract.sent import PartialWork
 from fedapps.strategies.base.flower_private import ErrorCode, number_message
 from fedapps.strategies.base.messages import content_bytes
 from fedapps.strategies.base.partial_work import ask

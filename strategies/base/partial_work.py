@@ -31,7 +31,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from fedapps.algorithms.common.sent import PartialWork
+from fedapps.algorithms.contract.sent import PartialWork
 from fedapps.strategies.base.capabilities import declarer, require_declaration
 from fedapps.strategies.base.messages import metrics_of
 

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.averaging import weighted_average
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.messages import arrays_of, metrics_of
 
 T = TypeVar("T")

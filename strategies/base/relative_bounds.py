@@ -36,7 +36,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.averaging import STATISTICS
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.roster import ClientId
 from fedapps.strategies.base.weights import HALF, named, reference

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.averaging import VARIANCES
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.agreement import Agreement
 from fedapps.strategies.base.capabilities import (
     Capabilities,

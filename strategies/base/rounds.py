@@ -20,7 +20,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedapps.algorithms.common.sent import Reads
+from fedapps.algorithms.contract.sent import Reads
 from fedapps.strategies.base.acknowledgement import Acknowledgements, asked_of, notice_noise
 from fedapps.strategies.base.capabilities import counts_replies, is_finished, is_flowers_privacy
 from fedapps.strategies.base.client_grid import ClientGrid

@@ -28,7 +28,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from fedapps.algorithms.common.sent import METHOD
+from fedapps.algorithms.contract.sent import METHOD
 from fedapps.algorithms.secure.graph import shares_fault
 from fedapps.algorithms.secure.messages import (
     Reveal,

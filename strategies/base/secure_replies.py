@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedapps.algorithms.common.sent import METHOD
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.sent import METHOD
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.secure.fixed_point import BYTES, Words, from_bytes
 from fedapps.algorithms.secure.vector import Layout, Terms, from_sum
 from fedapps.algorithms.secure.wire import MASKED

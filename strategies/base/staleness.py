@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.algorithms.common.averaging import STATISTICS
-from fedapps.algorithms.common.wire import fields, read
+from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import declarer, is_private, require_declaration
 from fedapps.strategies.base.messages import arrays_of, shape_fault
 

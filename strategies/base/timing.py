@@ -27,7 +27,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import Options, option
-from fedapps.algorithms.common.sent import PartialWork
+from fedapps.algorithms.contract.sent import PartialWork
 from fedapps.strategies.base.clocks import Flight, RealClock, VirtualClock
 from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.partial_work import ROUNDING, came

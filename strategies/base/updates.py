@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.averaging import STATISTICS
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.records import to_record
 
 Named = dict[str, NDArray[Any]]

@@ -29,10 +29,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.prefixes import under, within
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.frank_wolfe import PhaseSent
+from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.frank_wolfe.atoms import Array
 from fedapps.algorithms.frank_wolfe.domain import Domain
-from fedapps.algorithms.frank_wolfe.sent import PhaseSent
 from fedapps.algorithms.frank_wolfe.steps import duality_gap
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import arrays_of, metrics_of, rounds_of

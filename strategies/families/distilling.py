@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.boosting.fit_options import DistillOptions
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.records import to_record

@@ -26,7 +26,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from fedapps.algorithms.common.sent import Asked, Scoring
+from fedapps.algorithms.contract.sent import Asked, Scoring
 from fedapps.algorithms.personal.choice import (
     SHRINK,
     counted,

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.records import most_common
 

@@ -11,8 +11,8 @@ import torch
 from flwr.app import RecordDict
 from torch import nn
 
+from fedapps.algorithms.contract.personal import IFCASent
 from fedapps.algorithms.personal.clusters import farthest_first, grouped
-from fedapps.algorithms.personal.sent import IFCASent
 from fedapps.clients import ClientData, FedAvgClient, IFCAClient, Split
 from fedapps.clients.base.evaluation import Objective
 from fedapps.clients.base.store import MessageStore

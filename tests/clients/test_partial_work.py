@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from fedapps import clients, strategies
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.sent import PartialWork, Sent
 from fedapps.algorithms.common.steps import Eager
+from fedapps.algorithms.contract.sent import PartialWork, Sent
 from fedapps.clients import (
     ClientData,
     FedAvgClient,

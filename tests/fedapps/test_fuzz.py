@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_st
 
 from fedapps.algorithms.boosting.additive import Block, pack_blocks, unpack_blocks
-from fedapps.algorithms.common.wire import WireError, fields, read
+from fedapps.algorithms.contract.wire import WireError, fields, read
 from fedapps.algorithms.ensembles import sparse_tables
 from fedapps.clients.base.store import DiskStore, MessageStore
 from fedapps.errors import UserError

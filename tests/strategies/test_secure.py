@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
-from fedapps.algorithms.common.wire import read
+from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.secure.keys import Refusal
 from fedapps.algorithms.secure.messages import Session
 from fedapps.algorithms.secure.vector import Layout, Terms, to_vector

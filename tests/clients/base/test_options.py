@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord
 from flwr.client import NumPyClient
 
-from fedapps.algorithms.common.sent import Sent
+from fedapps.algorithms.contract.sent import Sent
 from fedapps.clients import DittoClient, FedAvgClient, FedBABUClient
 from fedapps.clients.base import options
 from fedapps.clients.base.options import TrainOptions, keys_read, notice_unread

@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
 from fedapps import clients, strategies
-from fedapps.algorithms.common.sent import METHOD
+from fedapps.algorithms.contract.sent import METHOD
 from fedapps.clients import FedAvgClient, MessageStore, answer_identity, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from fedapps.algorithms.personal.sent import FINETUNE_EPOCHS
+from fedapps.algorithms.contract.personal import FINETUNE_EPOCHS
 from fedapps.clients import FedAvgClient, FinetuneClient, to_client_app
 from fedapps.clients.base.training import get_arrays
 from fedapps.engines.inline import InlineGrid

@@ -1,8 +1,8 @@
-"""What fair methods send their clients (``algorithms.common.sent``)."""
+"""What fair methods send their clients (``algorithms.contract.sent``)."""
 
 from dataclasses import dataclass
 
-from fedapps.algorithms.common.sent import Sent
+from fedapps.algorithms.contract.sent import Sent
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Declarations of what constrained methods send (``algorithms.common.sent``)."""
+"""Declarations of what constrained methods send (``algorithms.contract.sent``)."""
 
 from dataclasses import dataclass
 
-from fedapps.algorithms.common.sent import Sent
+from fedapps.algorithms.contract.sent import Sent
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Declarations of what methods with synthetic samples send
-(``algorithms.common.sent``).
+(``algorithms.contract.sent``).
 """
 
 from dataclasses import dataclass
 
-from fedapps.algorithms.common.sent import Sent
+from fedapps.algorithms.contract.sent import Sent
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""What personalised methods send their clients (``algorithms.common.sent``)."""
+"""What personalised methods send their clients (``algorithms.contract.sent``)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedapps.algorithms.common.sent import Sent
+from fedapps.algorithms.contract.sent import Sent
 
 
 @dataclass(frozen=True)

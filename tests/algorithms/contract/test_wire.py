@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedapps.algorithms.common.wire import WireError, decode, fields, read
+from fedapps.algorithms.contract.wire import WireError, decode, fields, read
 
 
 def npy(array):
