@@ -1,0 +1,3 @@
+"""Building blocks shared by the methods: checks, seeds, averaging, metrics, mirror
+descent.
+"""
