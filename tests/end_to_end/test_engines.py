@@ -354,7 +354,7 @@ def test_plain_flwr_run(tmp_path, flwr_run):
         for top, names in packages_distributions().items()
         if not installed & {*map(canonicalize_name, names)}
     }
-    assert {"pytest", "mypy"} <= others - {"torch", "ray", "fedapps"}
+    assert "pytest" in others - {"torch", "ray", "fedapps"}
     (tmp_path / "bare").mkdir()
     text = BARE.format(root=str(ROOT), others=others - {*PARTS, "fedapps"})
     (tmp_path / "bare" / "sitecustomize.py").write_text(text)

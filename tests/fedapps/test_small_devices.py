@@ -30,7 +30,7 @@ SMALL = [
 def test_a_client_without_a_net_trains_without_importing_pytorch(job, tmp_path):
     measured = measure(job, tmp_path)
     assert HEAVY & set(measured["modules"]) == set()
-    assert measured["peak"] < 150  # MB; with PyTorch 600
+    assert measured["peak"] < 200  # MB; 160 with the oldest packages, 600 with PyTorch
     assert measured["up"] > 0
 
 
