@@ -24,9 +24,8 @@ from fedapps.strategies import (
     SecureOptions,
     UpdateBound,
 )
-from fedapps.strategies.base.relative_bounds import FEW, HARDENED
+from fedapps.strategies.base.relative_bounds import HARDENED
 from fedapps.strategies.base.timing import PaceOptions
-from fedapps.strategies.base.weights import HALF
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import find_task
 from fedapps.toml_text import Value
@@ -126,15 +125,14 @@ class Settings(Options):
     )
     max_weight: float = option(
         -1.0,
-        "largest weight of a client, as a multiple of the round's median; 0: no limit; -1: 3 if "
-        "hardened, 10 with max-update-norm, else 3 times the round's 90 % quantile",
+        "largest weight of a client in training, as a multiple of the round's median; 0: no limit; "
+        "-1: 3 if hardened, 10 with max-update-norm, else no limit",
         low=-1,
     )
     max_relative_update: float = option(
         -1.0,
         "clients' updates are shortened to this multiple of the round's median norm; 0: no limit; "
-        "-1: 3 if hardened, else 3 times the 90 % quantile, unless max-weight is set; never with "
-        "dp.noise-multiplier",
+        "-1: 3 if hardened, else no limit; never with dp.noise-multiplier",
         low=-1,
     )
     max_array_value: float = option(
@@ -311,11 +309,7 @@ class Settings(Options):
     @property
     def bound(self) -> UpdateBound:
         """The bounds on a client's update and weight."""
-        weight, relative, liars = self.max_weight, self.max_relative_update, HALF
-        others = self.hardened or self.max_update_norm or self.dp.noise_multiplier
-        others = others or self.secure.on  # single replies are not seen
-        if weight < 0 and relative < 0 and not others:
-            weight, relative, liars = HARDENED, HARDENED, FEW
+        weight, relative = self.max_weight, self.max_relative_update
         if weight < 0:
             weight = HARDENED if self.hardened else MAX_WEIGHT if self.max_update_norm else 0.0
         if relative < 0:
@@ -326,7 +320,6 @@ class Settings(Options):
             weight,
             self.max_array_value,
             relative,
-            liars,
             self.max_metric_bytes,
         )
 

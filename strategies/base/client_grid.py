@@ -227,9 +227,8 @@ class ClientGrid(NamedGrid):
             valid = self._bounded(exchange, valid, questions)
         if phase:
             valid = self._brought_forward(exchange, phase, valid, questions)
-        if self.rules.weight and self.rules.bound.max_weight:
-            bound = self.rules.bound
-            exchange.capped = capped(valid, self.rules.weight, bound.max_weight, bound.liars)
+        if training and self.rules.weight and self.rules.bound.max_weight:
+            exchange.capped = capped(valid, self.rules.weight, self.rules.bound.max_weight)
         if self._unrecorded and training:
             exchange.failures += self._unrecorded
             self._unrecorded = []
@@ -254,14 +253,12 @@ class ClientGrid(NamedGrid):
     ) -> list[tuple[ClientId, Message]]:
         """Apply the bounds that compare the replies of a round; return those to use."""
         rules = self.rules
-        if not (rules.relative and (rules.like_model or rules.updates)):
+        if not (rules.relative and rules.like_model):
             return valid
         wild, exchange.shortened = self._relative.apply(
             [(who, questions[id(reply)], reply) for who, reply in valid],
             rules.bound.max_relative_update,
-            models=rules.like_model,
             beside=rules.beside,
-            liars=rules.bound.liars,
         )
         for place, reason in wild.items():
             self._leave_out(exchange, valid[place][0], reason, valid[place][1])

@@ -39,7 +39,6 @@ from fedapps.algorithms.common.averaging import STATISTICS
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.roster import ClientId
-from fedapps.strategies.base.weights import HALF, named, reference
 
 #: Multiple of the model's norm and of the median update, beyond which a client has
 #: diverged. In honest runs on sizes that differ by a factor of 70, updates were at most
@@ -49,8 +48,8 @@ WILD = 1000.0
 #: not trusted: of ten equal ones, a liar keeps a quarter of the weight and the other
 #: nine can outweigh its update.
 HARDENED = 3.0
-#: Share of a round's replies that the bounds of every run take for liars: the others'
-#: largest norm and weight, times ``HARDENED``, are the bounds. They act from ten on.
+#: Share of a round's replies that are taken for liars in every run, where a method
+#: bounds what its clients send beside a model. Such bounds act from ten replies on.
 FEW = 0.1
 #: The two groups of arrays, by whether they are running statistics.
 GROUPS = {False: "update", True: "update of the running statistics"}
@@ -72,21 +71,18 @@ class RelativeBounds:
         replies: Sequence[tuple[ClientId, Message, Message]],
         most: float,
         *,
-        models: bool,
         beside: str = "",
-        liars: float = HALF,
     ) -> tuple[dict[int, str], list[ClientId]]:
         """Shorten the updates of (client, message sent, reply) to ``most`` times the
-        :func:`reference` of their norms (0: none); return place -> reason of the
+        median of their norms (0: none); return place -> reason of the
         replies to leave out, and the clients whose updates were shortened.
 
-        ``models``: replies are models, else the updates themselves. ``beside``: prefix
-        of the arrays that are not the model's. ``liars``: as in :func:`reference`.
+        Replies are models. ``beside``: prefix of the arrays that are not the model's.
         """
         wild: dict[int, str] = {}
         shortened: list[ClientId] = []
         starts: dict[int, Arrays] = {}  # messages of one phase mostly share the model
-        updates = [_update(*row, starts, models, beside) for row in replies]
+        updates = [_update(*row, starts, beside) for row in replies]
         for statistic in GROUPS:
             rows = [update[statistic] for update in updates]
             if not rows or not rows[0].arrays:
@@ -95,9 +91,7 @@ class RelativeBounds:
             if len(rows) > 1 and usual:
                 self.usual[statistic] = usual
             usual = self.usual.get(statistic, 0.0) if len(rows) == 1 else usual
-            norms = [row.norm for row in rows]
-            largest = usual if liars == HALF else reference(norms, liars)
-            bound = most * largest or math.inf
+            bound = most * usual or math.inf
             for place, row in enumerate(rows):
                 if not usual or row.norm <= min(bound, WILD * usual) or place in wild:
                     continue
@@ -114,14 +108,13 @@ class RelativeBounds:
                     shortened += [row.client] if row.client not in shortened else []
                     log(
                         WARNING,
-                        "client %s: its %s is shortened from %.4g to %.4g, %g times %s of the "
-                        "round (max-relative-update)",
+                        "client %s: its %s is shortened from %.4g to %.4g, %g times the median "
+                        "of the round (max-relative-update)",
                         row.client,
                         GROUPS[statistic],
                         row.norm,
                         bound,
                         most,
-                        named(liars),
                     )
         return wild, shortened
 
@@ -153,17 +146,16 @@ def _update(
     sent: Message,
     reply: Message,
     starts: dict[int, Arrays],
-    models: bool,
     beside: str,
 ) -> dict[bool, _Update]:
     """Return the update of a reply by group. ``starts``: the models sent so far, by the
     identity of their messages' contents.
     """
     content = sent.content
-    if models and id(content) not in starts:
+    if id(content) not in starts:
         model = arrays_of(content)[0]
         starts[id(content)] = {name: read(array) for name, array in model.items()}
-    start = starts.get(id(content), {})
+    start = starts[id(content)]
     out = {statistic: _Update(client) for statistic in GROUPS}
     squares = dict.fromkeys(GROUPS, 0.0)
     for record in arrays_of(reply.content):

@@ -31,7 +31,6 @@ from fedapps.strategies.base.capabilities import (
     replies_of,
 )
 from fedapps.strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
-from fedapps.strategies.base.weights import HALF
 
 #: Larger numbers are invalid for every method. No weight, gradient, loss or sample
 #: count is that large, and a sum of a few thousand of their squares fits into a
@@ -68,13 +67,6 @@ class UpdateBound(Options):
         "norm of a client's update, times the median of the round, to which longer ones are "
         "shortened; 0: any",
         low=0,
-    )
-    liars: float = option(
-        HALF,
-        "share of the largest norms and weights of a round that max-relative-update and max-weight "
-        "do not go by; 0.5: the median",
-        low=0,
-        high=0.5,
     )
     max_metric_bytes: int = option(
         200_000, "most bytes of the metrics of a reply, which the record repeats", low=1000

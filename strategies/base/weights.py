@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from logging import WARNING
+from statistics import median_low
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -32,16 +33,9 @@ def reference(values: Sequence[float], liars: float) -> float:
     return sorted(values, reverse=True)[int(liars * len(values))]
 
 
-def named(liars: float) -> str:
-    """Return the name of :func:`reference` in messages."""
-    return "the median" if liars == HALF else f"the {100 * (1 - liars):g} % quantile"
-
-
-def capped(
-    replies: Sequence[tuple[int | str, Message]], key: str, most: float, liars: float = HALF
-) -> list[int | str]:
-    """Lower weights above ``most`` times the :func:`reference` of the replies; return
-    the clients.
+def capped(replies: Sequence[tuple[int | str, Message]], key: str, most: float) -> list[int | str]:
+    """Lower weights above ``most`` times the median of the replies, the lower one of
+    two; return the clients.
     """
     holders = [
         (client, record)
@@ -51,20 +45,20 @@ def capped(
     ]
     if not holders:
         return []
-    limit = most * reference([float(str(record[key])) for _, record in holders], liars)
+    limit = most * median_low(float(str(record[key])) for _, record in holders)
     found = []
     for client, record in holders:
         value = float(str(record[key]))
         if value > limit:
             log(
                 WARNING,
-                "client %s: %s = %.6g is capped to %.6g, %g times %s of the round (max-weight)",
+                "client %s: %s = %.6g is capped to %.6g, %g times the median of the round "
+                "(max-weight)",
                 client,
                 key,
                 value,
                 limit,
                 most,
-                named(liars),
             )
             record[key] = max(1, int(limit)) if isinstance(record[key], int) else limit
             found.append(client)

@@ -60,10 +60,11 @@ def test_without_the_cap_it_takes_the_model_over():
     assert run([1.0, 1.0, 1.0, 5.0], [10, 20, 30, 10**15])[0] == pytest.approx(5.0)
 
 
-def test_evaluations_are_capped_too():
-    _, rounds, result = run([1.0, 1.0, 1.0], [10, 10, 10**15], UpdateBound(max_weight=10.0))
-    assert rounds[0].evaluated.capped == [2]
-    assert result.evaluate_metrics_clientapp[1]["loss"] == 1.0
+def test_sizes_are_data_in_evaluations():
+    """The record has the samples of each client, and the mean is weighted by them."""
+    _, rounds, _ = run([1.0, 1.0, 1.0], [10, 10, 10**5], UpdateBound(max_weight=10.0))
+    assert (rounds[0].trained.capped, rounds[0].evaluated.capped) == ([2], [])
+    assert rounds[0].evaluated.metrics[2]["num-examples"] == 10**5
 
 
 def test_two_clients_and_weights_within_ten_medians():
@@ -111,31 +112,29 @@ def test_the_run_says_how_often(tmp_path):
     assert "update shortened" in write_report(tmp_path).read_text()
 
 
-def bounds(**given):
-    bound = read_settings({key.replace("_", "-"): value for key, value in given.items()}).bound
-    return bound.max_weight, bound.max_relative_update, bound.liars
+@pytest.mark.parametrize(
+    ("given", "weight", "relative"),
+    [
+        ({}, 0, 0),
+        ({"num-clients": 100}, 0, 0),
+        ({"hardened": True}, 3, 3),
+        ({"max-weight": 4.0}, 4, 0),
+        ({"max-relative-update": 4.0}, 0, 4),
+        ({"dp.noise-multiplier": 1.0}, 0, 0),
+        ({"max-update-norm": 2.0}, 10, 0),
+        ({"max-update-norm": 2.0, "max-weight": 3.0}, 3, 0),
+        ({"hardened": True, "max-weight": 0.0, "max-relative-update": 0.0}, 0, 0),
+    ],
+)
+def test_only_runs_with_strangers_have_bounds_by_default(given, weight, relative):
+    bound = read_settings(given).bound
+    assert (bound.max_weight, bound.max_relative_update) == (weight, relative)
 
 
-def test_the_default_is_three_times_the_quantile_and_on_supernodes_three_medians():
-    assert bounds() == bounds(num_clients=100) == (3, 3, 0.1)
-    assert bounds(hardened=True) == (3, 3, 0.5)
-    # one of the two that is set is in medians, and the other one is off
-    assert bounds(max_weight=4.0) == (4, 0, 0.5)
-    assert bounds(max_relative_update=4.0) == (0, 4, 0.5)
-    for exact in ({"dp.noise-multiplier": 1.0}, {"secure.on": True}):
-        assert bounds(**exact) == (0, 0, 0.5)
-    for hardened in (read_settings({}).deployed(), read_settings({"hardened": True})):
-        assert (hardened.bound.max_weight, hardened.bound.max_relative_update) == (3, 3)
-    assert read_settings({"max-relative-update": 0.0}).deployed().bound.max_relative_update == 0
-    assert read_settings({"max-update-norm": 2.0}).bound.max_weight == 10
-    for chosen in (0.0, 3.0):
-        assert (
-            read_settings({"max-weight": chosen, "max-update-norm": 2.0})
-            .deployed()
-            .bound.max_weight
-            == chosen
-        )
-    assert read_settings({}).bound.max_array_value == 1e6
+def test_sites_keep_their_bounds():
+    bound = read_settings({}).deployed().bound
+    assert (bound.max_weight, bound.max_relative_update, bound.max_array_value) == (3, 3, 1e6)
+    assert read_settings({"max-weight": 0.0}).deployed().bound.max_weight == 0
 
 
 @pytest.mark.parametrize("method", ["term", "afl"])
@@ -147,26 +146,6 @@ def test_hardened_is_for_the_methods_own_bounds_too(method):
     assert not cap()
     assert cap(hardened=True) > 0
     assert cap(**{"hardened": True, f"{method}.cap": 5.0}) == 5
-
-
-@pytest.mark.parametrize(
-    ("clients", "liars", "bounded"), [(9, 1, False), (10, 1, True), (10, 2, False), (20, 2, True)]
-)
-def test_one_liar_in_ten_counts_three_times_as_much_as_the_others(clients, liars, bounded):
-    """The others' largest update is 2 long, their largest weight is 20; the median is
-    smaller.
-    """
-    honest = clients - liars
-    shifts = [1.0] * (honest - 1) + [2.0] + [-50.0] * liars
-    weights = [10] * (honest - 1) + [20] + [10**15] * liars
-    got, (now,), _ = run(shifts, weights, read_settings({}).bound)
-    liar_names = list(range(honest, clients)) if bounded else []
-    assert now.trained.capped == now.trained.shortened == liar_names
-    if bounded:
-        total = 10 * (honest - 1) + 20 + 60 * liars
-        assert got == pytest.approx((10 * (honest - 1) + 40 - 6 * 60 * liars) / total, rel=1e-5)
-    else:
-        assert got == pytest.approx(-50)
 
 
 # --- arrays that are not the model ----------------------------------------------------
