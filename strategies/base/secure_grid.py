@@ -29,14 +29,14 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from fedapps.algorithms.contract.sent import METHOD
-from fedapps.algorithms.secure.graph import shares_fault
+from fedapps.algorithms.secure.graph import least_survivors, shares_fault
 from fedapps.algorithms.secure.messages import (
     Reveal,
     context_digest,
     weighted_digest,
 )
 from fedapps.algorithms.secure.server import Unmaskable, met, reveal_fault, unmask
-from fedapps.algorithms.secure.vector import Layout, Terms, content_digest
+from fedapps.algorithms.secure.vector import Layout, Terms, content_digest, sum_fault
 from fedapps.algorithms.secure.wire import CLEAR, RECORD, packed, unpacked
 from fedapps.strategies.base.capabilities import WeighingAhead
 from fedapps.strategies.base.flower_private import ErrorCode, number_message
@@ -142,6 +142,14 @@ class SecureGrid(SecureCalls):
         unmask(total, now.session, context, offers, now.graph, survivors, reveals)
         phases += 1 + now.session.consistency
         sessions.later = later
+        given = sum(weights[name] for name in survivors) if weights else None
+        corrupted = self.protocol.corrupted
+        honest = least_survivors(len(members), corrupted) - corrupted
+        if why := sum_fault(terms, layout, total, len(survivors), given, honest):
+            raise Failed(
+                f"no {len(survivors)} clients that keep to the bounds can have this sum: {why}; "
+                "one of them lies or has another app, and a sum does not show which"
+            )
         told = {
             "secure-asked": len(nodes),
             "secure-survivors": len(survivors),

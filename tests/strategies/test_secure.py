@@ -10,15 +10,16 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
-from fedapps.algorithms.contract.wire import read
+from fedapps.algorithms.contract.wire import fields, read
+from fedapps.algorithms.secure.fixed_point import from_bytes, to_bytes
 from fedapps.algorithms.secure.keys import Refusal
 from fedapps.algorithms.secure.messages import Session
 from fedapps.algorithms.secure.vector import Layout, Terms, to_vector
-from fedapps.algorithms.secure.wire import QUERY, RECORD, packed, unpacked
+from fedapps.algorithms.secure.wire import MASKED, QUERY, RECORD, packed, unpacked
 from fedapps.clients import SecureApp
 from fedapps.clients.base.secure_client import secure_client
 from fedapps.engines.inline import InlineGrid
@@ -55,6 +56,7 @@ from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.secure_grid import SecureGrid
 from fedapps.strategies.base.secure_replies import mean_replies, vector_of
 from fedapps.strategies.base.secure_sessions import Prepared, Protocol, Sessions
+from fedapps.strategies.base.wrapped_grid import WrappedGrid
 from fedapps.strategies.secure import secured
 from tests.helpers import EchoClient, arrays_of
 from tests.secure_grids import ON, SHIFTS, START, Losing, app_of, client, run
@@ -188,6 +190,35 @@ def test_too_few_survivors_leave_the_model_as_it_is():
     np.testing.assert_allclose(found["v"], mean_of(range(5), "v"), rtol=1e-6)
     with pytest.raises(TooFewReplies, match=r"2 of 5 clients are left, 3 needed|no answer"):
         run(FedAvg(), 5, rounds=1, options=ON, lost=lost)
+
+
+class Lying(WrappedGrid):
+    """A grid on which client 2 adds 2^46 to every masked number in one round."""
+
+    def __init__(self, grid, number):
+        super().__init__(grid)
+        self.left = number
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+        masked = [m for m in replies if any(MASKED in r for r in m.content.array_records.values())]
+        self.left -= bool(masked)
+        for message in masked if not self.left else ():
+            if message.metadata.src_node_id == 1002:
+                (record,) = message.content.array_records.values()
+                words = from_bytes(read(record[MASKED])) + np.uint64(2**46)
+                record[MASKED] = Array(*fields(to_bytes(words)))
+        return replies
+
+
+def test_one_lie_costs_one_round_and_not_the_model():
+    plain, *_ = run(FedAvg(), rounds=2, options=ON)
+    grid = ClientGrid(Lying(InlineGrid(app_of(), 5), 2), seed=0, num_clients=5)
+    start = to_record(list(START), list(START.values()))
+    result = run_rounds(FedAvg(), secured(grid, FedAvg(), ON), start, 3)
+    for name, array in arrays_of(result).items():
+        np.testing.assert_array_equal(array, plain[name])
+    assert [*result.train_metrics_clientapp] == [1, 3]
 
 
 def test_survivors_are_most_of_those_with_shares_not_of_the_members():

@@ -1,5 +1,6 @@
 """Replies as vectors: sums are exact for whole numbers, means to the quantisation."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,14 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord
 
 from fedapps.algorithms.secure.fixed_point import from_bytes, to_bytes
-from fedapps.algorithms.secure.vector import Layout, Terms, content_digest, from_sum, to_vector
+from fedapps.algorithms.secure.vector import (
+    Layout,
+    Terms,
+    content_digest,
+    from_sum,
+    sum_fault,
+    to_vector,
+)
 from fedapps.strategies.base.records import to_record
 
 TERMS = Terms("model", "num-examples", True, 5, 16.0, 65_535, 0.0, False)
@@ -22,6 +30,7 @@ def summed(terms, sent, replies):
     layout = Layout.from_text(layouts.pop())
     total = np.sum([from_bytes(to_bytes(words)) for words, _ in vectors], 0, dtype=np.uint64)
     assert layout.size() == len(total)
+    assert sum_fault(terms, layout, total, len(replies)) == ""
     return from_sum(terms, layout, sent, total)
 
 
@@ -89,6 +98,47 @@ def test_other_arrays_than_were_sent_are_refused():
         to_vector(
             replace(TERMS, replies="update"), {}, {"z": np.ones(2, complex)}, {"num-examples": 1}
         )
+
+
+CLIPPED = replace(TERMS, weighted=False, max_norm=1.0, clip=True)
+NOISY = replace(CLIPPED, noise=0.5)
+
+
+@pytest.mark.parametrize(
+    ("terms", "place", "lie", "why"),
+    [
+        (TERMS, 0, 2.0**46, "a number of array 'w'"),
+        (TERMS, 0, 17.0 * 60, "a number of array 'w'"),  # mean change above bound = 16
+        (TERMS, 6, 2.0**46, "a number of array 'count'"),
+        (TERMS, -3, 2.0**46, "a metric"),
+        (TERMS, -2, 10.0, "num-examples = 60, weight 70"),
+        (TERMS, slice(-2, None), 4 * 65_536.0, "num-examples = 262204"),
+        (TERMS, slice(-2, None), -61.0, "num-examples = -1"),
+        (CLIPPED, -2, 1.0, "num-examples = 60, weight 4"),
+        (CLIPPED, slice(0, 6), 1.5, "its norm is"),
+        (NOISY, slice(0, 6), 15.0, "its norm is|a number of array 'w'"),
+        (NOISY, slice(-2, None), 1.0, "num-examples = 4, weight 4"),
+    ],
+)
+def test_a_sum_that_no_honest_clients_have_is_seen(terms, place, lie, why):
+    """Three clients; one adds to its words what the lie is as a number."""
+    rows = [reply(0.0, 10, loss=1.0), reply(0.1, 20, loss=2.0), reply(-0.1, 30, loss=3.0)]
+    vectors = [to_vector(terms, SENT, *row, honest=2) for row in rows]
+    total, layout = np.sum([words for words, _ in vectors], 0, dtype=np.uint64), vectors[0][1]
+    assert sum_fault(terms, layout, total, 3, honest=2) == ""
+    e = 0
+    if abs(lie) < 2.0**40:
+        e = terms.exponents()["real" if place == 0 or place == slice(0, 6) else "weight"][0]
+    total[place] += np.array(np.ldexp(lie, e)).astype(np.int64).astype(np.uint64)
+    assert re.match(why, sum_fault(terms, layout, total, 3, honest=2))
+
+
+def test_decided_weights_are_the_sum_of_those_that_were_sent():
+    terms = replace(TERMS, clear=["loss"])
+    vectors = [to_vector(terms, SENT, *reply(0.1, n), decided=w) for n, w in ((10, 5.0), (20, 7.5))]
+    total, layout = np.sum([words for words, _ in vectors], 0, dtype=np.uint64), vectors[0][1]
+    assert sum_fault(terms, layout, total, 2, 12.5) == ""
+    assert sum_fault(terms, layout, total, 2, 13.0) == "num-examples = 30, weight 12.5"
 
 
 def test_too_many_clients_for_the_weights_are_refused():
