@@ -112,14 +112,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="serve a page that shows the progress, to this machine only",
+        help="draw the report again while the run goes on",
     )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run one method and return the exit status."""
     from fedapps.lab import write_report
-    from fedapps.lab.live.watching import watched
+    from fedapps.lab.watch import watched
     from fedapps.records.writer import status_of
     from fedapps.runs.launch import Launch, launch
 

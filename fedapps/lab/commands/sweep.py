@@ -16,10 +16,10 @@ from pathlib import Path
 from fedapps import json_log
 from fedapps.errors import INTERRUPTED, RunFailed
 from fedapps.formats import seconds_text
-from fedapps.lab.live.watching import watched
 from fedapps.lab.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.lab.sweeps.plan import Plan, read_plans
 from fedapps.lab.sweeps.pool import finished
+from fedapps.lab.watch import watched
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="serve a page that shows the progress, to this machine only",
+        help="draw the reports of the runs again while they go on",
     )
     parser.add_argument("--dry-run", action="store_true", help="only list the runs")
     json_log.add_option(parser)
