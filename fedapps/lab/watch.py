@@ -1,7 +1,7 @@
 """Draws the report of a run again while the run goes on, from a separate process.
 
-Until the run has ended, the report reloads itself in the browser. The page of a sweep is
-drawn by the sweep; here each of its unfinished runs gets its report.
+Until the run has ended, the report reloads itself in the browser. The page of a sweep
+is drawn by the sweep; here each of its unfinished runs gets its report.
 """
 
 import math
@@ -65,8 +65,9 @@ class Watch:
     _drawn: dict[Path, tuple[Stamp, float]] = field(default_factory=dict)
 
     def draw(self, now: float) -> None:
-        """Draw the report of each unfinished run that has changed, or has not been drawn
-        for ``QUIET`` seconds, and of each that has ended since. ``now``: seconds, Unix.
+        """Draw the report of each unfinished run that has changed, or has not been
+        drawn for ``QUIET`` seconds, and of each that has ended since. ``now``: seconds,
+        Unix.
         """
         for folder in runs_in(self.folder):
             stamp = stamp_of(folder)

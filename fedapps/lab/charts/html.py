@@ -185,8 +185,8 @@ pre {{ padding: .7rem .9rem; overflow-x: auto; margin: .5rem 0; }}
 
 
 def page(heading: str, body: Sequence[Html], scripts: Sequence[str] = (SCRIPT,)) -> str:
-    """The whole document; `heading` is the window's title. `scripts`: the only ones that
-    may run, at the end of the page; they can request nothing.
+    """The whole document; `heading` is the window's title. `scripts`: the only ones
+    that may run, at the end of the page; they can request nothing.
     """
     allowed = " ".join(map(fingerprint, scripts))
     return (

@@ -1,4 +1,4 @@
-"""`fedapps watch`: draws the report of a run, or of each run of a sweep, while it goes on."""
+"""`fedapps watch`: draws the reports of a run or a sweep again while it goes on."""
 
 import argparse
 from pathlib import Path

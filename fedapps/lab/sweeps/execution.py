@@ -20,7 +20,7 @@ from rich.console import Console
 from fedapps.engines.capacity import check_share, per_gpu, visible_gpus
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
-from fedapps.lab.sweeps.keep import prune
+from fedapps.lab.sweeps.options import prune
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import Plan, without_reserved
 from fedapps.lab.sweeps.pool import Ended, PlannedRun, finished, prepared, run_all

@@ -1,4 +1,4 @@
-"""A report that is drawn again while its run goes on, and reloads itself in a browser."""
+"""A report that is drawn again while its run goes on, and reloads itself."""
 
 import json
 import re
@@ -16,7 +16,10 @@ from tests.browser import Browser, needs_browser
 
 def running(write_run, name="run", rounds=4, planned=10):
     return write_run(
-        name, rounds=rounds, planned=planned, extra={"status": "running", "rounds-completed": rounds}
+        name,
+        rounds=rounds,
+        planned=planned,
+        extra={"status": "running", "rounds-completed": rounds},
     )
 
 
@@ -28,7 +31,9 @@ def add_round(path, number, accuracy):
 
 def end(path, status):
     summary = json.loads((path / "summary.json").read_text())
-    (path / "summary.json").write_text(json.dumps(summary | {"status": status, "error": "no memory"}))
+    (path / "summary.json").write_text(
+        json.dumps(summary | {"status": status, "error": "no memory"})
+    )
 
 
 def reloads(path):

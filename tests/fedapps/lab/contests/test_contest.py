@@ -11,12 +11,11 @@ import torch
 from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.base.scores import HALF
 from fedapps.errors import RunFailed, UserError
-from fedapps.lab.contests import run as contest_run
+from fedapps.lab.contests import setup
 from fedapps.lab.contests.contest import Contest
 from fedapps.lab.contests.page import write_verdict
 from fedapps.lab.contests.plan import affordable_rounds, stage_seconds
-from fedapps.lab.contests.run import run_contest
-from fedapps.lab.contests.setup import start
+from fedapps.lab.contests.setup import run_contest, start
 from fedapps.lab.contests.state import State, load_state
 from fedapps.lab.contests.trials import (
     PORTFOLIO,
@@ -497,7 +496,7 @@ def test_a_contest_is_dealt_over_the_gpus(device, dealt, tmp_path, monkeypatch):
         asked.append((jobs, execute.processes, execute.gpus))
         raise Interrupted
 
-    monkeypatch.setattr(contest_run, "start", start)
+    monkeypatch.setattr(setup, "start", start)
     with pretended_cuda(monkeypatch, gpus=2), pytest.raises(Interrupted):
         run_contest(
             {"device": device, "num-rounds": 8}, tmp_path, way=Way(jobs=9, gpus_per_run=0.5)

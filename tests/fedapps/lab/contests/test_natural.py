@@ -160,17 +160,17 @@ def test_the_tables_count_clients_and_contests():
 
 
 def test_the_share_between_clients_is_the_intraclass_correlation(monkeypatch):
-    class Deal:
+    class ClientSamples:
         trained = np.array([[10, 0], [0, 10]])
         sizes = np.array([[10, 0, 2], [10, 0, 2]])
 
-    monkeypatch.setattr(contests, "deal_of", lambda task, total: Deal)
+    monkeypatch.setattr(contests, "samples_of", lambda task, total: ClientSamples)
     assert contests.described(None, 2) == ([12, 12], 1.0)
-    Deal.trained = np.array([[5, 5], [5, 5]])
+    ClientSamples.trained = np.array([[5, 5], [5, 5]])
     assert contests.described(None, 2)[1] == 0.0
     rng = np.random.default_rng(0)
     chance = np.clip(0.5 + 0.2 * rng.normal(size=400), 0, 1)
     ones = rng.binomial(50, chance)
-    Deal.trained = np.stack([50 - ones, ones], 1)
+    ClientSamples.trained = np.stack([50 - ones, ones], 1)
     true = chance.var() / (chance.mean() * (1 - chance.mean()))
     assert contests.described(None, 400)[1] == pytest.approx(true, rel=0.1)

@@ -12,7 +12,7 @@ from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.lab.results.grid_plots import KINDS, read_plot
 from fedapps.lab.results.seeds import Measured, with_intervals
-from fedapps.lab.sweeps.keep import prune
+from fedapps.lab.sweeps.options import prune
 from fedapps.lab.sweeps.page import figures
 from fedapps.lab.sweeps.plan import read_plan
 from fedapps.lab.sweeps.texts import difference_text

@@ -571,7 +571,14 @@ def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     (tmp_path / "grid.toml").write_text(LASSO + "seed = [0, 1, 2]\n")
-    command = ["sweep", str(tmp_path / "grid.toml"), "--engine", "ray", "--out", str(tmp_path / "o")]
+    command = [
+        "sweep",
+        str(tmp_path / "grid.toml"),
+        "--engine",
+        "ray",
+        "--out",
+        str(tmp_path / "o"),
+    ]
     assert main([*command, "--gpus-per-client", "2"]) == 2  # no client fits: no run starts
     error = capsys.readouterr().err
     assert "and gpus-per-client = 2 does not fit: this machine has" in error
