@@ -66,7 +66,7 @@ def test_a_data_frame_gives_a_verdict_that_can_be_used(whole, tmp_path):
         ({"budget": "10m"}, r"budget = '10m': give seconds"),
         ({"methods": "ditto"}, r"methods = 'ditto': give a list"),
         ({"methods": ["dito"]}, r"did you mean 'ditto'"),
-        ({"label": "stat"}, r"^label = 'stat': the DataFrame has the columns plant"),
+        ({"label": "stat"}, r"^label = 'stat': the DataFrame has the columns heat"),
         ({"client": "plnt"}, r"^client = 'plnt': .* did you mean 'plant'"),
         ({"jobs": -1}, r"^jobs=-1: choose 1"),
         ({"data": {"score_on": "test"}}, r"data\.score-on: a contest chooses it"),
