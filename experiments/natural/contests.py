@@ -37,11 +37,11 @@ from fedapps.clients.base.scores import HALF
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import counts_in_points
+from fedapps.lab.client_samples import names_of, samples_of
 from fedapps.lab.contests.page import write_verdict
 from fedapps.lab.contests.plan import FIRST_SEEDS
 from fedapps.lab.contests.setup import start
 from fedapps.lab.contests.trials import FINETUNE, LOCAL, as_table, scores_of
-from fedapps.lab.deal import deal_of, names_of
 from fedapps.lab.results.seeds import Interval, crossed_interval, same_sites_interval
 from fedapps.lab.results.simultaneous import FEDERATE, UNKNOWN, Table, Verdict, decide, simultaneous
 from fedapps.lab.sweeps.execution import Way, only_one, uses_gpu
@@ -147,7 +147,7 @@ def described(task: Any, total: int) -> tuple[list[int], float | None]:
     the intraclass correlation of a one-way analysis of variance.
     """
     try:
-        deal = deal_of(task, total)
+        deal = samples_of(task, total)
     except UserError:  # sequences have no class
         data = [task.client_data(k, total) for k in range(total)]
         own = [{id(p): len(p) for p in (d.train, d.validation, d.test)} for d in data]

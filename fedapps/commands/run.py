@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps import json_log
+from fedapps.commands.options import Options, add
 from fedapps.errors import INTERRUPTED
 from fedapps.extensions.own_code import check_trusted, code_named
 
@@ -16,110 +17,90 @@ if TYPE_CHECKING:
     from fedapps.settings.settings import Settings
 
 
+OPTIONS: Options = {
+    "settings": {},
+    "--engine": {
+        "choices": ["auto", "inline", "ray", "deployment"],
+        "default": "auto",
+        "help": (
+            "where clients run: in this process and its workers, in Flower's Ray simulation, or "
+            "on the SuperNodes of a deployment (default: inline; ray with an option for it)"
+        ),
+    },
+    "--deployment": {
+        "type": Path,
+        "default": Path("deployment"),
+        "metavar": "DIR",
+        "help": "folder of the deployment (default: deployment)",
+    },
+    "--nodes": {
+        "type": int,
+        "metavar": "N",
+        "help": (
+            "number of virtual clients, as num-clients (default: one per client in the data, or 20)"
+        ),
+    },
+    "--gpus-per-client": {},
+    "--workers": {
+        "type": int,
+        "metavar": "N",
+        "help": (
+            "number of processes that run clients, one CPU each; the numbers are the same "
+            "(default: one per CPU; inline: 1 if more would not save time)"
+        ),
+    },
+    "--ray-address": {
+        "metavar": "ADDRESS",
+        "help": (
+            "join this Ray cluster; its machines must share DIR and the data (ray; docs/cluster.md)"
+        ),
+    },
+    "--node-per-client": {
+        "action": "store_true",
+        "help": (
+            "start one Flower node per client instead of one per worker: same numbers, slower (ray)"
+        ),
+    },
+    "--port": {
+        "type": int,
+        "help": "port of the run's SuperLink on 127.0.0.1 (ray; default: a free one)",
+    },
+    "--no-wall": {
+        "action": "store_true",
+        "help": (
+            "let every process on this machine reach the run's ports, and let the run reach the "
+            "network (ray)"
+        ),
+    },
+    "--out": {"help": "results folder (default: results/METHOD-TASK-seedN)"},
+    "--resume": {"action": "store_true", "help": "continue from the last checkpoint in DIR"},
+    "--until": {
+        "type": int,
+        "metavar": "ROUND",
+        "help": "pause after this round; continue with --resume and a later one, or none",
+    },
+    "--trust": {"action": "store_true", "help": "with --resume: execute the code that DIR names"},
+    "--overwrite": {"action": "store_true", "help": "first delete the run in DIR"},
+    "--metrics-port": {
+        "type": int,
+        "metavar": "N",
+        "help": "serve counters for Prometheus at 127.0.0.1:N/metrics during the run",
+    },
+    "--watch": {},
+}
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = "Run one method and write its results folder."
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="FILE.toml | key=value",
-        help="settings; a later one overrides an earlier one",
-    )
-    parser.add_argument(
-        "--engine",
-        choices=["auto", "inline", "ray", "deployment"],
-        default="auto",
-        help="where clients run: in this process and its workers, in Flower's Ray simulation, or "
-        "on the SuperNodes of a deployment (default: inline; ray with an option for it)",
-    )
-    parser.add_argument(
-        "--deployment",
-        type=Path,
-        default=Path("deployment"),
-        metavar="DIR",
-        help="folder of the deployment (default: deployment)",
-    )
-    parser.add_argument(
-        "--nodes",
-        type=int,
-        metavar="N",
-        help="number of virtual clients, as num-clients (default: one per client in the data, or "
-        "20)",
-    )
-    parser.add_argument(
-        "--gpus-per-client",
-        type=float,
-        default=0.0,
-        metavar="F",
-        help="share of a GPU for each client (ray)",
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="number of processes that run clients, one CPU each; the numbers are the same "
-        "(default: one per CPU; inline: 1 if more would not save time)",
-    )
-    parser.add_argument(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="join this Ray cluster; its machines must share DIR and the data (ray; "
-        "docs/cluster.md)",
-    )
-    parser.add_argument(
-        "--node-per-client",
-        action="store_true",
-        help="start one Flower node per client instead of one per worker: same numbers, slower "
-        "(ray)",
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        help="port of the run's SuperLink on 127.0.0.1 (ray; default: a free one)",
-    )
-    parser.add_argument(
-        "--no-wall",
-        action="store_true",
-        help="let every process on this machine reach the run's ports, and let the run reach the "
-        "network (ray)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="results folder (default: results/METHOD-TASK-seedN)",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="continue from the last checkpoint in DIR"
-    )
-    parser.add_argument(
-        "--until",
-        type=int,
-        metavar="ROUND",
-        help="pause after this round; continue with --resume and a later one, or none",
-    )
-    parser.add_argument(
-        "--trust", action="store_true", help="with --resume: execute the code that DIR names"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="first delete the run in DIR")
-    parser.add_argument(
-        "--metrics-port",
-        type=int,
-        metavar="N",
-        help="serve counters for Prometheus at 127.0.0.1:N/metrics during the run",
-    )
+    add(parser, OPTIONS)
     json_log.add_option(parser)
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="serve a page that shows the progress, to this machine only",
-    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run one method and return the exit status."""
     from fedapps.lab import write_report
-    from fedapps.lab.live.watching import watched
+    from fedapps.lab.watch import watched
     from fedapps.records.writer import status_of
     from fedapps.runs.launch import Launch, launch
 

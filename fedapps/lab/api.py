@@ -19,9 +19,9 @@ from fedapps.algorithms.common.options import kebab
 from fedapps.data.in_memory import data_table, is_array, is_frame, is_written
 from fedapps.errors import RunFailed, UserError, in_python
 from fedapps.extensions.cell_code import reference_to
+from fedapps.lab.client_samples import client_samples
 from fedapps.lab.contests.page import sections
-from fedapps.lab.contests.run import run_contest
-from fedapps.lab.deal import deal_for
+from fedapps.lab.contests.setup import run_contest
 from fedapps.lab.outcomes import Comparison, Partition, Run, Sweep, Verdict
 from fedapps.lab.results.compare import compared, write_comparison
 from fedapps.lab.results.report import write_report
@@ -228,10 +228,9 @@ def compare(
     comparison = compared(
         list(_folders(runs)), worst, None if reference is None else next(_folders([reference]))
     )
-    if out is None:
-        return Comparison(comparison, None)
-    written = write_comparison(comparison, Path(out).expanduser())
-    return Comparison(comparison, written.out.absolute())
+    if out is not None:
+        comparison = write_comparison(comparison, Path(out).expanduser().absolute())
+    return Comparison(comparison, None if out is None else comparison.out)
 
 
 @in_python
@@ -239,7 +238,7 @@ def partition(**settings: Any) -> Partition:
     """Return the partition of the data under these settings, without training; `fedapps
     data` shows the same.
     """
-    return Partition(*deal_for(with_defaults(flat(settings))))
+    return Partition(*client_samples(with_defaults(flat(settings))))
 
 
 def _folders(runs: Iterable[Any]) -> Iterator[Path]:

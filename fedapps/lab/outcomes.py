@@ -17,7 +17,7 @@ from rich.console import Console
 from fedapps.errors import UserError, in_python
 from fedapps.lab.charts import html
 from fedapps.lab.charts.html import Html
-from fedapps.lab.deal import MAX_CLIENTS, Deal, figure
+from fedapps.lab.client_samples import MAX_CLIENTS, ClientSamples, figure
 from fedapps.lab.notebook import Plot, Plots
 from fedapps.lab.results.compare import Compared, compared
 from fedapps.lab.results.gains import records
@@ -263,14 +263,14 @@ class Comparison:
 class Partition:
     """The partition of the data: samples of each client, by class."""
 
-    def __init__(self, deal: Deal, settings: Settings, notes: list[str]) -> None:
-        self._deal, self.notes = deal, notes
+    def __init__(self, samples: ClientSamples, settings: Settings, notes: list[str]) -> None:
+        self._samples, self.notes = samples, notes
         self._source = settings.data.source
 
     def __repr__(self) -> str:
         return (
-            f"<fedapps.Partition of {self._source}: {len(self._deal.names)} clients, "
-            f"{len(self._deal.classes)} classes>"
+            f"<fedapps.Partition of {self._source}: {len(self._samples.names)} clients, "
+            f"{len(self._samples.classes)} classes>"
         )
 
     def __str__(self) -> str:
@@ -288,7 +288,7 @@ class Partition:
     def _rows(self) -> list[dict[str, Any]]:
         rows = []
         for name, sizes, counts in zip(
-            self._deal.names, self._deal.sizes, self._deal.trained, strict=True
+            self._samples.names, self._samples.sizes, self._samples.trained, strict=True
         ):
             row: dict[str, Any] = {
                 "client": name,
@@ -298,14 +298,14 @@ class Partition:
                 row
                 | {
                     f"class {known}": n
-                    for known, n in zip(self._deal.classes, counts.tolist(), strict=True)
+                    for known, n in zip(self._samples.classes, counts.tolist(), strict=True)
                 }
             )
         return rows
 
     def plot(self) -> Plot:
         """Return a picture of the classes of each client."""
-        return Plot("partition", figure(self._deal, self._source))
+        return Plot("partition", figure(self._samples, self._source))
 
     def _repr_html_(self) -> str:
         rows = self._rows()

@@ -24,21 +24,23 @@ def own_caches(tmp_path, monkeypatch):
 @pytest.fixture
 def in_process(monkeypatch):
     """Execute a sweep's runs one after the other in this process. ``begun``: their
-    names; those in ``broken`` fail with its text.
+    names; those in ``broken`` fail with its text. ``before(name)``: called before each.
     """
     from fedapps.lab.sweeps import execution
     from fedapps.lab.sweeps.pool import Ended, run_one
 
-    broken, begun = {}, []
+    made = SimpleNamespace(broken={}, begun=[], before=lambda name: None)
 
     def run_all(runs, *places):
         for run in runs:
             name = run.folder.name
-            begun.append(name)
-            yield Ended(run, {}, broken[name]) if name in broken else Ended(run, run_one(run))
+            made.begun.append(name)
+            made.before(name)
+            error = made.broken.get(name)
+            yield Ended(run, {}, error) if error else Ended(run, run_one(run))
 
     monkeypatch.setattr(execution, "run_all", run_all)
-    return SimpleNamespace(broken=broken, begun=begun)
+    return made
 
 
 @pytest.fixture

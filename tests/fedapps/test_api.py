@@ -143,7 +143,6 @@ OF_COMMANDS = {
     "dir": "fedapps deploy",
     "net": "fedapps export of a file",
     "node-per-client": "fedapps run",
-    "port": "fedapps watch",
     "program": "fedapps export",
     "ray-address": "fedapps run",
 }

@@ -17,7 +17,7 @@ import fedapps
 from fedapps.commands.parser import main
 from fedapps.errors import RunFailed, UserError
 from fedapps.lab import api
-from fedapps.lab.deal import deal_for
+from fedapps.lab.client_samples import client_samples
 from fedapps.lab.sweeps.pool import Ended, PlannedRun
 from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.runs.prepare import with_defaults
@@ -276,10 +276,12 @@ def test_a_run_is_shown_in_short(runs, tmp_path):
 def test_the_partition_is_what_the_command_shows(capsys):
     given = {"data": {"partition": "dirichlet", "alpha": 0.3, "min_samples": 5}, "num_clients": 4}
     dealt = fedapps.partition(**given)
-    deal, _, notes = deal_for(with_defaults(api.flat(given)))
+    samples, _, notes = client_samples(with_defaults(api.flat(given)))
     table = dealt.table
-    np.testing.assert_array_equal(table[[f"class {k}" for k in range(10)]].to_numpy(), deal.trained)
-    np.testing.assert_array_equal(table[["train", "validation", "test"]].to_numpy(), deal.sizes)
+    np.testing.assert_array_equal(
+        table[[f"class {k}" for k in range(10)]].to_numpy(), samples.trained
+    )
+    np.testing.assert_array_equal(table[["train", "validation", "test"]].to_numpy(), samples.sizes)
     assert dealt.notes == notes
     assert dealt.plot()._repr_svg_().startswith("<svg")
     assert dealt._repr_html_().count("<tr>") == 5

@@ -12,7 +12,6 @@ import hashlib
 SCRIPT = r"""
 (() => {
 "use strict";
-const hidden = {};
 const make = (tag, parent, attributes) => {
   const made = parent.appendChild(document.createElementNS(parent.namespaceURI, tag));
   for (const name in attributes) made.setAttribute(name, attributes[name]);
@@ -38,10 +37,8 @@ const head = (axis, v) => {
 };
 
 function setUp(figure) {
-  if (figure.dataset.ready) return;
-  figure.dataset.ready = "yes";
   const data = JSON.parse(figure.querySelector("script").textContent);
-  const off = hidden[figure.dataset.name] ||= new Set();
+  const off = new Set();
   const tip = figure.appendChild(document.createElement("div"));
   tip.className = "tip"; tip.hidden = true; tip.setAttribute("role", "status");
   figure.tabIndex = 0; figure.setAttribute("role", "group");
@@ -222,9 +219,23 @@ function setUp(figure) {
   figure.addEventListener("blur", clear);
 }
 
-const all = () => document.querySelectorAll("figure.chart").forEach(setUp);
-document.addEventListener("charts", all);
-all();
+document.querySelectorAll("figure.chart").forEach(setUp);
+})();
+"""
+
+#: Reloads the page of a run that goes on, unless nobody looks at it or a chart shows
+#: values. Parts that the reader has opened stay open.
+RELOAD = r"""
+(() => {
+"use strict";
+const parts = [...document.querySelectorAll("details")];
+const title = part => part.querySelector("summary").firstChild.textContent;
+for (const part of parts) part.open = (history.state || {})[title(part)] ?? part.open;
+setInterval(() => {
+  if (document.hidden || document.querySelector(".mark")) return;
+  history.replaceState(Object.fromEntries(parts.map(part => [title(part), part.open])), "");
+  location.reload();
+}, 3000);
 })();
 """
 

@@ -184,16 +184,9 @@ pre {{ padding: .7rem .9rem; overflow-x: auto; margin: .5rem 0; }}
 """
 
 
-def page(
-    heading: str,
-    body: Sequence[Html],
-    scripts: Sequence[str] = (SCRIPT,),
-    connect: str = "'none'",
-) -> str:
-    """The whole document; `heading` is the window's title.
-
-    `scripts`: the only scripts that may run, at the end of the page. `connect`: the
-    addresses they may request, as a CSP source list.
+def page(heading: str, body: Sequence[Html], scripts: Sequence[str] = (SCRIPT,)) -> str:
+    """The whole document; `heading` is the window's title. `scripts`: the only ones
+    that may run, at the end of the page; they can request nothing.
     """
     allowed = " ".join(map(fingerprint, scripts))
     return (
@@ -202,9 +195,8 @@ def page(
         # Even if an escape were forgotten, no foreign code could run or load.
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src "
-        f'{allowed}; connect-src {connect}">\n'
-        f"<title>{text(heading)}</title>\n<style>{_CSS}{STYLE}</style>\n<style "
-        f'id="palette">{palette(body)}</style>\n'
+        f"{allowed}; connect-src 'none'\">\n"
+        f"<title>{text(heading)}</title>\n<style>{_CSS}{STYLE}{palette(body)}</style>\n"
         "</head>\n<body>\n<main>\n"
         + "\n".join(body)
         + "\n</main>\n"

@@ -11,52 +11,9 @@ import re
 import sys
 from pathlib import Path
 
+from fedapps.commands.options import Options, add
 from fedapps.errors import INTERRUPTED
 from fedapps.toml_text import given_by
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = (
-        "Compare methods on your data, each at its best rate, and say whether to federate and how."
-    )
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="FILE.toml | key=value",
-        help="settings of all runs: the data, the net, num-rounds",
-    )
-    parser.add_argument(
-        "--budget",
-        type=duration,
-        default=1800.0,
-        metavar="TIME",
-        help="how long it may take, such as 90s, 10m or 2h (default: 30m)",
-    )
-    parser.add_argument(
-        "--methods",
-        default="",
-        metavar="LIST",
-        help="methods beside local, fedavg and finetune, separated by commas (default: all of the "
-        "portfolio)",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of runs at a time (default: one per core)",
-    )
-    parser.add_argument(
-        "--gpus-per-run",
-        type=float,
-        default=1.0,
-        metavar="F",
-        help="share of a GPU for each run that uses one (default: 1)",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="results folder (default: results/contest)"
-    )
 
 
 def duration(text: str) -> float:
@@ -67,12 +24,42 @@ def duration(text: str) -> float:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+OPTIONS: Options = {
+    "settings": {"help": "settings of all runs: the data, the net, num-rounds"},
+    "--budget": {
+        "type": duration,
+        "default": 1800.0,
+        "metavar": "TIME",
+        "help": "how long it may take, such as 90s, 10m or 2h (default: 30m)",
+    },
+    "--methods": {
+        "default": "",
+        "metavar": "LIST",
+        "help": (
+            "methods beside local, fedavg and finetune, separated by commas (default: all of the "
+            "portfolio)"
+        ),
+    },
+    "--jobs": {},
+    "--gpus-per-run": {},
+    "--out": {"help": "results folder (default: results/contest)"},
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Compare methods on your data, each at its best rate, and say whether to federate and how."
+    )
+    add(parser, OPTIONS)
+
+
 def execute(arguments: argparse.Namespace) -> int:
     """Run the contest and return the exit status."""
     from rich.console import Console
 
     from fedapps.lab.contests.page import sections
-    from fedapps.lab.contests.run import run_contest
+    from fedapps.lab.contests.setup import run_contest
     from fedapps.lab.sweeps.execution import Way
 
     try:

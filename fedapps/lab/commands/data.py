@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from fedapps.data.overlap import common_share
-from fedapps.lab.deal import MAX_CLASSES, MAX_CLIENTS, Deal, deal_for, figure
+from fedapps.lab.client_samples import (
+    MAX_CLASSES,
+    MAX_CLIENTS,
+    ClientSamples,
+    client_samples,
+    figure,
+)
 from fedapps.runs.prepare import with_defaults
 from fedapps.toml_text import given_by
 
@@ -32,41 +38,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Print the partition, draw it with --png, and return the exit status."""
-    deal, settings, notes = deal_for(with_defaults(given_by(arguments.settings)))
-    print_table(deal, settings)
+    samples, settings, notes = client_samples(with_defaults(given_by(arguments.settings)))
+    print_table(samples, settings)
     for line in notes:
         print(f"note: {line}")
     if arguments.png:
         from fedapps.lab.charts.files import file
 
-        arguments.png.write_bytes(file(figure(deal, settings.data.source), "png"))
+        arguments.png.write_bytes(file(figure(samples, settings.data.source), "png"))
         print(f"picture: {arguments.png.resolve()}")
     return 0
 
 
-def print_table(deal: Deal, settings: Any) -> None:
+def print_table(samples: ClientSamples, settings: Any) -> None:
     """Print one row per client with the classes it trains on. If there are too many
     clients, print the smallest and the largest.
     """
     from rich.console import Console
     from rich.table import Table
 
-    sizes, counts = deal.sizes, deal.trained
-    few = len(deal.classes) <= MAX_CLASSES
+    sizes, counts = samples.sizes, samples.trained
+    few = len(samples.classes) <= MAX_CLASSES
     table = Table(box=None, pad_edge=False)
-    kind = "quarters" if deal.numbers else "classes"
+    kind = "quarters" if samples.numbers else "classes"
     heads = [
         "client",
         "train",
         "validation",
         "test",
         kind,
-        *(deal.classes if few else ["largest class"]),
+        *(samples.classes if few else ["largest class"]),
     ]
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if not place else "right")
-    order = list(range(len(deal.names)))
-    if len(deal.names) > MAX_CLIENTS:
+    order = list(range(len(samples.names)))
+    if len(samples.names) > MAX_CLIENTS:
         by_size = np.argsort(counts.sum(1), kind="stable")
         order = sorted(
             [*by_size[: MAX_CLIENTS // 2].tolist(), *by_size[-MAX_CLIENTS // 2 :].tolist()]
@@ -76,10 +82,10 @@ def print_table(deal: Deal, settings: Any) -> None:
         by_class = (
             [str(n or "·") for n in counts[place]]
             if few
-            else [f"{deal.classes[most]}: {counts[place][most]}"]
+            else [f"{samples.classes[most]}: {counts[place][most]}"]
         )
         table.add_row(
-            deal.names[place],
+            samples.names[place],
             *map(str, sizes[place]),
             str(int((counts[place] > 0).sum())),
             *by_class,
@@ -89,12 +95,14 @@ def print_table(deal: Deal, settings: Any) -> None:
     dealt = f"{o.partition} by {o.natural_id}" if by_column else o.partition
     dealt += f", {o.partition_arguments}" if o.partition_arguments else ""
     print(
-        f"{o.source}: {len(deal.names)} clients ({dealt}), {len(deal.classes)} "
-        f"{kind}{' of the targets' * deal.numbers}, counted in training samples"
+        f"{o.source}: {len(samples.names)} clients ({dealt}), {len(samples.classes)} "
+        f"{kind}{' of the targets' * samples.numbers}, counted in training samples"
     )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
-    if len(deal.names) > MAX_CLIENTS:
-        print(f"({MAX_CLIENTS} of {len(deal.names)} clients shown: the smallest and the largest)")
+    if len(samples.names) > MAX_CLIENTS:
+        print(
+            f"({MAX_CLIENTS} of {len(samples.names)} clients shown: the smallest and the largest)"
+        )
     means = ", ".join(
         f"{name} {int(n.sum())}"
         for name, n in zip(("train", "validation", "test"), sizes.T, strict=True)

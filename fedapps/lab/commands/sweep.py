@@ -14,12 +14,49 @@ from dataclasses import fields
 from pathlib import Path
 
 from fedapps import json_log
+from fedapps.commands.options import Options, add
 from fedapps.errors import INTERRUPTED, RunFailed
 from fedapps.formats import seconds_text
-from fedapps.lab.live.watching import watched
 from fedapps.lab.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.lab.sweeps.plan import Plan, read_plans
 from fedapps.lab.sweeps.pool import finished
+from fedapps.lab.watch import watched
+
+OPTIONS: Options = {
+    "file": {
+        "type": Path,
+        "metavar": "FILE.toml | DIR",
+        "help": (
+            "settings, where each list is an axis of the grid; or a folder, whose sweeps run one "
+            "after the other"
+        ),
+    },
+    "settings": {
+        "metavar": "key=value",
+        "help": "settings that override the file's, also lists such as seed=[0,1]",
+    },
+    "--scale": {
+        "default": "",
+        "metavar": "NAME",
+        "help": "apply the file's table [scale.NAME]; full: apply none",
+    },
+    "--data": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "read a data set from DIR/NAME if that exists; NAME is the last part of its source",
+    },
+    "--jobs": {},
+    "--engine": {
+        "choices": ["inline", "ray"],
+        "default": "inline",
+        "help": "run in parallel processes (default), or through Ray, one run after the other",
+    },
+    "--gpus-per-run": {},
+    "--gpus-per-client": {},
+    "--out": {"help": "results folder (default: results/sweep-FILE)"},
+    "--watch": {"help": "draw the reports of the runs again while they go on"},
+    "--dry-run": {"action": "store_true", "help": "only list the runs"},
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,67 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run every combination of the values that a file lists, and write tables, plots and a page."
     )
-    parser.add_argument(
-        "file",
-        type=Path,
-        metavar="FILE.toml | DIR",
-        help="settings, where each list is an axis of the grid; or a folder, whose sweeps run one "
-        "after the other",
-    )
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="key=value",
-        help="settings that override the file's, also lists such as seed=[0,1]",
-    )
-    parser.add_argument(
-        "--scale",
-        default="",
-        metavar="NAME",
-        help="apply the file's table [scale.NAME]; full: apply none",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="read a data set from DIR/NAME if that exists; NAME is the last part of its source",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of runs at a time (default: one per core)",
-    )
-    parser.add_argument(
-        "--engine",
-        choices=["inline", "ray"],
-        default="inline",
-        help="run in parallel processes (default), or through Ray, one run after the other",
-    )
-    parser.add_argument(
-        "--gpus-per-run",
-        type=float,
-        default=1.0,
-        metavar="F",
-        help="share of a GPU for each run that uses one (default: 1; inline)",
-    )
-    parser.add_argument(
-        "--gpus-per-client",
-        type=float,
-        default=0.0,
-        metavar="F",
-        help="share of a GPU for each client (ray)",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="results folder (default: results/sweep-FILE)"
-    )
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="serve a page that shows the progress, to this machine only",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="only list the runs")
+    add(parser, OPTIONS)
     json_log.add_option(parser)
 
 

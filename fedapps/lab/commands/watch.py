@@ -1,4 +1,4 @@
-"""`fedapps watch`: serves a page that follows a run or a sweep."""
+"""`fedapps watch`: draws the reports of a run or a sweep again while it goes on."""
 
 import argparse
 from pathlib import Path
@@ -7,18 +7,15 @@ from pathlib import Path
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Serve a page on 127.0.0.1 that shows the progress of a run or a sweep. Ctrl-C stops "
-        "the page, not the run."
+        "Draw the report of a run, or of each run of a sweep, again while it goes on. Ctrl-C stops "
+        "the drawing, not the run."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="results folder")
-    parser.add_argument(
-        "--port", type=int, default=0, metavar="P", help="port of the page (default: a free port)"
-    )
     parser.add_argument("--until-end-of-input", action="store_true", help=argparse.SUPPRESS)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Serve the page and return the exit status."""
-    from fedapps.lab.live.page import watch
+    """Draw until Ctrl-C and return the exit status."""
+    from fedapps.lab.watch import watch
 
-    return watch(arguments.folder, arguments.port, arguments.until_end_of_input)
+    return watch(arguments.folder, arguments.until_end_of_input)

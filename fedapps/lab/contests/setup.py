@@ -1,5 +1,5 @@
-"""The start of a contest: who takes part, what a round costs, how many rounds the
-budget allows.
+"""A whole contest in the sweeps' pool, for ``fedapps contest`` and ``fedapps.contest``:
+who takes part, what a round costs, how many rounds the budget allows.
 """
 
 import time
@@ -10,6 +10,7 @@ from typing import Any
 from fedapps.errors import UserError
 from fedapps.formats import seconds_text
 from fedapps.lab.contests.contest import Contest
+from fedapps.lab.contests.page import write_verdict
 from fedapps.lab.contests.plan import KEPT, affordable_rounds, described
 from fedapps.lab.contests.state import State, load_state
 from fedapps.lab.contests.trials import (
@@ -20,15 +21,53 @@ from fedapps.lab.contests.trials import (
     Execute,
     Trial,
     Trials,
+    assembled,
     portfolio,
     score_on,
 )
+from fedapps.lab.contests.verdict import Outcome
+from fedapps.lab.sweeps.execution import Way, only_one, uses_gpu
+from fedapps.lab.sweeps.pool import Pool
+from fedapps.notes import each_once
 
 #: Settings that a contest chooses itself.
 RESERVED = ("method", "train.learning-rate", "evaluate-every", "checkpoint-every", "until", "out")
 PILOT_ROUNDS = 3
 #: Share of the validation samples, the same for all methods.
 VALIDATION = 0.2
+
+
+def run_contest(
+    given: Mapping[str, Any],
+    out: Path,
+    *,
+    way: Way,
+    budget: float = 1800.0,
+    methods: Sequence[str] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Contest, Outcome, str]:
+    """Run or continue the contest in ``out``; write and return its verdict. ``way``:
+    how many runs go at a time.
+    """
+    out = out.expanduser().absolute()
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with only_one(out), each_once():  # a note on the data holds for all runs
+        base = base_of(given)
+        settings, _ = assembled(base, LOCAL)
+        jobs, gpus = way.processes(uses_gpu(settings))
+        with Pool(jobs, gpus) as execute:
+            contest = start(
+                base,
+                out,
+                execute,
+                budget=budget,
+                methods=PORTFOLIO if methods is None else methods,
+                jobs=jobs,
+                say=say,
+            )
+            contest.run()
+        found, text = write_verdict(contest)
+    return contest, found, text
 
 
 def base_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedapps.algorithms.common.measures import lower_is_better
 from fedapps.errors import RunFailed, UserError
-from fedapps.lab.deal import names_of
+from fedapps.lab.client_samples import names_of
 from fedapps.lab.results.simultaneous import Table
 from fedapps.lab.sweeps.plan import without_reserved
 from fedapps.lab.sweeps.pool import DIED, Ended, PlannedRun, run_one

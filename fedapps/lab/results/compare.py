@@ -4,7 +4,6 @@
 for the terminal, as CSV and as HTML.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,24 +18,36 @@ from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.layout import Figure
 from fedapps.lab.results.comparison_cells import cell_texts, header, terminal_table, winners
 from fedapps.lab.results.comparison_table import Column, Row, columns_of, has_result, rows_of
-from fedapps.lab.results.gains import Gains, gains_over, reference_of, write_gains
+from fedapps.lab.results.gains import Gains, gains_over, records, reference_of
 from fedapps.lab.results.measured import same_clients
 from fedapps.lab.results.parts import COMPARISON, Shown, charts, figures, plots, sections
-from fedapps.lab.results.sections import Section
+from fedapps.lab.results.sections import Section, table_text
 from fedapps.lab.results.seeds import WHO
+from fedapps.records.files import write_text
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.records.uncertainty import SHARE
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison of runs, without files: rows, columns, and the further content of
-    the page.
+    """A comparison of runs: rows, columns, and the further content of the page.
+    ``out``: the folder of its files, if they were written.
     """
 
     rows: list[Row]
     columns: list[Column]
     shown: Shown
+    out: Path = Path()
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.out / "report.html"
+
+    @property
+    def csv(self) -> Path:
+        """The file of the :attr:`records`."""
+        return self.out / "comparison.csv"
 
     @property
     def table(self) -> Table:
@@ -104,15 +115,6 @@ class Compared:
         return html.table(["method", *(header(self.rows, column) for column in self.columns)], body)
 
 
-@dataclass(frozen=True)
-class Comparison(Compared):
-    """A comparison whose files were written to `out`."""
-
-    out: Path
-    report: Path
-    csv: Path
-
-
 def summary_table(run_dirs: Sequence[Path | str]) -> Table:
     """The table of `compare`, without files, for the end of a run. Raises the same
     errors.
@@ -144,7 +146,7 @@ def compare(
     out: Path | str | None = None,
     share: float = SHARE,
     reference: Path | str | None = None,
-) -> Comparison:
+) -> Compared:
     """Compares the runs in `run_dirs` and writes comparison.csv, gains.csv and
     report.html.
 
@@ -162,7 +164,7 @@ def compare(
     return write_comparison(compared(run_dirs, share, reference), out)
 
 
-def write_comparison(compared: Compared, out: Path | str | None = None) -> Comparison:
+def write_comparison(compared: Compared, out: Path | str | None = None) -> Compared:
     """Writes the files of a comparison, and replaces those of an earlier one. `out` and
     errors: see `compare`.
     """
@@ -178,11 +180,11 @@ def write_comparison(compared: Compared, out: Path | str | None = None) -> Compa
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gains.csv").unlink(missing_ok=True)
     if compared.gains:
-        write_gains(folder / "gains.csv", compared.gains)
-    report, table_file = folder / "report.html", folder / "comparison.csv"
-    report.write_text(_html(compared), encoding="utf-8")
-    _write_csv(table_file, compared.records())
-    return Comparison(compared.rows, compared.columns, compared.shown, folder, report, table_file)
+        write_text(folder / "gains.csv", table_text(records(compared.gains)))
+    written = replace(compared, out=folder)
+    write_text(written.report, _html(compared))
+    write_text(written.csv, table_text(compared.records()))
+    return written
 
 
 def _read(run_dirs: Sequence[Path | str]) -> list[RunFolder]:
@@ -243,10 +245,3 @@ def _remark_html(row: Row) -> str:
         return ""
     style = "quiet" if row.complete else f"tag {row.runs[0].state}"
     return f'<br><span class="{style}">{html.text(row.remark)}</span>'
-
-
-def _write_csv(path: Path, records: list[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(records[0]))
-        writer.writeheader()
-        writer.writerows(records)

@@ -169,8 +169,7 @@ def rows_of(runs: list[RunFolder]) -> list[Row]:
         values: dict[str, tuple[float, float | None]] = {}
         for key in shared:
             samples = [float(run.numbers[key]) for run in group]
-            spread = _std(samples) if len(samples) > 1 else None
-            values[key] = math.fsum(samples) / len(samples), spread
+            values[key] = math.fsum(samples) / len(samples), std_of(samples)
         rows.append(Row(label, tuple(group), values))
     return rows + _references(rows)
 
@@ -197,7 +196,10 @@ def _references(rows: list[Row]) -> list[Row]:
     return [Row(f"{name} (not trained)", (), values) for name, values in same.items() if values]
 
 
-def _std(samples: list[float]) -> float:
+def std_of(samples: list[float]) -> float | None:
+    """Return the sample standard deviation; ``None`` for less than two samples."""
+    if len(samples) < 2:
+        return None
     return statistics.stdev(samples) if all(map(math.isfinite, samples)) else math.nan
 
 

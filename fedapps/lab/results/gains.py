@@ -10,7 +10,6 @@ b_k - a_k. With three or more seeds the mean has intervals for these sites and f
 like these (``fedapps.lab.results.seeds``).
 """
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -266,22 +265,15 @@ def records(all_gains: Sequence[Gains]) -> list[dict[str, Any]]:
     gain.
     """
     return [
-        {"label": gains.row.label, **_fields(pair)}
+        {
+            "label": gains.row.label,
+            "seed": pair.seed,
+            "client": pair.client,
+            "value": pair.value,
+            "reference": pair.reference,
+            "gain": pair.gain,
+        }
         for gains in all_gains
         for run in gains.runs
         for pair in run
     ]
-
-
-def _fields(pair: Pair) -> dict[str, Any]:
-    return {name: value for name, value in pair._asdict().items() if name != "lower"} | {
-        "gain": pair.gain
-    }
-
-
-def write_gains(path: Path, all_gains: Sequence[Gains]) -> None:
-    """Write every pair to a CSV file."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["label", "seed", "client", "value", "reference", "gain"])
-        writer.writeheader()
-        writer.writerows(records(all_gains))

@@ -1,7 +1,7 @@
 """The list of all plots and small tables of a run and of a comparison, and the page
 that each belongs to.
 
-The report, the live page, the comparison, the terminal at the end of a run, `fedapps
+The report, the comparison, the terminal at the end of a run, `fedapps
 figures` and notebooks all use ``PARTS``. A part that does not apply to the given runs
 returns nothing. The plots of a sweep (``fedapps.lab.sweeps.page``) have the same form.
 """

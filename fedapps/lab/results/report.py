@@ -18,6 +18,7 @@ from fedapps.formats import (
     seconds_text,
 )
 from fedapps.lab.charts import html
+from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.theme import MOST, THEME
 from fedapps.lab.results.fair_plots import fair_measure
@@ -93,14 +94,16 @@ def write_report(folder: Path | str, plots: bool = False) -> Path:
     return path
 
 
-def report_html(run: RunFolder) -> str:
+def report_html(run: RunFolder, going: str = "") -> str:
     """The report as text; if it would be too large, its lines have fewer points and its
-    tables fewer rows.
+    tables fewer rows. ``going``: for a run that goes on, a sentence on when it ends;
+    the page then reloads itself.
     """
+    scripts = (SCRIPT, RELOAD) if going else (SCRIPT,)
     # The images that a run made are not counted.
     free = LIMIT + sum(map(len, _synthetic(run)))
     for points in _DETAIL:
-        page = html.page(report_title(run), report_body(run, points))
+        page = html.page(report_title(run), report_body(run, points, going), scripts)
         if len(page.encode()) <= free:
             break
     return page
@@ -111,20 +114,14 @@ def report_title(run: RunFolder) -> str:
     return f"{run.method} on {run.subject}" if run.subject else run.method
 
 
-def report_body(run: RunFolder, points: int = MOST, hope: str = "") -> list[Html]:
-    """The parts of the report.
-
-    Args:
-        run: the run.
-        points: the most points of a line.
-        hope: for a run that goes on, a sentence on when it ends.
-    """
+def report_body(run: RunFolder, points: int, going: str) -> list[Html]:
+    """The parts of the report; ``points``: the most of a line."""
     state = f"{_MARKS[run.state]} {state_sentence(run)}"
     pictures = charts(plots(RUN), run, replace(THEME, points=points))
     measures = pictures.pop("measures", None)
     body = [
         html.header(run.method, run.subject, _subtitle(run), run.state, state),
-        *([html.paragraph(hope, "quiet")] if hope else []),
+        *([html.paragraph(going, "quiet")] if going else []),
         *_key_numbers(run),
     ]
     if pictures:

@@ -2,7 +2,9 @@
 the report.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Group
@@ -11,6 +13,7 @@ from rich.text import Text
 
 from fedapps.lab.charts import html
 from fedapps.lab.charts.html import Html
+from fedapps.records.files import csv_text
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class Section:
         return Html(
             "\n".join([html.heading(self.title), panel, html.paragraph(self.note, "quiet")])
         )
+
+
+def table_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return records, all with the same keys, as the text of a CSV file."""
+    return csv_text([records[0], *(record.values() for record in records)])
 
 
 def _text(cell: str) -> Text:

@@ -8,6 +8,7 @@ The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
 import fcntl
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from rich.console import Console
 from fedapps.engines.capacity import check_share, per_gpu, visible_gpus
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
-from fedapps.lab.sweeps.keep import prune
+from fedapps.lab.sweeps.options import prune
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import Plan, without_reserved
 from fedapps.lab.sweeps.pool import Ended, PlannedRun, finished, prepared, run_all
@@ -37,6 +38,8 @@ from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.settings import Settings
 from fedapps.toml_text import read_toml
 
+#: The share of a core that pages in the meantime may use.
+SHARE = 0.03
 #: Settings with these values are filled in by the run, from its data.
 FILLED = {
     "device": "auto",
@@ -140,34 +143,43 @@ def missing_runs(plan: Plan, way: Way) -> list[PlannedRun]:
 
 
 def execute_sweep(
-    plan: Plan, missing: Sequence[PlannedRun], way: Way, console: Console | None = None
+    plan: Plan,
+    missing: Sequence[PlannedRun],
+    way: Way,
+    console: Console | None = None,
+    page_every: float = 10.0,
 ) -> tuple[Results | None, dict[str, str]]:
     """Execute the missing runs of a sweep, prune folders, write tables and plots.
     Return the results of the finished runs, if any, and the errors of failed runs by
     name.
 
-    ``console``: where the progress is shown.
+    ``console``: where the progress is shown. ``page_every``: seconds between two pages
+    in the meantime, written when a run ends; if drawing takes long, there are fewer.
     """
     keep, failed = plan.grid.options.keep, {}
     (plan.out / "cells").mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def read() -> Results:
+        folders = [point.run.folder for point in plan.points]
+        return Results(plan, {path.name: read_run(path) for path in folders if finished(path)})
+
     with only_one(plan.out):
-        write_record(plan)  # first: `fedapps watch` reads the number of runs from it
+        write_record(plan)
+        due = time.monotonic() + page_every
         with SweepProgress([point.run for point in plan.points], missing, console) as progress:
             for ended in ended_runs(missing, way):
                 progress.show_end(ended)
                 prune(ended.run.folder, keep)
                 if ended.error:
                     failed[ended.run.folder.name] = ended.error
+                if (began := time.monotonic()) >= due:
+                    write_page(read(), plan.out, failed, going=True)
+                    due = time.monotonic() + max(page_every, (time.monotonic() - began) / SHARE)
         for point in plan.points:
             prune(point.run.folder, keep)
-        done = {
-            point.name: read_run(point.run.folder)
-            for point in plan.points
-            if finished(point.run.folder)
-        }
-        if not done:
+        results = read()
+        if not results.runs:
             return None, failed
-        results = Results(plan, done)
         write_text(plan.out / "table.csv", results.csv())
         write_text(plan.out / "table.md", results.markdown())
         write_page(results, plan.out, failed)

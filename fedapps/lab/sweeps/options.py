@@ -1,9 +1,16 @@
 """The table ``[sweep]`` of a sweep file: what the report shows of the runs, and what is
 kept of them.
+
+The numbers of a run are always kept: settings, rounds, clients, weights, curves,
+summary. With personal models, a run stores one model per client. A finished run does
+not need them any more, so they are deleted unless ``sweep.keep`` names them. Nothing is
+deleted from an unfinished run, which continues from its checkpoint.
 """
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from fedapps.algorithms.common.checks import check_choice
@@ -11,8 +18,16 @@ from fedapps.algorithms.common.options import kebab
 from fedapps.errors import UserError
 from fedapps.lab.results.grid_plots import PlotSpec, read_plot
 from fedapps.lab.results.run_measures import read_measure
-from fedapps.lab.sweeps.keep import PARTS
+from fedapps.lab.sweeps.pool import finished
 
+#: The parts that ``sweep.keep`` can name, and their files and folders in a run.
+PARTS = {
+    "model": ("model.safetensors",),
+    "clients": ("clients",),
+    "checkpoint": ("checkpoint",),
+    "synthetic": ("synthetic",),
+    "plots": ("plots", "report.html"),
+}
 #: A paper's text for a row: one text, or one for each column of the table.
 Beside = Mapping[str, str | Mapping[str, str]]
 
@@ -104,3 +119,18 @@ def read_options(given: Mapping[str, Any]) -> SweepOptions:
     except ValueError as error:
         text = str(error)
         raise UserError(text if text.startswith("[sweep]") else f"sweep.{text}") from None
+
+
+def prune(folder: Path, keep: Collection[str]) -> None:
+    """Delete the parts of a finished run that ``keep`` does not name. Other folders are
+    left as they are.
+    """
+    if not finished(folder):
+        return
+    for part, names in PARTS.items():
+        for name in () if part in keep else names:
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)

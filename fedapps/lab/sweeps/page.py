@@ -11,6 +11,7 @@ import numpy as np
 from fedapps.formats import is_percent, one_line, seconds_text
 from fedapps.lab.charts import html
 from fedapps.lab.charts.canvas import FORMS
+from fedapps.lab.charts.chart_script import RELOAD, SCRIPT
 from fedapps.lab.charts.drawing import heat, legend, panels, title
 from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.layout import Figure
@@ -23,6 +24,7 @@ from fedapps.lab.sweeps.grid import SEED
 from fedapps.lab.sweeps.plan import Plan, short_label
 from fedapps.lab.sweeps.tables import Results
 from fedapps.lab.sweeps.texts import best_of, heading
+from fedapps.records.files import write_text
 from fedapps.records.reader import RunFolder
 
 _MARKERS = tuple(FORMS)
@@ -237,22 +239,25 @@ def _heat(results: Results, theme: Theme) -> Figure | None:
     return figure
 
 
-def write_page(results: Results, folder: Path, failed: Mapping[str, str]) -> Path:
+def write_page(
+    results: Results, folder: Path, failed: Mapping[str, str], going: bool = False
+) -> Path:
     """Write the self-contained ``report.html``, and the plots that the file names as
-    ``plots/*.png``. Return the page's path. ``failed``: errors by run name.
+    ``plots/*.png``. Return the page's path. ``failed``: errors by run name. ``going``:
+    whether the sweep goes on; the page then reloads itself, and there are no files.
     """
-    if results.plan.grid.options.plot:
+    if results.plan.grid.options.plot and not going:
         write_figures(folder / "plots", figures(results), "png")
     path = folder / "report.html"
-    path.write_text(_html(results, failed), encoding="utf-8")
+    write_text(path, _html(results, folder, failed, going))
     return path
 
 
-def _html(results: Results, failed: Mapping[str, str]) -> str:
+def _html(results: Results, folder: Path, failed: Mapping[str, str], going: bool) -> str:
     plan = results.plan
-    state = "failed" if failed else "completed"
+    state = "failed" if failed else "running" if going else "completed"
     body = [
-        html.header(plan.title, "", _subtitle(plan), state, _state(results, failed)),
+        html.header(plan.title, "", _subtitle(plan), state, _state(results, failed, going)),
         html.paragraph(results.note(), "quiet"),
     ]
     for name, table in tables_html(results):
@@ -285,8 +290,9 @@ def _html(results: Results, failed: Mapping[str, str]) -> str:
     )
     axes = [(axis.name, ", ".join(axis.values)) for axis in plan.grid.axes]
     body.append(html.collapsible("What varies", str(len(axes)), html.pairs(axes)))
-    body.append(html.collapsible("Runs", str(len(plan.points)), _run_table(results)))
-    return html.page(plan.title, body)
+    rows = _run_table(results, folder if going else None)
+    body.append(html.collapsible("Runs", str(len(plan.points)), rows, is_open=going))
+    return html.page(plan.title, body, (SCRIPT, RELOAD) if going else (SCRIPT,))
 
 
 def tables_html(results: Results) -> list[tuple[str, Html]]:
@@ -309,8 +315,10 @@ def _subtitle(plan: Plan) -> str:
     return " · ".join([*varied, f"{len(plan.points)} runs"])
 
 
-def _state(results: Results, failed: Mapping[str, str]) -> str:
+def _state(results: Results, failed: Mapping[str, str], going: bool) -> str:
     done = f"{len(results.runs)} of {len(results.plan.points)} runs finished"
+    if going:
+        return f"… {done}{f', {len(failed)} failed' if failed else ''}."
     return (
         f"✗ {done}, {len(failed)} failed. Repeat the command to try them again."
         if failed
@@ -318,18 +326,17 @@ def _state(results: Results, failed: Mapping[str, str]) -> str:
     )
 
 
-def _run_table(results: Results) -> Html:
+def _run_table(results: Results, folder: Path | None) -> Html:
+    """Return one row per run, with a link to its report if it has one in ``folder``."""
     runs: dict[str, RunFolder] = {run.path.name: run for run in results.runs}
     rows = []
     for point in results.plan.points:
         run = runs.get(point.name)
         labels = ", ".join(short_label(axis, label) for axis, label in point.labels.items())
-        rows.append(
-            (
-                labels,
-                run.rounds_completed if run else "-",
-                seconds_text(run.numbers["seconds"]) if run else "-",
-                f"cells/{point.name}",
-            )
-        )
+        rounds = run.rounds_completed if run else "-"
+        seconds = seconds_text(run.numbers["seconds"]) if run else "-"
+        where = html.text(f"cells/{point.name}")
+        if folder and (folder / where / "report.html").exists():
+            where = Html(f'<a href="{where}/report.html">{where}</a>')
+        rows.append((labels, rounds, seconds, where))
     return html.table(["run", "rounds", "time", "folder"], rows, 1)

@@ -6,7 +6,6 @@ runs. Columns are the other axes, except the seed.
 """
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,13 +14,14 @@ from typing import Any
 
 from fedapps.algorithms.common.checks import nearest
 from fedapps.formats import is_percent, one_line
+from fedapps.lab.results.comparison_table import std_of
 from fedapps.lab.results.measured import measured, same_clients
 from fedapps.lab.results.run_measures import read_measure
+from fedapps.lab.results.sections import table_text
 from fedapps.lab.results.seeds import ENOUGH, WHO, Difference, Measured, difference, stands_out
 from fedapps.lab.sweeps.grid import SEED
 from fedapps.lab.sweeps.plan import Plan, Point, short_label
 from fedapps.lab.sweeps.texts import best_of, difference_text, heading, markdown_table, number
-from fedapps.records.files import csv_text
 from fedapps.records.reader import RunFolder
 
 Labels = tuple[str, ...]
@@ -69,10 +69,7 @@ class Entry:
         """Return the sample standard deviation over the seeds, or ``None`` with fewer
         than two.
         """
-        values = self.values(measure)
-        if len(values) < 2:
-            return None
-        return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+        return std_of(self.values(measure))
 
     def text(self, measure: str) -> str:
         """Return mean ± std as text, with the number of seeds if some are missing;
@@ -309,8 +306,7 @@ class Results:
 
     def csv(self) -> str:
         """Return the records as the text of a CSV file."""
-        rows = self.records()
-        return csv_text([rows[0], *(row.values() for row in rows)])
+        return table_text(self.records())
 
 
 def _joined(axes: Sequence[str], labels: Labels, plain: str = "") -> str:

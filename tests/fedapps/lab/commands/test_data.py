@@ -6,32 +6,32 @@ import numpy as np
 from PIL import Image
 
 from fedapps.commands.parser import main
-from fedapps.lab.deal import Deal, deal_of, warnings_of
+from fedapps.lab.client_samples import ClientSamples, samples_of, warnings_of
 from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import read_settings
 
 
-def deal(train, test, validation=None):
+def samples(train, test, validation=None):
     held_back = np.zeros_like(train) if validation is None else validation
     counts = np.stack([np.array(train), np.array(held_back), np.array(test)], 1)
-    return Deal(tuple("abcdef"[: len(counts)]), tuple("xyz"[: counts.shape[2]]), counts)
+    return ClientSamples(tuple("abcdef"[: len(counts)]), tuple("xyz"[: counts.shape[2]]), counts)
 
 
 def test_warnings_name_the_clients_they_are_about():
-    assert warnings_of(deal([[5, 5], [6, 4]], [[3, 2], [2, 2]])) == []
-    lonely = warnings_of(deal([[5, 5], [0, 9]], [[3, 2], [0, 4]]))
+    assert warnings_of(samples([[5, 5], [6, 4]], [[3, 2], [2, 2]])) == []
+    lonely = warnings_of(samples([[5, 5], [0, 9]], [[3, 2], [0, 4]]))
     assert lonely == [
         "1 of 2 clients (b) have one class only: a model that always predicts it is right"
     ]
-    (few,) = warnings_of(deal([[5, 5], [6, 4]], [[1, 1], [2, 2]]))
+    (few,) = warnings_of(samples([[5, 5], [6, 4]], [[1, 1], [2, 2]]))
     assert few.startswith("1 of 2 clients (a) have fewer than 3 test samples")
-    (unseen,) = warnings_of(deal([[5, 5, 0], [3, 3, 3]], [[3, 2, 1], [2, 2, 1]]))
+    (unseen,) = warnings_of(samples([[5, 5, 0], [3, 3, 3]], [[3, 2, 1], [2, 2, 1]]))
     assert unseen == "1 of 2 clients (a) have test samples of classes that they do not train on"
-    assert warnings_of(deal([[50, 51], [5, 5]], [[3, 2], [2, 2]])) == [
+    assert warnings_of(samples([[50, 51], [5, 5]], [[3, 2], [2, 2]])) == [
         "the largest client has 101 training samples, the smallest 10"
     ]
-    assert warnings_of(deal([[5, 5, 0]] * 2, [[3, 2, 0]] * 2)) == ["no client trains on class z"]
-    alone, unseen = warnings_of(deal([[0, 5], [2, 5]], [[2, 3], [2, 3]], [[5, 0], [0, 0]]))
+    assert warnings_of(samples([[5, 5, 0]] * 2, [[3, 2, 0]] * 2)) == ["no client trains on class z"]
+    alone, unseen = warnings_of(samples([[0, 5], [2, 5]], [[2, 3], [2, 3]], [[5, 0], [0, 0]]))
     assert alone.startswith("1 of 2 clients (a) have one class only")  # nobody trains on
     assert unseen.startswith("1 of 2 clients (a) have test samples of")  # validation samples
 
@@ -44,14 +44,14 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
         "device": "cpu",
     }
     _, task, _ = assemble(read_settings(config))
-    deal = deal_of(task, 5)
+    samples = samples_of(task, 5)
     for client in range(5):
         data = task.client_data(client, 5)
         for part, counts in zip(
-            (data.train, data.validation, data.test), deal.counts[client], strict=True
+            (data.train, data.validation, data.test), samples.counts[client], strict=True
         ):
             assert np.bincount(part.y.numpy(), minlength=10).tolist() == counts.tolist()
-    path = tmp_path / "deal.png"
+    path = tmp_path / "samples.png"
     assert (
         main(
             [
@@ -69,8 +69,8 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
     heading = "digits: 5 clients (pathological), 10 classes, counted in training samples\n"
     assert out.startswith(heading)
     row = next(line for line in out.splitlines() if line.startswith("3 ")).split()
-    assert row[1:5] == [*map(str, deal.sizes[3]), "3"]
-    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == deal.counts[3, 0].tolist()
+    assert row[1:5] == [*map(str, samples.sizes[3]), "3"]
+    assert [0 if cell == "·" else int(cell) for cell in row[5:]] == samples.counts[3, 0].tolist()
     assert sum(int(cell) for cell in row[5:] if cell != "·") == int(row[1])  # as its column says
     with Image.open(path) as image:
         assert min(image.size) > 200

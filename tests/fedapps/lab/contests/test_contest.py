@@ -2,8 +2,6 @@
 with real runs, whose test samples are not read before the final.
 """
 
-import csv
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +11,11 @@ import torch
 from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.base.scores import HALF
 from fedapps.errors import RunFailed, UserError
-from fedapps.lab.contests import run as contest_run
+from fedapps.lab.contests import setup
 from fedapps.lab.contests.contest import Contest
 from fedapps.lab.contests.page import write_verdict
 from fedapps.lab.contests.plan import affordable_rounds, stage_seconds
-from fedapps.lab.contests.run import run_contest
-from fedapps.lab.contests.setup import start
+from fedapps.lab.contests.setup import run_contest, start
 from fedapps.lab.contests.state import State, load_state
 from fedapps.lab.contests.trials import (
     PORTFOLIO,
@@ -36,8 +33,8 @@ from fedapps.lab.sweeps.execution import Way
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
-from fedapps.testing.truths import truth
 from fedapps.toml_text import read_toml
+from tests.fedapps.lab.contests.sites import write_sites
 from tests.helpers import run_inline
 from tests.pretended_device import pretended_cuda
 
@@ -85,25 +82,38 @@ class Fake(Trials):
         return {k: v for k, v in own.items() if k not in self.newcomers(trial)}
 
 
-def contest(tmp_path, means, *, state=None, best=None, stop_after=10**9, budget=0.0):
-    trials = Fake(tmp_path, means, best, stop_after)
-    state = state or State(
-        {}, {"seed": 5, RATE: 1.0}, 16, budget, list(means), measure="accuracy", delta=0.01
-    )
-    return Contest(state, trials, clock=lambda: trials.now)
-
-
 MEANS = dict(zip(METHODS, (0.7, 0.6, 0.75, 0.8, 0.5, 0.72), strict=True))
 
 
-def test_the_best_wins_and_the_others_are_dropped_but_for_the_baselines(tmp_path):
-    one = contest(tmp_path, MEANS)
+def contest(tmp_path, state=None, best=None, stop_after=10**9, budget=0.0, changed=None, **means):
+    """A contest with ``MEANS`` but for ``means``; ``changed(trial, measure, scores)``
+    returns other scores.
+    """
+    trials = Fake(tmp_path, MEANS | means, best, stop_after)
+    if changed:
+        change(trials, changed)
+    given = {"seed": 5, RATE: 1.0}
+    state = state or State({}, given, 16, budget, list(METHODS), measure="accuracy", delta=0.01)
+    return Contest(state, trials, clock=lambda: trials.now)
+
+
+def change(trials, changed):
+    scores = trials.scores
+    trials.scores = lambda trial, measure: changed(trial, measure, dict(scores(trial, measure)))
+
+
+def ended(*given, **more):
+    """Return a contest that has run, and its result."""
+    one = contest(*given, **more)
     one.run()
+    return one, outcome(one)
+
+
+def test_the_best_wins_and_the_others_are_dropped_but_for_the_baselines(tmp_path):
+    one, found = ended(tmp_path)
     assert one.state.leader == "ditto"
-    assert set(one.state.finalists) == {"ditto", "local", "finetune", "fedavg"}
     left = {who.method for who in one.contestants()}
-    assert left == {"ditto", "local", "finetune", "fedavg"}
-    found = outcome(one)
+    assert set(one.state.finalists) == left == {"ditto", "local", "finetune", "fedavg"}
     assert (found.verdict.kind, found.verdict.method) == ("federate", "ditto")
     # its best rate of the grid, 10 ** 0.25 or its inverse, costs 0.00625
     assert found.here["ditto"].mean == pytest.approx(0.1 - 0.00625, abs=0.003)
@@ -116,58 +126,35 @@ def test_the_best_wins_and_the_others_are_dropped_but_for_the_baselines(tmp_path
 
 
 def test_a_method_within_delta_of_finetuning_is_not_worth_it(tmp_path):
-    one = contest(tmp_path, MEANS | {"finetune": 0.795})
-    one.run()
-    found = outcome(one)
-    assert one.state.leader == "ditto"
-    assert found.verdict.method == "finetune"
-
-
-def test_islands_are_told_to_train_alone(tmp_path):
-    one = contest(tmp_path, MEANS | {"local": 0.9})
-    one.run()
-    assert outcome(one).verdict.kind == "alone"
-    assert verdict_text(one, outcome(one)).startswith("Train alone.")
+    one, found = ended(tmp_path, finetune=0.795)
+    assert (one.state.leader, found.verdict.method) == ("ditto", "finetune")
 
 
 @pytest.mark.parametrize(
-    ("lead", "start", "others"),
+    ("spread", "ditto", "local", "start", "others"),
     [
-        (0.05, "Federate, with ditto. At these sites", "For other sites like these no such gain"),
-        (-0.05, "Train alone. At these sites", "Other sites like these could gain up to"),
-        (0.0165, "Cannot tell.", ""),
+        (0.0, 0.8, 0.7, "Federate, with ditto", "Other sites like these would gain more than that, too"),
+        (0.0, 0.8, 0.9, "Train alone.", "The same holds for other sites like these."),
+        (0.2, 0.95, 0.9, "Federate, with ditto. At these sites", "For other sites like these no such gain"),
+        (0.2, 0.85, 0.9, "Train alone. At these sites", "Other sites like these could gain up to"),
+        (0.2, 0.9165, 0.9, "Cannot tell.", ""),
     ],
-)
+)  # fmt: skip
 def test_the_verdict_is_for_these_sites_and_says_what_holds_for_others(
-    tmp_path, lead, start, others
+    tmp_path, spread, ditto, local, start, others
 ):
-    """The leader's gain differs by 0.4 between clients, hardly between seeds."""
-    one = contest(tmp_path, {"local": 0.7, "fedavg": 0.5, "finetune": 0.5, "ditto": 0.7 + lead})
-    scores = one.trials.scores
+    """The leader's gain differs by twice the spread between clients, hardly between
+    seeds.
+    """
 
-    def split(trial, measure):
-        own = scores(trial, measure)
-        return {
-            k: v + 0.2 * (-1) ** int(k[-1]) * (trial.who.method == "ditto") for k, v in own.items()
-        }
+    def split(trial, measure, own):
+        away = spread * (trial.who.method == "ditto")
+        return {k: v + away * (-1) ** int(k[-1]) for k, v in own.items()}
 
-    one.trials.scores = split
-    one.run()
-    text = verdict_text(one, outcome(one))
+    text = verdict_text(*ended(tmp_path, ditto=ditto, local=local, changed=split))
     assert text.startswith(start)
     assert others in text
     assert ("ther sites like these" in text) == bool(others)
-
-
-def test_gains_that_hold_for_other_sites_are_said_to(tmp_path):
-    one = contest(tmp_path, MEANS)
-    one.run()
-    assert "Other sites like these would gain more than that, too" in verdict_text(
-        one, outcome(one)
-    )
-    alone = contest(tmp_path, MEANS | {"local": 0.9})
-    alone.run()
-    assert "The same holds for other sites like these." in verdict_text(alone, outcome(alone))
 
 
 @pytest.mark.parametrize(
@@ -191,15 +178,13 @@ def test_more_than_one_point_is_what_counts_at_other_sites(kind, bounds, text):
 
 def test_what_test_samples_leave_open_is_not_decided(tmp_path):
     """Seeds hardly differ, but the halves of the test samples do."""
-    one = contest(tmp_path, MEANS)
-    one.run()
-    plain, scores = outcome(one), one.trials.scores
 
-    def halved(trial, measure):
+    def halved(trial, measure, own):
         away = 0.4 * measure.startswith(HALF) * (trial.who.method == "ditto")
-        return {k: v + away * (-1) ** int(k[-1]) for k, v in scores(trial, measure).items()}
+        return {k: v + away * (-1) ** int(k[-1]) for k, v in own.items()}
 
-    one.trials.scores = halved
+    one, plain = ended(tmp_path)
+    change(one.trials, halved)
     found = outcome(one)
     assert found.like == plain.like
     assert found.here["finetune"] == plain.here["finetune"]
@@ -207,7 +192,7 @@ def test_what_test_samples_leave_open_is_not_decided(tmp_path):
     assert found.here["ditto"].high - found.here["ditto"].mean > 2 * 0.4 / np.sqrt(8)
     assert (plain.verdict.kind, found.verdict.kind) == ("federate", "cannot tell")
     assert "times the test samples would tell" in verdict_text(one, found)
-    one.trials.scores = lambda trial, measure: {} if HALF in measure else scores(trial, measure)
+    change(one.trials, lambda trial, measure, own: {} if HALF in measure else own)
     assert outcome(one).here == plain.like
 
 
@@ -227,61 +212,48 @@ def test_every_method_scores_half_of_the_test_samples_and_nothing_else_changes(m
 
 
 def test_a_client_that_diverges_in_the_final_is_named_and_in_no_mean(tmp_path):
-    one = contest(tmp_path, MEANS)
-    one.run()
-    whole, scores = outcome(one), one.trials.scores
 
-    def lost(trial, measure):
-        own = dict(scores(trial, measure))
+    def lost(trial, measure, own):
         if trial.final and trial.who.method == "ditto" and trial.seed % 2:
             del own["site 0"]  # the site that scores worst
         return own
 
-    one.trials.scores = lost
+    one, whole = ended(tmp_path)
+    change(one.trials, lost)
     found = outcome(one)
     assert found.clients == [f"site {k}" for k in range(1, 8)]
     named = "In no mean, since a finalist diverged there: site 0 (ditto 3 of 5 seeds)."
-    assert named in verdict_text(one, found)
-    assert "7 clients." in verdict_text(one, found)
+    assert f"7 clients. {named}" in verdict_text(one, found)
     for method, table in whole.scores.items():
         np.testing.assert_array_equal(found.scores[method], table[:, 1:])
-    one.trials.scores = lambda trial, measure: {
-        k: v for k, v in lost(trial, measure).items() if k in ("site 0", "site 1")
-    }
+    change(one.trials, lambda trial, measure, own: {k: own[k] for k in own if k < "site 2"})
     with pytest.raises(RunFailed, match=r"has 1 clients .* site 0 \(ditto 3 of 5 seeds\)"):
         outcome(one)
 
 
 def test_clients_that_are_new_with_a_seed_have_not_diverged(tmp_path):
-    one = contest(tmp_path, MEANS)
+    one = contest(tmp_path)
     one.trials.new = {"site 0", "site 1"}
     one.run()
     found = outcome(one)
-    assert not one.state.unscored
-    assert not found.diverged
-    assert len(found.clients) == 8
+    assert (one.state.unscored, found.diverged, found.verdict.method) == ({}, {}, "ditto")
     assert np.isnan(found.scores["ditto"]).sum() == 5
-    assert found.verdict.method == "ditto"
     assert "8 clients." in verdict_text(one, found)
 
 
 def test_who_diverges_in_the_race_is_dropped_and_named_and_the_contest_goes_on(tmp_path):
-    one = contest(tmp_path, MEANS)
-    scores = one.trials.scores
 
-    def lost(trial, measure):
-        own, method = dict(scores(trial, measure)), trial.who.method
-        if trial.seed == 7 and method in ("finetune", "local"):
-            del own["site 3" if method == "finetune" else "site 5"]
+    def lost(trial, measure, own):
+        if trial.seed == 7:
+            own.pop({"finetune": "site 3", "local": "site 5"}.get(trial.who.method), None)
         return own
 
-    one.trials.scores = lost
-    one.run()
+    one, found = ended(tmp_path, changed=lost)
     assert one.state.unscored == {"site 5": "training alone diverges"}
-    dropped = {who: why for who, why in one.state.dropped.items() if "finetune" in who}
-    assert list(dropped.values()) == ["failed, or diverged at site 3"] * 2
+    dropped = [why for who, why in one.state.dropped.items() if "finetune" in who]
+    assert dropped == ["failed, or diverged at site 3"] * 2
     assert set(one.state.finalists) == {"ditto", "fedavg", "local"}
-    assert outcome(one).verdict.method == "ditto"
+    assert found.verdict.method == "ditto"
 
 
 @pytest.mark.parametrize("spread", [0.95, 1.05])
@@ -292,50 +264,42 @@ def test_who_is_dropped_is_behind_at_the_level_of_one_of_ten_steps(tmp_path, spr
     below -0.0025. At 5 % each it would be at 3.4 times that c, too.
     """
     c = spread * 0.0475 * np.sqrt(3) / 9.924843
-    one = contest(tmp_path, MEANS)
-    one.state.rates = {m: [1.0] for m in ("local", "fedavg", "finetune", "ditto", "apfl")}
+
+    def scores(trial, measure, own):
+        away = 0.03 + c * (trial.seed - 7)  # seeds 6, 7 and 8
+        return dict.fromkeys(own, MEANS[trial.who.method] + away * (trial.who.method == "apfl"))
+
+    one = contest(tmp_path, changed=scores)
+    one.state.rates = {m: [1.0] for m in METHODS if m != "ifca"}
     one.state.most_seeds = 3
-
-    def scores(trial, measure):
-        away = c * (trial.seed - 7) * (trial.who.method == "apfl")  # seeds 6, 7 and 8
-        mean = MEANS[trial.who.method] + 0.03 * (trial.who.method == "apfl")
-        return {f"site {k}": mean + away for k in range(8)}
-
-    one.trials.scores = scores
     one.race()
     assert one.state.leader == "ditto"
     assert list(one.state.dropped) == ["apfl at 1"] * (spread < 1)
 
 
 def test_a_best_rate_at_the_edge_extends_the_grid_once(tmp_path):
-    one = contest(tmp_path, MEANS, best={"local": 1.0, "ditto": 100.0, "apfl": 0.3})
+    one = contest(tmp_path, best={"local": 1.0, "ditto": 100.0, "apfl": 0.3})
     one.choose_rates()
-    rates = {m: sorted({t.who.rate for t in one.trials.log if t.who.method == m}) for m in METHODS}
-    assert len(rates["local"]) == 7
-    assert len(rates["fedavg"]) == 4
-    assert len(rates["ditto"]) == 6
+    log = one.trials.log
+    rates = {m: sorted({t.who.rate for t in log if t.who.method == m}) for m in METHODS}
+    assert [len(rates[m]) for m in ("local", "fedavg", "ditto")] == [7, 4, 6]
     assert one.state.rates["ditto"][0] == max(rates["ditto"])
     assert one.state.rates["local"] == [1.0]
-    whole = {t.until for t in one.trials.log if t.who.method == "local"}
-    assert whole == {16}
-    assert {t.until for t in one.trials.log if t.who.method != "local"} == {2}
+    lengths = {(t.who.method == "local", t.until) for t in log}
+    assert lengths == {(True, 16), (False, 2)}
 
 
 @pytest.mark.parametrize("after", [3, 20, 40, 60, 75, 100])
 def test_an_interrupted_contest_goes_on_to_the_same_end(tmp_path, after):
-    whole = contest(tmp_path / "whole", MEANS)
-    (tmp_path / "whole").mkdir()
-    whole.run()
-    (tmp_path / "parts").mkdir()
-    first = contest(tmp_path / "parts", MEANS, stop_after=after)
+    whole, _ = ended(tmp_path)
+    (tmp_path / "contest.json").unlink()
+    first = contest(tmp_path, stop_after=after)
     with pytest.raises(Interrupted):
         first.run()
-    state = load_state(tmp_path / "parts") or first.state
-    then = contest(tmp_path / "parts", MEANS, state=state)
+    then = contest(tmp_path, load_state(tmp_path) or first.state)
     then.trials.at = dict(first.trials.at)
     then.run()
-    names = ("rates", "steps", "dropped", "leader", "finalists", "race_gains")
-    for name in names:
+    for name in ("rates", "steps", "dropped", "leader", "finalists", "race_gains"):
         assert getattr(then.state, name) == getattr(whole.state, name), name
     log = first.trials.log + then.trials.log
     assert len({(t.folder, t.until) for t in log}) == len(log) == len(whole.trials.log)
@@ -344,11 +308,8 @@ def test_an_interrupted_contest_goes_on_to_the_same_end(tmp_path, after):
 @pytest.mark.parametrize("budget", [650.0, 900.0, 1200.0])
 def test_the_budget_is_kept(tmp_path, budget):
     close = {m: 0.7 + 0.001 * k for k, m in enumerate(METHODS)}
-    one = contest(tmp_path, close, budget=budget)
-    one.run()
+    one, more = (ended(tmp_path, budget=most, **close)[0] for most in (budget, 10 * budget))
     assert one.elapsed() <= 1.05 * budget
-    more = contest(tmp_path, close, budget=10 * budget)
-    more.run()
     assert len(more.state.race_seeds) >= len(one.state.race_seeds)
 
 
@@ -379,42 +340,34 @@ SETTINGS = {
 }
 
 
-def written(folder, poison, left_out=()):
+def written(folder, poison=False, left_out=()):
     """Write three sites of a known truth; ``poison``: with wrong test targets.
-    ``left_out``: sites and parts without rows.
+    ``left_out``: a site and a part without rows.
     """
     folder.mkdir()
-    truth("same", 0).write(folder / "all.csv", 0)
-    with (folder / "all.csv").open() as file:
-        rows = [r for r in csv.DictReader(file) if r["client"] in ("site-01", "site-02", "site-03")]
-    with (folder / "data.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        for row in rows:
-            if (row["client"], row["part"]) in left_out:
-                continue
-            bad = poison and row["part"] == "test"
-            writer.writerow(row | ({"y": 100 * float(row["y"])} if bad else {}))
+    sites = [f"site-{k:02d}" for k in (1, 2, 3)]
+    write_sites(folder / "data.csv", sites, sites if poison else (), 100, left_out)
     return {**SETTINGS, "data.source": str(folder / "data.csv")}
+
+
+def run_until_final(given, out, **more):
+    """Return a contest of few methods whose race has ended."""
+    one = start(given, out, in_process, methods=("fedavg",), most_seeds=3, **more)
+    one.choose_rates()
+    one.race()
+    return one
 
 
 @pytest.mark.slow
 def test_test_samples_change_nothing_before_the_final(tmp_path):
-    states = []
-    for poison in (False, True):
-        folder = tmp_path / str(poison)
-        given = written(folder, poison)
-        one = start(given, folder / "out", in_process, methods=("fedavg",), most_seeds=3)
-        one.choose_rates()
-        one.race()
-        state = json.loads((folder / "out" / "contest.json").read_text())
-        states.append({k: state[k] for k in ("rates", "tried", "steps", "leader", "delta")})
-        states[-1]["gains"] = state["race_gains"]
-    assert states[0] == states[1]
-    # the final reads them
-    one.final()
+    plain = run_until_final(written(tmp_path / "plain"), tmp_path / "plain" / "out")
+    given, out = written(tmp_path / "poison", poison=True), tmp_path / "out"
+    one = run_until_final(given, out)
+    for name in ("rates", "tried", "steps", "leader", "delta", "race_gains"):
+        assert getattr(one.state, name) == getattr(plain.state, name), name
+    one.final()  # reads them
     assert min(min(own.values()) for own in one.final_scores()["fedavg"].values()) < -50
-    again = start(given, folder / "out", in_process, methods=("fedavg",), most_seeds=3)
+    again = run_until_final(given, out)
     again.run()  # nothing is left to do
     assert again.state.done
     whole, halves = again.final_scores()["fedavg"], again.final_scores(HALF)["fedavg"]
@@ -422,56 +375,56 @@ def test_test_samples_change_nothing_before_the_final(tmp_path):
         assert own.keys() == halves[seed].keys()
         assert all(own[k] != halves[seed][k] for k in own)
     found, text = write_verdict(again)
-    page = (folder / "out" / "verdict.html").read_text()
+    page = (out / "verdict.html").read_text()
     assert text.split(".")[0] in page
     # a site whose wrong test targets count as divergence is in no mean
     assert "site-01" in found.clients
     assert "site-01" in page
-    settings = read_settings(read_toml(folder / "out" / "winner.toml"))
-    assert settings.num_rounds == 8
-    assert settings.data.score_on == "test"
-    assert settings.method == (found.verdict.method or "local")
+    settings = read_settings(read_toml(out / "winner.toml"))
+    method = found.verdict.method or "local"
+    assert (settings.num_rounds, settings.data.score_on, settings.method) == (8, "test", method)
     with pytest.raises(UserError, match="holds a contest with other settings"):
-        start({**given, "seed": 1}, folder / "out", in_process, methods=("fedavg",))
+        start({**given, "seed": 1}, out, in_process, methods=("fedavg",))
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "methods", "said"),
     [
-        {"method": "fedavg"},
-        {"data.score-on": "validation"},
-        {"task": "text", "text.score-on": "test"},
-        {"data.split-seed": "seed"},
+        ({"method": "fedavg"}, (), "choose"),
+        ({"data.score-on": "validation"}, (), "choose"),
+        ({"task": "text", "text.score-on": "test"}, (), "choose"),
+        ({"data.split-seed": "seed"}, (), "choose"),
+        ({}, ("dito",), "did you mean 'ditto'"),
+        # what no contestant uses
+        ({"dp.max-epsilon": 3, "num-clients": 3}, ("fedavg",), "dp.max-epsilon = 3"),
+        ({"ffgb.local-steps": 3, "num-clients": 3}, ("fedavg",), "ffgb.local-steps = 3"),
     ],
 )
-def test_what_a_contest_chooses_is_refused(tmp_path, given):
-    with pytest.raises(UserError, match="choose"):
-        start(given, tmp_path, in_process)
+def test_what_cannot_be_a_contest_is_refused(tmp_path, given, methods, said):
+    with pytest.raises(UserError, match=said):
+        start(given, tmp_path, in_process, methods=methods)
 
 
 def test_the_race_scores_samples_by_which_no_method_chooses(tmp_path):
-    given = written(tmp_path / "data", poison=False)
-    for base in (given, {}):
-        tasks = [assembled(base, method) for method in ("finetune", "superfed-mm", "local")]
-        plain = build_task(replace(tasks[0][0], data=replace(tasks[0][0].data, score_on="test")))
-        number = tasks[0][0].num_clients
+    for base in (written(tmp_path / "data"), {}):
+        settings, task = assembled(base, "finetune")
+        plain = build_task(replace(settings, data=replace(settings.data, score_on="test")))
+        others = [assembled(base, method)[1] for method in ("superfed-mm", "local")]
         for k in range(3):
-            train, chosen_by, scored = tasks[0][1].split(k, number)
-            assert not set(chosen_by) & set(scored)
-            assert {*chosen_by, *scored} == set(plain.split(k, number)[1])
-            assert set(train) == set(plain.split(k, number)[0])
-            for _, task in tasks[1:]:
-                assert [*map(list, task.split(k, number))] == [
-                    *map(list, (train, chosen_by, scored))
-                ]
+            parts = [*map(list, task.split(k, settings.num_clients))]
+            train, chosen_by, scored = map(set, parts)
+            assert not chosen_by & scored
+            assert [train, chosen_by | scored] == [
+                *map(set, plain.split(k, settings.num_clients)[:2])
+            ]
+            for other in others:
+                assert [*map(list, other.split(k, settings.num_clients))] == parts
 
 
 def test_a_client_without_validation_samples_is_named_and_the_others_are_scored(tmp_path):
     said = []
-    given = written(tmp_path / "data", False, [("site-02", "validation")])
-    one = start(
-        given, tmp_path / "out", in_process, methods=("fedavg",), most_seeds=3, say=said.append
-    )
+    given = written(tmp_path / "data", left_out=("site-02", "validation"))
+    one = start(given, tmp_path / "out", in_process, methods=("fedavg",), say=said.append)
     assert one.state.unscored == {"site-02": "no validation samples"}
     assert said == ["site-02 is left out of the race: no validation samples"]
     trial = Trial(Contestant("finetune", 0.02), 1, 2)
@@ -498,32 +451,28 @@ def test_every_method_of_a_contest_has_the_same_samples(tmp_path):
 
 
 def test_ranks_of_times_count_in_points(tmp_path):
-    """A contest on task survival: Cox models, scored by concordance."""
+    """A contest on task survival: Cox models, scored by concordance. Its race is
+    skipped.
+    """
     given = {"task": "survival", "num-clients": 4, "num-rounds": 8, "train.local-epochs": 1}
     one = start(given, tmp_path, in_process, methods=())
+    one.choose_rates()
+    state = one.state
+    assert (state.measure, state.delta) == ("concordance", 0.01)
+    state.race_ended, state.leader = True, "fedavg"
+    state.finalists = {method: state.rates[method][0] for method in ("fedavg", "local")}
+    state.race_gains = {str(Contestant("fedavg", state.finalists["fedavg"])): 0.0}
     one.run()
-    assert (one.state.measure, one.state.delta) == ("concordance", 0.01)
     found, text = write_verdict(one)
     assert "1.0 points" in text
     assert "of concordance over training alone" in text
-    assert {table.shape for table in found.gains.values()} == {(5, 4)}
-
-
-def test_a_method_that_does_not_exist_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="did you mean 'ditto'"):
-        start({}, tmp_path, in_process, methods=("dito",))
+    assert found.gains["fedavg"].shape == (5, 4)
 
 
 def test_a_net_without_normalisation_is_said_once(tmp_path, caplog):
     one = start({"task": "regression", "num-clients": 3}, tmp_path, in_process, methods=("fedbn",))
     assert "no normalisation layer" in one.state.left_out["fedbn"]
     assert "normalisation" not in caplog.text
-
-
-@pytest.mark.parametrize("key", ["dp.max-epsilon", "ffgb.local-steps"])
-def test_what_no_contestant_uses_is_refused(tmp_path, key):
-    with pytest.raises(UserError, match=f"{key} = 3"):
-        start({key: 3, "num-clients": 3}, tmp_path, in_process, methods=("fedavg",))
 
 
 def test_contestants_are_named_by_method_and_rate():
@@ -547,7 +496,7 @@ def test_a_contest_is_dealt_over_the_gpus(device, dealt, tmp_path, monkeypatch):
         asked.append((jobs, execute.processes, execute.gpus))
         raise Interrupted
 
-    monkeypatch.setattr(contest_run, "start", start)
+    monkeypatch.setattr(setup, "start", start)
     with pretended_cuda(monkeypatch, gpus=2), pytest.raises(Interrupted):
         run_contest(
             {"device": device, "num-rounds": 8}, tmp_path, way=Way(jobs=9, gpus_per_run=0.5)

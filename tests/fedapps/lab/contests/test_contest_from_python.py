@@ -5,7 +5,6 @@ verdict object, messages, and a contest whose program is killed.
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,36 +13,39 @@ import pytest
 
 import fedapps
 from fedapps.errors import UserError
+from tests.helpers import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = {"num_rounds": 8, "jobs": 1, "budget": 0, "progress": False, "train": {"local_epochs": 1}}
 
 
-def plants(kind, count=4):
-    """Plants with numbers, a category and a state of three (or a number)."""
+def plants():
+    """Plants with numbers, a category and a state of three."""
     rng = np.random.default_rng(0)
-    rows = []
-    for plant in range(count):
+    tables = []
+    for plant in range(6):
         x = rng.normal(size=(25, 3))
         y = x[:, 0] - 0.5 * x[:, 1] + 0.3 * rng.normal(size=25) + 0.1 * plant
-        names = np.array(["broken", "worn", "good"])[np.digitize(y, [-0.5, 1.0])]
-        shift = rng.choice(["day", "night"], 25)
-        for i in range(25):
-            state = names[i] if kind == "state" else y[i]
-            row = (f"plant-{plant:02d}", shift[i], *x[i], state)
-            rows.append(
-                dict(zip(("plant", "shift", "heat", "load", "age", kind), row, strict=True))
-            )
-    return pd.DataFrame(rows)
+        table = pd.DataFrame(x, columns=["heat", "load", "age"])
+        table["plant"], table["shift"] = f"plant-{plant:02d}", rng.choice(["day", "night"], 25)
+        table["state"] = np.array(["broken", "worn", "good"])[np.digitize(y, [-0.5, 1.0])]
+        tables.append(table)
+    return pd.concat(tables)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A contest on a data frame, and its folder."""
+    out = tmp_path_factory.mktemp("contest")
+    given = {"data": plants(), "label": "state", "client": "plant", "num_new_clients": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDAPPS_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        return fedapps.contest(**given, **JOB, methods=[], out=out), out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["state", "wear"])
-def test_a_data_frame_gives_a_verdict_that_can_be_used(tmp_path, kind):
-    out = tmp_path / "out"
-    given = {"data": plants(kind), "label": kind, "client": "plant", "num_new_clients": 1, **JOB}
-    given |= {"task": "regression"} if kind == "wear" else {"data": plants(kind, 12)}
-    verdict = fedapps.contest(**given, methods=[], out=out)
+def test_a_data_frame_gives_a_verdict_that_can_be_used(whole, tmp_path):
+    verdict, out = whole
     assert verdict.kind in ("federate", "alone", "cannot tell")
     assert str(verdict) == (out / "verdict.txt").read_text().strip()
     assert repr(verdict).startswith(f"<fedapps.Verdict {verdict.kind}")
@@ -64,14 +66,14 @@ def test_a_data_frame_gives_a_verdict_that_can_be_used(tmp_path, kind):
         ({"budget": "10m"}, r"budget = '10m': give seconds"),
         ({"methods": "ditto"}, r"methods = 'ditto': give a list"),
         ({"methods": ["dito"]}, r"did you mean 'ditto'"),
-        ({"label": "stat"}, r"^label = 'stat': the DataFrame has the columns plant"),
+        ({"label": "stat"}, r"^label = 'stat': the DataFrame has the columns heat"),
         ({"client": "plnt"}, r"^client = 'plnt': .* did you mean 'plant'"),
         ({"jobs": -1}, r"^jobs=-1: choose 1"),
         ({"data": {"score_on": "test"}}, r"data\.score-on: a contest chooses it"),
     ],
 )
 def test_errors_name_the_arguments(tmp_path, given, said):
-    data = {"data": plants("state"), "label": "state", "client": "plant"}
+    data = {"data": plants(), "label": "state", "client": "plant"}
     if "data" in given:
         given = {"data": {"source": data["data"], **given["data"]}}
     with pytest.raises(UserError, match=said):
@@ -79,26 +81,20 @@ def test_errors_name_the_arguments(tmp_path, given, said):
 
 
 @pytest.mark.slow
-def test_a_contest_whose_program_is_killed_goes_on_to_the_same_verdict(tmp_path):
-    plants("state").to_csv(tmp_path / "plants.csv", index=False)
-    words = ["data.source=plants.csv", "data.natural-id=plant", "data.label=state"]
-    words += ["num-rounds=8", "train.local-epochs=1", "--budget", "1h", "--jobs", "1"]
-    command = [sys.executable, "-m", "fedapps", "contest", *words, "--methods", "fedavg", "--out"]
+def test_a_contest_whose_program_is_killed_goes_on_to_the_same_verdict(whole, tmp_path):
+    plants().to_csv(tmp_path / "plants.csv", index=False)
+    words = ["data.source=plants.csv", "data.natural-id=plant", "data.label=state", "--jobs", "1"]
+    words += ["num-rounds=8", "train.local-epochs=1", "num-new-clients=1", "--budget", "9h"]
+    command = [sys.executable, "-m", "fedapps", "contest", *words, "--methods", "local", "--out"]
     where = {"cwd": tmp_path, "env": {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}}
-    subprocess.run([*command, "whole"], **where, check=True, capture_output=True)
-    killed = subprocess.Popen([*command, "parts"], **where, stderr=subprocess.DEVNULL)
-    cells = tmp_path / "parts" / "cells"
-    deadline = time.monotonic() + 200
-    while len(list(cells.glob("*/summary.json"))) < 5 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    out = tmp_path / "parts"
+    killed = subprocess.Popen([*command, out], **where, stderr=subprocess.DEVNULL)
+    wait_for(lambda _: len(list(out.glob("cells/*/summary.json"))) >= 5, killed, out, 200)
     killed.kill()
     killed.wait()
-    again = subprocess.run([*command, "parts"], **where, check=True, capture_output=True, text=True)
+    again = subprocess.run([*command, out], **where, check=True, capture_output=True, text=True)
     assert "going on after" in again.stderr
-    texts = [(tmp_path / name / "verdict.txt").read_text() for name in ("whole", "parts")]
-    assert texts[0] == texts[1]
-    states = [
-        json.loads((tmp_path / name / "contest.json").read_text()) for name in ("whole", "parts")
-    ]
+    assert str(whole[0]) == (out / "verdict.txt").read_text().strip()
+    states = [json.loads((path / "contest.json").read_text()) for path in (whole[1], out)]
     for key in ("rates", "tried", "dropped", "race_gains", "finalists", "errors"):
         assert states[0][key] == states[1][key], key

@@ -2,7 +2,6 @@
 out, that no stage reads their scores, and the tables that are printed.
 """
 
-import csv
 import json
 import sys
 from contextlib import nullcontext
@@ -14,7 +13,8 @@ import pytest
 from experiments.natural import contests
 from fedapps.lab.contests.trials import in_process
 from fedapps.lab.results.simultaneous import simultaneous
-from fedapps.testing.truths import SIZES, truth
+from fedapps.testing.truths import SIZES
+from tests.fedapps.lab.contests.sites import write_sites
 
 SITES = [f"site-{k:02d}" for k in range(1, 8)]
 GIVEN = {
@@ -47,32 +47,17 @@ def test_every_client_is_held_out_of_one_of_three_contests():
     assert {len(contests.third(names[:4], number)) for number in range(3)} == {1}
 
 
-def written(folder, poisoned):
-    """Write seven sites of a known truth; those ``poisoned`` with wrong targets, but
-    for training.
-    """
-    folder.mkdir()
-    truth("same", 0).write(folder / "all.csv", 0)
-    with (folder / "all.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["client"] in SITES]
-    with (folder / "data.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        for row in rows:
-            bad = row["client"] in poisoned and row["part"] == "test"
-            writer.writerow(row | ({"y": 5 * float(row["y"])} if bad else {}))
-
-
 @pytest.mark.slow
 def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(contests, "Pool", lambda jobs, gpus: nullcontext(in_process))
-    monkeypatch.setattr(contests, "METHODS", ("scaffold",))
+    monkeypatch.setattr(contests, "METHODS", ())
     monkeypatch.setattr(contests, "federations", lambda: {"Seven": GIVEN})
     held_out = contests.third(SITES, 0)
     found = []
     for poisoned in ([], held_out):
         folder = tmp_path / str(len(poisoned))
-        written(folder, poisoned)
+        folder.mkdir()
+        write_sites(folder / "data.csv", SITES, poisoned, 5)
         words = ["--data", str(folder), "--out", str(folder / "out"), "--jobs", "1"]
         monkeypatch.setattr(sys, "argv", ["contests.py", *words])
         contests.main()
@@ -175,17 +160,17 @@ def test_the_tables_count_clients_and_contests():
 
 
 def test_the_share_between_clients_is_the_intraclass_correlation(monkeypatch):
-    class Deal:
+    class ClientSamples:
         trained = np.array([[10, 0], [0, 10]])
         sizes = np.array([[10, 0, 2], [10, 0, 2]])
 
-    monkeypatch.setattr(contests, "deal_of", lambda task, total: Deal)
+    monkeypatch.setattr(contests, "samples_of", lambda task, total: ClientSamples)
     assert contests.described(None, 2) == ([12, 12], 1.0)
-    Deal.trained = np.array([[5, 5], [5, 5]])
+    ClientSamples.trained = np.array([[5, 5], [5, 5]])
     assert contests.described(None, 2)[1] == 0.0
     rng = np.random.default_rng(0)
     chance = np.clip(0.5 + 0.2 * rng.normal(size=400), 0, 1)
     ones = rng.binomial(50, chance)
-    Deal.trained = np.stack([50 - ones, ones], 1)
+    ClientSamples.trained = np.stack([50 - ones, ones], 1)
     true = chance.var() / (chance.mean() * (1 - chance.mean()))
     assert contests.described(None, 400)[1] == pytest.approx(true, rel=0.1)

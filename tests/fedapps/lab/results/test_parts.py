@@ -11,7 +11,6 @@ from rich.console import Console
 
 from fedapps.algorithms.common.survival import GROUPS
 from fedapps.lab.api import load
-from fedapps.lab.live.page import news
 from fedapps.lab.results.compare import compare
 from fedapps.lab.results.parts import COMPARISON, PARTS, RUN, Plot, plots, run_figures, run_sections
 from fedapps.lab.results.report import write_report
@@ -56,15 +55,13 @@ def test_a_full_run_has_every_plot_of_the_list_and_an_empty_one_has_none(full, t
     assert run_sections(read_run(empty)) == []
 
 
-def test_report_live_page_and_notebook_show_the_same(full):
+def test_report_and_notebook_show_the_same(full):
     wanted = list(run_figures(read_run(full)))
     report = write_report(full).read_text()
-    live = news(full, 0.0)["body"]
-    assert sorted(names(report)) == sorted(names(live)) == sorted(wanted)
+    assert sorted(names(report)) == sorted(wanted)
     assert list(load(full).plot()) == wanted
     (section,) = run_sections(read_run(full))
     assert section.title in headings(report)
-    assert section.title in headings(live)
     out = io.StringIO()
     Console(file=out, width=200).print(section.terminal())
     assert section.title in out.getvalue()

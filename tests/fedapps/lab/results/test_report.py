@@ -112,25 +112,24 @@ def test_three_numbers_lead_the_others_follow(write_run):
 
 def test_numbers_are_those_of_the_run(write_run):
     page = report(write_run(method="superfed-mm", seed=3))
-    assert page.cards["accuracy, mean over clients"] == "87.5 %"
-    assert page.cards["std over clients"] == "6.2 %"
-    assert page.cards["calibration error (ECE)"] == "0.125"
-    assert page.cards["sent by clients"] == "4.00 kB"
-    assert page.cards["sent to clients"] == "8.00 kB"
-    assert page.cards["time in rounds"] == "2.0 s"
-    assert page.cards["failed replies"] == "0"
-    assert "superfed-mm on digits" in page.text
-    assert "seed 3" in page.text
-    assert "Completed: 4 of 4 rounds." in page.text
-    assert "fedapps run settings.toml" in page.text
+    cards = {
+        "accuracy, mean over clients": "87.5 %",
+        "std over clients": "6.2 %",
+        "calibration error (ECE)": "0.125",
+        "sent by clients": "4.00 kB",
+        "sent to clients": "8.00 kB",
+        "time in rounds": "2.0 s",
+        "failed replies": "0",
+    }
+    assert page.cards == page.cards | cards
+    texts = ("superfed-mm on digits", "seed 3", "Completed: 4 of 4", "fedapps run settings.toml")
+    for text in texts:
+        assert text in page.text
     assert ["data.source", "digits"] in page.rows
     assert ["flwr", "1.41.0"] in page.rows
-
-
-def test_clients_from_lowest_accuracy(write_run):
-    rows = report(write_run()).rows
-    start = rows.index(["client", "num examples", "accuracy"])
-    assert rows[start + 1 : start + 4] == [
+    # clients from the lowest accuracy
+    start = page.rows.index(["client", "num examples", "accuracy"])
+    assert page.rows[start + 1 : start + 4] == [
         ["7", "8", "50.0 %"],
         ["0", "8", "75.0 %"],
         ["1", "8", "100.0 %"],
@@ -165,8 +164,7 @@ def test_self_contained(write_run):
     path = write_run()
     html = write_report(path).read_text(encoding="utf-8")
     page = Page(html)
-    assert "http:" not in html
-    assert "https:" not in html
+    assert not re.search(r"https?:|url\(|@import", html)
     assert not {"link", "img", "iframe"} & set(page.tags)
     (script,) = re.findall(r'<script class="page">(.*?)</script>', html, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -189,43 +187,29 @@ def test_self_contained(write_run):
         width, height = map(float, picture.attrib["viewBox"].split()[2:])
         assert width > 400 or picture.attrib["class"] == "narrow"
         assert height > 200
-    assert not re.search(r"url\(|@import", html)
     assert "prefers-color-scheme: dark" in html
     assert 'name="viewport"' in html
 
 
-def test_interrupted_run_says_so_and_ignores_the_torn_line(write_run):
-    path = write_run(rounds=3, planned=10, summary=False)
-    run = read_run(path)
-    assert (run.state, run.rounds_completed, run.unreadable_lines) == ("interrupted", 3, 0)
-    page = report(path)
-    assert "Interrupted after 3 of 10 rounds; the numbers are those of round 2" in page.text
-    assert page.cards["accuracy, mean over clients"] == "87.5 %"
-    assert page.cards["sent by clients"] == "3.00 kB"
-    assert page.cards["time in rounds"] == "1.5 s"
-
-
-def test_failed_run_gives_the_reason(write_run):
-    path = write_run(
-        rounds=3, planned=10, extra={"status": "failed", "error": "all 5 clients failed in round 4"}
-    )
-    assert "Failed after 3 of 10 rounds: all 5 clients failed in round 4" in report(path).text
-
-
-def test_a_summary_with_too_few_rounds_is_a_failure(write_run):
-    assert read_run(write_run(rounds=3, planned=10)).state == "failed"
-
-
-def test_a_killed_run_is_not_reported_as_finished(write_run):
-    path = write_run(rounds=3, planned=10, extra={"status": "running"})
-    assert "Not finished: 3 of 10 rounds" in report(path).text
-
-
-def test_early_stop_can_be_a_success(write_run):
-    assert (
-        read_run(write_run(rounds=3, planned=10, extra={"status": "completed"})).state
-        == "completed"
-    )
+@pytest.mark.parametrize(
+    ("more", "state", "text"),
+    [
+        # the torn line is ignored
+        ({"summary": False}, "interrupted", "Interrupted after 3 of 10 rounds; the numbers are those of round 2"),
+        ({"extra": {"status": "failed", "error": "no memory"}}, "failed", "Failed after 3 of 10 rounds: no memory"),
+        ({}, "failed", "Failed after 3 of 10 rounds."),
+        ({"extra": {"status": "running"}}, "running", "Not finished: 3 of 10 rounds"),
+        # an early stop
+        ({"extra": {"status": "completed"}}, "completed", "Completed: 3 of 10 rounds"),
+    ],
+)  # fmt: skip
+def test_the_report_says_how_the_run_ended(write_run, more, state, text):
+    path = write_run(rounds=3, planned=10, **more)
+    run, page = read_run(path), report(path)
+    assert (run.state, run.rounds_completed, run.unreadable_lines) == (state, 3, 0)
+    assert text in page.text
+    cards = {"accuracy, mean over clients": "87.5 %", "sent by clients": "3.00 kB"}
+    assert page.cards == page.cards | cards | {"time in rounds": "1.5 s"}
 
 
 def test_a_repeated_round_counts_once_with_its_later_record(write_run):
@@ -241,9 +225,7 @@ def test_a_repeated_round_counts_once_with_its_later_record(write_run):
     (path / "rounds.jsonl").write_text(f"{text}\nnot json\n{json.dumps(again)}\n")
     run = read_run(path)
     assert [record["round"] for record in run.rounds] == [1, 2, 3, 4]
-    assert run.numbers["bytes-up"] == 3005
-    assert run.numbers["accuracy-mean"] == 0.25
-    assert run.unreadable_lines == 1
+    assert (run.numbers["bytes-up"], run.numbers["accuracy-mean"]) == (3005, 0.25)
     assert "1 unreadable line" in report(path).text
 
 
@@ -251,8 +233,7 @@ def test_other_tasks_and_methods_show_their_measures(write_run):
     path = write_run(last={"psnr-mean": 21.5, "coverage": 0.5}, clients=[])
     (path / "clients.csv").write_text("client,psnr\nsite a,20\nsite b,\n")
     page = report(path)
-    assert page.cards["psnr, mean"] == "21.500"
-    assert page.cards["coverage"] == "0.500"
+    assert page.cards == page.cards | {"psnr, mean": "21.500", "coverage": "0.500"}
     assert ["site a", "20"] in page.rows
     assert ["site b", ""] in page.rows
     assert list(run_figures(read_run(path))) == ["train-loss", "bytes", "measures"]
@@ -316,44 +297,33 @@ def test_many_clients_and_rounds(write_run):
 
 
 @pytest.mark.parametrize(
-    ("count", "text"),
+    ("text", "given", "wanted"),
     [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.00 kB"),
-        (1234567, "1.23 MB"),
-        (999_999, "1.00 MB"),
-        (45_600_000_000, "45.6 GB"),
+        (bytes_text, (0,), "0 B"),
+        (bytes_text, (999,), "999 B"),
+        (bytes_text, (1000,), "1.00 kB"),
+        (bytes_text, (1234567,), "1.23 MB"),
+        (bytes_text, (999_999,), "1.00 MB"),
+        (bytes_text, (45_600_000_000,), "45.6 GB"),
+        (seconds_text, (0.041,), "41 ms"),
+        (seconds_text, (0.5,), "0.50 s"),
+        (seconds_text, (2.04,), "2.0 s"),
+        (seconds_text, (14.4,), "14 s"),
+        (seconds_text, (59.6,), "1 min 00 s"),
+        (seconds_text, (75,), "1 min 15 s"),
+        (seconds_text, (3599.7,), "1 h 00 min"),
+        (seconds_text, (4000,), "1 h 07 min"),
+        (seconds_text, (float("nan"),), "?"),
+        (percent_text, (0.9345,), "93.5 %"),
+        (metric_text, ("global-accuracy-mean", 0.5), "50.0 %"),
+        (metric_text, ("top5", 1.0), "100.0 %"),
+        (metric_text, ("parity-gap", 0.5084), "50.8 %"),
+        (metric_text, ("gini", 0.0123), "0.012"),
+        (metric_text, ("auroc-gini", 0.0123), "0.012"),
+        (metric_text, ("num-examples", 12), "12"),
+        (one_line, ("a\n\tb\x1b[2J\u202ec  d",), "a b [2J c d"),
+        (one_line, ("x" * 50, 10), "x" * 9 + "…"),
     ],
 )
-def test_bytes(count, text):
-    assert bytes_text(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.041, "41 ms"),
-        (0.5, "0.50 s"),
-        (2.04, "2.0 s"),
-        (14.4, "14 s"),
-        (59.6, "1 min 00 s"),
-        (75, "1 min 15 s"),
-        (3599.7, "1 h 00 min"),
-        (4000, "1 h 07 min"),
-        (float("nan"), "?"),
-    ],
-)
-def test_seconds(seconds, text):
-    assert seconds_text(seconds) == text
-
-
-def test_other_texts():
-    assert percent_text(0.9345) == "93.5 %"
-    assert metric_text("global-accuracy-mean", 0.5) == "50.0 %"
-    assert metric_text("top5", 1.0) == "100.0 %"
-    assert metric_text("parity-gap", 0.5084) == "50.8 %"
-    assert metric_text("auroc-gini", 0.0123) == metric_text("gini", 0.0123) == "0.012"
-    assert metric_text("num-examples", 12) == "12"
-    assert one_line("a\n\tb\x1b[2J\u202ec  d") == "a b [2J c d"
-    assert one_line("x" * 50, 10) == "x" * 9 + "…"
+def test_texts_of_numbers_and_lines(text, given, wanted):
+    assert text(*given) == wanted

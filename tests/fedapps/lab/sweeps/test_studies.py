@@ -4,6 +4,7 @@ differences by seed, printed numbers, plots.
 
 import json
 import math
+import re
 
 import pytest
 
@@ -11,7 +12,7 @@ from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.lab.results.grid_plots import KINDS, read_plot
 from fedapps.lab.results.seeds import Measured, with_intervals
-from fedapps.lab.sweeps.keep import prune
+from fedapps.lab.sweeps.options import prune
 from fedapps.lab.sweeps.page import figures
 from fedapps.lab.sweeps.plan import read_plan
 from fedapps.lab.sweeps.texts import difference_text
@@ -31,30 +32,23 @@ pytestmark = pytest.mark.usefixtures("in_process")
 def test_scale_full_is_the_unchanged_file_unless_it_defines_full(tmp_path):
     path = tmp_path / "grid.toml"
     path.write_text("num-rounds = 9\n[sweep]\ntitle = 'T'\n[scale.small]\nnum-rounds = 3\n")
-    full, small = read_plan(path, scale="full"), read_plan(path, scale="small")
-    assert (full.points[0].run.config["num-rounds"], full.grid.scale, full.title) == (
-        9,
-        "full",
-        "T",
-    )
-    assert (small.grid.scale, small.title) == ("small", "T (scale small)")
+
+    def read(scale):
+        plan = read_plan(path, scale=scale)
+        return plan.points[0].run.config["num-rounds"], plan.grid.scale, plan.title
+
+    assert read("full") == (9, "full", "T")
+    assert read("small") == (3, "small", "T (scale small)")
     path.write_text("num-rounds = 9\n[scale.full]\nnum-rounds = 99\n")
-    assert read_plan(path, scale="full").points[0].run.config["num-rounds"] == 99
+    assert read("full")[0] == 99
 
 
 def test_the_record_holds_file_scale_and_settings(tmp_path, capsys):
     (tmp_path / "grid.toml").write_text(
         LASSO + "seed = [0, 1]\n[scale.small]\nnum-rounds = 2\nsweep.minutes = 1.5\n"
     )
-    command = [
-        "sweep",
-        str(tmp_path / "grid.toml"),
-        "--scale",
-        "small",
-        "fedfw.offset=3",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    command = ["sweep", str(tmp_path / "grid.toml"), "--out", str(tmp_path / "out")]
+    command += ["--scale", "small", "fedfw.offset=3"]
     assert main([*command, "--dry-run"]) == 0
     assert "about 1 min 30 s on two cores" in capsys.readouterr().out
     assert main(command) == 0
@@ -99,7 +93,7 @@ def test_a_folder_stands_for_all_its_sweeps(tmp_path, capsys):
 # --- what is kept ---------------------------------------------------------------------
 
 
-def test_a_finished_run_keeps_the_parts_that_the_file_names(tmp_path):
+def test_a_finished_run_keeps_the_parts_that_the_file_names(tmp_path, capsys):
     text = (
         'method = "local"\nnum-clients = 4\nclients-per-round = 2\nnum-rounds = '
         "2\ntrain.local-epochs = 1\n"
@@ -116,10 +110,9 @@ def test_a_finished_run_keeps_the_parts_that_the_file_names(tmp_path):
         there = {path.name for path in (out / "cells" / "run").iterdir()}
         assert there & {"clients", "model.safetensors", "checkpoint"} == kept
         assert {"summary.json", "rounds.jsonl", "clients.csv", "settings.toml"} <= there
-        before = (out / "cells" / "run" / "summary.json").stat().st_mtime_ns
         # still a finished run
-        assert main(["sweep", str(tmp_path / "grid.toml"), "--out", str(out)]) == 0
-        assert (out / "cells" / "run" / "summary.json").stat().st_mtime_ns == before
+        assert main(["sweep", str(tmp_path / "grid.toml"), "--out", str(out), "--dry-run"]) == 0
+        assert "1 of them finished" in capsys.readouterr().out
 
 
 def test_an_unfinished_run_loses_nothing(write_run):
@@ -204,8 +197,7 @@ def test_text_of_differences():
 
 def test_one_seed_makes_nothing_bold(results_of):
     results = results_of('method = ["fedavg", "local"]\n', {"fedavg": 0.5, "local": 0.9})
-    assert "**" not in results.markdown()
-    assert "Bold" not in results.note()
+    assert not re.search(r"\*\*|Bold", results.markdown())
 
 
 @pytest.mark.parametrize(

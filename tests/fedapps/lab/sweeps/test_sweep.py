@@ -1,7 +1,6 @@
 """Sweeps: the runs of a file, error messages, tables, and a second start."""
 
 import csv
-import json
 import os
 import re
 import signal
@@ -9,20 +8,24 @@ import statistics
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from fedapps.commands.parser import main
+from fedapps.engines import flower
+from fedapps.lab import api
 from fedapps.lab.sweeps import execution as sweep_module
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import read_plan
-from fedapps.lab.sweeps.pool import Ended, run_one
+from fedapps.lab.sweeps.pool import Ended, PlannedRun, run_one
 from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results
 from fedapps.lab.sweeps.texts import best_of
-from tests.helpers import rows_of
+from tests.helpers import rows_of, summary_of, wait_for
 from tests.pretended_device import pretended_cuda
 
 EXPERIMENTS = Path(__file__).resolve().parents[4] / "experiments"
@@ -307,34 +310,18 @@ def test_the_sweeps_of_the_project_plan_at_every_scale(path):
     """The scale small has at most a fifth of the work and states its duration. Every
     row that a file names exists at full scale.
     """
-    scales = {
-        name.split(".")[1] for name in re.findall(r"^\[(scale\.[\w.-]+)\]", path.read_text(), re.M)
-    }
-    assert "small" in scales
-    plans = {scale: read_plan(path, scale=scale) for scale in {*scales, "full"}}
-    work = {
-        scale: sum(point.run.config["num-rounds"] for point in plan.points)
-        for scale, plan in plans.items()
-    }
-    assert work["small"] <= work["full"] / 5 or "data.max-samples" in path.read_text()
-    options = plans["small"].grid.options
-    assert 0 < options.minutes <= 25
-    results = Results(plans["full"], {})
-    full = plans["full"].grid.options
-    named = {row for table in (full.printed or {}).values() for row in table}
-    named |= (
-        {full.against}
-        if isinstance(full.against, str)
-        else {row for pair in full.against.items() for row in pair}
-    )
+    text = path.read_text()
+    scales = {*re.findall(r"^\[scale\.([\w-]+)[\w.-]*\]", text, re.M), "full", "small"}
+    plans = {scale: read_plan(path, scale=scale) for scale in scales}
+    work = {s: sum(p.run.config["num-rounds"] for p in plan.points) for s, plan in plans.items()}
+    assert work["small"] <= work["full"] / 5 or "data.max-samples" in text
+    assert 0 < plans["small"].grid.options.minutes <= 25
+    results, full = Results(plans["full"], {}), plans["full"].grid.options
+    printed = [pair for table in (full.printed or {}).values() for pair in table.items()]
+    against = {"": full.against} if isinstance(full.against, str) else full.against
+    named = {row for row, _ in printed} | {row for pair in against.items() for row in pair}
     named |= {row for plot in full.plot for row in plot.rows}
-    columns = {
-        c
-        for table in (full.printed or {}).values()
-        for beside in table.values()
-        if isinstance(beside, dict)
-        for c in beside
-    }
+    columns = {c for _, beside in printed if isinstance(beside, dict) for c in beside}
     assert named <= {*map(results.row_name, results.rows), ""}
     assert columns <= set(map(results.column_name, results.columns))
 
@@ -428,29 +415,18 @@ def test_a_measure_that_no_run_has_is_left_out_and_reported(results_of, others):
     assert "No run has acuracy-mean: did you mean 'accuracy-mean'?" in results.markdown()
 
 
-def test_which_end_of_a_measure_is_best():
-    high = (
-        "accuracy-mean",
-        "accuracy-worst10",
-        "global-accuracy-mean",
-        "half-accuracy-mean",
-        "auroc-worst",
-        "accuracy-weighted",
-    )
-    low = (
-        "accuracy-std",
-        "parity-gap",
-        "ece-mean",
-        "mce-mean",
-        "half-loss-mean",
-        "bytes-up",
-        "seconds",
-        "gini",
-        "auroc-gini",
-    )
-    assert [best_of(key) for key in high] == [max] * len(high)
-    assert [best_of(key) for key in low] == [min] * len(low)
-    assert best_of("lambda-mean") is best_of("rounds-completed") is None
+@pytest.mark.parametrize(
+    ("best", "keys"),
+    [
+        (max, "accuracy-mean accuracy-worst10 global-accuracy-mean half-accuracy-mean"),
+        (max, "auroc-worst accuracy-weighted"),
+        (min, "accuracy-std parity-gap ece-mean mce-mean half-loss-mean bytes-up seconds gini"),
+        (min, "auroc-gini"),
+        (None, "lambda-mean rounds-completed"),
+    ],
+)
+def test_which_end_of_a_measure_is_best(best, keys):
+    assert {best_of(key) for key in keys.split()} == {best}
 
 
 def test_the_page_is_self_contained_and_escapes_names(results_of, tmp_path):
@@ -467,14 +443,37 @@ def test_the_page_is_self_contained_and_escapes_names(results_of, tmp_path):
         text, {name: (None if index == 4 else 0.1 * index) for index, name in enumerate(runs)}
     )
     page = write_page(results, tmp_path, {runs[4]: "it <b>died</b>"}).read_text()
-    assert "<script>" not in page
-    assert "&lt;script&gt;" in page
-    assert "&lt;i&gt;nu&lt;/i&gt; &amp; mu" in page
-    assert "it &lt;b&gt;died&lt;/b&gt;" in page
-    assert not re.search(r'(?:src|href|srcset)="(?!data:)', page)
-    assert "http" not in page.replace("http-equiv", "")
+    assert not re.search(r'<script>|(?:src|href|srcset)="(?!data:)|http(?!-equiv)|reload', page)
+    for wanted in (
+        "&lt;script&gt;",
+        "&lt;i&gt;nu&lt;/i&gt; &amp; mu",
+        "it &lt;b&gt;died&lt;/b&gt;",
+        "8 of 9 runs finished, 1 failed",
+    ):
+        assert wanted in page
     assert re.findall(r'data-name="(.*?)"', page) == ["curves", "values", "grid"]
-    assert "8 of 9 runs finished, 1 failed" in page
+
+
+def test_the_page_is_drawn_again_while_the_sweep_goes_on(plan_of, in_process):
+    """The second run sees the page that was drawn after the first one."""
+    plan, pages = plan_of(LASSO + "seed = [0, 1, 2]\n"), []
+    way = sweep_module.Way(jobs=1)
+    missing = sweep_module.missing_runs(plan, way)
+    in_process.before = lambda name: pages.append(
+        (plan.out / "report.html").read_text() if name == "seed-1" else ""
+    )
+    sweep_module.execute_sweep(plan, missing, way, page_every=0.0)
+    assert "… 1 of 3 runs finished." in pages[1]
+    assert "reload()" in pages[1]
+    assert "reload()" not in (plan.out / "report.html").read_text()
+
+
+def test_the_page_of_a_sweep_that_goes_on_links_to_the_reports_that_are_drawn(results_of, tmp_path):
+    results = results_of('method = ["fedavg", "local"]\n', {"fedavg": 0.5, "local": None})
+    (tmp_path / "out/cells/local").mkdir()
+    (tmp_path / "out/cells/local/report.html").touch()
+    page = write_page(results, tmp_path / "out", {}, going=True).read_text()
+    assert re.findall('<a href="(.*?)">', page) == ["cells/local/report.html"]
 
 
 # --- the command ----------------------------------------------------------------------
@@ -492,35 +491,26 @@ def test_a_failed_run_stops_no_other_and_a_second_start_runs_only_the_missing_on
 
     in_process.broken["seed-1"] = "RuntimeError: no luck"
     assert main(command) == 1
-    said = capsys.readouterr()
-    lines = said.err.splitlines()
-    assert lines[0].startswith("[1/3] seed-0: 4 rounds in ")
-    assert lines[1] == "[2/3] seed-1: failed: RuntimeError: no luck"
-    assert lines[2].startswith("[3/3] seed-2: 4 rounds in ")
-    assert lines[3].startswith("fedapps: the run failed: 1 of 3 runs")
+    assert re.fullmatch(
+        r"\[1/3\] seed-0: 4 rounds in .*\n"
+        r"\[2/3\] seed-1: failed: RuntimeError: no luck\n"
+        r"\[3/3\] seed-2: 4 rounds in .*\n"
+        r"fedapps: the run failed: 1 of 3 runs .*\n",
+        capsys.readouterr().err,
+    )
     assert "(2 of 3)" in (out / "table.md").read_text()
     assert "RuntimeError: no luck" in (out / "report.html").read_text()
-    before = {
-        seed: (out / "cells" / f"seed-{seed}" / "summary.json").stat().st_mtime_ns
-        for seed in (0, 2)
-    }
 
     in_process.broken.clear()
+    in_process.begun.clear()
     assert main(command) == 0
-    said = capsys.readouterr()
-    assert said.err.splitlines()[0] == "2 of 3 runs are finished"
-    assert said.err.splitlines()[1].startswith("[3/3] seed-1: 4 rounds in ")
+    assert in_process.begun == ["seed-1"]
+    said = capsys.readouterr().err
+    assert re.match(r"2 of 3 runs are finished\n\[3/3\] seed-1: 4 rounds in ", said)
     assert "(2 of 3)" not in (out / "table.md").read_text()
-    assert {
-        seed: (out / "cells" / f"seed-{seed}" / "summary.json").stat().st_mtime_ns
-        for seed in (0, 2)
-    } == before
-    measure = next(csv.reader((out / "table.csv").open()))[2]
-    values = [
-        json.loads((out / "cells" / f"seed-{seed}" / "summary.json").read_text())[measure]
-        for seed in (0, 1, 2)
-    ]
     (line,) = rows_of(out / "table.csv")
+    measure = list(line)[2]
+    values = [summary_of(out / "cells" / f"seed-{seed}")[measure] for seed in (0, 1, 2)]
     assert float(line[measure]) == pytest.approx(statistics.mean(values), rel=1e-12)
 
     path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 5") + "seed = [0, 1, 2]\n")
@@ -567,22 +557,14 @@ def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys
     """Flower's simulation gets the settings of the run; a run that it loses counts as
     failed.
     """
-    from fedapps.engines import flower
-
     asked = []
 
     def run_simulation(app, config, resources, following, *, walled):
         asked.append((config["seed"], resources.nodes, resources.gpus_per_client))
         if config["seed"] == 1:
             return flower.Outcome("failed", "Ray died", None)
-        from fedapps.lab.sweeps.pool import PlannedRun
-
-        run_one(
-            PlannedRun(
-                {key: value for key, value in config.items() if key not in ("out", "resume")},
-                Path(config["out"]),
-            )
-        )
+        own = {key: value for key, value in config.items() if key not in ("out", "resume")}
+        run_one(PlannedRun(own, Path(config["out"])))
         return flower.Outcome("completed", "", None)
 
     monkeypatch.setattr(flower, "run_simulation", run_simulation)
@@ -594,25 +576,17 @@ def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys
         str(tmp_path / "grid.toml"),
         "--engine",
         "ray",
-        "--gpus-per-client",
-        "0.25",
         "--out",
-        str(tmp_path / "out"),
+        str(tmp_path / "o"),
     ]
-    assert main(command) == 1
-    assert asked == [(0, 3, 0.25), (1, 3, 0.25), (2, 3, 0.25)]
-    assert "seed-1: failed: Ray died" in capsys.readouterr().err
-
-
-def test_ray_starts_no_run_if_no_client_fits(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    (tmp_path / "grid.toml").write_text(LASSO + "seed = [0, 1]\n")
-    command = ["sweep", str(tmp_path / "grid.toml"), "--out", str(tmp_path / "out")]
-    assert main([*command, "--engine", "ray", "--gpus-per-client", "2"]) == 2
+    assert main([*command, "--gpus-per-client", "2"]) == 2  # no client fits: no run starts
     error = capsys.readouterr().err
     assert "and gpus-per-client = 2 does not fit: this machine has" in error
     assert error.count("\n") == 1
-    assert list((tmp_path / "out" / "cells").iterdir()) == []
+    assert asked == []
+    assert main([*command, "--gpus-per-client", "0.25"]) == 1
+    assert asked == [(0, 3, 0.25), (1, 3, 0.25), (2, 3, 0.25)]
+    assert "seed-1: failed: Ray died" in capsys.readouterr().err
 
 
 # --- GPUs -----------------------------------------------------------------------------
@@ -669,10 +643,6 @@ def test_a_sweep_is_dealt_over_the_gpus_if_a_run_is_on_one(
 
 
 def test_in_a_terminal_the_bar_counts_rounds_of_current_runs(plan_of, write_run):
-    from io import StringIO
-
-    from rich.console import Console
-
     plan = plan_of("seed = [0, 1]\nnum-rounds = 8\n")
     console = Console(file=StringIO(), force_terminal=True, width=120)
     runs = [point.run for point in plan.points]
@@ -695,39 +665,24 @@ def test_two_processes_and_an_interrupt(tmp_path):
     """
     path, out = tmp_path / "grid.toml", tmp_path / "out"
     path.write_text(LASSO.replace("num-rounds = 4", "num-rounds = 1000000") + "seed = [0, 1, 2]\n")
-    command = [
-        sys.executable,
-        "-m",
-        "fedapps",
-        "sweep",
-        str(path),
-        "--jobs",
-        "2",
-        "--out",
-        str(out),
-    ]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    words = [sys.executable, "-m", "fedapps", "sweep", path, "--jobs", "2", "--out", out]
     process = subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        words, cwd=EXPERIMENTS.parent, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 100
-    while (
-        len({path.parents[1] for path in out.glob("cells/*/checkpoint/[0-9]*")}) < 2
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.1)
+
+    def under_way(_):
+        return len({path.parents[1] for path in out.glob("cells/*/checkpoint/[0-9]*")}) == 2
+
+    wait_for(under_way, process, out, 50)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error.splitlines()[-1] == "interrupted; repeat the command to continue"
+    assert error.endswith("\ninterrupted; repeat the command to continue\n")
     assert "Traceback" not in error
-    states = [json.loads(path.read_text())["status"] for path in out.glob("cells/*/summary.json")]
-    assert states == ["interrupted"] * 2
+    assert [summary_of(one)["status"] for one in out.glob("cells/*")] == ["interrupted"] * 2
 
 
 def test_a_page_has_data_and_methods_as_title_and_the_gain_over_training_alone(tmp_path, caplog):
-    from fedapps.lab import api
-
     job = {"num_rounds": 2, "num_clients": 3, "train": {"local_epochs": 1}, "progress": False}
     made = api.sweep(
         out=tmp_path / "s", jobs=1, method=["fedbn", "fedavg", "local"], seed=[0, 1], **job

@@ -29,7 +29,7 @@ FEW_TESTS = 3
 
 
 @dataclass(frozen=True)
-class Deal:
+class ClientSamples:
     """The samples of each of K clients. ``counts`` (K, 3, C): training, validation and
     test samples by class.
 
@@ -54,7 +54,7 @@ class Deal:
         return np.asarray(self.counts.sum(2))
 
 
-def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
+def client_samples(settings: Any) -> tuple[ClientSamples, Any, list[str]]:
     """Return the clients' data under these settings, the settings with the number of
     clients, and remarks. Raises ``UserError``.
     """
@@ -64,11 +64,11 @@ def deal_for(settings: Any) -> tuple[Deal, Any, list[str]]:
     task: Any = build_task(settings)
     if not isinstance(task, HasNet):
         raise UserError(f"fedapps data: task {settings.task!r} has no samples with a class to show")
-    deal = deal_of(task, settings.num_clients)
+    samples = samples_of(task, settings.num_clients)
     notes = task.remarks(settings.num_clients) if isinstance(task, SplitsSamples) else []
-    notes += warnings_of(deal)
-    notes += means_predicted(task, settings.num_clients) if deal.numbers else []
-    return deal, settings, [*notes, *copies_in(task, settings.num_clients)]
+    notes += warnings_of(samples)
+    notes += means_predicted(task, settings.num_clients) if samples.numbers else []
+    return samples, settings, [*notes, *copies_in(task, settings.num_clients)]
 
 
 def copies_in(task: Any, num_clients: int) -> list[str]:
@@ -124,7 +124,7 @@ def quarters(task: Any, num_clients: int) -> tuple[tuple[str, ...], list[list[ND
     return names, [[np.searchsorted(cuts, part) for part in own] for own in parts]
 
 
-def deal_of(task: Any, num_clients: int) -> Deal:
+def samples_of(task: Any, num_clients: int) -> ClientSamples:
     """Return the clients' data of a task. Raises ``UserError`` if its samples have no
     class.
     """
@@ -133,7 +133,7 @@ def deal_of(task: Any, num_clients: int) -> Deal:
         counts = np.array(
             [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in numbered]
         )
-        return Deal(names_of(task, num_clients), classes, counts, numbers=True)
+        return ClientSamples(names_of(task, num_clients), classes, counts, numbers=True)
     labels = [_labels(task, client, num_clients) for client in range(num_clients)]
     if any(part.ndim > 1 for parts in labels for part in parts):
         raise UserError(
@@ -146,7 +146,7 @@ def deal_of(task: Any, num_clients: int) -> Deal:
     counts = np.array(
         [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels]
     )
-    return Deal(names_of(task, num_clients), classes, counts)
+    return ClientSamples(names_of(task, num_clients), classes, counts)
 
 
 def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
@@ -162,14 +162,14 @@ def _labels(task: Any, client: int, num_clients: int) -> list[NDArray[np.int64]]
     return [part.cpu().numpy() for part in (data.train.y, held_back, data.test.y)]
 
 
-def warnings_of(deal: Deal) -> list[str]:
+def warnings_of(samples: ClientSamples) -> list[str]:
     """Return one line for each property of a partition that makes results less
     meaningful.
     """
-    train, test = deal.trained, deal.counts[:, 2]
+    train, test = samples.trained, samples.counts[:, 2]
     unseen = ((test > 0) & (train == 0)).any(1)
-    lonely = ((train > 0).sum(1) == 1) & (len(deal.classes) > 1)
-    if deal.numbers:  # quarters of the targets are not classes
+    lonely = ((train > 0).sum(1) == 1) & (len(samples.classes) > 1)
+    if samples.numbers:  # quarters of the targets are not classes
         unseen, lonely = np.zeros_like(unseen), np.zeros_like(lonely)
     few = test.sum(1) < FEW_TESTS
     sizes = np.sort(train.sum(1))
@@ -180,46 +180,46 @@ def warnings_of(deal: Deal) -> list[str]:
         (unseen, "have test samples of classes that they do not train on"),
     ):
         if which.any():
-            out.append(f"{_count(which, deal)} {text}")
+            out.append(f"{_count(which, samples)} {text}")
     if len(sizes) > 1 and sizes[-1] > 10 * max(1, sizes[0]):
         out.append(f"the largest client has {sizes[-1]} training samples, the smallest {sizes[0]}")
     if (
         nobody := [
-            name for name, count in zip(deal.classes, train.sum(0), strict=True) if not count
+            name for name, count in zip(samples.classes, train.sum(0), strict=True) if not count
         ]
     ) and len(nobody) < 20:
         out.append(f"no client trains on class {', '.join(nobody)}")
     return out
 
 
-def _count(which: NDArray[np.bool_], deal: Deal) -> str:
-    chosen = [deal.names[place] for place in np.flatnonzero(which)]
+def _count(which: NDArray[np.bool_], samples: ClientSamples) -> str:
+    chosen = [samples.names[place] for place in np.flatnonzero(which)]
     shown = ", ".join(chosen[:6]) + (", ..." if len(chosen) > 6 else "")
-    return f"{len(chosen)} of {len(deal.names)} clients ({shown})"
+    return f"{len(chosen)} of {len(samples.names)} clients ({shown})"
 
 
-def figure(deal: Deal, source: str) -> "Figure":
+def figure(samples: ClientSamples, source: str) -> "Figure":
     """Return a figure: the share of each class in each client's training samples, and
     their number.
     """
     from fedapps.lab.charts.drawing import heat, heat_key, panels, title
     from fedapps.lab.charts.theme import THEME
 
-    counts = deal.trained[:200]
+    counts = samples.trained[:200]
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     drawn, (axes,) = panels(
         1,
         1,
-        (max(5.0, 2.6 + 0.22 * min(len(deal.classes), 60)), max(3.0, 1.4 + 0.16 * len(counts))),
+        (max(5.0, 2.6 + 0.22 * min(len(samples.classes), 60)), max(3.0, 1.4 + 0.16 * len(counts))),
     )
-    more = f", the first {len(counts)}" if len(counts) < len(deal.names) else ""
-    title(axes, f"{Path(source).name}: classes of {len(deal.names)} clients{more}")
+    more = f", the first {len(counts)}" if len(counts) < len(samples.names) else ""
+    title(axes, f"{Path(source).name}: classes of {len(samples.names)} clients{more}")
     colours = (THEME.grid, THEME.series[0], THEME.ink)
     edges = (np.arange(counts.shape[1] + 1) - 0.5, np.arange(len(counts) + 1) - 0.5)
     heat(axes, edges, np.where(counts > 0, share, np.nan), (0.0, float(share.max())), colours)
     names = [
         f"{shortened(name, 10)} ({total})"
-        for name, total in zip(deal.names, counts.sum(1), strict=False)
+        for name, total in zip(samples.names, counts.sum(1), strict=False)
     ]
     axes.y.ticks, axes.y.down, axes.y.label = (
         (range(len(counts)), names),
@@ -227,8 +227,8 @@ def figure(deal: Deal, source: str) -> "Figure":
         "client (training samples)",
     )
     axes.y.size = 6.5 if len(counts) > 15 else 8.5
-    if len(deal.classes) <= 30:
-        axes.x.ticks = (range(len(deal.classes)), [name[:8] for name in deal.classes])
-    axes.x.label = "quarter of the targets" if deal.numbers else "class"
+    if len(samples.classes) <= 30:
+        axes.x.ticks = (range(len(samples.classes)), [name[:8] for name in samples.classes])
+    axes.x.label = "quarter of the targets" if samples.numbers else "class"
     heat_key(axes, (0.0, float(share.max())), colours, "share of the client's training samples")
     return drawn

@@ -1,1 +1,0 @@
-"""Pages and progress displays that follow a run or a sweep."""
