@@ -27,6 +27,7 @@ from fedapps.runs.execution import execute
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
 from tests.helpers import assert_same, clients_of
+from tests.small_jobs import unlike_at_clients
 
 CLIENTS = 6
 JOB = {
@@ -206,10 +207,11 @@ def test_dittos_personal_model_is_trained_for_the_given_epochs_near_the_servers(
     assert free == plain
 
 
-@pytest.mark.parametrize("method", TORCH)
+@pytest.mark.parametrize("method", unlike_at_clients(TORCH))
 def test_every_method_of_a_net_scores_them_and_keeps_nothing(method, tmp_path):
     """Adapting before one evaluation affects neither the next one nor the files."""
     every = {"num_rounds": 2, "client_store": "disk", "new_epochs": 2, "clients_per_round": 0}
+    every |= {"train__local_epochs": 1, "data__max_samples": 240}
     often = run(tmp_path / "often", method=method, evaluate_every=1, **every)
     once = run(tmp_path / "once", method=method, evaluate_every=0, **every)
     rows = new_rows(often)

@@ -304,13 +304,3 @@ def test_propfairs_fixed_point_and_its_limit():
     assert solution(
         PropFair(FedAvg(), PropFairOptions(1e6)), PropFairClient, rate=0.2e6
     ) == pytest.approx(1 / 17, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: AFLOptions(-1), lambda: TERMOptions(-1), lambda: QFedAvgOptions(-1), lambda: QFedAvgOptions(lipschitz=-1),
-     lambda: FedMGDAOptions(1.5), lambda: FedMGDAOptions(server_learning_rate=-1), lambda: PropFairOptions(0)],
-)  # fmt: skip
-def test_bad_options(make):
-    with pytest.raises(ValueError, match="choose a value in"):
-        make()

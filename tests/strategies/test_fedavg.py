@@ -1,8 +1,7 @@
 import numpy as np
-import pytest
 
 from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import ClientGrid, FedAvg, FedProxOptions
+from fedapps.strategies import ClientGrid, FedAvg
 from tests.helpers import EchoClient, arrays_of, simulate
 
 START = {"w": np.zeros(2, np.float32), "n": np.int64(0)}
@@ -77,9 +76,3 @@ def test_fraction_train_is_kept_from_flower():
     )
     assert result.train_metrics_clientapp[1]["one"] == 1.0
     assert not result.evaluate_metrics_clientapp
-
-
-@pytest.mark.parametrize("mu", [-1.0, float("nan")])
-def test_fedprox_rejects_bad_mu(mu):
-    with pytest.raises(ValueError, match=r"mu = .*choose a value in \[0, inf\)"):
-        FedProxOptions(mu)

@@ -176,20 +176,6 @@ def test_a_client_that_lost_its_cache_is_sent_everything_again():
     assert [(f.client, "the predictor cache was lost" in f.reason) for f in failures] == [(1, True)]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"budget": -1}, "budget = -1"),
-        ({"sampling": "even"}, "sampling = 'even'"),
-        ({"step": 0.0}, "step = 0.0"),
-        ({"floor": 0.0}, "floor"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        FedBoostOptions(**options)
-
-
 def test_a_budget_above_the_library():
     with pytest.raises(
         ValueError, match=r"budget = 3, but the library holds 2 predictors: choose 1 to 2"

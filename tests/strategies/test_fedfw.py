@@ -546,20 +546,6 @@ def test_a_product_of_domains():
 # --- state and bad input --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lambda_0": -1.0}, "lambda-0 = -1"),
-        ({"schedule": "convexe"}, "did you mean 'convex'"),
-        ({"local_steps": 0}, "local-steps = 0"),
-        ({"batch_size": 3}, "batch-size = 3, schedule = 'convex'"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        FedFWOptions(**options)
-
-
 def test_a_start_outside_the_domain_is_refused():
     domain = L1Ball((6,), 1.0)
     for strategy, kind in (

@@ -91,8 +91,3 @@ def test_the_second_half_may_end_the_run():
         callbacks=[rounds.append],
     )
     assert len(rounds) == 3
-
-
-def test_at_least_one_round():
-    with pytest.raises(ValueError, match="rounds = 0"):
-        WarmStart(FedAvg(), 0, FedAvg())

@@ -352,9 +352,9 @@ def test_compiled_for_real(tmp_path, monkeypatch):
     """
     monkeypatch.setattr(compiled, "UNROLLED", 2)  # compiling takes half as long
     compiler = Compiler(tmp_path)
-    ours = rounds("superfed-mm", compiler, clients=3)
-    assert_close(ours, rounds("superfed-mm", None, clients=3))
+    ours = rounds("fedavg", compiler, clients=3)
+    assert_close(ours, rounds("fedavg", None, clients=3))
     assert len(compiler.built) == 2 == len(list(tmp_path.glob("*.pt2")))
-    again = rounds("superfed-mm", Compiler(tmp_path, build=False), clients=3)
+    again = rounds("fedavg", Compiler(tmp_path, build=False), clients=3)
     for one, other in zip(ours, again, strict=True):
         assert_arrays(one[0], other[0])

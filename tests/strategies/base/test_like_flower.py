@@ -294,21 +294,6 @@ def test_flowers_strategy_that_would_wait_for_ever_is_refused():
     assert len(rounds[0].trained.clients) == 5
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"fraction_train": 1.5},
-        {"fraction_evaluate": -0.1},
-        {"min_train_nodes": -1},
-        {"min_available_nodes": 2.5},
-    ],
-)
-def test_impossible_numbers_are_refused(wrong):
-    ((name, value),) = wrong.items()
-    with pytest.raises(ValueError, match=f"{name} = {value}"):
-        FedAvg(**wrong)
-
-
 def test_training_and_evaluation_are_different_draws():
     rounds = []
     simulate(
