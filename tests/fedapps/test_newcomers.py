@@ -260,7 +260,7 @@ def test_a_resumed_run_keeps_new_clients_out_of_training(tmp_path):
     """The record lists the new clients. It does not matter which clients are connected
     at the resume.
     """
-    job = {"checkpoint_every": 2, "method": "superfed-mm"}
+    job = {"checkpoint_every": 2, "method": "superfed-mm", "data__max_samples": 240}
     whole = run(tmp_path / "whole", **job)
     for name in ("half", "other"):
         run(tmp_path / name, callbacks=[lambda now: now.number == 3], **job)

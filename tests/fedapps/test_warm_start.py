@@ -14,6 +14,7 @@ JOB = [
     "num-clients=6",
     "clients-per-round=3",
     "train.local-epochs=1",
+    "data.max-samples=600",
 ]
 
 
