@@ -167,6 +167,13 @@ def scraped(port, connect=lambda port: socket.create_connection(("127.0.0.1", po
         thread.join()
 
 
+def some_slow(names, *quick):
+    """Mark all but the names in ``quick`` as slow: they run the same code with another
+    client or server.
+    """
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def assert_same(a, b, where="", skip=lambda key: key in ("seconds", "run")):
     """Compare nested values, numbers to 1e-6, except the keys in ``skip``."""
     if isinstance(a, dict):

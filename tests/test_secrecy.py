@@ -117,6 +117,7 @@ def no_pickle(monkeypatch):
     monkeypatch.setattr(pickle, "_Unpickler", refuse)
 
 
+@pytest.mark.slow
 def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(
     tmp_path, monkeypatch, no_pickle
 ):

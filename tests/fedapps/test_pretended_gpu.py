@@ -14,7 +14,7 @@ from fedapps.runs import client_factory
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import prepare_folder, with_defaults
-from tests.helpers import assert_same, rounds_of
+from tests.helpers import assert_same, rounds_of, some_slow
 from tests.pretended_device import CUDA, pretended_cuda
 from tests.small_jobs import unlike_at_clients
 
@@ -39,7 +39,6 @@ JOB = {
 NETS = {
     name: task for name, entry in METHODS.items() for task in TORCH_TASKS if task in entry.tasks
 }
-FAST = ("fedavg", "superfed-mm", "ffgb", "fedboost", "fedfw")
 
 
 def run(method, device, folder, **keys):
@@ -57,10 +56,7 @@ def run(method, device, folder, **keys):
 
 @pytest.mark.parametrize(
     "method",
-    [
-        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
-        for name in unlike_at_clients(NETS)
-    ],
+    some_slow(unlike_at_clients(NETS), "fedavg", "superfed-mm", "ffgb", "fedboost", "fedfw"),
 )
 def test_a_run_on_the_pretended_device_equals_the_run_on_the_cpu(method, tmp_path, monkeypatch):
     wanted = run(method, "cpu", tmp_path / "cpu")

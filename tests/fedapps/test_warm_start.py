@@ -7,6 +7,8 @@ import pytest
 from fedapps.commands.parser import main
 from tests.helpers import rounds_of
 
+pytestmark = pytest.mark.slow
+
 JOB = [
     "num-rounds=4",
     "evaluate-every=1",
