@@ -2,6 +2,8 @@
 the mathematics, faults, traffic, state.
 """
 
+import functools
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
@@ -88,6 +90,7 @@ def test_the_messages_carry_algorithms_1_and_2(local_steps):
         np.testing.assert_allclose(result, x_bar, atol=1e-12)
 
 
+@functools.cache
 def lasso_rows(radius):
     """A LASSO of ten clients, its domain, and its minimum over it by projected gradient
     steps. ``radius``: of the l1 ball, in those of the solution without it.

@@ -386,5 +386,3 @@ def test_what_averages_is_not_refused():
         check_partial(strategy, "x")
     with pytest.raises(ValueError, match="not models or updates"):
         check_partial(FedEvg.__new__(FedEvg), "x")
-    with pytest.raises(ValueError, match="set deadline"):
-        PaceOptions(late="partial", over_select=0.5)

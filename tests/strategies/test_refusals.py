@@ -1,30 +1,49 @@
 """What no method accepts as an option or as what it wraps: one line that names it."""
 
 import pytest
+from flwr.serverapp import strategy as flower
 
 from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients import TrainOptions
 from fedapps.strategies import (
+    AFL,
     FFGB,
+    TERM,
+    AAggFFD,
     AAggFFOptions,
+    AAggFFS,
     AFLOptions,
     DFWTrace,
+    FedAdam,
     FedAvg,
     FedBoostOptions,
+    FedBuff,
+    FedBuffOptions,
     FedEvg,
     FedEvgOptions,
     FedFWOptions,
+    FedMGDA,
     FedMGDAOptions,
     FedOptOptions,
     FedProxOptions,
     FFGBDistillOptions,
     FFGBOptions,
+    Local,
+    PaceOptions,
+    PrivacyOptions,
+    Private,
     PropFairOptions,
+    QFedAvg,
     QFedAvgOptions,
+    Robust,
+    RobustOptions,
+    SecureOptions,
+    SecureSum,
     SuPerFedOptions,
     TERMOptions,
     WarmStart,
 )
+from fedapps.strategies.base.capabilities import Capabilities
 
 RANGE = "choose a value in"
 OPTIONS = [
@@ -75,6 +94,15 @@ OPTIONS = [
     (FedBoostOptions, {"floor": 0.0}, "floor"),
     (DFWTrace, {"domain": L1Ball((4,), 1.0)}, "L1Ball has no power iteration: choose a nuclear-"),
     (WarmStart, {"first": FedAvg(), "rounds": 0, "then": FedAvg()}, "rounds = 0"),
+    (FedBuffOptions, {"staleness": 0.1, "weights": "clients"}, "does not use it"),
+    (PaceOptions, {"late": "partial", "over_select": 0.5}, "set deadline"),
+    (SecureOptions, {"on": True, "neighbours": 4}, "4: a server that lies could choose them"),
+    (SecureOptions, {"on": True, "min_change": 2, "clear_losses": True}, "min-change = 2: weights"),
+    (
+        SecureOptions,
+        {"on": True, "neighbours": 3, "consistency": False},
+        "must be an even number",
+    ),
     (TrainOptions, {"learning_rate": 0.0}, f"learning-rate = .*: {RANGE}"),
     (TrainOptions, {"batch_size": 0}, f"batch-size = .*: {RANGE}"),
     (TrainOptions, {"momentum": 1.0}, f"momentum = .*: {RANGE}"),
@@ -87,3 +115,106 @@ OPTIONS = [
 def test_what_is_out_of_range_is_refused(make, given, said):
     with pytest.raises(ValueError, match=said):
         make(**given)
+
+
+# --- what wraps what ------------------------------------------------------------------
+
+
+class HandsOn(flower.FedAvg):
+    """A third-party subclass without declared capabilities."""
+
+    def aggregate_train(self, server_round, replies):
+        return super().aggregate_train(server_round, replies)
+
+
+class OwnMedian(HandsOn):
+    """A third-party median: weights change nothing."""
+
+    capabilities = Capabilities("model", "single replies")
+
+
+def clipped(strategy):
+    """Return a strategy in Flower's own wrapper."""
+    return flower.DifferentialPrivacyServerSideFixedClipping(strategy, 1, 1, 5)
+
+
+def median():
+    return Robust(FedAvg(), RobustOptions("median"))
+
+
+FREE = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+PRIVATE = PrivacyOptions(1.0)
+SINGLE = "looks at single clients' replies"
+COMPOSED = {
+    SecureSum: [
+        (lambda: AAggFFS(FedAdam()), "set secure.clear-losses = true"),
+        (lambda: AFL(FedAvg()), "set secure.clear-losses = true"),
+        (lambda: QFedAvg(FedAvg()), SINGLE),
+        (lambda: FedMGDA(FedAvg()), SINGLE),
+        (median, SINGLE),
+        (lambda: flower.Krum(1), SINGLE),
+        (lambda: Private(FedAvg(), PRIVATE), "clips single clients' updates"),
+        (lambda: clipped(flower.FedAvg()), "clips single clients' updates"),
+        (Local, "no vectors that could be added"),
+    ],
+    lambda inner: Private(inner, PRIVATE): [
+        *(
+            (make, "and only the average can be private")
+            for make in (
+                lambda: AFL(FedAvg()),
+                lambda: TERM(FedAvg()),
+                lambda: FedMGDA(FedAvg()),
+                Local,
+                flower.FedMedian,
+            )
+        ),
+        (median, "Robust uses more than the average"),
+        (lambda: FedBuff(FedAvg()), "FedBuff uses more than the average"),
+    ],
+    AAggFFD: [
+        (
+            make,
+            r"AAggFFD decides the weights of an average, but \w+ does not average by the weights",
+        )
+        for make in (
+            Local,
+            lambda: QFedAvg(FedAvg()),
+            lambda: FedMGDA(FedAvg()),
+            lambda: FedAvg(weights="uniform"),
+            lambda: TERM(FedAvg()),
+            median,
+            flower.FedMedian,
+            flower.FedTrimmedAvg,
+            flower.Krum,
+            flower.MultiKrum,
+            flower.Bulyan,
+            lambda: flower.QFedAvg(0.1),
+            flower.FedXgbBagging,
+            flower.FedXgbCyclic,
+            OwnMedian,
+        )
+    ],
+    TERM: [
+        (
+            lambda: HandsOn(**FREE),
+            r"TERM: HandsOn overrides aggregate_train .*: declare capabilities = Capabilities\(",
+        ),
+        (lambda: clipped(HandsOn(**FREE)), "HandsOn overrides aggregate_train"),
+    ],
+    lambda inner: FedBuff(inner, FedBuffOptions(weights="clients")): [
+        (lambda: FedAvg(weights="uniform"), "FedAvg does not average by the weights"),
+    ],
+    lambda inner: Robust(inner, RobustOptions("median")): [
+        (lambda: FedBuff(FedAvg()), "FedBuff takes more than an average"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("wrap", "make", "why"), [(wrap, *case) for wrap, cases in COMPOSED.items() for case in cases]
+)
+def test_what_a_wrapper_cannot_do_its_work_around_is_refused_in_a_line(wrap, make, why):
+    with pytest.raises(ValueError, match=why) as caught:
+        wrap(make())
+    assert "\n" not in str(caught.value)
+    assert wrap is not SecureSum or str(caught.value).startswith("secure sums: ")
