@@ -16,8 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.client import NumPyClient
 
+from fedapps.clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+from fedapps.strategies import ClientGrid, run_rounds
 from fedapps.testing.problems import arrays_of as arrays_of
 from fedapps.testing.problems import blobs as blobs
 from fedapps.testing.problems import simulate as simulate
@@ -167,6 +171,13 @@ def scraped(port, connect=lambda port: socket.create_connection(("127.0.0.1", po
         thread.join()
 
 
+def some_slow(names, *quick):
+    """Mark all but the names in ``quick`` as slow: they run the same code with another
+    client or server.
+    """
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def assert_same(a, b, where="", skip=lambda key: key in ("seconds", "run")):
     """Compare nested values, numbers to 1e-6, except the keys in ``skip``."""
     if isinstance(a, dict):
@@ -199,15 +210,31 @@ def assert_arrays(found, wanted, rtol=0.0, atol=0.0):
         np.testing.assert_allclose(one, other, rtol, atol, err_msg=str(name))
 
 
+def play(strategy, client_fn, num_clients, start, rounds=1, config=(), inner=InlineGrid, **options):
+    """Run a strategy, whoever's, in our loop with the clients ``client_fn(number)``;
+    return its Result with ``seen``, the rounds. ``on``: options of its ClientGrid.
+    """
+    app = to_client_app(lambda context: client_fn(int(context.node_config["partition-id"])))
+    grid = ClientGrid(inner(app, num_clients), **options.pop("on", {}))
+    arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in start.items()})
+    config, seen = ConfigRecord(dict(config)), []
+    options["callbacks"] = [seen.append, *options.get("callbacks", ())]
+    result = run_rounds(strategy, grid, arrays, rounds, train_config=config, **options)
+    result.seen = seen
+    return result
+
+
 class EchoClient(NumPyClient):
     """Returns its model shifted by a constant, with its own weight; FedAvg's result is
-    known by hand.
+    known by hand. ``heard`` gets the configuration of each training.
     """
 
-    def __init__(self, shift, num_examples=1, metrics=None):
+    def __init__(self, shift, num_examples=1, metrics=None, heard=lambda config: None):
         self.shift, self.num_examples, self.metrics = shift, num_examples, metrics or {}
+        self.heard = heard
 
     def fit(self, parameters, config):
+        self.heard(config)
         return (
             [p + np.asarray(self.shift, p.dtype) for p in parameters],
             self.num_examples,

@@ -2,6 +2,8 @@
 the tests of the ``*Loop`` classes.
 """
 
+import functools
+
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -152,3 +154,10 @@ METHODS = {
         "half-loss",
     ),
 }
+
+
+@functools.cache
+def looped(name, rounds=ROUNDS):
+    """Return the result of a method around the plain loop."""
+    make, loop, _, _ = METHODS[name]
+    return run(make(), loop_app(getattr(clients, loop)), rounds)

@@ -29,7 +29,7 @@ from flwr.proto.federation_config_pb2 import SimulationConfig
 from flwr.serverapp import ServerApp
 from typer.main import get_command
 
-from fedapps.commands.parser import main, parse
+from fedapps.commands.parser import COMMANDS, parse
 from fedapps.commands.run import settings_of
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
@@ -41,6 +41,7 @@ from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.prepare import check_sizes
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.toml_text import toml_value
+from tests.helpers import run_inline
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "own-project"
@@ -82,8 +83,16 @@ NOT_CHECKED = {
 }
 
 
-def named(paths):
-    return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths]
+def each(check, cases):
+    """Call ``check`` for every case; fail with a line for each that is wrong."""
+    wrong = []
+    for case in cases:
+        try:
+            check(case)
+        except (Exception, SystemExit) as error:
+            name = case.relative_to(ROOT) if isinstance(case, Path) else case
+            wrong.append(f"{name}: {error or type(error).__name__}")
+    assert not wrong, "\n".join(wrong)
 
 
 def prose(page):
@@ -151,103 +160,80 @@ def all_commands(program, pages=PAGES):
     return sorted({line for page in pages for line in commands(page, program)})
 
 
-@pytest.mark.parametrize("line", sorted({*all_commands("fedapps"), *experiment_commands()}))
-def test_commands_parse_and_their_settings_exist(line, monkeypatch, tmp_path):
-    words = shlex.split(line, comments=True)
-    own = any(name in line for name in ("own_method", "run.toml", "methods.toml"))
-    monkeypatch.chdir(ROOT / "examples" / "own-method" if own else ROOT)
-    if "visits.toml" in words:  # which its page makes first
-        (tmp_path / "visits.toml").write_text(
-            blocks(ROOT / "docs" / "bring-your-own.md", "toml")[0]
-        )
-        monkeypatch.chdir(tmp_path)
-    if len(words) == 2 or "--help" in words:  # the bare name of a command
-        assert words[1] in (
-            "run",
-            "sweep",
-            "contest",
-            "watch",
-            "data",
-            "methods",
-            "settings",
-            "compare",
-            "figures",
-            "export",
-            "adapt",
-        )
-        return
-    if any(f"method={name}" in words for name in PROPOSED):
-        return
-    arguments = parse(words[1:])
+@pytest.mark.slow
+def test_commands_parse_and_their_settings_exist(monkeypatch, tmp_path):
+    """Except of methods that a page proposes and of files that another one makes."""
+    for name, page in (("visits", "bring-your-own"), ("grid", "sweep")):  # which make these first
+        text = blocks(ROOT / "docs" / f"{page}.md", "toml")[0]
+        (tmp_path / f"{name}.toml").write_text(text)
+    # many differ only in where they write
+    planned = functools.cache(read_plan)
     made = (["run", "settings.toml"], ["run", "winner.toml"], ["sweep", "DIR"])
-    if words[1:] in made:  # files that another one made
-        return
-    if words[1] == "run":
-        settings = settings_of(arguments)
-        check_sizes(
-            replace(settings, num_clients=settings.num_clients or 20)
-        )  # raises UserError for an unknown key, a wrong value, a missing file
-    if words[1] == "sweep":
-        (tmp_path / "grid.toml").write_text(blocks(ROOT / "docs" / "sweep.md", "toml")[0])
-        file = tmp_path / "grid.toml" if arguments.file.name == "grid.toml" else arguments.file
-        assert read_plan(file, arguments.settings, arguments.scale).points
+
+    def check(line):
+        words = shlex.split(line, comments=True)
+        own = any(name in line for name in ("own_method", "run.toml", "methods.toml"))
+        monkeypatch.chdir(ROOT / "examples" / "own-method" if own else ROOT)
+        if "visits.toml" in words:
+            monkeypatch.chdir(tmp_path)
+        if len(words) == 2 or "--help" in words:  # the bare name of a command
+            assert words[1] in COMMANDS
+        elif words[1:] not in made and not any(f"method={name}" in words for name in PROPOSED):
+            arguments = parse(words[1:])
+            if words[1] == "run":  # an unknown key, a wrong value, a missing file raise
+                settings = settings_of(arguments)
+                check_sizes(replace(settings, num_clients=settings.num_clients or 20))
+            if words[1] == "sweep":
+                made_file = arguments.file.name == "grid.toml"
+                file = tmp_path / "grid.toml" if made_file else arguments.file
+                assert planned(file, tuple(arguments.settings), arguments.scale).points
+
+    each(check, sorted({*all_commands("fedapps"), *experiment_commands()}))
 
 
-@pytest.mark.parametrize("line", all_commands("flwr run"))
-def test_flowers_commands_use_known_settings(line):
-    words = shlex.split(line)
-    for option, value in itertools.pairwise(words):
-        if option == "--federation-config":
-            keys = {key.replace("-", "_") for key in parse_config_args([value])}
-            assert keys <= set(SimulationConfig.DESCRIPTOR.fields_by_name)
-        if option == "--run-config":
-            read_settings(parse_config_args([value]))
+def test_flowers_commands_exist_with_their_options_and_known_settings():
+    def check(line):
+        command = get_command(flwr)
+        words = [one for one in shlex.split(line, comments=True)[1:] if not one.startswith("...")]
+        for option, value in itertools.pairwise(words):
+            if option == "--federation-config":
+                keys = {key.replace("-", "_") for key in parse_config_args([value])}
+                assert keys <= set(SimulationConfig.DESCRIPTOR.fields_by_name)
+            if option == "--run-config":
+                read_settings(parse_config_args([value]))
+        while words and isinstance(command, Group):
+            command = command.commands[words.pop(0)]
+        known = {one for p in command.params for one in [*p.opts, *p.secondary_opts]} | {"--help"}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+    each(check, all_commands("flwr"))
 
 
-@pytest.mark.parametrize("line", all_commands("flwr"))
-def test_flowers_commands_exist_with_their_options(line):
-    command = get_command(flwr)
-    words = [word for word in shlex.split(line, comments=True)[1:] if not word.startswith("...")]
-    while words and isinstance(command, Group):
-        command = command.commands[words.pop(0)]
-    known = {one for p in command.params for one in [*p.opts, *p.secondary_opts]} | {"--help"}
-    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+def test_scripts_exist_and_know_their_options():
+    def check(line):
+        words = shlex.split(line.translate(str.maketrans("[]", "  ")), comments=True)
+        if not words[1].startswith("-"):  # of the interpreter
+            text = (ROOT / words[1]).read_text(encoding="utf-8")
+            unknown = [w for w in words[2:] if w.startswith("--") and f'"{w}"' not in text]
+            assert unknown == []
+
+    each(check, all_commands("python", [*PAGES, BENCHMARKS]))
 
 
-@pytest.mark.parametrize("line", all_commands("python", [*PAGES, BENCHMARKS]))
-def test_scripts_exist_and_know_their_options(line):
-    words = shlex.split(line.translate(str.maketrans("[]", "  ")), comments=True)
-    if words[1].startswith("-"):  # of the interpreter
-        return
-    text = (ROOT / words[1]).read_text(encoding="utf-8")
-    assert [word for word in words[2:] if word.startswith("--") and f'"{word}"' not in text] == []
-
-
-@pytest.mark.parametrize("page", named(PAGES))
-def test_shell_blocks_call_only_known_programs(page):
-    for block in blocks(page, "sh"):
-        lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
-        called = {line.split()[0] for line in lines if line and not line.startswith("#")}
-        assert called <= CHECKED | NOT_CHECKED
-
-
-@pytest.mark.parametrize(
-    "page", named([page for page in PAGES if blocks(page, "toml", "yaml", "json")])
-)
-def test_data_in_blocks_can_be_read(page):
-    for language, read in (("toml", tomllib.loads), ("yaml", yaml.safe_load), ("json", json.loads)):
-        for block in blocks(page, language):
-            assert read(block)
-
-
-@pytest.mark.parametrize("page", named(PAGES))
-def test_make_targets_exist(page):
+def test_blocks_hold_data_that_can_be_read_known_programs_and_make_targets():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()] + re.findall(
-        r"`([^`\n]+)`", prose(page)
-    )
-    wanted = {target for line in lines for target in re.findall(r"^make ([a-z-]+)", line)}
-    assert wanted <= targets
+
+    def check(page):
+        text = "\n".join(blocks(page, "sh")).replace("\\\n", " ")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        called = {line.split()[0] for line in lines if not line.startswith("#")}
+        assert called <= CHECKED | NOT_CHECKED
+        lines += re.findall(r"`([^`\n]+)`", prose(page))
+        assert {one for line in lines for one in re.findall(r"^make ([a-z-]+)", line)} <= targets
+        for name, read in (("toml", tomllib.loads), ("yaml", yaml.safe_load), ("json", json.loads)):
+            assert all(read(block) for block in blocks(page, name))
+
+    each(check, PAGES)
 
 
 # --- links, options, methods ----------------------------------------------------------
@@ -276,16 +262,17 @@ def test_the_pages_contain_settings_to_check():
     assert sum(map(bool, values)) > 120
 
 
-@pytest.mark.parametrize("page", named([*PAGES, BENCHMARKS]))
-def test_links_lead_somewhere(page):
-    for target in links(page):
-        if re.match(r"\w+:", target):
-            continue
-        path, _, anchor = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
-        assert file.exists(), f"{target}: no such file"
-        assert file.is_relative_to(ROOT), f"{target}: outside the project"
-        assert not anchor or anchor in anchors(file), f"{target}: no such heading"
+def test_links_lead_somewhere():
+    def check(page):
+        for target in links(page):
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            if not re.match(r"\w+:", target):
+                assert file.exists(), f"{target}: no such file"
+                assert file.is_relative_to(ROOT), f"{target}: outside the project"
+                assert not anchor or anchor in anchors(file), f"{target}: no such heading"
+
+    each(check, [*PAGES, BENCHMARKS])
 
 
 def broken_tables(text):
@@ -305,15 +292,12 @@ def broken_tables(text):
     ]
 
 
-def test_broken_tables_are_seen():
+def test_tables_have_a_header_and_rows_of_its_length():
     assert broken_tables("| a | b |\n| --- | --- |\n| `x|y` | 2 |\n") == []
-    assert broken_tables("| a | b |\n| --- | --- |\n\n| 1 | 2 |\n") != []
-    assert broken_tables("| a | b |\n| --- | --- |\n| 1 |\n") != []
-
-
-@pytest.mark.parametrize("page", [*PAGES, BENCHMARKS], ids=lambda page: page.name)
-def test_tables_have_a_header_and_rows_of_its_length(page):
-    assert broken_tables(page.read_text(encoding="utf-8")) == []
+    for wrong in ("\n| 1 | 2 |", "| 1 |"):
+        assert broken_tables(f"| a | b |\n| --- | --- |\n{wrong}\n") != []
+    pages = {page: broken_tables(page.read_text(encoding="utf-8")) for page in [*PAGES, BENCHMARKS]}
+    assert {page.name: rows for page, rows in pages.items() if rows} == {}
 
 
 def test_the_index_names_every_page_or_the_table_of_methods_does():
@@ -352,14 +336,16 @@ def test_images_are_small_and_used():
         assert f"images/{image.name})" in text
 
 
-@pytest.mark.parametrize("page", named(PAGES))
-def test_settings_named_in_the_text_exist_with_their_defaults(page):
-    known, text = default_config(), prose(page)
-    for key, value in named_settings(page):
-        assert key in known
-        assert not value or value == toml_value(known[key]), key
-    for key, value in re.findall(r"^\| `([a-z-]+)` \| `([^`]*)` \|", text, re.M):
-        assert value == toml_value(known[key]), key
+def test_settings_named_in_the_text_exist_with_their_defaults():
+    known = default_config()
+
+    def check(page):
+        rows = re.findall(r"^\| `([a-z-]+)` \| `([^`]*)` \|", prose(page), re.M)
+        for key, value in [*named_settings(page), *rows]:
+            assert key in known
+            assert (value or toml_value(known[key])) == toml_value(known[key]), key
+
+    each(check, PAGES)
 
 
 def test_pages_of_methods_have_generated_option_tables():
@@ -398,14 +384,6 @@ def own_project(monkeypatch):
     )
 
 
-def run_app(server_app, client_app, run_config):
-    grid = InlineGrid(client_app, 10)
-    server_app(
-        grid,
-        Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config),
-    )
-
-
 def test_the_page_shows_both_halves_and_links_the_rest():
     shown, text = blocks(STRATEGY_PAGE, "python"), STRATEGY_PAGE.read_text(encoding="utf-8")
     for name in ("server_app", "client_app"):
@@ -417,26 +395,18 @@ def test_the_page_shows_both_halves_and_links_the_rest():
 @pytest.mark.slow
 @pytest.mark.parametrize("personal", [False, True])
 def test_the_example_runs_and_ends_as_the_page_says(personal, own_project, capsys):
-    app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"][
-        "app"
-    ]
-    components, text = app["components"], prose(STRATEGY_PAGE)
-    pattern = r"`round 20: accuracy (\d\.\d+)`"
+    text, pattern = prose(STRATEGY_PAGE), r"`round 20: accuracy (\d\.\d+)`"
+    app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]
+    config, components = app["app"]["config"], app["app"]["components"]
     if personal:
         components = dict(re.findall(r'`(serverapp|clientapp) = "(.*?)"`', text))
         pattern = r"accuracy (\d\.\d+) for the mixed models, (\d\.\d+) for the global"
-    server_app, client_app = (
-        own_project(components["serverapp"]),
-        own_project(components["clientapp"]),
-    )
-    assert isinstance(server_app, ServerApp)
-    assert isinstance(client_app, ClientApp)
-    run_app(server_app, client_app, app["config"])
-    last = [
-        float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out.splitlines()[-1])
-    ]
+    server_app, client_app = (own_project(components[name]) for name in ("serverapp", "clientapp"))
+    assert (type(server_app), type(client_app)) == (ServerApp, ClientApp)
+    server_app(InlineGrid(client_app, 10), Context(1, 1, {}, RecordDict(), config))
+    last = re.findall(r"\d\.\d+", capsys.readouterr().out.splitlines()[-1])
     said = [float(number) for number in re.search(pattern, text).groups()]
-    assert last == pytest.approx(said, abs=0.01)
+    assert list(map(float, last)) == pytest.approx(said, abs=0.01)
 
 
 def test_the_examples_client_keeps_fedproxs_contract(own_project):
@@ -471,7 +441,11 @@ def test_the_examples_client_keeps_fedproxs_contract(own_project):
 
 
 SNIPPETS = [
-    pytest.param(code, id=f"{page.stem}-{number}")
+    pytest.param(
+        code,
+        id=f"{page.stem}-{number}",
+        marks=[pytest.mark.slow] if re.search(r"fedapps\.\w+\(|results/", code) else [],
+    )
     for page in PAGES
     if page.name != "bring-your-own.md"  # run by tests/fedapps/test_bring_your_own.py
     for number, code in enumerate(blocks(page, "python"))
@@ -479,67 +453,53 @@ SNIPPETS = [
     if code not in {path.read_text(encoding="utf-8") for path in EXAMPLE.rglob("*.py")}
     if "class Net(nn.Module)" not in code  # run by tests/fedapps/tasks/test_own_nets.py
 ]
+#: What a snippet with this word prints.
+PRINTED = {
+    "fedapps.sweep(": r"^0 +fedavg +0\.\d+ +-?0\.\d+\n1 +local +0\.\d+ +NaN$",
+    "fedapps.run(": r"^completed 0\.\d+$",
+    "results/superfed-mm-digits-seed0": r"^0\.\d+ \d+$",
+}
 
 
 @pytest.mark.parametrize("code", SNIPPETS)
 def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    if folder := re.search(r'"(results/superfed-mm-digits-seed0)"', code):
-        run = [
-            "run",
-            "method=superfed-mm",
-            "num-rounds=2",
-            "train.local-epochs=1",
-            "--engine",
-            "inline",
-            "--out",
-            folder[1],
-        ]
-        assert main(run) == 0
-        exec(compile(code, "snippet", "exec"), {})
-        assert re.search(r"^0\.\d+ \d+$", capsys.readouterr().out, re.M)
-        return
+    one_after_the_other = lambda runs, *places: (Ended(run, run_one(run)) for run in runs)
+    monkeypatch.setattr(execution, "run_all", one_after_the_other)
     if "model=net" in code:  # a function of a script, which is read
         Path("script.py").write_text(code)
-        env = os.environ | {"PYTHONPATH": str(ROOT), "FEDAPPS_CACHE": str(tmp_path / "cache")}
         done = subprocess.run(
-            [sys.executable, "script.py"], env=env, capture_output=True, text=True, timeout=200
+            [sys.executable, "script.py"],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "FEDAPPS_CACHE": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=200,
         )
         assert re.search(r"^fedavg +[6-9]\d\.\d ", done.stdout, re.M), done.stdout + done.stderr
         return
-    if "fedapps.sweep(" in code:
-        monkeypatch.setattr(
-            execution, "run_all", lambda runs, *places: (Ended(run, run_one(run)) for run in runs)
-        )
-        exec(compile(code, "snippet", "exec"), {})
-        said = capsys.readouterr().out
-        assert re.search(r"^0 +fedavg +0\.\d+ +-?0\.\d+\n1 +local +0\.\d+ +NaN$", said, re.M), said
-        return
-    if "fedapps.run(" in code:
-        exec(compile(code, "snippet", "exec"), {})
-        assert re.search(r"^completed 0\.\d+$", capsys.readouterr().out, re.M)
-        return
-    client, digits_of = (
-        own_project("own_project.client_app:SoftmaxClient"),
-        own_project("own_project.client_app:digits_of"),
-    )
+    if folder := re.search(r'"(results/superfed-mm-digits-seed0)"', code):
+        settings = {"method": "superfed-mm", "num-rounds": 2, "train.local-epochs": 1}
+        run_inline(Path(folder[1]), **settings)
+        capsys.readouterr()
+    for word, wanted in PRINTED.items():
+        if word in code:
+            exec(compile(code, "snippet", "exec"), {})
+            said = capsys.readouterr().out
+            assert re.search(wanted, said, re.M), said
+            return
 
-    class Plain(client):
+    class Plain(own_project("own_project.client_app:SoftmaxClient")):
         """The example's client for strategies that send no proximal weight, or want to
         know the loss.
         """
 
         def fit(self, parameters, config):
             arrays, num_examples, metrics = super().fit(parameters, {"proximal-mu": 0.0, **config})
-            return (
-                arrays,
-                num_examples,
-                metrics | ({"loss-before": 1.0} if config.get("loss-before") else {}),
-            )
+            asked = {"loss-before": 1.0} if config.get("loss-before") else {}
+            return arrays, num_examples, metrics | asked
 
-    def client_fn(context):
-        return Plain(*digits_of(context))
-
+    digits_of = own_project("own_project.client_app:digits_of")
+    client_fn = lambda context: Plain(*digits_of(context))
     start = ArrayRecord({"weights": Array(np.zeros((64, 10)))})
     app = own_project("own_project.client_app:to_client_app")(client_fn)
     names = {
@@ -547,8 +507,6 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
         "start": start,
         "initial_arrays": start,
         "client_fn": client_fn,
-    }
-    names |= {
         "SoftmaxClient": Plain,
         "digits_of": digits_of,
         "softmax": own_project("own_project.client_app:softmax"),
@@ -557,14 +515,11 @@ def test_snippets_run(code, own_project, capsys, monkeypatch, tmp_path):
     if "result" in names:
         assert list(names["result"].evaluate_metrics_clientapp.values())[-1]["accuracy"] > 0.75
     elif "exams" in names:
-        for name, exam in list(names.items()):
-            if name.startswith("test_"):
-                exam()
+        for exam in [value for name, value in names.items() if name.startswith("test_")]:
+            exam()
     elif "METHOD" in names:
-        assert (
-            checked_method("method", "snippet:METHOD", names["METHOD"]).options(pull=1.0).pull
-            == 1.0
-        )
+        made = checked_method("method", "snippet:METHOD", names["METHOD"])
+        assert made.options(pull=1.0).pull == 1.0
     else:
         assert isinstance(names["app"], ClientApp)
     if "report" in names:
@@ -602,20 +557,10 @@ def test_the_table_of_a_page_matches_a_run(page, job, method, tmp_path):
     """
     command = rf"fedapps run experiments/{job} +method={method} ?(\S*=\S*)? *--out"
     options = re.search(command, (ROOT / page).read_text(encoding="utf-8"))
-    run = [
-        "run",
-        str(ROOT / "experiments" / job),
-        f"method={method}",
-        *filter(None, options.groups() if options else ()),
-        "--engine",
-        "inline",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert main(run) == 0
-    summary = json.loads((tmp_path / "out/summary.json").read_text(encoding="utf-8"))
-    measured = [
-        100 * summary[f"accuracy-{key}"] for key in ("mean", "std", "worst10", "best10", "worst")
-    ]
+    words = filter(None, options.groups() if options else ())
+    words = (str(ROOT / "experiments" / job), *words, "evaluate-every=0", "checkpoint-every=0")
+    summary = run_inline(tmp_path / "out", *words, method=method)
+    keys = ("mean", "std", "worst10", "best10", "worst")
     (row,) = re.findall(rf"^{method} +([\d. ]+)$", blocks(ROOT / page, "text")[0], re.M)
-    assert [float(cell) for cell in row.split()[:5]] == pytest.approx(measured, abs=3)
+    wanted = [100 * summary[f"accuracy-{key}"] for key in keys]
+    assert [float(cell) for cell in row.split()[:5]] == pytest.approx(wanted, abs=3)

@@ -6,7 +6,6 @@ import _pickle
 import ast
 import csv
 import io
-import json
 import os
 import pickle
 import re
@@ -15,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedapps.clients import FedAvgClient
 from fedapps.commands.parser import main
+from tests.helpers import run_inline
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [
@@ -26,42 +27,39 @@ FILES = [
 LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 
+#: What a call whose name ends so may not do without this option.
+ONLY_WITH = {
+    ("np.load", "numpy.load"): ("allow_pickle", "False"),
+    ("torch.load", "get_state_dict"): ("weights_only", "True"),
+}
+NEVER = ("read_pickle", "to_pickle", "yaml.load", "hub.load", "load_state_dict_from_url")
+
+
 def dangers(source):
     """Return one line for every place where ``source`` could execute what it reads."""
     lines = []
     for node in ast.walk(ast.parse(source)):
-        modules = []
+        found, modules = [], []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             modules = [node.module or ""]
         elif isinstance(node, ast.Call):
-            name, options = (
-                ast.unparse(node.func),
-                {k.arg: ast.unparse(k.value) for k in node.keywords},
-            )
-            if name in ("eval", "exec", "compile", "__import__") or name.endswith(
-                ("read_pickle", "to_pickle", "yaml.load")
-            ):
-                lines.append(f"line {node.lineno}: {name}")
-            if name.endswith(("np.load", "numpy.load")) and options.get("allow_pickle") != "False":
-                lines.append(f"line {node.lineno}: {name} without allow_pickle=False")
-            if name == "torch.load" and options.get("weights_only") != "True":
-                lines.append(f"line {node.lineno}: {name} without weights_only=True")
-            if name.endswith("get_state_dict") and options.get("weights_only") != "True":
-                lines.append(f"line {node.lineno}: {name} without weights_only=True")
-            if (
-                options.get("trust_remote_code", "False") != "False"
-                or options.get("allow_pickle", "False") != "False"
-            ):
-                lines.append(f"line {node.lineno}: {name} trusts what it reads")
-            if name == "load_state_dict_from_url" or name.endswith("hub.load"):
-                lines.append(f"line {node.lineno}: {name} unpickles what it fetches")
-        lines += [
-            f"line {node.lineno}: {module}"
-            for module in modules
-            if module.partition(".")[0] in LOADERS
-        ]
+            name = ast.unparse(node.func)
+            options = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            if name in ("eval", "exec", "compile", "__import__") or name.endswith(NEVER):
+                found.append(name)
+            found += [
+                f"{name} without {key}={safe}"
+                for names, (key, safe) in ONLY_WITH.items()
+                if name.endswith(names) and options.get(key) != safe
+            ]
+            if {options.get(k, "False") for k in ("trust_remote_code", "allow_pickle")} != {
+                "False"
+            }:
+                found.append(f"{name} trusts what it reads")
+        found += [module for module in modules if module.partition(".")[0] in LOADERS]
+        lines += [f"line {node.lineno}: {one}" for one in found]
     return lines
 
 
@@ -98,6 +96,10 @@ def test_dangerous_calls_are_detected(source):
     assert len(dangers(source)) >= 1
 
 
+#: Four clients of few samples.
+SMALL = {"num-clients": 4, "train.local-epochs": 1, "data.max-samples": 120}
+
+
 class Unpickled(BaseException):
     """Not an Exception, so that no handler catches it."""
 
@@ -115,6 +117,7 @@ def no_pickle(monkeypatch):
     monkeypatch.setattr(pickle, "_Unpickler", refuse)
 
 
+@pytest.mark.slow
 def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(
     tmp_path, monkeypatch, no_pickle
 ):
@@ -123,21 +126,11 @@ def test_a_run_its_checkpoint_and_its_stores_are_read_without_pickle(
     """
     with pytest.raises(Unpickled):
         np.load(io.BytesIO(b"\x80\x04]\x94K\x01a."), allow_pickle=True)  # so the guard bites
-    run = ["run", "--engine", "inline", "--out", str(tmp_path / "r")]
-    job = [
-        "method=superfed-mm",
-        "superfed.start=0",
-        "num-rounds=4",
-        "checkpoint-every=2",
-        "train.local-epochs=1",
-        "--nodes",
-        "4",
-    ]
-    assert main([*run, *job, "clients-per-round=0"]) == 0
+    job = {"method": "superfed-mm", "superfed.start": 0, "num-rounds": 4, "checkpoint-every": 2}
+    run_inline(tmp_path / "r", **SMALL, **job, **{"clients-per-round": 0})
     # as if it had ended after round 3
     (tmp_path / "r" / "checkpoint" / "4").rename(tmp_path / "r" / "checkpoint" / "3")
-    assert main([*run, "--resume"]) == 0
-    assert json.loads((tmp_path / "r" / "summary.json").read_text())["failures"] == 0
+    assert run_inline(tmp_path / "r", "--resume")["failures"] == 0
 
 
 # --- who may read ---------------------------------------------------------------------
@@ -151,15 +144,8 @@ def test_a_results_folder_is_its_owners(tmp_path):
     try:
         (tmp_path / "shared").mkdir(mode=0o755)
         for name in ("own", "shared"):
-            job = [
-                "method=superfed-mm",
-                "num-rounds=2",
-                "checkpoint-every=1",
-                "train.local-epochs=1",
-                "--nodes",
-                "6",
-            ]
-            assert main(["run", "--engine", "inline", *job, "--out", str(tmp_path / name)]) == 0
+            job = {"method": "superfed-mm", "num-rounds": 2, "checkpoint-every": 1}
+            run_inline(tmp_path / name, **SMALL, **job)
     finally:
         os.umask(old)
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
@@ -177,22 +163,18 @@ SECRET = 918273.645546  # of the first row; every further row has one more
 
 def table(path, spoil=""):
     """Write a table of two sites in which one feature of every row is the secret, or
-    the text ``spoil``.
+    the text ``spoil``; return the words of a run on it.
     """
     rng = np.random.default_rng(0)
+    rows = [
+        (f"site-{i % 2}", int(rng.integers(2)), round(rng.normal(), 3), SECRET + i)
+        for i in range(80)
+    ]
+    rows[50] = (*rows[50][:3], spoil or rows[50][3])
     path.mkdir()
     with (path / "data.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["client", "label", "age", "income"])
-        for i in range(80):
-            writer.writerow(
-                [
-                    f"site-{i % 2}",
-                    int(rng.integers(2)),
-                    round(rng.normal(), 3),
-                    spoil if spoil and i == 50 else SECRET + i,
-                ]
-            )
+        csv.writer(file).writerows([("client", "label", "age", "income"), *rows])
+    return ["run", "--engine", "inline", "task=tabular", f"data.source={path}", "--nodes", "2"]
 
 
 def everything(folder, captured):
@@ -209,19 +191,8 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
     """Even if clients fail while they use their data: their error messages go to the
     server.
     """
-    from fedapps.clients import FedAvgClient
-
-    table(tmp_path / "data")
-    job = [
-        "run",
-        "--engine",
-        "inline",
-        "task=tabular",
-        f"data.source={tmp_path / 'data'}",
-        "num-rounds=3",
-        "clients-per-round=2",
-    ]
-    assert main([*job, "--nodes", "2", "--out", str(tmp_path / "r")]) == 0
+    job = [*table(tmp_path / "data"), "num-rounds=3", "clients-per-round=2"]
+    assert main([*job, "--out", str(tmp_path / "r")]) == 0
     train = FedAvgClient.train
 
     def fails(self, config):
@@ -230,8 +201,7 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
         return train(self, config)
 
     monkeypatch.setattr(FedAvgClient, "train", fails)
-    # one report is enough: seconds of drawing
-    assert main([*job, "--nodes", "2", "--out", str(tmp_path / "failing")]) == 0
+    assert main([*job, "--out", str(tmp_path / "failing")]) == 0
     captured = capfd.readouterr()
     for name in ("r", "failing"):
         said = everything(tmp_path / name, captured)
@@ -242,18 +212,8 @@ def test_no_log_and_no_result_holds_a_sample(tmp_path, capfd, monkeypatch):
 
 def test_an_unreadable_value_is_not_printed(tmp_path, capfd):
     """A name in a column of numbers: the message names the column, not the value."""
-    table(tmp_path / "data", spoil="Zaphod Beeblebrox")
-    job = [
-        "run",
-        "--engine",
-        "inline",
-        "task=tabular",
-        f"data.source={tmp_path / 'data'}",
-        "num-rounds=1",
-        "--nodes",
-        "2",
-    ]
-    assert main([*job, "--out", str(tmp_path / "r")]) == 2
+    job = table(tmp_path / "data", spoil="Zaphod Beeblebrox")
+    assert main([*job, "num-rounds=1", "--out", str(tmp_path / "r")]) == 2
     said = everything(tmp_path / "r", capfd.readouterr())
     assert "column 'income': 1 of 80 rows hold text where the others hold numbers" in said
     assert not re.search(r"918[23]\d\d\.6|Zaphod", said)

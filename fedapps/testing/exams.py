@@ -129,8 +129,11 @@ AnyProblem = Problem | RunProblem
 
 def every(mine: Pair, problem: AnyProblem | None = None) -> None:
     """Run all exams that need only the method: repeats, resumes, survives."""
-    for exam in (repeats, resumes, survives):
-        exam(mine, problem)
+    problem = problem or Blobs()
+    whole = play(mine, problem, 4)
+    repeats(mine, problem, num_rounds=4, whole=whole)
+    resumes(mine, problem, whole=whole)
+    survives(mine, problem)
 
 
 def reduces(
@@ -192,17 +195,24 @@ def stays(mine: Pair, *, num_rounds: int = 5, tolerance: float = 1e-5, **config:
 
 
 def repeats(
-    mine: Pair, problem: AnyProblem | None = None, *, num_rounds: int = 3, **config: Any
+    mine: Pair,
+    problem: AnyProblem | None = None,
+    *,
+    num_rounds: int = 3,
+    whole: Named | None = None,
+    **config: Any,
 ) -> None:
-    """Check that the same seed gives the same bits, in any order of replies."""
+    """Check that the same seed gives the same bits, in any order of replies.
+
+    ``whole``: the end of a run of this many rounds, if you have it; also below.
+    """
     problem = problem or Blobs()
-    first, again = (play(mine, problem, num_rounds, config) for _ in range(2))
-    _same(first, again, "a second run with the same seed")
-    _same(
-        first,
-        play(mine, problem, num_rounds, config, grid=_Reversed),
-        "a run whose replies arrive in reverse order",
-    )
+    first = whole or play(mine, problem, num_rounds, config)
+    other = play(mine, problem, num_rounds, config, grid=_Reversed)
+    if not _equal(first, other):
+        again = play(mine, problem, num_rounds, config)
+        _same(first, again, "a second run with the same seed")
+        _same(first, other, "a run whose replies arrive in reverse order")
 
 
 def resumes(
@@ -211,13 +221,14 @@ def resumes(
     *,
     num_rounds: int = 4,
     after: int = 2,
+    whole: Named | None = None,
     **config: Any,
 ) -> None:
     """Check that a run can be resumed: stopped after a round, saved as arrays and
     continued by a new strategy, it ends like an uninterrupted run.
     """
     problem = problem or Blobs()
-    whole = play(mine, problem, num_rounds, config)
+    whole = whole or play(mine, problem, num_rounds, config)
     grid = _grid(mine, problem, InlineGrid)  # clients keep their states
     before = mine.strategy(problem)
     clock, later = _timing(before), _timing(before)
@@ -244,19 +255,23 @@ def resumes(
 def survives(
     mine: Pair, problem: AnyProblem | None = None, *, lies: Sequence[str] = (), **config: Any
 ) -> None:
-    """Check that a run continues without a client that fails in round 2, and that an
-    invalid reply has the same effect as a missing one.
+    """Check that a run continues without a client that fails from round 2 on, and that
+    an invalid reply has the same effect as a missing one.
 
-    ``lies``: the names in ``LIES`` to try, by default all.
+    ``lies``: the names in ``LIES`` to try, by default all: one a round.
     """
-    problem = problem or Blobs()
-    silent = play(_with_fault(mine, problem, None), problem, 3, config)
+    problem, tried = problem or Blobs(), list(lies or LIES)
+    num_rounds = max(3, 1 + len(tried))
+    silent = play(_with_fault(mine, problem, ()), problem, num_rounds, config)
     assert all(np.isfinite(array).all() for array in silent.values()), (
         "after a client failed, the model is not finite"
     )
-    for lie in lies or LIES:
-        result = play(_with_fault(mine, problem, LIES[lie]), problem, 3, config)
-        _same(silent, result, f"a run in which a client's reply was {lie}, instead of missing,")
+    together = play(_with_fault(mine, problem, tried), problem, num_rounds, config)
+    if not _equal(silent, together):
+        for lie in tried:
+            result = play(_with_fault(mine, problem, [lie]), problem, num_rounds, config)
+            _same(silent, result, f"a run in which a client's reply was {lie}, instead of missing,")
+        _same(silent, together, f"a run in which a client's replies were {tried}, not missing,")
 
 
 #: Functions that make an invalid reply from a client's arrays and number of samples.
@@ -349,6 +364,10 @@ def _record(arrays: Named) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
+def _equal(one: Named, other: Named) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
 def _same(wanted: Named, result: Named, what: str) -> None:
     assert wanted.keys() == result.keys(), (
         f"{what} ends with the arrays {sorted(result)}, not {sorted(wanted)}"
@@ -374,11 +393,9 @@ class _Reversed(InlineGrid):
         return super().pulled(numbers)[::-1]
 
 
-def _with_fault(
-    mine: Pair, problem: AnyProblem, lie: Callable[[list[Any], int], tuple[list[Any], int]] | None
-) -> Pair:
-    """Return the pair with a last client that fails or sends a lie in round 2, and
-    fails in later rounds.
+def _with_fault(mine: Pair, problem: AnyProblem, lies: Sequence[str]) -> Pair:
+    """Return the pair with a last client that sends these lies, one a round from round
+    2 on, and then fails.
     """
 
     def client(problem: Any, client_id: int | str, num_clients: int, store: Store) -> NumPyClient:
@@ -389,12 +406,12 @@ def _with_fault(
 
         def faulty(parameters: Any, config: Any) -> Any:
             number = int(config["server-round"])
-            if number > 2 or (number == 2 and lie is None):
+            if number > 1 + len(lies):
                 raise RuntimeError("the exam lets this client fail")
             arrays, samples, metrics = fit(parameters, config)
-            if number < 2 or lie is None:
-                return arrays, samples, metrics
-            return *lie(list(arrays), samples), metrics
+            if number > 1:
+                arrays, samples = LIES[lies[number - 2]](list(arrays), samples)
+            return arrays, samples, metrics
 
         made.fit = faulty
         return made  # type: ignore[no-any-return]

@@ -48,7 +48,7 @@ def test_fedprox_solved_to_the_end_reaches_its_fixed_point(mu):
     """
     pull = [h / (h + mu) for h in CURVATURE]
     want = sum(p * t for p, t in zip(pull, TARGET, strict=True)) / sum(pull)
-    result = final(FedProx(FedProxOptions(mu)), FedProxClient, 30, 80, **{"learning-rate": 0.1})
+    result = final(FedProx(FedProxOptions(mu)), FedProxClient, 20, 60, **{"learning-rate": 0.1})
     assert result == pytest.approx(want, abs=1e-4)
 
 

@@ -174,7 +174,8 @@ def test_three_clusters_keep_their_models_apart():
         assert not np.array_equal(strategy.others[2][name], models[2][name])
 
 
-@pytest.mark.parametrize("options", [IFCAOptions(), IFCAOptions(3), IFCAOptions(start="random")])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [IFCAOptions(3), IFCAOptions(start="random")])
 def test_it_repeats_resumes_and_survives_failures(options):
     exams.every(exams.pair("ifca", options), Blobs((60, 25, 40, 33, 30)))
 

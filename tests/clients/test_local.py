@@ -25,9 +25,9 @@ STEPS = 12  # 36 samples in batches of 7, the last of one sample, twice
 
 def run(rounds, a_round, clients=5, fails=lambda i, server_round: False, **config):
     """Return the stores of the clients after ``rounds`` rounds in which another method
-    would train ``a_round`` of them.
+    would train ``a_round`` of them, the result, and the steps of each client by round.
     """
-    stores = {}
+    stores, taken = {}, []
 
     class Client(LocalClient):
         def fit(self, parameters, given):
@@ -42,8 +42,15 @@ def run(rounds, a_round, clients=5, fails=lambda i, server_round: False, **confi
 
     grid = ClientGrid(InlineGrid(to_client_app(client), clients), seed=1, clients_per_round=a_round)
     initial = {name: t.numpy() for name, t in small_net(11).state_dict().items()}
-    result = simulate(Local(), None, clients, initial, rounds, {**TRAIN, **config}, grid=grid)
-    return stores, result
+    note = lambda _: taken.append([steps_of(store) for store in stores.values()])
+    config = {**TRAIN, **config}
+    asked = {"callbacks": [note], "evaluate_every": 0}
+    result = simulate(Local(), None, clients, initial, rounds, config, grid=grid, **asked)
+    return stores, result, taken
+
+
+def steps_of(store):
+    return int(store.load("progress", {}, before=False)[0][1])
 
 
 def alone(i, visits, **config):
@@ -67,7 +74,7 @@ def test_training_in_shares_is_the_same_as_whole_rounds_of_training(
     """Ten fifths of a round of 12 steps (2, 2, 3, ... at a time), momentum and partial
     batches included, are two rounds.
     """
-    stores, _ = run(rounds, a_round, optimizer=optimizer)
+    stores, *_ = run(rounds, a_round, optimizer=optimizer)
     for i in range(5):
         assert_arrays(
             stores[i].load("model", {}, before=False),
@@ -82,11 +89,7 @@ def test_training_in_shares_is_the_same_as_whole_rounds_of_training(
     [(1, [2, 4, 7, 9, 12, 14]), (2, [4, 9, 14, 19, 24, 28]), (5, [12, 24, 36, 48, 60, 72])],
 )
 def test_after_t_rounds_every_client_has_taken_its_share_of_the_steps(a_round, after):
-    for rounds, steps in enumerate(after, 1):
-        stores, _ = run(rounds, a_round)
-        assert [
-            int(store.load("progress", {}, before=False)[0][1]) for store in stores.values()
-        ] == [steps] * 5
+    assert run(len(after), a_round)[2] == [[steps] * 5 for steps in after]
 
 
 def test_what_counts_as_a_step_is_a_step(monkeypatch):
@@ -98,20 +101,12 @@ def test_what_counts_as_a_step_is_a_step(monkeypatch):
 
 def test_a_share_of_less_than_a_step_is_carried_over():
     # two steps a visit
-    stores, result = run(3, 1, clients=15, **{"local-epochs": 1, "batch-size": 18})
-    assert all(
-        store.load("progress", {}, before=False)[0].tolist() == pytest.approx([0.2, 0])
-        for store in stores.values()
-    )
-    assert all("loss" not in metrics for metrics in result.train_metrics_clientapp.values())
-    stores, result = run(8, 1, clients=15, **{"local-epochs": 1, "batch-size": 18})
-    assert {int(store.load("progress", {}, before=False)[0][1]) for store in stores.values()} == {1}
-    assert ["loss" in metrics for metrics in result.train_metrics_clientapp.values()] == [
-        False
-    ] * 7 + [True]
+    _, result, taken = run(8, 1, clients=15, **{"local-epochs": 1, "batch-size": 18})
+    assert taken == [[0] * 15] * 7 + [[1] * 15]
+    said = ["loss" in metrics for metrics in result.train_metrics_clientapp.values()]
+    assert said == [False] * 7 + [True]
 
 
 def test_a_client_that_is_out_of_reach_misses_its_share_of_that_round_only():
-    stores, _ = run(5, 2, fails=lambda i, server_round: i == 3 and server_round in (2, 3))
-    taken = [int(store.load("progress", {}, before=False)[0][1]) for store in stores.values()]
-    assert taken == [24, 24, 24, 14, 24]
+    away = lambda i, server_round: i == 3 and server_round in (2, 3)
+    assert run(5, 2, fails=away)[2][-1] == [24, 24, 24, 14, 24]

@@ -87,9 +87,10 @@ def run_quadratics(strategy, kind, rounds, epochs, grid=None, **config):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_scaffold_reaches_the_optimum_where_fedavg_is_biased(momentum):
-    biased, _ = run_quadratics(FedAvg(), FedAvgClient, 80, 10, momentum=momentum)
+    config = {"momentum": momentum, "learning-rate": 0.05}
+    biased, _ = run_quadratics(FedAvg(), FedAvgClient, 30, 10, **config)
     assert abs(biased - OPTIMUM) > 0.05
-    server_model, stores = run_quadratics(Scaffold(), ScaffoldClient, 150, 10, momentum=momentum)
+    server_model, stores = run_quadratics(Scaffold(), ScaffoldClient, 40, 10, **config)
     assert server_model == pytest.approx(OPTIMUM, abs=1e-4)
     for i in range(2):  # at the optimum the variates are the gradients there
         assert stores[i].load("control", {}, before=False)[0] == pytest.approx(
@@ -99,7 +100,8 @@ def test_scaffold_reaches_the_optimum_where_fedavg_is_biased(momentum):
 
 def test_scaffold_reaches_the_optimum_with_one_client_a_round():
     strategy = Scaffold()
-    server_model, _ = run_quadratics(strategy, ScaffoldClient, 800, 5, grid=True)
+    config = {"learning-rate": 0.08}
+    server_model, _ = run_quadratics(strategy, ScaffoldClient, 150, 5, grid=True, **config)
     assert server_model == pytest.approx(OPTIMUM, abs=1e-4)
     assert strategy.c["w"] == pytest.approx(0.0, abs=1e-3)  # the mean gradient at the optimum
 
@@ -130,7 +132,9 @@ def test_dittos_personal_models_reach_their_fixed_point(mu):
     """w goes to the optimum (one step a round); v minimises h/2 (v - t)^2 + mu/2 (v -
     w)^2.
     """
-    server_model, stores = run_quadratics(Ditto(DittoOptions(mu, 10)), DittoClient, 120, 1)
+    server_model, stores = run_quadratics(
+        Ditto(DittoOptions(mu, 10)), DittoClient, 60, 1, **{"learning-rate": 0.05}
+    )
     assert server_model == pytest.approx(OPTIMUM, abs=1e-4)
     for i, (h, t) in enumerate(zip(CURVATURE, TARGET, strict=True)):
         assert stores[i].load("ditto", {}, before=False)[0][0] == pytest.approx(
@@ -138,14 +142,14 @@ def test_dittos_personal_models_reach_their_fixed_point(mu):
         )
 
 
-@pytest.mark.parametrize(("lambda_", "beta"), [(2.0, 1.0), (15.0, 0.5)])
-def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta):
+@pytest.mark.parametrize(("lambda_", "beta", "rounds"), [(2.0, 1.0, 40), (15.0, 0.5, 100)])
+def test_pfedme_reaches_the_optimum_of_the_envelopes(lambda_, beta, rounds):
     """The envelope of h/2 (w - t)^2 has the curvature h lambda / (h + lambda); theta =
     (h t + lambda w) / (h + lambda).
     """
     strategy = PFedMe(PFedMeOptions(lambda_, 60, 0.9 / lambda_, beta))
     server_model, stores = run_quadratics(
-        strategy, PFedMeClient, 100, 60, **{"learning-rate": 1 / (10 + lambda_)}
+        strategy, PFedMeClient, rounds, 60, **{"learning-rate": 1 / (10 + lambda_)}
     )
     weights = [h * lambda_ / (h + lambda_) for h in CURVATURE]
     want = sum(c * t for c, t in zip(weights, TARGET, strict=True)) / sum(weights)

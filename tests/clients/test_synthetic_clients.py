@@ -136,11 +136,12 @@ def test_fedevg_draws_what_the_clients_have():
     clients = [FedEvgClient(net_fn, model_fn, halves(i), i) for i in range(2)]
     start = strategy.first_arrays()
     train = TRAIN | {"local-epochs": 4}
-    result = simulate(strategy, lambda i, _: clients[i], 2, start, 12, train, evaluate_every=0)
+    result = simulate(strategy, lambda i, _: clients[i], 2, start, 6, train, evaluate_every=0)
     x, y = arrays_of(result).values()
     assert recognised(x, y) >= 0.9
 
 
+@pytest.mark.slow
 def test_sites_with_five_architectures_draw_one_set():
     """No two sites have the same net, and each has half the classes: one alone could
     not draw the set.
@@ -259,8 +260,9 @@ def test_the_code_is_drawn_towards_the_standard_normal():
     assert abs(float(net.s)) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "half", "epochs"), [(ACGAN, FedCGANClient, 30), (CVAE, FedCVAEClient, 80)]
+    ("kind", "half", "epochs"), [(ACGAN, FedCGANClient, 15), (CVAE, FedCVAEClient, 60)]
 )
 def test_generated_images_are_those_of_their_class(kind, half, epochs):
     def client(i, context):

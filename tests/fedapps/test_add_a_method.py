@@ -97,55 +97,29 @@ def test_the_rest_follows_from_five_places(extended):
     assert changed == {*PLACES, PAGE, *written}
 
 
-def test_the_new_method_runs_alone_and_with_what_composes(extended):
-    options = [
-        "num-rounds=3",
-        "data.partition=dirichlet",
-        "fednova.server-learning-rate=0.5",
-        "--nodes",
-        "6",
-    ]
-    done = python(
-        extended,
-        "-m",
-        "fedapps",
-        "run",
-        "method=fednova",
-        *options,
-        "--engine",
-        "inline",
-        "--out",
-        extended / "out",
-    )
+COMPOSED = """
+from fedapps.strategies import *
+TERM(FedNova()), Private(FedNova(), PrivacyOptions(1.0)), WarmStart(FedAvg(), 1, FedNova())
+class Silent(FedNova):
+    def aggregate_train(self, *args): return super().aggregate_train(*args)
+TERM(Silent())
+"""
+
+
+def test_the_new_method_runs_alone_and_composes_by_its_declaration(extended):
+    options = ["num-rounds=3", "data.partition=dirichlet", "fednova.server-learning-rate=0.5"]
+    words = ["run", "method=fednova", *options, "--nodes", "6", "--engine", "inline"]
+    done = python(extended, "-m", "fedapps", *words, "--out", extended / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((extended / "out/summary.json").read_text(encoding="utf-8"))
     assert summary["accuracy-mean"] > 0.2
     shutil.rmtree(extended / "out")
-    composes = (
-        "from fedapps.strategies import *; TERM(FedNova()); Private(FedNova(), PrivacyOptions(1.0)); "
-        "WarmStart(FedAvg(), 1, FedNova())"
-    )
-    done = python(extended, "-c", composes)
-    assert done.returncode == 0, done.stderr
-
-
-def test_without_its_declaration_no_method_composes_with_it(extended):
-    lines = [
-        "from fedapps import strategies",
-        "class Silent(strategies.FedNova):",
-        "    def aggregate_train(self, *args): return super().aggregate_train(*args)",
-        "strategies.TERM(Silent())",
-    ]
-    done = python(extended, "-c", "\n".join(lines))
-    assert (
-        "TERM: Silent overrides aggregate_train and does not say what it takes from the replies"
-        in done.stderr
-    )
+    said = "TERM: Silent overrides aggregate_train and does not say what it takes from the replies"
+    assert said in python(extended, "-c", COMPOSED).stderr
 
 
 def test_its_exam_and_the_projects_own_checks_pass(extended):
     names = [
-        "test_layers.py",
         "strategies/base/test_capabilities.py",
         "fedapps/test_packaging.py",
         "fedapps/settings/test_reference.py",
@@ -153,7 +127,7 @@ def test_its_exam_and_the_projects_own_checks_pass(extended):
         "fedapps/testing/test_every_method.py",
         "strategies/test_signatures.py",
     ]
-    chosen = ["-k", "fednova or downwards or setting or declares or stale"]
+    chosen = ["-k", "fednova or wraps_what_it_can or every_setting or package_declares or is_stale"]
     done = python(
         extended, "-m", "pytest", "-q", PLACES[-1], *(f"tests/{name}" for name in names), *chosen
     )

@@ -26,7 +26,8 @@ from fedapps.runs.client_factory import client_of
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import read_settings
-from tests.helpers import assert_same, clients_of
+from tests.helpers import assert_same, clients_of, some_slow
+from tests.small_jobs import unlike_at_clients
 
 CLIENTS = 6
 JOB = {
@@ -92,7 +93,10 @@ def of_training(result):
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "scaffold", "feddyn", "aaggff-d", "local", "superfed-mm", "fedrod"]
+    "method",
+    some_slow(
+        ["fedavg", "scaffold", "feddyn", "aaggff-d", "local", "superfed-mm", "fedrod"], "scaffold"
+    ),
 )
 def test_new_clients_do_not_affect_training(method, tmp_path):
     """Sampling, sums, counts and weights are equal to the last bit, as if the new
@@ -206,10 +210,11 @@ def test_dittos_personal_model_is_trained_for_the_given_epochs_near_the_servers(
     assert free == plain
 
 
-@pytest.mark.parametrize("method", TORCH)
+@pytest.mark.parametrize("method", some_slow(unlike_at_clients(TORCH), "fedavg", "fedrep"))
 def test_every_method_of_a_net_scores_them_and_keeps_nothing(method, tmp_path):
     """Adapting before one evaluation affects neither the next one nor the files."""
     every = {"num_rounds": 2, "client_store": "disk", "new_epochs": 2, "clients_per_round": 0}
+    every |= {"train__local_epochs": 1, "data__max_samples": 240}
     often = run(tmp_path / "often", method=method, evaluate_every=1, **every)
     once = run(tmp_path / "once", method=method, evaluate_every=0, **every)
     rows = new_rows(often)
@@ -254,11 +259,12 @@ def test_a_failing_newcomer_costs_only_itself(tmp_path):
     np.testing.assert_equal(of_training(both)[1], of_training(whole)[1])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_new_clients_out_of_training(tmp_path):
     """The record lists the new clients. It does not matter which clients are connected
     at the resume.
     """
-    job = {"checkpoint_every": 2, "method": "superfed-mm"}
+    job = {"checkpoint_every": 2, "method": "superfed-mm", "data__max_samples": 240}
     whole = run(tmp_path / "whole", **job)
     for name in ("half", "other"):
         run(tmp_path / name, callbacks=[lambda now: now.number == 3], **job)

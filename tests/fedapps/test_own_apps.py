@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import own_apps
 from fedapps.strategies import FedProx, FedProxOptions
+from tests.helpers import some_slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "strategy-in-your-project.md"
 own_apps.quiet()
@@ -24,7 +25,7 @@ def test_the_page_counts_the_lines_that_change(method):
     assert counted == [own_apps.changed(app, method) for app in apps]
 
 
-@pytest.mark.parametrize("name", ["NumPy", "scikit-learn"])
+@pytest.mark.parametrize("name", some_slow(["NumPy", "scikit-learn"], "NumPy"))
 def test_a_pull_of_zero_is_fedavg_and_the_methods_move(name, monkeypatch):
     app = own_apps.APPS[name]
 

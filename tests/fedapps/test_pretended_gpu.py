@@ -14,8 +14,9 @@ from fedapps.runs import client_factory
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import prepare_folder, with_defaults
-from tests.helpers import rounds_of
+from tests.helpers import assert_same, rounds_of, some_slow
 from tests.pretended_device import CUDA, pretended_cuda
+from tests.small_jobs import unlike_at_clients
 
 TORCH_TASKS = ("digits", "ensemble-classification", "constrained-classification")
 JOB = {
@@ -38,7 +39,6 @@ JOB = {
 NETS = {
     name: task for name, entry in METHODS.items() for task in TORCH_TASKS if task in entry.tasks
 }
-FAST = ("fedavg", "superfed-mm", "ffgb", "fedboost", "fedfw")
 
 
 def run(method, device, folder, **keys):
@@ -51,30 +51,18 @@ def run(method, device, folder, **keys):
     execute(settings, InlineGrid(app, settings.num_clients, settings.flat()))
     rounds = rounds_of(folder)
     assert not any(one["failures"] for one in rounds)
-    return [{key: one.get(key) for key in ("train", "evaluate")} for one in rounds]
-
-
-def same(one, other):
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            same(one[key], other[key])
-    elif isinstance(one, float):
-        assert other == pytest.approx(one, rel=1e-4, abs=1e-6)
-    else:
-        assert one == other
+    return {one["round"]: {key: one.get(key) for key in ("train", "evaluate")} for one in rounds}
 
 
 @pytest.mark.parametrize(
     "method",
-    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETS],
+    some_slow(unlike_at_clients(NETS), "fedavg", "superfed-mm", "ffgb", "fedboost", "fedfw"),
 )
 def test_a_run_on_the_pretended_device_equals_the_run_on_the_cpu(method, tmp_path, monkeypatch):
     wanted = run(method, "cpu", tmp_path / "cpu")
     with pretended_cuda(monkeypatch):
         on_device = run(method, "cuda", tmp_path / "cuda")
-    for one, other in zip(wanted, on_device, strict=True):
-        same(one, other)
+    assert_same(wanted, on_device)
 
 
 def test_nothing_is_compiled_on_the_pretended_device(tmp_path, monkeypatch):
@@ -84,8 +72,7 @@ def test_nothing_is_compiled_on_the_pretended_device(tmp_path, monkeypatch):
     with pretended_cuda(monkeypatch):
         on_device = run("fedavg", "cuda", tmp_path / "cuda", **{"train.compile": "on"})
     assert compiler.logged == {"only steps on the CPU are compiled"}
-    for one, other in zip(wanted, on_device, strict=True):
-        same(one, other)
+    assert_same(wanted, on_device)
 
 
 def test_the_pretended_device_refuses_what_a_gpu_refuses(monkeypatch):

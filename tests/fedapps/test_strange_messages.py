@@ -51,8 +51,8 @@ CASES = {
     "fedfw partial": {"clients-per-round": 2},
     "fedbuff": {"fedbuff.buffer": 4},  # all replies are in the round in which they come
 }
-DISTILS = ("ffgb-distill", "fedavg-distill", "warm-start")  # the server trains a net in every trial
-TRIALS = 25
+#: Fewer where the server trains a net in every trial.
+TRIALS, FEW = 25, dict.fromkeys(("ffgb-distill", "fedavg-distill", "warm-start", "feddm"), 2)
 
 
 class Canned:
@@ -138,7 +138,7 @@ def test_no_reply_of_one_client_ends_a_run(case):
     )
     client_grid.rules.bound = settings.bound
     client_grid.strategy = build_strategy(settings, task)
-    client_grid.trials = 2 if method in DISTILS else TRIALS
+    client_grid.trials = FEW.get(method, TRIALS)
     first = getattr(client_grid.strategy, "first_arrays", task.initial_arrays)
     arrays = ArrayRecord({name: Array(value) for name, value in first().items()})
     config = ConfigRecord(

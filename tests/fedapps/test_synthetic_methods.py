@@ -2,16 +2,14 @@
 that their default jobs learn.
 """
 
-import json
-
 import pytest
 from flwr.app import RecordDict
 
 from fedapps.clients.base.store import MessageStore
-from fedapps.commands.parser import main
 from fedapps.models.generative_nets import build_energy_net
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.settings.reading import read_settings
+from tests.helpers import run_inline
 
 
 def test_each_site_has_the_next_of_the_named_nets():
@@ -46,31 +44,10 @@ def test_each_site_has_the_next_of_the_named_nets():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedcvae", "fedcgan"])
 def test_the_default_job_of_a_generator_learns_to_draw(method, tmp_path):
-    """With the default numbers of rounds, epochs and channels, on a sixth of the
+    """With the default numbers of rounds, epochs and channels, on a ninth of the
     digits; chance is 10 %.
     """
+    small = {"num-clients": 2, "data.partition": "iid", "data.max-samples": 200, "seed": 1}
     # seconds of drawing, tested elsewhere
-    settings = [
-        f"method={method}",
-        "task=digits",
-        "num-clients=2",
-        "data.partition=iid",
-        "data.max-samples=300",
-        "seed=1",
-    ]
-    assert (
-        main(
-            [
-                "run",
-                "--engine",
-                "inline",
-                *settings,
-                "synthetic.every=0",
-                "--out",
-                str(tmp_path / "run"),
-            ]
-        )
-        == 0
-    )
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["accuracy-mean"] > 0.5
+    job = {"method": method, "task": "digits", "synthetic.every": 0, **small}
+    assert run_inline(tmp_path / "run", **job)["accuracy-mean"] > 0.5

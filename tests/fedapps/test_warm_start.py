@@ -7,6 +7,8 @@ import pytest
 from fedapps.commands.parser import main
 from tests.helpers import rounds_of
 
+pytestmark = pytest.mark.slow
+
 JOB = [
     "num-rounds=4",
     "evaluate-every=1",
@@ -14,6 +16,7 @@ JOB = [
     "num-clients=6",
     "clients-per-round=3",
     "train.local-epochs=1",
+    "data.max-samples=600",
 ]
 
 

@@ -183,20 +183,6 @@ def _record():
     return ArrayRecord({"w": Array(np.zeros(2))})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"cdf": "norma"}, "cdf = 'norma': did you mean 'normal'"),
-        ({"c1": 0.5, "c2": 0.5}, "choose C1 < C2"),
-        ({"c1": -0.1}, "c1 = -0.1"),
-        ({"ridge": "papers"}, "ridge = 'papers'"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        AAggFFOptions(**options)
-
-
 def test_a_c1_above_the_automatic_c2_is_an_error_before_training():
     with pytest.raises(ValueError, match="choose C1 < C2"):
         simulate(AAggFFS(FedAvg(), AAggFFOptions(c1=0.3)), client, 4, START, 1)

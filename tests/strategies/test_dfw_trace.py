@@ -8,7 +8,6 @@ import pytest
 from fedapps.algorithms.frank_wolfe.matrix_domains import NuclearBall, Spectrahedron
 from fedapps.algorithms.frank_wolfe.power_iteration import PowerIteration
 from fedapps.algorithms.frank_wolfe.steps import duality_gap, move
-from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients.dfw_trace import DFWTraceClient
 from fedapps.strategies.dfw_trace import DFWTrace, DFWTraceOptions
 from tests.constrained import World
@@ -238,13 +237,6 @@ def test_one_liar_does_not_choose_the_atoms(sampled):
         for most in (0.0, 5.0)
     )
     np.testing.assert_array_equal(plain, bounded)
-
-
-def test_other_domains_are_refused():
-    with pytest.raises(
-        ValueError, match="L1Ball has no power iteration: choose a nuclear-norm ball"
-    ):
-        DFWTrace(L1Ball((4,), 1.0))
 
 
 def test_a_zero_gradient_gives_an_atom_of_the_domain():

@@ -1,9 +1,7 @@
 import numpy as np
-import pytest
 
-from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import ClientGrid, FedAvg, FedProxOptions
-from tests.helpers import EchoClient, arrays_of, simulate
+from fedapps.strategies import FedAvg
+from tests.helpers import EchoClient, arrays_of, play, simulate
 
 START = {"w": np.zeros(2, np.float32), "n": np.int64(0)}
 
@@ -43,20 +41,9 @@ def test_sampling_follows_the_seed_and_covers_everyone():
     def sampled(seed):
         seen = []
 
-        class Spy(EchoClient):
-            def __init__(self, i):
-                super().__init__(0)
-                self.i = i
-
-            def fit(self, parameters, config):
-                seen.append((config["server-round"], self.i))
-                return super().fit(parameters, config)
-
-        from fedapps.clients import to_client_app
-
-        app = to_client_app(lambda context: Spy(context.node_config["partition-id"]))
-        client_grid = ClientGrid(InlineGrid(app, 10), seed=seed, clients_per_round=3)
-        simulate(FedAvg(), None, 10, START, num_rounds=30, grid=client_grid, evaluate_every=0)
+        client = lambda i: EchoClient(0, heard=lambda c: seen.append((c["server-round"], i)))
+        on = {"seed": seed, "clients_per_round": 3}
+        play(FedAvg(), client, 10, START, 30, on=on, evaluate_every=0)
         return seen
 
     first = sampled(1)
@@ -77,9 +64,3 @@ def test_fraction_train_is_kept_from_flower():
     )
     assert result.train_metrics_clientapp[1]["one"] == 1.0
     assert not result.evaluate_metrics_clientapp
-
-
-@pytest.mark.parametrize("mu", [-1.0, float("nan")])
-def test_fedprox_rejects_bad_mu(mu):
-    with pytest.raises(ValueError, match=r"mu = .*choose a value in \[0, inf\)"):
-        FedProxOptions(mu)

@@ -294,17 +294,6 @@ def test_low_is_the_end_of_the_range():
     ).tolist() == [-1.0]
 
 
-def test_wrong_options_are_refused():
-    with pytest.raises(
-        ValueError, match=r"samples = 10 is not a multiple of the 4 classes: choose 8 or 12"
-    ):
-        evg(samples=10)
-    with pytest.raises(ValueError, match=r"low = 0.5: images have values in \[0, 1\] or \[-1, 1\]"):
-        FedEvgOptions(low=0.5)
-    with pytest.raises(ValueError, match="schedule = 'linear'"):
-        FedEvgOptions(schedule="linear")
-
-
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [

@@ -2,6 +2,8 @@
 the mathematics, faults, traffic, state.
 """
 
+import functools
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
@@ -88,6 +90,7 @@ def test_the_messages_carry_algorithms_1_and_2(local_steps):
         np.testing.assert_allclose(result, x_bar, atol=1e-12)
 
 
+@functools.cache
 def lasso_rows(radius):
     """A LASSO of ten clients, its domain, and its minimum over it by projected gradient
     steps. ``radius``: of the l1 ball, in those of the solution without it.
@@ -544,20 +547,6 @@ def test_a_product_of_domains():
 
 
 # --- state and bad input --------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lambda_0": -1.0}, "lambda-0 = -1"),
-        ({"schedule": "convexe"}, "did you mean 'convex'"),
-        ({"local_steps": 0}, "local-steps = 0"),
-        ({"batch_size": 3}, "batch-size = 3, schedule = 'convex'"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        FedFWOptions(**options)
 
 
 def test_a_start_outside_the_domain_is_refused():

@@ -131,12 +131,3 @@ def test_one_poisoned_round_does_not_stop_the_later_ones(kind):
     assert lengths[2] == pytest.approx(5 * lengths[1])
     goal = np.average([[3, 1, 1], [-1, 0.1, 0.1]], axis=0, weights=SIZES)
     assert np.abs(flat(result) - goal).max() < 0.3
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("server_learning_rate", 0.0), ("beta_1", 1.0), ("beta_2", -0.1), ("tau", 0.0)],
-)
-def test_bad_options(name, value):
-    with pytest.raises(ValueError, match=rf"{name.replace('_', '-')} = {value}: choose a value in"):
-        FedOptOptions(**{name: value})

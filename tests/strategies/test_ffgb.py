@@ -404,20 +404,3 @@ def test_a_constant_too_small_for_the_data_is_named_with_its_pair():
             3,
             callbacks=[lambda now: failures.append(now.failures)],
         )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"local_steps": 0}, "local-steps = 0"),
-        ({"gamma": 0.0}, r"gamma = 0.0: choose a value in \(0, 1\]"),
-        ({"schedule": "general", "mu": 0.0}, "schedule = 'general' divides by mu, which is 0"),
-        ({"loss": "hinge"}, "loss = 'hinge'"),
-        ({"learner": "tree"}, "did you mean 'trees'"),
-        ({"depth": 40}, "depth = 40"),
-        ({"at_once": 3}, "only ffgb-l can make its rounds at once"),
-    ],
-)
-def test_options_are_checked(options, message):
-    with pytest.raises(ValueError, match=message):
-        FFGB(FFGBOptions(**options))

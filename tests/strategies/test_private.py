@@ -25,16 +25,12 @@ from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.assembly import private as with_privacy
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import (
-    AFL,
-    TERM,
     ClientGrid,
     FedAdam,
     FedAvg,
     FedBoost,
     FedBoostOptions,
-    FedMGDA,
     FedProx,
-    Local,
     PrivacyOptions,
     Private,
     SuPerFed,
@@ -168,21 +164,6 @@ def test_a_server_optimiser_gets_the_noisy_average():
 def test_without_noise_and_clipping_it_is_the_uniform_average(make):
     got = arrays_of(simulate(private(make(), 1e6), client, 3, START, 2))
     np.testing.assert_allclose(got["w"], 2 * np.mean(SHIFTS), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: AFL(FedAvg()),
-        lambda: TERM(FedAvg()),
-        lambda: FedMGDA(FedAvg()),
-        Local,
-        flower.FedMedian,
-    ],
-)
-def test_a_strategy_that_uses_more_than_the_average_is_refused(make):
-    with pytest.raises(ValueError, match="and only the average can be private"):
-        private(make())
 
 
 def test_the_budget_ends_the_run():

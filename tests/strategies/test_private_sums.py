@@ -200,6 +200,7 @@ JOB = {
     "clients-per-round": 0,
     "num-rounds": 2,
     "train.local-epochs": 1,
+    "data.max-samples": 150,
     "secure.on": True,
     "dp.noise-multiplier": 0.5,
 }

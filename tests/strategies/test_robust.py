@@ -208,14 +208,6 @@ def test_what_is_refused(case):
         Robust(make(), RobustOptions(rule))
 
 
-def test_privacy_and_weight_rules_refuse_it():
-    inner = Robust(FedAvg(), RobustOptions("median"))
-    with pytest.raises(ValueError, match="Robust uses more than the average"):
-        Private(inner, PrivacyOptions(1.0))
-    with pytest.raises(ValueError, match="AAggFFD decides the weights"):
-        AAggFFD(inner)
-
-
 @pytest.mark.parametrize("rule", ["median", "multi-krum"])
 def test_every_method_accepts_it_or_explains_why_not(rule):
     taken = set()

@@ -5,7 +5,7 @@ from flwr.serverapp.strategy import FedAdam
 
 from fedapps.clients import WarmStartClient
 from fedapps.strategies import FedAvg, FedDyn, FedDynOptions, FedProx, Local, WarmStart, run_rounds
-from tests.helpers import EchoClient, arrays_of, simulate
+from tests.helpers import EchoClient, arrays_of, play, simulate
 
 START = {"w": np.float32([1.0, -2.0])}
 
@@ -58,11 +58,10 @@ def test_each_half_has_its_own_rules_for_replies():
         def evaluate(self, parameters, config):
             return 0.0, 1, {}
 
-    rounds = []
-    client = lambda i, _: (
+    client = lambda i: (
         Silent() if i == 0 else WarmStartClient({"first": Silent, "then": lambda: EchoClient(1)})
     )
-    simulate(WarmStart(Local(), 2, FedAvg()), client, 2, START, 4, callbacks=[rounds.append])
+    rounds = play(WarmStart(Local(), 2, FedAvg()), client, 2, START, 4).seen
     assert [len(r.trained.failures) for r in rounds] == [0, 0, 1, 1]
 
 
@@ -81,18 +80,5 @@ def test_state_is_that_of_both_halves():
 def test_the_second_half_may_end_the_run():
     second = FedProx()
     second.finished = True
-    rounds = []
-    simulate(
-        WarmStart(FedAvg(), 2, second),
-        lambda i, _: EchoClient(1),
-        2,
-        START,
-        9,
-        callbacks=[rounds.append],
-    )
-    assert len(rounds) == 3
-
-
-def test_at_least_one_round():
-    with pytest.raises(ValueError, match="rounds = 0"):
-        WarmStart(FedAvg(), 0, FedAvg())
+    result = play(WarmStart(FedAvg(), 2, second), lambda _: EchoClient(1), 2, START, 9)
+    assert len(result.seen) == 3

@@ -10,7 +10,7 @@ from torch.nn import functional
 from fedapps import clients
 from fedapps.strategies import FedProx, FedProxOptions
 from tests.helpers import arrays_of, assert_arrays
-from tests.loops import METHODS, loop_app, run
+from tests.loops import METHODS, loop_app, looped, run
 
 MU = 20.0
 
@@ -41,8 +41,8 @@ def with_closure(net, loader, epochs, rate, keyword=True, make=torch.optim.SGD, 
 def test_a_step_with_a_closure_equals_a_step_without(name, keyword):
     make, loop, _, _ = METHODS[name]
     kind = getattr(clients, loop)
-    plain = run(make(), loop_app(kind), 3)
-    closed = run(make(), loop_app(kind, with_closure, keyword=keyword), 3)
+    plain = looped(name)
+    closed = run(make(), loop_app(kind, with_closure, keyword=keyword))
     assert_arrays(arrays_of(plain), arrays_of(closed))
     assert plain.evaluate_metrics_clientapp == closed.evaluate_metrics_clientapp
 
@@ -152,6 +152,5 @@ def test_a_real_lightning_trainer(name):
         return 0.0
 
     make, loop, _, _ = METHODS[name]
-    plain = run(make(), loop_app(getattr(clients, loop)), 3)
-    theirs = run(make(), loop_app(getattr(clients, loop), trained), 3)
-    assert_arrays(arrays_of(plain), arrays_of(theirs), rtol=0.0001, atol=1e-06)
+    theirs = run(make(), loop_app(getattr(clients, loop), trained))
+    assert_arrays(arrays_of(looped(name)), arrays_of(theirs), rtol=0.0001, atol=1e-06)

@@ -14,27 +14,34 @@ from fedapps.clients.loops.hooks import once
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import Ditto, FedAvg, FedDyn, Scaffold, SuPerFed, SuPerFedOptions
 from tests.helpers import arrays_of, assert_arrays, blobs
-from tests.loops import EPOCHS, METHODS, RATE, ROUNDS, Net, loop_app, own_app, run, seeded, train
+from tests.loops import (
+    EPOCHS,
+    METHODS,
+    RATE,
+    ROUNDS,
+    Net,
+    loop_app,
+    looped,
+    own_app,
+    run,
+    seeded,
+    train,
+)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_it_equals_the_methods_own_client(name):
-    make, loop, client, loss = METHODS[name]
-    ours, theirs = (
-        run(make(), loop_app(getattr(clients, loop))),
-        run(make(), own_app(getattr(clients, client))),
-    )
+def test_it_equals_the_methods_own_client_and_our_strategies_send_every_term(name, caplog):
+    once.cache_clear()
+    make, _, client, loss = METHODS[name]
+    ours, theirs = looped(name), run(make(), own_app(getattr(clients, client)))
+    assert "does not send" not in caplog.text
     assert_arrays(arrays_of(theirs), arrays_of(ours), rtol=0.0001, atol=1e-05)
-    assert (
-        np.abs(arrays_of(ours)["1.weight"] - seeded(7)[1].weight.detach().numpy()).max() > 0.01
-        or name == "lg-fedavg"
-    )
+    moved = np.abs(arrays_of(ours)["1.weight"] - seeded(7)[1].weight.detach().numpy()).max()
+    assert moved > 0.01 or name == "lg-fedavg"
     # in SuPerFed's first round there is no personal model to score
     for number in range(2, ROUNDS + 1):
         said = ours.evaluate_metrics_clientapp[number]["loss"]
-        assert said == pytest.approx(theirs.evaluate_metrics_clientapp[number][loss], rel=1e-3), (
-            number
-        )
+        assert said == pytest.approx(theirs.evaluate_metrics_clientapp[number][loss], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -47,9 +54,8 @@ def test_the_users_function_may_move_the_parameters(name):
             p.data = p.data.clone()
         return train(net, loader, epochs, rate)
 
-    here = run(make(), loop_app(getattr(clients, loop)))
     there = run(make(), loop_app(getattr(clients, loop), elsewhere))
-    assert_arrays(arrays_of(here), arrays_of(there))
+    assert_arrays(arrays_of(looped(name)), arrays_of(there))
 
 
 def test_what_is_fixed_has_no_gradient_left_from_before():
@@ -242,11 +248,3 @@ def test_a_term_that_the_server_does_not_send_is_named_once(kind, keys, caplog):
         f"{kind.__name__}: the server does not send {', '.join(keys)}, so this client trains "
         f"without the method's terms: use fedapps.strategies.{kind.__name__.removesuffix('Loop')}"
     ]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_our_strategies_send_every_term(name, caplog):
-    once.cache_clear()
-    make, loop, _, _ = METHODS[name]
-    run(make(), loop_app(getattr(clients, loop)), 2)
-    assert "does not send" not in caplog.text

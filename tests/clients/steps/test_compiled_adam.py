@@ -129,6 +129,7 @@ def boosting(compiler, compile_setting):
     return replies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("play", [distilling, boosting])
 def test_clients_that_fit_with_adam_compiled(play, tmp_path):
     compiler = Traced(tmp_path)

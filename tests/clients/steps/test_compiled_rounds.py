@@ -26,7 +26,7 @@ from fedapps.strategies.base.rounds import Patience, run_rounds
 from fedapps.testing import exams
 from fedapps.testing.problems import Blobs
 from tests.clients.steps.traced import Traced
-from tests.helpers import assert_arrays, blobs, small_net
+from tests.helpers import assert_arrays, blobs, small_net, some_slow
 
 # Momentum, weight decay, a rate that falls from round to round, and two batch sizes of
 # which neither divides the numbers of samples.
@@ -110,7 +110,7 @@ def assert_close(result, wanted):
     assert_arrays(wanted, result, rtol=0.0002, atol=2e-05)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", some_slow(METHODS, "scaffold"))
 def test_rounds_with_lost_and_failed_replies_are_the_eager_ones(method, tmp_path):
     compiler = Traced(tmp_path)
     wanted, of_wanted, to_keep, who = play(method, None)

@@ -1,6 +1,7 @@
 """Faults of clients, one by one: each costs that client's reply and nothing else."""
 
 import logging
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import ClientGrid, FedAvg, Patience, TooFewReplies, UpdateBound
 from fedapps.strategies.base.flower_private import ErrorCode
 from fedapps.strategies.base.messages import content_bytes, metrics_of
-from tests.helpers import EchoClient, arrays_of, simulate, that_fails
+from tests.helpers import EchoClient, arrays_of, play, simulate, that_fails
 
 START = {"w": np.zeros(2, np.float32)}
 
@@ -78,13 +79,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("reason", FAULTS)
 def test_a_bad_reply_is_left_out_and_named(reason):
-    rounds = []
-    app = to_client_app(
-        lambda context: Saboteur(context.node_config["partition-id"], FAULTS[reason])
-    )
-    grid = ClientGrid(InlineGrid(app, 3))
     with np.errstate(all="raise"):
-        result = simulate(FedAvg(), None, 3, START, 3, grid=grid, callbacks=[rounds.append])
+        result = play(FedAvg(), lambda i: Saboteur(i, FAULTS[reason]), 3, START, 3)
+    rounds = result.seen
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)  # the others' replies made every round
     assert [r.trained.clients for r in rounds] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     (failure,) = [f for r in rounds for f in r.failures]
@@ -130,19 +127,8 @@ class Mute(InlineGrid):
 
 
 def test_a_client_that_never_answers():
-    rounds = []
-    app = to_client_app(lambda context: EchoClient(1.0))
-    simulate(
-        FedAvg(),
-        None,
-        3,
-        START,
-        1,
-        grid=ClientGrid(Mute(app, 3)),
-        callbacks=[rounds.append],
-        timeout=7,
-    )
-    assert [(f.client, f.reason) for f in rounds[0].failures] == [(1, "no answer within 7 s")]
+    (now,) = play(FedAvg(), lambda _: EchoClient(1.0), 3, START, inner=Mute, timeout=7).seen
+    assert [(f.client, f.reason) for f in now.failures] == [(1, "no answer within 7 s")]
 
 
 @pytest.mark.parametrize("simulation", [True, False])
@@ -169,13 +155,9 @@ def test_a_dead_worker_ends_the_run_of_a_simulation_only(simulation):
                 for m, r in zip(messages, replies, strict=True)
             ]
 
-    app = to_client_app(lambda context: EchoClient(1.0))
-    grid = ClientGrid(Dying(app, 2))
-    if simulation:
-        with pytest.raises(RuntimeError, match=r"worker process of client 0 died"):
-            simulate(FedAvg(), None, 2, START, 2, grid=grid)
-    else:
-        result = simulate(FedAvg(), None, 2, START, 2, grid=grid)
+    died = pytest.raises(RuntimeError, match=r"worker process of client 0 died")
+    with died if simulation else nullcontext():
+        result = play(FedAvg(), lambda _: EchoClient(1.0), 2, START, 2, inner=Dying)
         np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
 
 
@@ -202,12 +184,11 @@ def test_a_wide_array_is_cast_to_the_models_type():
 
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_wide_array_that_does_not_fit_the_models_type_is_left_out():
-    rounds, wide = [], lambda a, n, m: ([a[0].astype(np.float32) + 1e6], n, m)
-    client = lambda i, _: Saboteur(i, wide)
+    wide = lambda a, n, m: ([a[0].astype(np.float32) + 1e6], n, m)
     start = {"w": np.zeros(2, np.float16)}
-    result = simulate(FedAvg(), client, 3, start, 3, callbacks=[rounds.append])
+    result = play(FedAvg(), lambda i: Saboteur(i, wide), 3, start, 3)
     np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
-    (failure,) = [f for r in rounds for f in r.failures]
+    (failure,) = [f for r in result.seen for f in r.failures]
     assert "not finite" in failure.reason
 
 
@@ -218,15 +199,11 @@ def test_a_bound_on_the_norm_of_an_update(action, expected):
     """Client 0 moves both weights by 1, a norm of 1.41; client 1 by 1000, which clipped
     to 2 is 2 / sqrt(2) each.
     """
-    rounds = []
-    app = to_client_app(
-        lambda context: EchoClient(1.0 if context.node_config["partition-id"] == 0 else 1000.0)
-    )
     start = {**START, "steps": np.array(3)}  # a counter has no part in the norm
-    grid = ClientGrid(InlineGrid(app, 2), bound=UpdateBound(2.0, action))
-    result = simulate(FedAvg(), None, 2, start, 1, grid=grid, callbacks=[rounds.append])
+    client, on = lambda i: EchoClient([1.0, 1000.0][i]), {"bound": UpdateBound(2.0, action)}
+    result = play(FedAvg(), client, 2, start, on=on)
     np.testing.assert_allclose(arrays_of(result)["w"], expected, rtol=1e-6)
-    reasons = [f.reason for f in rounds[0].failures]
+    reasons = [f.reason for f in result.seen[0].failures]
     assert reasons == (
         ["the update has the norm 1414.21, above max-update-norm = 2"] if action == "reject" else []
     )
@@ -283,13 +260,8 @@ def test_order_of_arrival_does_not_matter():
             return super().aggregate_train(server_round, replies)
 
     def run():
-        app = to_client_app(
-            lambda c: EchoClient(
-                0.1 * (1 + c.node_config["partition-id"]), 1 + c.node_config["partition-id"]
-            )
-        )
-        grid = ClientGrid(Shuffled(app, 9), clients_per_round=4)
-        return arrays_of(simulate(Spy(), None, 9, START, 4, grid=grid))["w"]
+        client, on = lambda i: EchoClient(0.1 * (1 + i), 1 + i), {"clients_per_round": 4}
+        return arrays_of(play(Spy(), client, 9, START, 4, inner=Shuffled, on=on))["w"]
 
     np.testing.assert_array_equal(run(), run())
     assert [len(row) for row in seen] == [4] * 8
@@ -298,7 +270,6 @@ def test_order_of_arrival_does_not_matter():
 
 def test_bytes_are_those_of_the_contents():
     seen = []
-    app = to_client_app(lambda context: EchoClient(1.0))
 
     class Spy(InlineGrid):
         def send_and_receive(self, messages, *, timeout=None):
@@ -312,10 +283,9 @@ def test_bytes_are_those_of_the_contents():
             )
             return replies
 
-    rounds = []
     big = {"w": np.zeros(1000, np.float32)}
-    simulate(FedAvg(), None, 3, big, 1, grid=ClientGrid(Spy(app, 3)), callbacks=[rounds.append])
-    train, evaluate = rounds[0].trained, rounds[0].evaluated
+    (now,) = play(FedAvg(), lambda _: EchoClient(1.0), 3, big, inner=Spy).seen
+    train, evaluate = now.trained, now.evaluated
     assert seen[-2:] == [
         (train.bytes_down, train.bytes_up),
         (evaluate.bytes_down, evaluate.bytes_up),
@@ -475,10 +445,8 @@ def test_a_node_does_not_end_the_run_by_its_words(lie):
                     said.update({"fault": "no data"} if "fault" in lie else {})
             return replies
 
-    app = to_client_app(lambda context: EchoClient(1.0))
-    rounds = []
-    grid = ClientGrid(Lying(app, 3), num_clients=3)
-    simulate(FedAvg(), None, 3, START, 2, grid=grid, callbacks=[rounds.append])
+    on = {"num_clients": 3}
+    rounds = play(FedAvg(), lambda _: EchoClient(1.0), 3, START, 2, inner=Lying, on=on).seen
     assert [now.trained.clients for now in rounds] == [[0, 1]] * 2
     (failure,) = [failure for now in rounds for failure in now.failures]
     assert failure in rounds[0].trained.failures

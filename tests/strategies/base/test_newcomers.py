@@ -1,5 +1,7 @@
 """Clients kept out of training, with clients whose result is known by hand."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from flwr.app import RecordDict
@@ -9,7 +11,7 @@ from fedapps.clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.strategies import ClientGrid, FedAvg
-from tests.helpers import EchoClient, arrays_of, simulate
+from tests.helpers import EchoClient, arrays_of, play
 
 START = {"w": np.zeros(2, np.float32)}
 
@@ -44,10 +46,6 @@ class Meeting(FedAvg):
         return messages
 
 
-def client_fn(context):
-    return Guest(int(context.node_config["partition-id"]))
-
-
 class Asking(InlineGrid):
     """A grid that has to ask, some of whose nodes may be gone."""
 
@@ -57,14 +55,17 @@ class Asking(InlineGrid):
         return [node for node in self.contexts.nodes if node not in self.gone]
 
 
-@pytest.mark.parametrize("kind", [Asking, lambda app, n: InlineGrid(app, n, numbered=True)])
+numbered = partial(InlineGrid, numbered=True)
+ONE_NEW = {"num_new": 1}
+
+
+@pytest.mark.parametrize("kind", [Asking, numbered])
 def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
-    rounds, strategy = [], Meeting()
-    grid = ClientGrid(kind(to_client_app(client_fn), 5), seed=1, num_new=2)
-    result = simulate(
-        strategy, None, 5, START, 3, grid=grid, evaluate_every=2, callbacks=[rounds.append]
-    )
-    new = sorted(grid.new_clients)
+    strategy = Meeting()
+    on = {"seed": 1, "num_new": 2}
+    result = play(strategy, Guest, 5, START, 3, inner=kind, on=on, evaluate_every=2)
+    rounds = result.seen
+    new = rounds[0].new_clients
     others = [client for client in range(5) if client not in new]
     assert len(new) == 2
     assert strategy.met == set(others)
@@ -77,11 +78,10 @@ def test_they_are_met_by_nobody_and_averaged_with_nothing(kind):
         **dict.fromkeys(("new-loss", "new-loss-1", "new-loss-5"), pytest.approx(2 * mean)),
     }  # fmt: skip
     assert rounds[1].evaluated.clients == others
-    assert rounds[0].new_clients == new
 
 
 def test_a_new_client_that_returns_at_another_node_is_still_new():
-    grid = Asking(to_client_app(client_fn), 4)
+    grid = Asking(to_client_app(lambda context: Guest(context.node_config["partition-id"])), 4)
     clients = ClientGrid(grid, seed=3, num_new=1)
     clients.wait()
     (new,) = clients.new_clients
@@ -96,12 +96,9 @@ def test_a_new_client_that_returns_at_another_node_is_still_new():
 
 
 def test_a_client_that_cannot_be_new_is_a_failure_of_its_own():
-    rounds = []
-    app = to_client_app(lambda context: EchoClient(1.0))
-    grid = ClientGrid(InlineGrid(app, 4, numbered=True), num_new=1)
-    result = simulate(FedAvg(), None, 4, START, 2, grid=grid, callbacks=[rounds.append])
+    result = play(FedAvg(), lambda _: EchoClient(1.0), 4, START, 2, inner=numbered, on=ONE_NEW)
     np.testing.assert_allclose(arrays_of(result)["w"], 2.0)
-    (failure,) = rounds[-1].failures
+    (failure,) = result.seen[-1].failures
     assert "EchoClient has no evaluate_new" in failure.reason
 
 
@@ -110,14 +107,10 @@ def test_an_accuracy_that_is_none_is_left_out():
         def evaluate_new(self, epochs, *sent):
             return 0.0, 7, {"accuracy": -0.5 if epochs else 0.5, "loss": 1.0}
 
-    rounds = []
-    grid = ClientGrid(
-        InlineGrid(to_client_app(lambda context: Boaster(1)), 4, numbered=True), num_new=1
-    )
-    simulate(FedAvg(), None, 4, START, 1, grid=grid, callbacks=[rounds.append])
-    assert "new-accuracy-1" in rounds[-1].failures[0].reason
+    result = play(FedAvg(), Boaster, 4, START, inner=numbered, on=ONE_NEW)
+    assert "new-accuracy-1" in result.seen[-1].failures[0].reason
 
 
 def test_somebody_must_train():
     with pytest.raises(ValueError, match="num-new-clients = 3, but 3 clients are connected"):
-        ClientGrid(InlineGrid(to_client_app(client_fn), 3, numbered=True), num_new=3).wait()
+        play(FedAvg(), Guest, 3, START, inner=numbered, on={"num_new": 3})

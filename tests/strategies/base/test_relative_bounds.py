@@ -4,21 +4,16 @@ import logging
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-from fedapps.clients import to_client_app
-from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import (
-    ClientGrid,
     FedAvg,
     PrivacyOptions,
     Private,
     Scaffold,
     UpdateBound,
-    run_rounds,
 )
-from tests.helpers import EchoClient
+from tests.helpers import EchoClient, arrays_of, play
 
 START = {
     "w": np.full((3, 4), 0.5, np.float32),
@@ -56,11 +51,10 @@ FIVE = UpdateBound(max_relative_update=5.0)
 
 
 def run(*changes, bound=FIVE, strategy=None, rounds=1, start=START):
-    app = to_client_app(lambda c: Sends(changes[c.node_config["partition-id"]]))
-    seen, arrays = [], ArrayRecord({name: Array(value) for name, value in start.items()})
-    grid = ClientGrid(InlineGrid(app, len(changes)), bound=bound)
-    result = run_rounds(strategy or FedAvg(), grid, arrays, rounds, callbacks=[seen.append])
-    return {name: array.numpy() for name, array in result.arrays.items()}, seen
+    client = lambda i: Sends(changes[i])
+    on = {"bound": bound}
+    result = play(strategy or FedAvg(), client, len(changes), start, rounds, on=on)
+    return arrays_of(result), result.seen
 
 
 def moved(arrays, name="w"):
@@ -157,21 +151,10 @@ def test_under_differential_privacy_no_reply_depends_on_another(private):
 
 
 def test_control_variates_are_not_part_of_the_update():
-    class Variate(EchoClient):
-        def __init__(self, i):
-            super().__init__(0.0)
-            self.i = i
-
-        def fit(self, parameters, config):
-            w, control = parameters
-            return [w + np.float32(0.1), control + np.float32(10.0**self.i)], 1, {"loss": 1.0}
-
-    app = to_client_app(lambda c: Variate(c.node_config["partition-id"]))
-    arrays, seen = ArrayRecord({"w": Array(START["w"])}), []
-    run_rounds(
-        Scaffold(), ClientGrid(InlineGrid(app, 3), bound=FIVE), arrays, 1, callbacks=[seen.append]
-    )
-    assert not seen[0].trained.shortened
+    variate = lambda i: lambda a: [a[0] + np.float32(0.1), a[1] + np.float32(10.0**i)]
+    changes, start = map(variate, range(3)), {"w": START["w"]}
+    _, (now,) = run(*changes, strategy=Scaffold(), start=start)
+    assert not now.trained.shortened
 
 
 def test_a_negative_variance_is_left_out():

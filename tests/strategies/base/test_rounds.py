@@ -21,15 +21,10 @@ def test_evaluation_every_k_rounds_and_at_the_end():
 
 
 def test_rounds_may_start_late():
-    seen = []
-
-    class Spy(EchoClient):
-        def fit(self, parameters, config):
-            seen.append((config["server-round"], config["num-rounds"]))
-            return super().fit(parameters, config)
-
-    simulate(FedAvg(), lambda i, _: Spy(1.0), 1, START, 5, first_round=4)
-    assert seen == [(4, 5), (5, 5)]
+    sent = []
+    client = EchoClient(1.0, heard=sent.append)
+    simulate(FedAvg(), lambda i, _: client, 1, START, 5, first_round=4)
+    assert [(one["server-round"], one["num-rounds"]) for one in sent] == [(4, 5), (5, 5)]
 
 
 def test_a_callback_may_stop_the_run_and_all_callbacks_run():

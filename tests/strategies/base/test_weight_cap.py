@@ -7,35 +7,24 @@ import logging
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fedapps.clients import to_client_app
-from fedapps.engines.inline import InlineGrid
 from fedapps.lab.results.report import write_report
 from fedapps.records.reader import read_run
 from fedapps.records.writer import Recorder
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import read_settings
 from fedapps.settings.settings import Settings
-from fedapps.strategies import ClientGrid, FedAvg, Scaffold, UpdateBound, run_rounds
-from tests.helpers import EchoClient
+from fedapps.strategies import FedAvg, Scaffold, UpdateBound
+from tests.helpers import EchoClient, play
 
 START = {"w": np.zeros(2, np.float32)}
 
 
 def run(shifts, weights, bound=None, strategy=None, rounds=1, **options):
-    app = to_client_app(
-        lambda c: EchoClient(
-            shifts[c.node_config["partition-id"]], weights[c.node_config["partition-id"]]
-        )
-    )
-    grid = ClientGrid(InlineGrid(app, len(shifts)), bound=bound)
-    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-    seen = []
-    result = run_rounds(
-        strategy or FedAvg(), grid, arrays, rounds, callbacks=[seen.append], **options
-    )
-    return float(result.arrays["w"].numpy()[0]), seen, result
+    client = lambda i: EchoClient(shifts[i], weights[i])
+    options = {"on": {"bound": bound}, **options}
+    result = play(strategy or FedAvg(), client, len(shifts), START, rounds, **options)
+    return float(result.arrays["w"].numpy()[0]), result.seen, result
 
 
 @pytest.mark.parametrize("weight", [10**6, 10**15, 1e15, 1e8])
@@ -87,20 +76,8 @@ def test_a_short_update_with_a_giant_weight_mutes_nobody():
 def test_the_run_says_how_often(tmp_path):
     pytest.importorskip("matplotlib", reason="needs the extra 'app'")
     recorder = Recorder(tmp_path, Settings(num_rounds=3).flat(), "digits", strategy=FedAvg())
-    app = to_client_app(
-        lambda c: EchoClient(
-            [1.0, 1.0, 9.0][c.node_config["partition-id"]],
-            10 ** (1 + 8 * (c.node_config["partition-id"] == 1)),
-        )
-    )
-    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-    run_rounds(
-        FedAvg(),
-        ClientGrid(InlineGrid(app, 3), bound=UpdateBound(max_weight=10.0, max_relative_update=5)),
-        arrays,
-        3,
-        callbacks=[recorder],
-    )
+    bound = UpdateBound(max_weight=10.0, max_relative_update=5)
+    run([1.0, 1.0, 9.0], [10, 10**9, 10], bound, rounds=3, callbacks=[recorder])
     summary = recorder.finish("completed")
     assert (summary["capped-weights"], summary["shortened-updates"]) == (3, 3)
     rows = list(map(json.loads, (tmp_path / "rounds.jsonl").read_text().splitlines()))
@@ -169,15 +146,8 @@ class Variates(EchoClient):
 
 
 def scaffold(variate, config, rounds=2, bound=None):
-    app = to_client_app(
-        lambda c: Variates(1.0, variate if c.node_config["partition-id"] == 2 else None)
-    )
-    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-    strategy, seen = Scaffold(), []
-    grid = ClientGrid(InlineGrid(app, 3), bound=bound)
-    run_rounds(
-        strategy, grid, arrays, rounds, train_config=ConfigRecord(config), callbacks=[seen.append]
-    )
+    client, strategy = lambda i: Variates(1.0, variate if i == 2 else None), Scaffold()
+    seen = play(strategy, client, 3, START, rounds, config, on={"bound": bound}).seen
     return strategy.c["w"], seen
 
 
@@ -207,13 +177,11 @@ def test_hardened_no_variate_is_longer_than_three_medians():
 
     def variates(last, hardened):
         gradients = [1.0, 1.1, 1.2, 1.3, last]
-        app = to_client_app(lambda c: Variates(gradients[c.node_config["partition-id"]]))
         strategy = Scaffold()
         if hardened:
             strategy.harden()
-        arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-        config = ConfigRecord({"learning-rate": 0.1})
-        run_rounds(strategy, ClientGrid(InlineGrid(app, 5)), arrays, 1, train_config=config)
+        client = lambda i: Variates(gradients[i])
+        play(strategy, client, 5, START, config={"learning-rate": 0.1})
         return strategy.c["w"]
 
     np.testing.assert_allclose(variates(-40.0, False), (4.6 - 40) / 5, rtol=1e-5)

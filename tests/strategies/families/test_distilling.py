@@ -123,11 +123,6 @@ def test_the_same_seed_distils_the_same_and_another_seed_another():
     assert not np.array_equal(runs[0], runs[2])
 
 
-def test_a_product_of_step_and_mu_above_one_is_refused():
-    with pytest.raises(ValueError, match=r"step = 10, mu = 0\.2: their product must be at most 1"):
-        FFGBDistillOptions(step=10.0, mu=0.2)
-
-
 # --- the client -----------------------------------------------------------------------
 
 CONFIG = {"oracle-epochs": 1500, "oracle-batch-size": 100, "oracle-learning-rate": 0.02}

@@ -22,10 +22,8 @@ from fedapps.strategies import (
     ClientGrid,
     FedAdam,
     FedAvg,
-    FedMGDA,
     FedProx,
     FedYogi,
-    Local,
     QFedAvg,
     QFedAvgOptions,
     SuPerFed,
@@ -79,25 +77,6 @@ class FromScratch(flower.FedAvg):
         return ArrayRecord({"w": Array(mean)}), None
 
 
-class HandsOn(flower.FedAvg):
-    """A third-party subclass without declared capabilities."""
-
-    def aggregate_train(self, server_round, replies):
-        return super().aggregate_train(server_round, replies)
-
-
-class OwnMedian(flower.FedAvg):
-    """A third-party median: weights change nothing."""
-
-    capabilities = Capabilities("model", "single replies")
-
-    def aggregate_train(self, server_round, replies):
-        values = [
-            reply.content["arrays"].to_numpy_ndarrays(keep_input=False)[0] for reply in replies
-        ]
-        return ArrayRecord({"w": Array(np.median(values, axis=0))}), None
-
-
 @pytest.mark.parametrize(
     "strategy",
     [FedAvg, FedProx, SuPerFed, Recording] + [lambda kind=kind: kind(**FREE) for kind in (flower.FedAvg, flower.FedAvgM,
@@ -131,43 +110,6 @@ def test_a_wrapped_server_optimiser_gets_reweighted_replies(kind):
     # num-examples are whole numbers in a NumPyClient's reply
     np.testing.assert_allclose(arrays_of(a)["w"], arrays_of(b)["w"], rtol=2e-3)
     np.testing.assert_allclose(wrapped.v, plain.v, rtol=2e-3)
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        Local,
-        lambda: QFedAvg(FedAvg()),
-        lambda: FedMGDA(FedAvg()),
-        lambda: FedAvg(weights="uniform"),
-        lambda: TERM(FedAvg()),
-        flower.FedMedian,
-        flower.FedTrimmedAvg,
-        flower.Krum,
-        flower.MultiKrum,
-        flower.Bulyan,
-        lambda: flower.QFedAvg(0.1),
-        flower.FedXgbBagging,
-        flower.FedXgbCyclic,
-        OwnMedian,
-    ],
-)
-def test_a_strategy_that_does_not_average_by_weight_is_refused(strategy):
-    with pytest.raises(
-        ValueError,
-        match=r"AAggFFD decides the weights of an average, but \w+ does not average by the weights",
-    ):
-        AAggFFD(strategy())
-
-
-def test_an_undeclared_strategy_is_refused_with_the_line_to_add():
-    with pytest.raises(
-        ValueError,
-        match=r"TERM: HandsOn overrides aggregate_train .*: declare capabilities = Capabilities\(",
-    ):
-        tilted(HandsOn(**FREE))
-    with pytest.raises(ValueError, match="HandsOn overrides aggregate_train"):
-        tilted(flower.DifferentialPrivacyServerSideFixedClipping(HandsOn(**FREE), 0.0, 1.0, 3))
 
 
 def test_the_strategy_inside_a_flower_wrapper_is_checked():
