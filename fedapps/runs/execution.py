@@ -210,7 +210,9 @@ def _execute(
             first_round=done + 1,
             evaluate_every=settings.evaluate_every,
             patience=Patience(
-                max(settings.min_replies, settings.robust.least), settings.max_failed_rounds
+                max(settings.min_replies, settings.robust.least),
+                settings.max_failed_rounds,
+                scored=True,
             ),
             callbacks=[
                 recorder,

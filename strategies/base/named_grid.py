@@ -57,7 +57,7 @@ class NamedGrid(WrappedGrid):
         self._ids: dict[int, ClientId] = {}
         self._claims: dict[int, ClientId] = {}  # names of nodes whose name is taken by another node
         self._unfit: set[int] = set()  # nodes that report that they cannot take part
-        self._keys: dict[ClientId, bytes] = {}  # of clients whose node has a registered key
+        self._keys: dict[ClientId, bytes] = {}  # of clients whose node is registered by name
         # nodes that are left out, with the reason, and those that no phase has recorded
         self._refused: dict[int, str] = {}
         self._unrecorded: list[Failure] = []
@@ -173,8 +173,8 @@ class NamedGrid(WrappedGrid):
 
     def _identify(self, nodes: Sequence[int], connected: set[int]) -> None:
         """Name new nodes. The first one that answers with a name has it, and so has its
-        key, if it is registered; another one waits until the first is gone. A
-        registered name is only for the node that is registered with it.
+        key, if it is registered by name (`flwr supernode register --name`); another one
+        waits until the first is gone. A registered name is only for its node.
         """
         asked = [node for node in nodes if node not in self._claims]
         answers = self._ask(asked)
@@ -213,7 +213,8 @@ class NamedGrid(WrappedGrid):
         owners = {getattr(one, "name", ""): node for node, one in known.items()}
         for node in [node for node in self._claims if node in set(nodes)]:  # in order of answers
             client = self._claims[node]
-            key = getattr(known.get(node), "public_key", b"")
+            one = known.get(node)  # only registered nodes have a name; others make new keys
+            key = one.public_key if one and getattr(one, "name", "") else b""
             if owners.get(client, node) != node or self._keys.get(client, key) != key:
                 self._refuse(
                     node,

@@ -13,7 +13,7 @@ import io
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from logging import INFO
+from logging import INFO, WARNING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
@@ -109,11 +109,13 @@ ShouldStop = Callable[[int, Result], bool]
 @dataclass(frozen=True)
 class Patience:
     """Stop when ``max_failed_rounds`` rounds in a row had fewer than ``min_replies``
-    valid training replies.
+    valid training replies. ``scored``: a last evaluation that no client answered is an
+    error, too; by default it is logged, and the model is returned.
     """
 
     min_replies: int = 1
     max_failed_rounds: int = 3
+    scored: bool = False
 
 
 @dataclass
@@ -189,7 +191,8 @@ def run_rounds(
     which is evaluated.
 
     Raises ``TooFewReplies`` according to ``patience``, if no round had enough valid
-    training replies, and if the last round or the last evaluation had not;
+    training replies, and if the last round had not, or if most clients could not use
+    the last model;
     ``TimeoutError`` if fewer clients than the strategy's minima connect in time;
     ``ValueError`` if strategy and ``clients_per_round`` contradict each other, and
     according to ``strict``.
@@ -211,7 +214,7 @@ def run_rounds(
     strategy.summary()
     began, tally, result, arrays = time.monotonic(), _Tally(), Result(), initial_arrays
     result.arrays = sound = initial_arrays
-    now: Round | None = None
+    now, warned = None, False
     if evaluate_fn and first_round == 1:
         score = evaluate_fn(0, initial_arrays)
         log(INFO, "Initial global evaluation results: %s", score)
@@ -268,6 +271,16 @@ def run_rounds(
             if messages:
                 now.evaluated = client_grid.last.after(asked_first)
                 _log_replies("aggregate_evaluate", strategy, now.evaluated)
+                if not now.evaluated.clients and not warned:
+                    warned = True
+                    log(
+                        WARNING,
+                        "evaluation after round %d: no client was scored (%s). The run goes on. "
+                        "Where clients only train, set fraction_evaluate=0; mods that need a "
+                        "trained model (LocalDpMod) go into @app.train(mods=[...])",
+                        number,
+                        _first_of(now.evaluated.failures, "no answer"),
+                    )
             if replies:
                 now.evaluate_metrics = strategy.aggregate_evaluate(number, replies)
             if now.evaluate_metrics is not None:
@@ -320,7 +333,7 @@ def _fault(now: Round, patience: Patience) -> str:
     """Return why a run that ends with this round has no sound end, or ""."""
     phases = [
         ("round", now.trained, patience.min_replies),
-        ("evaluation after round", now.evaluated, 1),
+        ("evaluation after round", now.evaluated, int(patience.scored)),
     ]
     for phase, exchange, least in phases:
         if exchange is not None and exchange.kind and len(exchange.clients) < least:

@@ -6,7 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp import strategy as flower
 
 from fedapps.clients import to_client_app
@@ -37,10 +39,11 @@ class Failing(EchoClient):
         return super().evaluate(parameters, config)
 
 
-def run(strategy=None, rounds=3, clients=3, **fails):
+def run(strategy=None, rounds=3, clients=3, patience=None, **fails):
     app = to_client_app(lambda context: Failing(**fails))
     arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
-    return run_rounds(strategy or FedAvg(), ClientGrid(InlineGrid(app, clients)), arrays, rounds)
+    grid = ClientGrid(InlineGrid(app, clients))
+    return run_rounds(strategy or FedAvg(), grid, arrays, rounds, patience=patience)
 
 
 @pytest.mark.parametrize("kind", [FedAvg, flower.FedAvg])
@@ -59,8 +62,36 @@ def test_a_final_evaluation_without_a_reply():
     with pytest.raises(
         TooFewReplies, match=r"the last evaluation after round 3 had 0 valid replies.*no test data"
     ) as error:
-        run(evaluations=[3])
+        run(evaluations=[3], patience=Patience(scored=True))
     np.testing.assert_allclose(error.value.result.arrays["w"].numpy(), 3.0)
+
+
+@pytest.mark.parametrize("app", ["train-only", "LocalDpMod"])
+def test_a_model_that_nobody_scores_is_returned_with_one_warning(app, caplog):
+    """Of an app without `@app.evaluate`, and of one whose mods refuse evaluation."""
+    mods = [LocalDpMod(1e3, 0.0, 1.0, 1e-5)] if app == "LocalDpMod" else []
+    own = ClientApp(mods=mods)
+
+    @own.train()
+    def train(message, context):
+        new = {name: Array(array.numpy() + 1) for name, array in message.content["arrays"].items()}
+        records = {"arrays": ArrayRecord(new), "metrics": MetricRecord({"num-examples": 1})}
+        return Message(RecordDict(records), reply_to=message)
+
+    if mods:
+
+        @own.evaluate()
+        def evaluate(message, context):
+            metrics = MetricRecord({"num-examples": 1})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    arrays = ArrayRecord({name: Array(value) for name, value in START.items()})
+    result = FedAvg().start(InlineGrid(own, 3), arrays, num_rounds=3)
+    np.testing.assert_allclose(result.arrays["w"].numpy(), 3.0)
+    (said,) = [text for text in caplog.messages if "no client was scored" in text]
+    assert said.startswith("evaluation after round 1")
+    assert "fraction_evaluate=0" in said
+    assert "LocalDpMod" in said
 
 
 def test_failures_before_the_end_are_none():
