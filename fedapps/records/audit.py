@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
-from fedapps.strategies.base.messages import content_bytes
+from fedapps.strategies.base.messages import content_bytes, content_sizes
 from fedapps.strategies.base.named_grid import IDENTITY
 from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.roster import KnowingClients, Numbered, Packing
@@ -143,10 +143,7 @@ class AuditedGrid(WrappedGrid, Observer):
     ) -> list[Message]:
         """Send messages and return the replies of the wrapped grid."""
         sent = list(messages)
-        # messages of one phase mostly share their content
-        sizes = {
-            id(one): content_bytes(one) for one in {id(m.content): m.content for m in sent}.values()
-        }
+        sizes = content_sizes(sent)
         replies = list(self.grid.send_and_receive(sent, timeout=timeout))
         if isinstance(self.grid, Packing):
             self.travel = self.grid.travel
