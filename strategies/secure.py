@@ -17,11 +17,11 @@ Contract: that of the wrapped strategy. A reply holds one record of real or whol
 arrays, and numbers as metrics. Text in it does not reach the server.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from logging import INFO
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
@@ -41,7 +41,7 @@ from fedapps.strategies.base.capabilities import (
 )
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.reply_validation import UpdateBound
-from fedapps.strategies.base.rounds import Callback, Patience, ShouldStop
+from fedapps.strategies.base.rounds import EvaluateFn, Plan, ShouldStop
 from fedapps.strategies.base.secure_grid import SecureGrid
 from fedapps.strategies.base.secure_sessions import Protocol
 from fedapps.strategies.base.weights import weight_key
@@ -181,19 +181,14 @@ def _terms(strategy: Strategy, options: SecureOptions, bound: UpdateBound, clien
     return terms
 
 
-class StartArguments(TypedDict, total=False):
-    """Arguments of a strategy's ``start``. The last five are those of this suite."""
+class StartArguments(Plan, total=False):
+    """Arguments of a strategy's ``start``, and those of this suite."""
 
     timeout: float
     train_config: ConfigRecord
     evaluate_config: ConfigRecord
-    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
+    evaluate_fn: EvaluateFn
     should_stop: ShouldStop
-    first_round: int
-    evaluate_every: int
-    patience: Patience
-    callbacks: Sequence[Callback]
-    strict: bool
 
 
 class SecureSum(Wrapper):

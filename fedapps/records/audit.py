@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
-from fedapps.strategies.base.messages import content_bytes
+from fedapps.strategies.base.messages import content_bytes, content_sizes
 from fedapps.strategies.base.named_grid import IDENTITY
+from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.roster import KnowingClients, Numbered, Packing
 from fedapps.strategies.base.wrapped_grid import WrappedGrid
 
@@ -89,18 +90,30 @@ def round_in(message: Message) -> int | None:
     return None
 
 
-class AuditedGrid(WrappedGrid):
-    """Records nodes that come and go, and the messages to them and back. As a callback
-    it records the replies that were not used, and why.
+class AuditedGrid(WrappedGrid, Observer):
+    """Records nodes that come and go, and the messages to them and back; as an observer
+    the replies that were not used, and why. ``facts``: of the run.
     """
 
-    def __init__(self, grid: Any, note: AuditLog) -> None:
+    def __init__(self, grid: Any, note: AuditLog, **facts: Any) -> None:
         super().__init__(grid)
-        self.note = note
+        self.note, self.facts = note, facts
         self.seen: set[int] = set()  # as the wrapped grid numbers them
         self.there: dict[int, Any] = {}  # as Flower does
         self.clients: dict[int, int | str] = {}  # by node, as the nodes say
         self.under_way: dict[str, tuple[Message, int]] = {}  # pushed messages, and their bytes
+
+    def begin(self) -> None:
+        """Record the run with what Flower knows about it: its number, its app, the
+        account that started it.
+        """
+        known = {"run": "run_id", "app": "fab_hash", "account": "account_name"}
+        found = {name: getattr(self.grid.run, field, None) for name, field in known.items()}
+        self.note("run", **self.facts, **found)
+
+    def end(self, ending: Ending) -> None:
+        """Record how the run ended."""
+        self.note("ended", status=ending.status)
 
     def known_clients(self) -> Numbered | None:
         """Return the clients that the wrapped grid knows."""
@@ -130,10 +143,7 @@ class AuditedGrid(WrappedGrid):
     ) -> list[Message]:
         """Send messages and return the replies of the wrapped grid."""
         sent = list(messages)
-        # messages of one phase mostly share their content
-        sizes = {
-            id(one): content_bytes(one) for one in {id(m.content): m.content for m in sent}.values()
-        }
+        sizes = content_sizes(sent)
         replies = list(self.grid.send_and_receive(sent, timeout=timeout))
         if isinstance(self.grid, Packing):
             self.travel = self.grid.travel

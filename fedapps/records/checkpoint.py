@@ -29,6 +29,7 @@ from fedapps.records.best import Best
 from fedapps.records.files import Files
 from fedapps.records.lock import RUN_ID
 from fedapps.strategies.base.capabilities import Stateful
+from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.rounds import Round
 from fedapps.strategies.base.timing import Timing
 
@@ -37,8 +38,8 @@ SOUND = "sound"
 
 
 @dataclass
-class Checkpoints:
-    """Callback that writes a checkpoint every ``every`` rounds (0: never) into
+class Checkpoints(Observer):
+    """Writes a checkpoint every ``every`` rounds (0: never) into
     ``folder``.
 
     ``run``: the run's id. ``record``: the files with the rounds. While they wait for
@@ -86,13 +87,15 @@ class Checkpoints:
         """The rounds of checkpoints before the last one."""
         return [number for number in _rounds(self.folder) if number != self.last]
 
-    def keep_last(self) -> None:
+    def end(self, ending: Ending) -> None:
         """Write a checkpoint of the latest round even if none is due, for a run that
         ends early; not of a model that most clients could not use.
 
         A resumed run that fails before any client could use its model deletes that
         checkpoint, if there is a sound one before it.
         """
+        if not ending.resumable:
+            return
         if self.model is not None and self.model is self.resumed:
             if self.pending is not None and self.others:
                 self._judge(False)

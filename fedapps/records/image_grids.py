@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.data.set_files import save_set
+from fedapps.strategies.base.observer import Ending, Observer
 
 if TYPE_CHECKING:  # reports import this module and need no Flower
     from PIL.Image import Image
@@ -23,8 +24,8 @@ MAX_FRAMES, MAX_COLUMNS = 24, 16
 SIDE = 480  # pixels, about
 
 
-class ImageGrids:
-    """Callback that draws the set of ``strategy`` into ``folder``/synthetic. ``done``:
+class ImageGrids(Observer):
+    """Draws the set of ``strategy`` into ``folder``/synthetic. ``done``:
     the number of rounds before a resume.
     """
 
@@ -48,12 +49,14 @@ class ImageGrids:
             x, y = self.strategy.samples(now.arrays)
             grid(x, y, f"round {now.number}").save(self.folder / f"round-{now.number:06d}.png")
 
-    def close(self, arrays: Any) -> None:
-        """Write the animation, and the set of the last round."""
+    def end(self, ending: Ending) -> None:
+        """Write the animation, and the set of the last round, unless the run failed."""
         from PIL import Image
 
+        if ending.error:
+            return
         self.folder.mkdir(exist_ok=True)
-        x, y = self.strategy.samples(arrays)
+        x, y = self.strategy.samples(ending.arrays)
         save_set(self.folder / SET, x, y, self.num_classes)
         paths = grids(self.folder.parent)
         picked = [

@@ -16,7 +16,9 @@ from typing import Any
 from fedapps.records.files import Files, csv_text
 from fedapps.records.reader import read_table
 from fedapps.strategies.base.clocks import Flight
+from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.roster import ClientId
+from fedapps.strategies.base.timing import Timing
 
 FILE = "time.csv"
 COLUMNS = ["client", "round", "asked", "arrived", "share", "fate", "ended"]
@@ -41,15 +43,21 @@ def seconds_by_client(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
     return seconds
 
 
-class TimeLog:
-    """Writes the file; ``done``: rows of later rounds are dropped; ``called``: the
-    name of a client.
+class TimeLog(Observer):
+    """Writes the file from what ``timing`` reports; ``done``: rows of later rounds are
+    dropped; ``called``: the name of a client.
     """
 
     def __init__(
-        self, files: Files, folder: Path, done: int, called: Callable[[ClientId], ClientId]
+        self,
+        timing: Timing,
+        files: Files,
+        folder: Path,
+        done: int,
+        called: Callable[[ClientId], ClientId],
     ) -> None:
-        self.files, self.called = files, called
+        self.timing, self.files, self.number, self.called = timing, files, done, called
+        timing.log = self.add
         rows = []
         if (folder / FILE).exists():
             with (folder / FILE).open(encoding="utf-8", newline="") as file:
@@ -57,8 +65,13 @@ class TimeLog:
         kept = [row for row in rows if len(row) == len(COLUMNS) and int(row[-1]) <= done]
         files.replace(FILE, csv_text([COLUMNS, *(r for r in kept if r[-2] != "open")]))
 
-    def __call__(self, flights: Iterable[Flight], number: int) -> None:
+    def end(self, ending: Ending) -> None:
+        """Append the flights that are open at the end."""
+        self.add(self.timing.clock.flights, self.number)
+
+    def add(self, flights: Iterable[Flight], number: int) -> None:
         """Append the flights that ended in round ``number``."""
+        self.number = number
         rows = [
             [
                 self.called(flight.client),

@@ -53,6 +53,7 @@ from fedapps.strategies.base.capabilities import (
     replies_of,
 )
 from fedapps.strategies.base.exchange import Exchange
+from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.records import most_common
 from fedapps.strategies.base.roster import called
 from fedapps.strategies.base.rounds import Round
@@ -85,8 +86,8 @@ NEW_CLIENTS = "new-clients"
 MAX_WEIGHTS = 100_000
 
 
-class Recorder:
-    """Callback that records rounds into ``folder``."""
+class Recorder(Observer):
+    """Records rounds into ``folder``."""
 
     def __init__(
         self,
@@ -288,6 +289,14 @@ class Recorder:
             if key in row:
                 self.models[key] = self.models.get(key, 0) + row[key]
         return scored
+
+    def end(self, ending: Ending) -> None:
+        """Write the final model, if there is one, and how the run ended."""
+        try:
+            if ending.arrays is not None:
+                self.save_model(ending.arrays)
+        finally:
+            self.summary = self.finish(ending.status, ending.reason)
 
     def finish(self, status: str, error: str = "") -> dict[str, Any]:
         """Write summary.json with this status (running, completed, failed, interrupted)

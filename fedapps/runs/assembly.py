@@ -182,11 +182,6 @@ def private(strategy: Strategy, settings: Settings, task: Any) -> Strategy:
     """Return the strategy with private aggregation. Raises ``UserError`` if epsilon
     would not cover every use of the clients' data.
     """
-    if settings.secure.on and settings.max_update_norm:
-        raise UserError(
-            f"max-update-norm = {settings.max_update_norm:g}: with secure.on = true, "
-            "dp.clipping-norm bounds the updates: set it to 0"
-        )
     try:
         kind = PrivateSum if settings.secure.on else Private
         wrapped = kind(strategy, settings.dp)
@@ -228,14 +223,18 @@ def _plain(settings: Settings, task: Any) -> Strategy:
             return _checked(settings, strategy)
     assert method.wrap is not None
     wrapped = _plain(settings.base, task)
-    try:
-        client_factory(settings)
-        with guarded(
-            "method", settings.method, "cannot make its strategy", own, passed=(ValueError,)
-        ):
+    client_factory(settings)
+    with guarded("method", settings.method, "cannot make its strategy", own):
+        try:
             return _checked(settings, method.wrap(wrapped, settings.options))
-    except ValueError as error:
-        raise UserError(f"{method.table}.base = {settings.base.method!r}: {error}") from None
+        except ValueError as error:
+            raise UserError(f"{of_base(settings)}: {error}") from None
+
+
+def of_base(settings: Settings) -> str:
+    """Return the setting that names the wrapped method, with its value."""
+    assert settings.base is not None
+    return f"{settings.entry.table}.base = {settings.base.method!r}"
 
 
 def _checked(settings: Settings, strategy: Strategy) -> Strategy:
@@ -256,7 +255,7 @@ def client_class(settings: Settings) -> "type[FedAvgClient] | None":
 
 
 def client_factory(settings: Settings) -> "ClientFactory":
-    """Return the factory of the clients. Raises ``ValueError`` if the clients of the
+    """Return the factory of the clients. Raises ``UserError`` if the clients of the
     wrapped method cannot use the loss of the chosen one.
     """
     method = settings.entry
@@ -268,9 +267,9 @@ def client_factory(settings: Settings) -> "ClientFactory":
         return factory
     with_loss = getattr(factory, "with_loss", None)
     if with_loss is None:
-        raise ValueError(
-            f"its clients have no loss of a torch model that {settings.method} could replace: "
-            "choose fedavg, for example"
+        raise UserError(
+            f"{of_base(settings)}: its clients have no loss of a torch model that "
+            f"{settings.method} could replace: choose fedavg, for example"
         )
     changed: ClientFactory = with_loss(method.loss)
     return changed

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
 from fedapps.engines.processes import Cores
 from fedapps.errors import UserError
@@ -39,6 +40,7 @@ from fedapps.settings.settings import Settings
 from fedapps.strategies.base.capabilities import CountingReleases, MakingSamples, is_finished
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.messages import innermost
+from fedapps.strategies.base.observer import Ending, Observer
 from fedapps.strategies.base.rounds import Callback, Patience, Round, TooFewReplies, run_rounds
 from fedapps.strategies.secure import secured
 from fedapps.tasks.capabilities import HasCurves, HasGroups, SplitsSamples
@@ -111,61 +113,50 @@ def _execute(
     folder = Path(settings.out)
     _, task, strategy = parts or assembled(for_server(settings))
     settings = with_compilation(settings, task, takes_steps)
-    checkpoints = Checkpoints(folder / "checkpoint", strategy, settings.checkpoint_every, lock.run)
-    best = checkpoints.best = Best(
-        settings.keep_best, settings.early_stopping, validation_setting(settings, task)
-    )
-    inner = innermost(strategy)
     names = client_names(task, settings.num_clients)
-    timing = checkpoints.timing = timing_of(settings, task, grid, names)
+    timing = timing_of(settings, task, grid, names)
+    best = Best(settings.keep_best, settings.early_stopping, validation_setting(settings, task))
+    checkpoints = Checkpoints(
+        folder / "checkpoint",
+        strategy,
+        settings.checkpoint_every,
+        lock.run,
+        best=best,
+        timing=timing,
+    )
     done, arrays = open_folder(folder, settings, checkpoints)
-    if isinstance(strategy, CountingReleases):
-        releases = Releases(folder, lock.run)
-        strategy.count_releases(releases.count, releases.add)
-        if is_finished(strategy) and not done:
-            raise UserError(
-                f"{folder} has no checkpoint, and its {releases.count} releases have spent "
-                f"dp.max-epsilon = {settings.dp.max_epsilon:g}: a run in another folder spends a "
-                "new budget"
-            )
-    if not done:
-        first = inner.first_arrays() if isinstance(inner, MakingSamples) else task.initial_arrays()
-        arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
-    groups = task.groups if isinstance(task, HasGroups) else None
-    classes = classes_of(settings, task)
-    times = task.grid if isinstance(task, HasCurves) else ()
+    count_releases(settings, strategy, lock, done)
+    arrays = arrays if done else first_arrays(task, innermost(strategy))
     recorder = Recorder(
         folder,
         settings.flat(),
         task.name,
         done,
         strategy,
-        groups,
+        task.groups if isinstance(task, HasGroups) else None,
         names,
-        classes,
+        classes_of(settings, task),
         best,
         lock,
-        times,
+        task.grid if isinstance(task, HasCurves) else (),
     )
     checkpoints.record = recorder.files
-    if timing:
-        timing.log = TimeLog(recorder.files, folder, done, recorder.called)
-    trackers = track(settings, folder, done, recorder) if settings.track else None
-    image_grids = (
-        ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)
-        if isinstance(inner, MakingSamples)
-        else None
-    )
     if settings.secure.on:
         grid = secured(grid, strategy, settings.secure, settings.bound)
-    audited = None
-    if settings.audit_log == "on":
-        note = AuditLog(folder / AUDIT)
-        grid = audited = AuditedGrid(grid, note)
-        digest = settings_digest(settings.deployed().flat())
-        note("run", method=settings.method, settings=digest, **who_started(grid))
+    audited = AuditedGrid(grid, AuditLog(folder / AUDIT), **facts(settings))
+    audit = settings.audit_log == "on"
+    train, evaluate = configs(settings, done)
+    observers: list[Observer] = [
+        *([TimeLog(timing, recorder.files, folder, done, recorder.called)] if timing else []),
+        recorder,
+        checkpoints,
+        *pictures(settings, innermost(strategy), done),
+        *([audited] if audit else []),
+        Needed((train, evaluate), checkpoints),
+        *([trackers(settings, done, recorder, report)] if settings.track else []),
+    ]
     client_grid = ClientGrid(
-        grid,
+        audited if audit else grid,
         seed=settings.seed,
         clients_per_round=settings.clients_per_round,
         num_clients=settings.num_clients,
@@ -176,34 +167,15 @@ def _execute(
         names=names,
         timing=timing,
     )
-    base: dict[str, Any] = {"seed": settings.seed, "first-round": done + 1}
-    # a client may train before it is evaluated
-    base |= {"checkpoint-round": done, **settings.train.to_config()}
-    evaluate, train = ConfigRecord(base), ConfigRecord(base)
-    if settings.evaluate_train:
-        evaluate["train-loss"] = True
-    if settings.validates:
-        evaluate["validation"] = True
-    if settings.class_counts and not settings.dp.noise_multiplier and not settings.secure.on:
-        evaluate["class-counts"] = True
-
-    # Clients may delete stored states that nothing needs any more.
-    def send_rounds_needed(now: Round | None = None) -> None:
-        for config in (train, evaluate):
-            config["checkpoint-round"] = checkpoints.last
-            if best.kept_rounds:
-                config["kept-rounds"] = best.kept_rounds
-
-    send_rounds_needed()
-
+    for observer in observers:
+        observer.begin()
+    over = best.exhausted or (done and is_finished(strategy)) or 0 < settings.until <= done
     try:
         result = run_rounds(
             strategy,
             client_grid,
             arrays,
-            done
-            if best.exhausted or (done and is_finished(strategy)) or 0 < settings.until <= done
-            else settings.num_rounds,
+            done if over else settings.num_rounds,
             settings.timeout,
             train,
             evaluate,
@@ -214,61 +186,105 @@ def _execute(
                 settings.max_failed_rounds,
                 scored=True,
             ),
-            callbacks=[
-                recorder,
-                checkpoints,
-                *([audited] if audited else []),
-                *([image_grids] if image_grids else []),
-                send_rounds_needed,
-                lambda now: best.exhausted,
-                *([trackers] if trackers else []),
-                *callbacks,
-            ],
+            callbacks=[*observers, *callbacks],
             log_result=False,  # the results folder holds it
             new_epochs=[1, settings.new_epochs],
             until=settings.until,
         )
-    except BaseException as error:
-        if isinstance(error, FolderLost):  # nothing here is this run's any more
-            raise
-        # raised between two rounds, so the run can be resumed from the current state
-        if isinstance(error, TooFewReplies):
-            checkpoints.keep_last()
-        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-        status = "interrupted" if stopped else "failed"
-        with suppress(OSError):  # a full disk, maybe: report the error that ended the run
-            if audited:
-                audited.note("ended", status=status)
-            recorder.finish(status, "" if stopped else f"{type(error).__name__}: {error}")
-            if isinstance(error, TooFewReplies) and error.result is not None:
-                recorder.save_model(error.result.arrays)
-        if trackers:
-            trackers.end(status)
+        ended = best.exhausted or is_finished(strategy)
+        paused = not ended and 0 < settings.until <= recorder.completed < settings.num_rounds
+        ending = Ending("interrupted" if paused else "completed", result.arrays, resumable=paused)
+        for observer in observers:
+            observer.end(ending)
+    except FolderLost:  # nothing here is this run's any more
         raise
-    if timing:
-        timing.log(timing.clock.flights, recorder.completed)
-    recorder.save_model(result.arrays)
-    if image_grids:
-        image_grids.close(result.arrays)
-    ended = best.exhausted or is_finished(strategy)
-    paused = not ended and 0 < settings.until <= recorder.completed < settings.num_rounds
-    if paused:
-        checkpoints.keep_last()
-    status = "interrupted" if paused else "completed"
-    summary = recorder.finish(status)
-    if audited:
-        audited.note("ended", status=status)
-    if trackers:
-        with suppress(OSError):
-            report(folder, plots=True)  # before the end: trackers receive them
-        trackers.end(status)
-    return summary
+    except BaseException as error:
+        for observer in observers:
+            with suppress(OSError):  # a full disk, maybe: report the error that ended the run
+                observer.end(ending_of(error))
+        raise
+    return recorder.summary
 
 
-def who_started(grid: Grid) -> dict[str, Any]:
-    """Return what Flower knows about a run: its number, its app, the account."""
-    facts = {"run": "run_id", "app": "fab_hash", "account": "account_name"}
-    return {name: getattr(grid.run, field, None) for name, field in facts.items()}
+def ending_of(error: BaseException) -> Ending:
+    """Return how a run ends that ``error`` ends."""
+    stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+    few = isinstance(error, TooFewReplies)  # raised between two rounds
+    result = error.result if isinstance(error, TooFewReplies) else None
+    return Ending("interrupted" if stopped else "failed", result and result.arrays, error, few)
+
+
+def count_releases(settings: Settings, strategy: Strategy, lock: FolderLock, done: int) -> None:
+    """Let a private strategy count its releases on disk. Raises ``UserError`` if they
+    have spent the budget, and the run cannot be resumed.
+    """
+    if not isinstance(strategy, CountingReleases):
+        return
+    releases = Releases(Path(settings.out), lock.run)
+    strategy.count_releases(releases.count, releases.add)
+    if is_finished(strategy) and not done:
+        raise UserError(
+            f"{settings.out} has no checkpoint, and its {releases.count} releases have spent "
+            f"dp.max-epsilon = {settings.dp.max_epsilon:g}: a run in another folder spends a new "
+            "budget"
+        )
+
+
+def first_arrays(task: Any, strategy: Any) -> ArrayRecord:
+    """Return the model that a new run begins with."""
+    makes = isinstance(strategy, MakingSamples)
+    first = strategy.first_arrays() if makes else task.initial_arrays()
+    return ArrayRecord({name: Array(value) for name, value in first.items()})
+
+
+def configs(settings: Settings, done: int) -> tuple[ConfigRecord, ConfigRecord]:
+    """Return what is sent with every training and every evaluation."""
+    # a client may train before it is evaluated
+    base = {"seed": settings.seed, "first-round": done + 1, **settings.train.to_config()}
+    wanted = {
+        "train-loss": settings.evaluate_train,
+        "validation": bool(settings.validates),
+        "class-counts": settings.class_counts
+        and not settings.dp.noise_multiplier
+        and not settings.secure.on,
+    }
+    more = {name: True for name, on in wanted.items() if on}
+    return ConfigRecord(base), ConfigRecord(base | more)
+
+
+class Needed(Observer):
+    """Tells clients in ``configs`` which rounds a resumed run or the score may need, so
+    that they may delete stored states of others; ends a run that gets no better.
+    """
+
+    def __init__(self, configs: Sequence[ConfigRecord], checkpoints: Checkpoints) -> None:
+        self.configs, self.checkpoints = configs, checkpoints
+
+    def begin(self) -> None:
+        """Say it before the first round."""
+        for config in self.configs:
+            config["checkpoint-round"] = self.checkpoints.last
+            if kept := self.checkpoints.best.kept_rounds:
+                config["kept-rounds"] = kept
+
+    def __call__(self, now: Round) -> bool:
+        """Say it after every round."""
+        self.begin()
+        return self.checkpoints.best.exhausted
+
+
+def pictures(settings: Settings, strategy: Strategy, done: int) -> list[Observer]:
+    """Return what draws the set of images of a method that makes one."""
+    if not isinstance(strategy, MakingSamples):
+        return []
+    classes = len(set(strategy.labels))
+    return [ImageGrids(Path(settings.out), strategy, settings.synthetic.every, classes, done)]
+
+
+def facts(settings: Settings) -> dict[str, str]:
+    """Return what the audit log holds of the settings."""
+    digest = settings_digest(settings.deployed().flat())
+    return {"method": settings.method, "settings": digest}
 
 
 def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:
@@ -288,15 +304,14 @@ def page_of(settings: Settings, task: str) -> AbstractContextManager[int]:
     )
 
 
-def track(settings: Settings, folder: Path, done: int, recorder: Recorder) -> Trackers:
-    """Return the callback that reports a run to its trackers."""
-    reported = {
-        key: value for key, value in settings.flat().items() if key not in ("out", "resume")
-    }
+def trackers(settings: Settings, done: int, recorder: Recorder, report: Report) -> Trackers:
+    """Return the observer that reports a run to its trackers."""
+    config = {key: value for key, value in settings.flat().items() if key not in ("out", "resume")}
     return Trackers(
         names_of(settings.track),
-        Tracked(folder, reported, done, settings.track_to),
+        Tracked(recorder.folder, config, done, settings.track_to),
         lambda: (recorder.row, recorder.clients),
+        lambda: report(recorder.folder, plots=True),
     )
 
 

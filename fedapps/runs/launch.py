@@ -28,7 +28,6 @@ from fedapps.runs.assembly import Parts
 from fedapps.runs.devices import Asked
 from fedapps.runs.execution import (
     Report,
-    assembled,
     execute,
     no_report,
     page_of,
@@ -136,12 +135,11 @@ def launch(
     # The SuperLink starts while the checks load PyTorch and the data.
     with ExitStack() as locks, _superlink(how) as superlink:
         with each_once():
-            parts = assemble(settings, Asked(how.engine, how.gpus_per_client, how.workers))
+            asked = Asked(how.engine, how.gpus_per_client, how.workers)
+            parts = assemble(settings, asked, here=how.engine == "inline")
         if why and console is None:
             logger.warning("%s", why)
         settings, task, _ = parts
-        if how.engine == "inline" and settings.device != "cpu":
-            parts = assembled(settings)
         name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
         settings = with_folder(settings, Path("results") / name)
         folder = Path(settings.out)

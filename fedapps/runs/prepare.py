@@ -12,7 +12,6 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
-from fedapps.algorithms.secure.graph import LEAST
 from fedapps.clients.base.options import TrainOptions
 from fedapps.clients.base.store import MessageStore
 from fedapps.data.source import is_local
@@ -31,6 +30,7 @@ from fedapps.runs.assembly import (
 )
 from fedapps.runs.devices import Asked, chosen_device
 from fedapps.settings.reading import chosen, default_config, read_settings
+from fedapps.settings.rules import COUNTED, refuse
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNaturalClients, NamesNet, Task
 from fedapps.tasks.registry import TASKS, find_task
@@ -86,24 +86,25 @@ def with_absolute(options: Any, name: str) -> Any:
     return replace(options, **{name: absolute(path)}) if is_local(path) else options
 
 
-def assemble(settings: Settings, asked: Asked | None = None) -> Parts:
+def assemble(settings: Settings, asked: Asked | None = None, here: bool = False) -> Parts:
     """Return the parts of a run, with the number of clients, the net's name and the
     device filled in. Raises ``UserError`` if they do not fit together. ``asked``: how
-    the run is asked for; by default on the inline engine. Task and strategy are on the
-    CPU, whatever the run's device is.
+    the run is asked for; by default on the inline engine. ``here``: task and strategy
+    are on the run's device, since the run is executed with them; else on the CPU.
     """
     # imported late: it loads PyTorch, while a SuperLink may be starting
     from fedapps.models.image_nets import BY_SHAPE
 
     check_installed(settings.track)
-    asked, wanted = asked or Asked(), recorded_device(settings)
-    settings = replace(settings, device="cpu")
-    task = build_task(settings)
-    known = with_clients(settings, task)
-    if known.num_clients != settings.num_clients:
-        task = build_task(known)
-    settings = known
+    wanted = recorded_device(settings)
+    given = replace(settings, device="cpu")
+    task = build_task(given)
+    settings = with_clients(given, task)
     check_sizes(settings)
+    device = chosen_device(replace(settings, device=wanted), task, asked or Asked())
+    settings = replace(settings, device=device if here else "cpu")
+    if (settings.num_clients, settings.device) != (given.num_clients, given.device):
+        task = build_task(settings)
     with guarded("task", settings.task, "check failed", own=settings.task not in TASKS):
         task.check(settings.num_clients)
     if settings.model.name == BY_SHAPE and isinstance(task, NamesNet):
@@ -113,7 +114,6 @@ def assemble(settings: Settings, asked: Asked | None = None) -> Parts:
     if not settings.sites.own:
         check_client(settings, task)
         check_validation(settings, task)
-    device = chosen_device(replace(settings, device=wanted), task, asked)
     return Parts(replace(settings, device=device), task, strategy)
 
 
@@ -148,7 +148,7 @@ def with_clients(settings: Settings, task: Any) -> Settings:
     if not settings.num_clients:
         natural = task.natural_clients() if isinstance(task, HasNaturalClients) else 0
         settings = replace(settings, num_clients=natural or DEFAULT_CLIENTS)
-    few = settings.num_clients - settings.num_new_clients < Settings.clients_per_round
+    few = settings.num_training < Settings.clients_per_round
     return (
         replace(settings, clients_per_round=0)
         if few and settings.clients_per_round == Settings.clients_per_round
@@ -157,37 +157,8 @@ def with_clients(settings: Settings, task: Any) -> Settings:
 
 
 def check_sizes(settings: Settings) -> None:
-    """Raise ``UserError`` if the number of clients contradicts clients-per-round,
-    min-replies or the method.
-    """
-    n = settings.num_clients - settings.num_new_clients
-    if n < 1:
-        raise UserError(
-            f"num-new-clients = {settings.num_new_clients}, but there are {settings.num_clients} "
-            "clients: at least one must train: choose fewer new clients"
-        )
-    beside = " that are not new" if settings.num_new_clients else ""
-    if settings.clients_per_round > n:
-        raise UserError(
-            f"clients-per-round = {settings.clients_per_round}, but there are {n} clients{beside}: "
-            f"choose 1..{n}, or 0 for all"
-        )
-    sampled = settings.clients_per_round or n
-    if any(method.all_clients for method in settings.methods) and sampled < n:
-        raise UserError(
-            f"clients-per-round = {sampled}, but {settings.method} needs all {n} clients in every "
-            "round: choose 0, or method = 'aaggff-d'"
-        )
-    if settings.secure.on and sampled < LEAST:
-        raise UserError(
-            f"secure.on = true: a secure sum has at least {LEAST} clients, and a round has "
-            f"{sampled}: choose more, or secure.on = false"
-        )
-    if settings.min_replies > sampled:
-        raise UserError(
-            f"min-replies = {settings.min_replies}, but a round has {sampled} clients: choose "
-            f"1..{sampled}"
-        )
+    """Raise ``UserError`` for settings that contradict the number of clients."""
+    refuse(settings, COUNTED)
 
 
 def checked_strategy(settings: Settings, task: Task) -> Strategy:

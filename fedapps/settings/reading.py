@@ -5,7 +5,7 @@ before anything is downloaded or started.
 """
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ from fedapps.data.options import DataOptions
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
+from fedapps.settings.rules import GIVEN, refuse
 from fedapps.settings.settings import Settings
 from fedapps.settings.tables import (
     CONFIGURED,
@@ -25,6 +26,7 @@ from fedapps.settings.tables import (
     flattened,
     option_tables,
     read_table,
+    start_of,
     typed,
 )
 from fedapps.strategies import WarmStartOptions
@@ -67,9 +69,6 @@ MOVED = {
     for table in tables
     for key, new in keys.items()
 }
-#: Tasks whose test samples can have groups (``data.group``).
-GROUPED = ("classification", "constrained-classification", "tabular")
-
 #: Tables of files that `fedapps sweep` reads and `fedapps run` does not.
 OF_SWEEPS = ("axis", "claim", "scale", "sweep", "when")
 
@@ -208,58 +207,13 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             values[part.name] = read_table(PARTS[part.name].options, part.name, config)
         elif (key := kebab(part.name)) in config:
             values[part.name] = typed(key, config[key], known[key])
+    if values.get("evaluate_every", Settings.evaluate_every) < 0:
+        tenth = max(1, values.get("num_rounds", Settings.num_rounds) // 10)
+        values["evaluate_every"] = min(LONGEST_INTERVAL, tenth)
     settings: Settings = built(Settings, values, "")
     check_data_used(settings, method)
-    if settings.model.start == "zero" and start_of(method, config):
-        raise UserError(
-            f"model.start = 'zero': {settings.method} mixes two models that must differ: choose "
-            "'random'"
-        )
-    if settings.evaluate_every < 0:
-        tenth = max(1, settings.num_rounds // 10)
-        settings = replace(settings, evaluate_every=min(LONGEST_INTERVAL, tenth))
-    if settings.data.synthetic and settings.data.synthetic_use == "mix" and settings.sites.own:
-        raise UserError(
-            "data.synthetic-use = 'mix': the sites do not have the folder data.synthetic: choose "
-            "'pretrain', which only the server needs"
-        )
-    if settings.data.group and (task not in GROUPED or settings.sites.own):
-        what = "sites with their own data are" if settings.sites.own else f"task {task!r} is"
-        raise UserError(
-            f"data.group = {settings.data.group!r}: {what} not scored by group: set it to '' "
-            f"(tasks with groups: {', '.join(GROUPED)})"
-        )
-    column = settings.data.group_split
-    if column and (
-        task not in (*GROUPED, "regression", "survival")
-        or settings.sites.own
-        or settings.data.source in find_task(task).sources
-    ):
-        raise UserError(
-            f"data.group-split = {column!r}: is for files with such a column (tasks "
-            f"{', '.join((*GROUPED, 'regression', 'survival'))}): set it to ''"
-        )
-    if settings.data.synthetic and task not in ("classification", "digits"):
-        raise UserError(
-            f"data.synthetic = {settings.data.synthetic!r}: task {task!r} does not start from a "
-            "set of images: set it to ''"
-        )
+    refuse(settings, GIVEN)
     return settings
-
-
-def start_of(method: Method, config: Mapping[str, Any]) -> str:
-    """Return the start that the method, or one that it wraps or composes, needs; "" if
-    any will do.
-    """
-    keys = (f"{method.table}.{key}" for key in ("base", "first", "then"))
-    inner = (METHODS[name] for key in keys if (name := config.get(key)) in METHODS)
-    starts = (
-        one.start(read_table(one.options, one.table, config))
-        if callable(one.start) and one.options
-        else str(one.start)
-        for one in (method, *inner)
-    )
-    return next(filter(None, starts), "")
 
 
 def check_data_used(settings: Settings, method: Method) -> None:

@@ -201,79 +201,12 @@ class Settings(Options):
     problem: Any = None
 
     def check(self) -> None:
-        """Check combinations of settings."""
+        """Check the names in settings; what does not go together: ``rules``."""
         names_of(self.track)
         if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:(0|[1-9]\d*))?", self.device):
             raise ValueError(
                 f"device = {self.device!r}: choose one of auto, cpu, cuda, mps, xpu, or cuda:1 and "
                 "so on"
-            )
-        if self.client_store == "message" and self.checkpoint_every:
-            raise ValueError(
-                "client-store = 'message': a resumed run could not find the clients' state: set "
-                "checkpoint-every = 0, or client-store = 'disk'"
-            )
-        if self.until and not self.checkpoint_every:
-            raise ValueError(
-                f"until = {self.until}: a paused run continues from a checkpoint: set "
-                "checkpoint-every above 0"
-            )
-        if self.evaluate_train and self.dp.noise_multiplier:
-            raise ValueError(
-                "evaluate-train = true: losses on training samples are not private: set it to "
-                "false, or dp.noise-multiplier = 0"
-            )
-        if self.sites.client and not self.num_clients:
-            raise ValueError(
-                f"num-clients = 0: with sites.client = {self.sites.client!r}, set it to the number "
-                "of clients of all sites together"
-            )
-        if self.num_new_clients and 0 < self.num_clients <= self.num_new_clients:
-            raise ValueError(
-                f"num-new-clients = {self.num_new_clients}, but there are {self.num_clients} "
-                f"clients: choose 0..{self.num_clients - 1}"
-            )
-        if 0 < self.clients_per_round < self.robust.least:
-            raise ValueError(
-                f"clients-per-round = {self.clients_per_round}, but robust.rule = "
-                f"{self.robust.rule!r} with num-malicious = "
-                f"{self.robust.num_malicious} needs {self.robust.least} replies: choose at least "
-                "that many, or 0 for all"
-            )
-
-        if self.rounds.on or self.asynchronous:
-            self._check_pace()
-        if self.validates and not self.evaluate_every:
-            raise ValueError(
-                f"{self.validates}: evaluate-every = 0 has one evaluation only: set it to 1 or more"
-            )
-        if self.validates and self.dp.noise_multiplier:
-            raise ValueError(
-                f"{self.validates}: scores on validation samples are not private, as "
-                "dp.noise-multiplier asks"
-            )
-        if self.keep_best and not self.keeps_clients_on_disk:
-            raise ValueError(
-                "keep-best = true: what clients store in the best round is kept on disk: set "
-                'client-store = "disk"'
-            )
-
-    def _check_pace(self) -> None:
-        """Check settings beside those that let rounds end before the last reply."""
-        what = "method fedbuff" if self.asynchronous else "a round without its late replies"
-        if self.asynchronous and self.rounds.on:
-            raise ValueError(
-                "rounds.deadline and rounds.over-select are for synchronous rounds: leave them out "
-                "with fedbuff"
-            )
-        if self.secure.on:
-            raise ValueError(
-                f"secure.on = true: {what} needs single replies, and a sum holds all of them: set "
-                "it to false"
-            )
-        if self.time.speed == "off":
-            raise ValueError(
-                f"time.speed = 'off': {what} depends on how long clients take: choose another one"
             )
 
     @property
@@ -282,9 +215,26 @@ class Settings(Options):
         return any(hasattr(method.builds, "buffer_size") for method in self.methods)
 
     @property
+    def paced(self) -> str:
+        """What lets rounds end before the last reply, or ""."""
+        if self.asynchronous:
+            return "method fedbuff"
+        return "a round without its late replies" if self.rounds.on else ""
+
+    @property
+    def num_training(self) -> int:
+        """The number of clients that are not new."""
+        return self.num_clients - self.num_new_clients
+
+    @property
+    def num_sampled(self) -> int:
+        """The number of clients of a round."""
+        return self.clients_per_round or self.num_training
+
+    @property
     def timed(self) -> bool:
         """Whether the run has a clock."""
-        return self.asynchronous or self.rounds.on or self.time.speed not in ("auto", "off")
+        return bool(self.paced) or self.time.speed not in ("auto", "off")
 
     @property
     def validates(self) -> str:

@@ -120,6 +120,21 @@ def read_table(kind: type[Options], table: str, config: Mapping[str, Any]) -> An
     return built(kind, given, f"{table}.")
 
 
+def start_of(method: Method, config: Mapping[str, Any]) -> str:
+    """Return the start that the method, or one that it wraps or composes, needs; "" if
+    any will do.
+    """
+    keys = (f"{method.table}.{key}" for key in ("base", "first", "then"))
+    inner = (METHODS[name] for key in keys if (name := config.get(key)) in METHODS)
+    starts = (
+        one.start(read_table(one.options, one.table, config))
+        if callable(one.start) and one.options
+        else str(one.start)
+        for one in (method, *inner)
+    )
+    return next(filter(None, starts), "")
+
+
 def defaults_of(kind: type[Options], table: str) -> Mapping[str, Value]:
     """Return the defaults of a table as flat settings. They are made once: a sweep asks
     for them for each of its runs.

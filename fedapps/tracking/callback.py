@@ -7,6 +7,7 @@ If a tracker fails, the run logs one line, continues, and does not use it again.
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from logging import WARNING
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flwr.common import log
+
+from fedapps.strategies.base.observer import Ending, Observer
 
 #: Rows of the clients' table; the first holds the column names.
 Table = Sequence[Sequence[Any]]
@@ -88,9 +91,10 @@ class Tracker(Protocol):
         """Record how the run ended (completed, failed, interrupted), and its files."""
 
 
-class Trackers:
-    """Callback that sends each round to all trackers of a run. ``recorded()`` returns
-    the writer's record of the round and its table of clients.
+class Trackers(Observer):
+    """Sends each round to all trackers of a run. ``recorded()`` returns the writer's
+    record of the round and its table of clients; ``report()`` writes the files that are
+    sent at the end.
     """
 
     def __init__(
@@ -98,9 +102,9 @@ class Trackers:
         names: Sequence[str],
         run: Tracked,
         recorded: Callable[[], tuple[Mapping[str, Any], Table]],
+        report: Callable[[], object],
     ) -> None:
-        self.run = run
-        self.recorded = recorded
+        self.run, self.recorded, self.report = run, recorded, report
         self.trackers: dict[str, Tracker] = {}
         for name in names:
             self._try(name, lambda name=name: self.trackers.update({name: self._made(name)}))  # type: ignore[misc]
@@ -117,12 +121,15 @@ class Trackers:
         for name in list(self.trackers):
             self._try(name, partial(self.trackers[name].round, row["round"], measures, clients))
 
-    def end(self, status: str) -> None:
+    def end(self, ending: Ending) -> None:
         """Send how the run ended, with its files."""
+        if not ending.error:
+            with suppress(OSError):
+                self.report()
         files = [path for name in FILES if (path := self.run.folder / name).exists()]
         plots = sorted((self.run.folder / "plots").glob("*.png"))
         for name in list(self.trackers):
-            self._try(name, lambda name=name: self.trackers[name].end(status, files, plots))  # type: ignore[misc]
+            self._try(name, lambda name=name: self.trackers[name].end(ending.status, files, plots))  # type: ignore[misc]
 
     def _try(self, name: str, action: Callable[[], None]) -> None:
         try:

@@ -15,6 +15,7 @@ Where the ids come from: ``named_grid``. When a training phase ends: ``timing``.
 
 from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
+from typing import NamedTuple
 
 from flwr.app import Message
 from flwr.common import log
@@ -25,7 +26,13 @@ from fedapps.algorithms.common.seeds import generator
 from fedapps.strategies.base.capabilities import buffering
 from fedapps.strategies.base.exchange import Exchange, Failure
 from fedapps.strategies.base.flower_private import WORKER_DIED, ErrorCode, is_simulation
-from fedapps.strategies.base.messages import content_bytes, error_line, metrics_of, trains
+from fedapps.strategies.base.messages import (
+    content_bytes,
+    content_sizes,
+    error_line,
+    metrics_of,
+    trains,
+)
 from fedapps.strategies.base.named_grid import LONGEST_FAULT, NamedGrid
 from fedapps.strategies.base.partial_work import check_partial, take_out
 from fedapps.strategies.base.relative_bounds import RelativeBounds
@@ -39,6 +46,14 @@ from fedapps.strategies.base.weights import capped
 MOST_NAMED = 5
 #: Seconds that a phase waits for replies unless the loop says otherwise, as in Flower.
 TIMEOUT = 3600.0
+
+
+class Answer(NamedTuple):
+    """A client's reply, and the question."""
+
+    client: ClientId
+    question: Message
+    reply: Message
 
 
 class ClientGrid(NamedGrid):
@@ -166,136 +181,134 @@ class ClientGrid(NamedGrid):
         """Send, wait, and return the valid replies sorted by client id. ``last``
         records the traffic and the failures.
         """
-        sent = asked = list(messages)
+        sent = list(messages)
         training = bool(sent) and trains(sent[0])
         exchange = Exchange(kind=sent[0].metadata.message_type if sent else "")
         phase = None
         if training and self.timing:
             phase = self.timing.exchange(self.grid, sent, self.client_id, self._round, timeout)
-            sent, asked = phase.sent, phase.questions
-            exchange.sent = len(sent)
-            exchange.late, exchange.clock = phase.late, phase.ended
-        sizes: dict[int, int] = {}  # messages of one phase mostly share their content
-        for message in sent:
-            if id(message.content) not in sizes:
-                sizes[id(message.content)] = content_bytes(message.content)
-            exchange.bytes_down += sizes[id(message.content)]
+            exchange.sent, exchange.late, exchange.clock = len(phase.sent), phase.late, phase.ended
+        asked = phase.questions if phase else sent
+        sent = phase.sent if phase else sent
+        sizes = content_sizes(sent)
+        exchange.bytes_down = sum(sizes[id(message.content)] for message in sent)
         if phase:
             replies = phase.replies
         else:
             replies = list(self.grid.send_and_receive(sent, timeout=timeout)) if sent else []
         exchange.travel = self.grid.travel if asked and isinstance(self.grid, Packing) else None
+        answers = self._valid(exchange, phase, asked, replies, timeout)
+        answers = self._alike(exchange, answers)
+        if training and not (exchange.travel and exchange.travel.summed):
+            answers = self._bounded(exchange, answers)
+        if phase:
+            answers = self._brought_forward(exchange, phase, answers)
+            exchange.shares = self._shares(phase, answers) if phase.shares else {}
+        if training and self.rules.weight and (most := self.rules.bound.max_weight):
+            pairs = [(one.client, one.reply) for one in answers]
+            exchange.capped = capped(pairs, self.rules.weight, most)
+        if self._unrecorded and training:
+            exchange.failures += self._unrecorded
+            self._unrecorded = []
+        exchange.failures.sort(key=lambda failure: order(failure.client))
+        exchange.clients = [one.client for one in answers]
+        exchange.metrics = {one.client: metrics_of(one.reply.content) for one in answers}
+        self.last = exchange
+        if dead := next((failure for failure in exchange.failures if failure.died), None):
+            raise RuntimeError(
+                f"the worker process of client {dead.called} died (out of memory?): {dead.reason}"
+            )
+        return [one.reply for one in answers]
+
+    def _valid(
+        self,
+        exchange: Exchange,
+        phase: Phase | None,
+        asked: Sequence[Message],
+        replies: Iterable[Message],
+        timeout: float | None,
+    ) -> list[Answer]:
+        """Return the replies that are valid by themselves, sorted by client id."""
         answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        valid: list[tuple[ClientId, Message]] = []
-        questions: dict[int, Message] = {}  # by the identity of the reply
-        dead: list[Failure] = []
+        answers: list[Answer] = []
+        silent = f"no answer within {timeout:g} s" if timeout else "no answer"
         for message in asked:
             client = self.client_id(message.metadata.dst_node_id)
             reply = answered.get(message.metadata.message_id)
-            reason = (
-                f"no answer within {timeout:g} s"
-                if reply is None and timeout
-                else "no answer"
-                if reply is None
-                else None
-            )
-            if reply is not None and not (reason := error_line(reply)):
+            if reply is None:
+                self._leave_out(exchange, client, silent, None)
+                continue
+            if not (reason := error_line(reply)):
                 exchange.bytes_up += content_bytes(reply.content)
                 reason = self.rules.fault(message, reply)
                 if phase and self.timing and self.timing.partial:
                     reason = reason or phase.faults.get(client)
                     take_out(reply)
-            if reply is None or reason:
-                self._leave_out(exchange, client, reason or "no answer", reply)
-                if reply is not None and self._simulation and _worker_died(reply):
-                    dead += exchange.failures[-1:]
+            if reason:
+                self._leave_out(exchange, client, reason, reply)
             else:
-                valid.append((client, reply))
-                questions[id(reply)] = message
-        valid.sort(key=lambda pair: order(pair[0]))
-        odd = self.rules.agreement.odd(valid, self.rules.alike)
-        if odd and exchange.travel and exchange.travel.summed:
-            client, reason = valid[min(odd)][0], odd[min(odd)]
-            raise ValueError(
-                f"client {called(client, self.names)} is to be left out ({reason}), but its model "
-                "is in a secure sum: run without secure.on"
-            )
-        for place, reason in odd.items():
-            self._leave_out(exchange, valid[place][0], reason, valid[place][1])
-        valid = [pair for place, pair in enumerate(valid) if place not in odd]
-        if training and not (exchange.travel and exchange.travel.summed):
-            valid = self._bounded(exchange, valid, questions)
-        if phase:
-            valid = self._brought_forward(exchange, phase, valid, questions)
-        if training and self.rules.weight and self.rules.bound.max_weight:
-            exchange.capped = capped(valid, self.rules.weight, self.rules.bound.max_weight)
-        if self._unrecorded and training:
-            exchange.failures += self._unrecorded
-            self._unrecorded = []
-        if phase and phase.shares:
-            exchange.shares = self._shares(phase, valid)
-        exchange.failures.sort(key=lambda failure: order(failure.client))
-        exchange.clients = [client for client, _ in valid]
-        exchange.metrics = {client: metrics_of(reply.content) for client, reply in valid}
-        self.last = exchange
-        if dead:
-            raise RuntimeError(
-                f"the worker process of client {dead[0].called} died (out of memory?): "
-                f"{dead[0].reason}"
-            )
-        return [reply for _, reply in valid]
+                answers.append(Answer(client, message, reply))
+        return sorted(answers, key=lambda one: order(one.client))
 
-    def _bounded(
-        self,
-        exchange: Exchange,
-        valid: list[tuple[ClientId, Message]],
-        questions: Mapping[int, Message],
-    ) -> list[tuple[ClientId, Message]]:
+    def _alike(self, exchange: Exchange, answers: list[Answer]) -> list[Answer]:
+        """Return the replies that agree with most others, where replies must."""
+        odd = self.rules.agreement.odd(
+            [(one.client, one.reply) for one in answers], self.rules.alike
+        )
+        if odd and exchange.travel and exchange.travel.summed:
+            first = min(odd)
+            raise ValueError(
+                f"client {called(answers[first].client, self.names)} is to be left out "
+                f"({odd[first]}), but its model is in a secure sum: run without secure.on"
+            )
+        return self._without(exchange, answers, odd)
+
+    def _bounded(self, exchange: Exchange, answers: list[Answer]) -> list[Answer]:
         """Apply the bounds that compare the replies of a round; return those to use."""
         rules = self.rules
         if not (rules.relative and rules.like_model):
-            return valid
+            return answers
         wild, exchange.shortened = self._relative.apply(
-            [(who, questions[id(reply)], reply) for who, reply in valid],
+            answers,
             rules.bound.max_relative_update,
             beside=rules.beside,
         )
-        for place, reason in wild.items():
-            self._leave_out(exchange, valid[place][0], reason, valid[place][1])
-        return [pair for place, pair in enumerate(valid) if place not in wild]
+        return self._without(exchange, answers, wild)
 
     def _brought_forward(
-        self,
-        exchange: Exchange,
-        phase: Phase,
-        valid: list[tuple[ClientId, Message]],
-        questions: Mapping[int, Message],
-    ) -> list[tuple[ClientId, Message]]:
+        self, exchange: Exchange, phase: Phase, answers: list[Answer]
+    ) -> list[Answer]:
         """Bring replies to older models forward to the current one; return those that
         can be used.
         """
-        out, ages = [], phase.ages
-        for client, reply in valid:
-            if age := ages.get(client, 0):
-                question, factor = questions[id(reply)], (1 + age) ** -phase.exponent
-                try:
-                    reply = brought_forward(
-                        reply, question, phase.model, factor, self.rules.updates
-                    )
-                except ValueError as error:
-                    self._leave_out(exchange, client, str(error), reply)
-                    continue
-                exchange.ages[client] = age
-            out.append((client, reply))
-        return out
+        faults: dict[int, str] = {}
+        for place, (client, question, reply) in enumerate(answers):
+            if not (age := phase.ages.get(client, 0)):
+                continue
+            factor = (1 + age) ** -phase.exponent
+            try:
+                reply = brought_forward(reply, question, phase.model, factor, self.rules.updates)
+            except ValueError as error:
+                faults[place] = str(error)
+            else:
+                answers[place], exchange.ages[client] = Answer(client, question, reply), age
+        return self._without(exchange, answers, faults)
 
-    def _shares(
-        self, phase: Phase, valid: Sequence[tuple[ClientId, Message]]
-    ) -> dict[ClientId, float]:
+    def _without(
+        self, exchange: Exchange, answers: list[Answer], faults: Mapping[int, str]
+    ) -> list[Answer]:
+        """Leave out the replies at the places in ``faults``; return the others."""
+        for place, reason in faults.items():
+            self._leave_out(exchange, answers[place].client, reason, answers[place].reply)
+        return [one for place, one in enumerate(answers) if place not in faults]
+
+    def _shares(self, phase: Phase, answers: Sequence[Answer]) -> dict[ClientId, float]:
         """Return, and log, which of the clients did a part of their steps, and what
         part.
         """
-        shares = {client: phase.shares[client] for client, _ in valid if client in phase.shares}
+        shares = {
+            one.client: phase.shares[one.client] for one in answers if one.client in phase.shares
+        }
         told = [f"{called(c, self.names)} {100 * s:.0f} %" for c, s in shares.items()]
         more = ", ..." if len(told) > MOST_NAMED else ""
         if told:
@@ -303,7 +316,7 @@ class ClientGrid(NamedGrid):
                 INFO,
                 "%d of %d replies are partial work: %s%s",
                 len(told),
-                len(valid),
+                len(answers),
                 ", ".join(told[:MOST_NAMED]),
                 more,
             )
@@ -316,7 +329,8 @@ class ClientGrid(NamedGrid):
         reason = " ".join(reason.split())[:LONGEST_FAULT]
         name = str(called(client, self.names)) if self.names else ""
         broken = reply is not None and not reply.has_error()
-        exchange.failures.append(Failure(client, reason, name, reply is not None, broken))
+        died = self._simulation and reply is not None and _worker_died(reply)
+        exchange.failures.append(Failure(client, reason, name, reply is not None, broken, died))
         log(WARNING, "client %s left out: %s", name or client, reason)
 
 

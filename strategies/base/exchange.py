@@ -10,7 +10,7 @@ from fedapps.strategies.base.roster import ClientId, Travel, order
 class Failure:
     """A client whose reply was not used, the reason (one line), and what people call
     the client. ``answered``: whether it sent anything; ``broken``: whether that was not
-    an error, but numbers that are no good.
+    an error, but numbers that are no good; ``died``: whether its worker process did.
     """
 
     client: ClientId
@@ -18,6 +18,7 @@ class Failure:
     name: str = ""
     answered: bool = True
     broken: bool = True
+    died: bool = False
 
     @property
     def called(self) -> ClientId:

@@ -21,6 +21,14 @@ def content_bytes(content: RecordDict) -> int:
     return sum(_record_bytes(record) for record in content.values())
 
 
+def content_sizes(messages: Iterable[Message]) -> dict[int, int]:
+    """Return the bytes of the contents by their ``id``: messages of one phase mostly
+    share one.
+    """
+    contents = {id(message.content): message.content for message in messages}
+    return {place: content_bytes(content) for place, content in contents.items()}
+
+
 def _record_bytes(record: Any) -> int:
     try:
         return int(record.count_bytes())

@@ -9,11 +9,11 @@ holds a model; and a run in which clients fail round after round ends with an er
 Callbacks run after every round.
 """
 
-import io
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
+from typing import TypedDict, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
@@ -22,16 +22,13 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedapps.algorithms.contract.sent import Reads
 from fedapps.strategies.base.acknowledgement import Acknowledgements, asked_of, notice_noise
-from fedapps.strategies.base.capabilities import counts_replies, is_finished, is_flowers_privacy
+from fedapps.strategies.base.capabilities import is_finished, is_flowers_privacy
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.exchange import Exchange, Failure
 from fedapps.strategies.base.messages import content_bytes, innermost
 from fedapps.strategies.base.newcomers import meet
 from fedapps.strategies.base.roster import ClientId, order
-
-#: Rounds whose metrics the log repeats at the end.
-MOST_TOLD = 200
-AGGREGATED = "\t└──> Aggregated MetricRecord: %s"
+from fedapps.strategies.base.round_log import SCORED, log_replies, log_result, note, told
 
 
 class TooFewReplies(RuntimeError):
@@ -104,6 +101,7 @@ def usable(phase: Exchange | None) -> bool | None:
 
 Callback = Callable[[Round], bool | None]
 ShouldStop = Callable[[int, Result], bool]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(frozen=True)
@@ -152,6 +150,29 @@ def _first_of(failures: Sequence[Failure], otherwise: str) -> str:
     return f"client {failures[0].called}: {failures[0].reason}" if failures else otherwise
 
 
+class Plan(TypedDict, total=False):
+    """What :func:`run_rounds` takes by name, beside what ``Strategy.start`` takes.
+
+    ``first_round``: later than 1 in a resumed run. ``evaluate_every``: the clients are
+    evaluated after every so manieth round and after the last one; 0: only then.
+    ``patience``: when rounds without replies end the run. ``callbacks``: called after
+    every round. ``log_result``: whether the log ends with the metrics of all rounds.
+    ``new_epochs``: after how many local epochs the new clients of the grid are scored,
+    beside as they are; nothing depends on their replies. ``strict``: end the run if
+    clients do not say that they do their half of the method; by default that is logged.
+    ``until``: stop after this round, which is evaluated.
+    """
+
+    first_round: int
+    evaluate_every: int
+    patience: Patience | None
+    callbacks: Sequence[Callback]
+    log_result: bool
+    new_epochs: Sequence[int]
+    strict: bool
+    until: int
+
+
 def run_rounds(
     strategy: Strategy,
     grid: Grid,
@@ -160,173 +181,217 @@ def run_rounds(
     timeout: float = 3600,
     train_config: ConfigRecord | None = None,
     evaluate_config: ConfigRecord | None = None,
-    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    evaluate_fn: EvaluateFn | None = None,
     should_stop: ShouldStop | None = None,
-    *,
-    first_round: int = 1,
-    evaluate_every: int = 1,
-    patience: Patience | None = None,
-    callbacks: Sequence[Callback] = (),
-    log_result: bool = True,
-    new_epochs: Sequence[int] = (1, 5),
-    strict: bool = False,
-    until: int = 0,
+    **plan: Unpack[Plan],
 ) -> Result:
-    """Run rounds ``first_round`` to ``num_rounds`` of ``strategy`` and return Flower's
-    ``Result``.
+    """Run rounds of ``strategy`` up to ``num_rounds`` and return Flower's ``Result``.
 
     The arguments shared with ``Strategy.start`` have the same meaning; ``timeout`` is
     in seconds and applies to each phase. ``evaluate_fn`` is called before round 1 and
-    whenever the clients are evaluated: after every ``evaluate_every``-th round and
-    after the last one (0: only then). ``should_stop`` is called after each round with
+    whenever the clients are evaluated. ``should_stop`` is called after each round with
     its number and the result so far. If it or a callback returns ``True``, or if the
     strategy's ``finished`` is true, the run stops after this round, which is evaluated
     if ``evaluate_every`` or ``finished`` says so. Configurations are sent with
     ``server-round`` and ``num-rounds`` added; as in Flower's loop, a strategy finds in
-    them what it wrote there the round before. ``log_result``: whether the log ends with
-    the metrics of all rounds. ``new_epochs``: after how many local
-    epochs the new clients of the grid are scored, beside as they are; nothing depends
-    on their replies. ``strict``: end the run if clients do not say that they do their
-    half of the method; by default that is logged. ``until``: stop after this round,
-    which is evaluated.
+    them what it wrote there the round before. The other arguments: :class:`Plan`.
 
     Raises ``TooFewReplies`` according to ``patience``, if no round had enough valid
-    training replies, and if the last round had not, or if most clients could not use
-    the last model;
+    training replies, and if the last round or the last evaluation had not;
     ``TimeoutError`` if fewer clients than the strategy's minima connect in time;
     ``ValueError`` if strategy and ``clients_per_round`` contradict each other, and
     according to ``strict``.
     """
     client_grid = grid if isinstance(grid, ClientGrid) else ClientGrid(grid)
     client_grid.timeout = timeout
-    patience = patience or Patience()
-    train_config = ConfigRecord() if train_config is None else train_config
+    train = ConfigRecord() if train_config is None else train_config
     # what a strategy writes into one is not for the other
-    if evaluate_config is None or evaluate_config is train_config:
-        evaluate_config = ConfigRecord({**(evaluate_config or {})})
+    separate = evaluate_config is not None and evaluate_config is not train_config
+    evaluate = evaluate_config if separate else ConfigRecord({**(evaluate_config or {})})
+    assert evaluate is not None
+    configs = {"train": train, "evaluate": evaluate}
     log(INFO, "Starting %s strategy:", type(strategy).__name__)
     log(INFO, "\t├── Number of rounds: %d", num_rounds)
     log(
         INFO, "\t├── ArrayRecord (%.2f MB)", content_bytes(RecordDict({"": initial_arrays})) / 2**20
     )
-    for phase, config in (("train", train_config), ("evaluate", evaluate_config)):
-        log(INFO, "\t├── ConfigRecord (%s): %s", phase, _told(config))
+    for phase, config in configs.items():
+        log(INFO, "\t├── ConfigRecord (%s): %s", phase, told(config))
     strategy.summary()
-    began, tally, result, arrays = time.monotonic(), _Tally(), Result(), initial_arrays
-    result.arrays = sound = initial_arrays
-    now, warned = None, False
-    if evaluate_fn and first_round == 1:
-        score = evaluate_fn(0, initial_arrays)
-        log(INFO, "Initial global evaluation results: %s", score)
-        if score is not None:
-            result.evaluate_metrics_serverapp[0] = score
-    if is_flowers_privacy(strategy):
-        notice_noise(strategy)
-    heard = Acknowledgements(strict)
-    client_grid.wait()
-    client_grid.set_pace(strategy)
-    log(INFO, "Rounds %d to %d with %d clients", first_round, num_rounds, len(client_grid.clients))
-    for number in range(first_round, num_rounds + 1):
-        log(INFO, "[ROUND %s/%s]", number, num_rounds)
-        round_began = time.monotonic()
-        train_config.update({"server-round": number, "num-rounds": num_rounds})
-        _await_minimum(strategy, client_grid)
-        client_grid.open_training(number)
-        try:
-            messages = list(strategy.configure_train(number, arrays, train_config, client_grid))
-        finally:
-            client_grid.close_training()
-        # every round: the rules of a strategy with phases change
-        client_grid.rules.follow(strategy)
-        replies = client_grid.send_and_receive(messages, timeout=timeout)
-        now = Round(
-            number,
-            num_rounds,
-            arrays,
-            client_grid.last,
-            None,
-            new_clients=sorted(client_grid.new_clients, key=order),
-        )
-        asked = bool(messages)
-        sound = arrays if now.trainable else sound
-        _log_replies("aggregate_train", strategy, now.trained)
-        heard.hear(asked_of(strategy), zip(now.trained.clients, replies, strict=True))
-        if replies:
-            new_arrays, now.train_metrics = strategy.aggregate_train(number, replies)
-            arrays = arrays if new_arrays is None else new_arrays
-        now.arrays = result.arrays = arrays
-        if now.train_metrics is not None:
-            log(INFO, AGGREGATED, now.train_metrics)
-            result.train_metrics_clientapp[number] = now.train_metrics
+    plan["patience"] = plan.get("patience") or Patience()
+    return _Loop(
+        strategy,
+        client_grid,
+        initial_arrays,
+        num_rounds,
+        configs,
+        evaluate_fn,
+        should_stop or (lambda number, result: False),
+        **plan,
+    ).run()
 
-        stopping = number in (num_rounds, until) or is_finished(strategy)
-        if stopping or (evaluate_every and number % evaluate_every == 0):
-            evaluate_config.update({"server-round": number, "num-rounds": num_rounds})
-            messages = list(
-                strategy.configure_evaluate(number, arrays, evaluate_config, client_grid)
-            )
-            # a strategy may ask the clients before it sends what they score
-            asked_first = client_grid.last if client_grid.last is not now.trained else Exchange()
-            replies = client_grid.send_and_receive(messages, timeout=timeout)
-            if messages:
-                now.evaluated = client_grid.last.after(asked_first)
-                _log_replies("aggregate_evaluate", strategy, now.evaluated)
-                if not now.evaluated.clients and not warned:
-                    warned = True
-                    log(
-                        WARNING,
-                        "evaluation after round %d: no client was scored (%s). The run goes on. "
-                        "Where clients only train, set fraction_evaluate=0; mods that need a "
-                        "trained model (LocalDpMod) go into @app.train(mods=[...])",
-                        number,
-                        _first_of(now.evaluated.failures, "no answer"),
-                    )
-            if replies:
-                now.evaluate_metrics = strategy.aggregate_evaluate(number, replies)
-            if now.evaluate_metrics is not None:
-                log(INFO, AGGREGATED, now.evaluate_metrics)
-                result.evaluate_metrics_clientapp[number] = now.evaluate_metrics
-            if evaluate_fn:
-                log(INFO, "Global evaluation")
-                score = evaluate_fn(number, arrays)
-                log(INFO, "\t└──> MetricRecord: %s", score)
-                if score is not None:
-                    result.evaluate_metrics_serverapp[number] = score
-            if client_grid.new_clients:
-                configs = {"train": train_config, "evaluate": evaluate_config}
-                now.newcomers = meet(
-                    strategy, client_grid, number, arrays, configs, new_epochs, timeout
+
+@dataclass
+class _Loop:
+    """A run of rounds: what it is, and its state."""
+
+    strategy: Strategy
+    grid: ClientGrid
+    arrays: ArrayRecord
+    num_rounds: int
+    configs: dict[str, ConfigRecord]
+    evaluate_fn: EvaluateFn | None
+    should_stop: ShouldStop
+    patience: Patience
+    first_round: int = 1
+    evaluate_every: int = 1
+    callbacks: Sequence[Callback] = ()
+    log_result: bool = True
+    new_epochs: Sequence[int] = (1, 5)
+    strict: bool = False
+    until: int = 0
+
+    def __post_init__(self) -> None:
+        self.result, self.tally, self.warned = Result(), _Tally(), False
+        #: The last model that was of use to the clients.
+        self.sound = self.result.arrays = self.arrays
+        self.heard = Acknowledgements(self.strict)
+
+    def run(self) -> Result:
+        began, now = time.monotonic(), None
+        if self.first_round == 1:
+            self._score(0)
+        if is_flowers_privacy(self.strategy):
+            notice_noise(self.strategy)
+        self.grid.wait()
+        self.grid.set_pace(self.strategy)
+        first, last = self.first_round, self.num_rounds
+        log(INFO, "Rounds %d to %d with %d clients", first, last, len(self.grid.clients))
+        for number in range(first, last + 1):
+            now = self._round(number)
+            if self._is_over(now):
+                break
+        self._check_end(now)
+        log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
+        if self.log_result:
+            log_result(self.result)
+        return self.result
+
+    def _round(self, number: int) -> Round:
+        """Train and, if it is due, evaluate; let the callbacks see it."""
+        log(INFO, "[ROUND %s/%s]", number, self.num_rounds)
+        began = time.monotonic()
+        now = self._train(number)
+        stopping = number in (self.num_rounds, self.until) or is_finished(self.strategy)
+        if stopping or (self.evaluate_every and number % self.evaluate_every == 0):
+            self._evaluate(now)
+        self.sound = self.arrays if now.scorable else self.sound
+        now.seconds = time.monotonic() - began
+        if stopping or is_finished(self.strategy):
+            now.fault = _fault(now, self.patience)
+        return now
+
+    def _train(self, number: int) -> Round:
+        """Train a round; a round without valid replies keeps the model."""
+        config, grid, strategy = self._config("train", number), self.grid, self.strategy
+        _await_minimum(strategy, grid)
+        grid.open_training(number)
+        try:
+            messages = list(strategy.configure_train(number, self.arrays, config, grid))
+        finally:
+            grid.close_training()
+        # every round: the rules of a strategy with phases change
+        grid.rules.follow(strategy)
+        replies = grid.send_and_receive(messages, timeout=grid.timeout)
+        new_clients = sorted(grid.new_clients, key=order)
+        now = Round(number, self.num_rounds, self.arrays, grid.last, None, new_clients=new_clients)
+        self.sound = self.arrays if now.trainable else self.sound
+        log_replies("aggregate_train", strategy, now.trained)
+        self.heard.hear(asked_of(strategy), zip(now.trained.clients, replies, strict=True))
+        if replies:
+            arrays, now.train_metrics = strategy.aggregate_train(number, replies)
+            self.arrays = self.arrays if arrays is None else arrays
+        now.arrays = self.result.arrays = self.arrays
+        note(self.result.train_metrics_clientapp, number, now.train_metrics)
+        self.tally.note(now.trained, bool(messages), self.patience)
+        return now
+
+    def _evaluate(self, now: Round) -> None:
+        """Score the model of a round on the clients, on the server, and on the clients
+        that are new.
+        """
+        number, config = now.number, self._config("evaluate", now.number)
+        grid, strategy = self.grid, self.strategy
+        messages = list(strategy.configure_evaluate(number, self.arrays, config, grid))
+        # a strategy may ask the clients before it sends what they score
+        asked_first = grid.last if grid.last is not now.trained else Exchange()
+        replies = grid.send_and_receive(messages, timeout=grid.timeout)
+        if messages:
+            now.evaluated = grid.last.after(asked_first)
+            log_replies("aggregate_evaluate", strategy, now.evaluated)
+            if not now.evaluated.clients and not self.warned:
+                self.warned = True
+                log(
+                    WARNING,
+                    "evaluation after round %d: no client was scored (%s). The run goes on. "
+                    "Where clients only train, set fraction_evaluate=0; mods that need a "
+                    "trained model (LocalDpMod) go into @app.train(mods=[...])",
+                    number,
+                    _first_of(now.evaluated.failures, "no answer"),
                 )
-        sound = arrays if now.scorable else sound
-        now.seconds = time.monotonic() - round_began
-        now.fault = _fault(now, patience) if stopping or is_finished(strategy) else ""
-        tally.note(now.trained, asked, patience)
+        if replies:
+            now.evaluate_metrics = strategy.aggregate_evaluate(number, replies)
+        note(self.result.evaluate_metrics_clientapp, number, now.evaluate_metrics)
+        self._score(number)
+        if grid.new_clients:
+            now.newcomers = meet(
+                strategy, grid, number, self.arrays, self.configs, self.new_epochs, grid.timeout
+            )
+
+    def _config(self, phase: str, number: int) -> ConfigRecord:
+        config = self.configs[phase]
+        config.update({"server-round": number, "num-rounds": self.num_rounds})
+        return config
+
+    def _score(self, number: int) -> None:
+        """Score the model on the server."""
+        if self.evaluate_fn is None:
+            return
+        if number:
+            log(INFO, "Global evaluation")
+        score = self.evaluate_fn(number, self.arrays)
+        log(INFO, SCORED if number else "Initial global evaluation results: %s", score)
+        if score is not None:
+            self.result.evaluate_metrics_serverapp[number] = score
+
+    def _is_over(self, now: Round) -> bool:
+        """Let the callbacks see a round; return whether the run stops after it."""
         # every callback runs, whatever the others return
-        wishes = [callback(now) for callback in callbacks]
-        tally.check(patience, number)
+        wishes = [callback(now) for callback in self.callbacks]
+        self.tally.check(self.patience, now.number)
         wants = {
             "a callback": any(wishes),
-            "should_stop": bool(should_stop and should_stop(number, result)),
-            "until": number == until,
-            "the strategy": is_finished(strategy),
+            "should_stop": self.should_stop(now.number, self.result),
+            "until": now.number == self.until,
+            "the strategy": is_finished(self.strategy),
         }
         if by := [name for name, stops in wants.items() if stops]:
-            log(INFO, "stopped after round %d by %s", number, by[0])
-            now.fault = now.fault or _fault(now, patience)
-            break
-    fault = now.fault if now else ""
-    if tally.last and not tally.rounds_with_replies:
-        fault = f"no round had {patience.min_replies} valid replies; {tally.why()}"
-    if fault:
+            log(INFO, "stopped after round %d by %s", now.number, by[0])
+            now.fault = now.fault or _fault(now, self.patience)
+        return bool(by)
+
+    def _check_end(self, now: Round | None) -> None:
+        """Raise ``TooFewReplies`` unless the run has a sound end."""
+        fault, tally = now.fault if now else "", self.tally
+        if tally.last and not tally.rounds_with_replies:
+            fault = f"no round had {self.patience.min_replies} valid replies; {tally.why()}"
+        if not fault:
+            return
         error = TooFewReplies(fault)
         if now and now.scorable is False:
-            result.arrays = sound
-        error.result = result
+            self.result.arrays = self.sound
+        error.result = self.result
         raise error
-    log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
-    if log_result:
-        _log_result(result)
-    return result
 
 
 def _fault(now: Round, patience: Patience) -> str:
@@ -348,28 +413,6 @@ def _fault(now: Round, patience: Patience) -> str:
             f"{_first_of(now.evaluated.failures if now.evaluated else (), '')}"
         )
     return ""
-
-
-def _told(config: ConfigRecord) -> str:
-    """Return a configuration for the log, without its bytes."""
-    told = [f"'{k}': {'<bytes>' if isinstance(v, bytes) else v}" for k, v in config.items()]
-    return f"{{{', '.join(told)}}}" if told else "(empty!)"
-
-
-def _log_result(result: Result) -> None:
-    """Log the result as Flower does. Of a very long run, log only the last rounds:
-    Flower takes minutes to format thousands.
-    """
-    parts = [
-        result.train_metrics_clientapp,
-        result.evaluate_metrics_clientapp,
-        result.evaluate_metrics_serverapp,
-    ]
-    last = [dict(list(part.items())[-MOST_TOLD:]) for part in parts]
-    long = any(len(part) > MOST_TOLD for part in parts)
-    log(INFO, "Final results:" if not long else f"Final results, of the last {MOST_TOLD} rounds:")
-    for line in io.StringIO(str(Result(result.arrays, *last))):
-        log(INFO, "\t%s", line.strip("\n"))
 
 
 def _await_minimum(strategy: Strategy, grid: ClientGrid) -> None:
@@ -400,20 +443,6 @@ def _await_minimum(strategy: Strategy, grid: ClientGrid) -> None:
         )
     if fraction and (sampled or waits) and (enough := max(least, available)):
         grid.wait(enough)
-
-
-def _log_replies(phase: str, strategy: Strategy, exchange: Exchange) -> None:
-    """Log the number of replies in Flower's words, unless Flower's own code does so and
-    sees all failures.
-    """
-    if exchange.failures or (exchange.clients and not counts_replies(strategy, phase)):
-        log(
-            INFO,
-            "%s: Received %s results and %s failures",
-            phase,
-            len(exchange.clients),
-            len(exchange.failures),
-        )
 
 
 class RunsRounds(Strategy):
@@ -448,14 +477,9 @@ class RunsRounds(Strategy):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
         should_stop: ShouldStop | None = None,
-        *,
-        first_round: int = 1,
-        evaluate_every: int = 1,
-        patience: Patience | None = None,
-        callbacks: Sequence[Callback] = (),
-        strict: bool = False,
+        **plan: Unpack[Plan],
     ) -> Result:
         """Run the rounds; see :func:`run_rounds`, which takes any strategy."""
         return run_rounds(
@@ -468,9 +492,5 @@ class RunsRounds(Strategy):
             evaluate_config,
             evaluate_fn,
             should_stop,
-            first_round=first_round,
-            evaluate_every=evaluate_every,
-            patience=patience,
-            callbacks=callbacks,
-            strict=strict,
+            **plan,
         )

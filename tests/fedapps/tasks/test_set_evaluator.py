@@ -16,6 +16,7 @@ from fedapps.data.set_files import save_set
 from fedapps.records.image_grids import ImageGrids, grid, grids
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.settings.reading import read_settings
+from fedapps.strategies.base.observer import Ending
 from fedapps.strategies.base.rounds import Round
 from fedapps.tasks.set_evaluator import SetEvaluator
 from fedapps.tasks.set_training import augmented, fit
@@ -216,7 +217,7 @@ def test_the_image_grids_of_a_run_and_of_its_continuation(tmp_path):
     assert [path.stem for path in grids(tmp_path)] == ["round-000002"]
     for number in range(4, 10):
         again(Round(number, 9, number, None, None))
-    again.close(9)
+    again.end(Ending("completed", 9))
     with Image.open(tmp_path / "synthetic" / "rounds.png") as animation:
         assert animation.n_frames == 5  # 2, 4, 6, 8 and the last
     assert (tmp_path / "synthetic" / "set" / "state.json").exists()
