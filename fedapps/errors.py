@@ -77,6 +77,10 @@ APPLICATION = {
 }
 
 
+#: What a site installs for a package; for the others, all of the application.
+SITE_EXTRAS = {"torch": "site,torch", "scipy": "site,solvers", "daqp": "site,solvers"}
+
+
 class UserError(Exception):
     """Bad settings or input. The message is one line that says what is wrong, where,
     and how to fix it.
@@ -87,14 +91,15 @@ class RunFailed(Exception):
     """The run started but did not complete."""
 
 
-def what_to_install(error: ModuleNotFoundError, what: str) -> str:
-    """Return the line that says which package ``what`` needs and how to install it; ""
-    if it is none of the application's.
+def what_to_install(error: ModuleNotFoundError, what: str, site: bool = False) -> str:
+    """Return the line that says which package ``what`` needs and how to install it, at
+    a site with as little as possible; "" if it is none of the application's.
     """
     missing = str(error.name).partition(".")[0]
     if missing not in APPLICATION:
         return ""
-    return f"{what} needs {missing}, which is not installed: pip install 'fedapps[app]'"
+    extra = SITE_EXTRAS.get(missing, "app") if site else "app"
+    return f"{what} needs {missing}, which is not installed: pip install 'fedapps[{extra}]'"
 
 
 def reason(error: BaseException, most: int = 300) -> str:

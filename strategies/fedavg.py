@@ -32,7 +32,7 @@ from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.options import Options, option
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.client_grid import ClientGrid
-from fedapps.strategies.base.messages import metrics_of, rounds_of
+from fedapps.strategies.base.messages import metrics_of
 from fedapps.strategies.base.records import average_arrays, average_metrics
 from fedapps.strategies.base.rounds import RunsRounds
 
@@ -150,9 +150,9 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         """Send the model to the sampled clients, with :meth:`train_options` in the
         configuration.
         """
-        self.enter_loop(config)
+        self.enter_loop()
         config["server-round"] = server_round  # Flower's own loop leaves that to the strategy
-        config.update(self.train_options(server_round, rounds_of(config, server_round)))
+        config.update(self.train_options(server_round, self.rounds_in(config, server_round)))
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
         return self._messages(arrays, config, nodes, MessageType.TRAIN)
 
@@ -165,7 +165,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         if self.fraction_evaluate == 0:
             return []
         config["server-round"] = server_round
-        config.update(self.evaluate_options(server_round, rounds_of(config, server_round)))
+        config.update(self.evaluate_options(server_round, self.rounds_in(config, server_round)))
         nodes = self._sample(grid, server_round, MessageType.EVALUATE)
         return self._messages(arrays, config, nodes, MessageType.EVALUATE)
 

@@ -42,7 +42,7 @@ from fedapps.algorithms.synthetic.mixture import (
     step_size,
 )
 from fedapps.strategies.base.capabilities import Capabilities, Named
-from fedapps.strategies.base.messages import arrays_of, rounds_of
+from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -106,6 +106,7 @@ class FedEvg(Synthetic):
     """FedEvg strategy. ``shape``: of a sample, (C, H, W)."""
 
     capabilities = Capabilities(replies="other", aggregation="single replies")
+    scheduled = True
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class FedEvg(Synthetic):
     ) -> Iterable[Message]:
         """Send the set to the sampled clients."""
         self._x, self._names = read(arrays["x"]), clients_of(grid)
-        self._num_rounds = rounds_of(config, server_round)
+        self._num_rounds = self.rounds_in(config, server_round)
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(

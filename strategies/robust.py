@@ -98,6 +98,8 @@ class Robust(Wrapper):
     """
 
     def __init__(self, strategy: Strategy, options: RobustOptions) -> None:
+        if options.rule == "none":
+            raise ValueError("Robust needs a rule: RobustOptions(rule='median')")
         wrapped = require_declaration(strategy, "robust.rule")
         name = type(strategy).__name__
         if wrapped.replies != "model":

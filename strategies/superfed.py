@@ -158,6 +158,7 @@ class SuPerFed(PooledChoice):
     """
 
     client_half: Reads = (SuPerFedTraining,)
+    scheduled = True
 
     def __init__(
         self,

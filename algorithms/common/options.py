@@ -15,9 +15,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from numbers import Integral, Real
 from typing import Any
 
 from fedapps.algorithms.common.checks import check_choice, check_range
+
+
+KINDS: dict[type, type] = {int: Integral, float: Real}
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -96,6 +100,12 @@ class Options:
             if declared is None:
                 continue
             value = getattr(self, part.name)
+            kind = type(part.default)
+            if not isinstance(value, KINDS.get(kind, kind)) or (
+                isinstance(value, bool) and kind is not bool
+            ):
+                shown = f"{type(self).__name__}({part.name}={part.default!r})"
+                raise ValueError(f"{kebab(part.name)} = {value!r}: must be like {shown}")
             if declared.choices:
                 check_choice(kebab(part.name), value, declared.choices)
             elif isinstance(value, int | float):

@@ -73,8 +73,12 @@ class _Pair(nn.Module):
     def __init__(self, net: nn.Module, own: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.net = net
-        self.names = list(own)
+        self.names, self.moved = list(own), False
         self.own = nn.ParameterList([nn.Parameter(tensor.clone()) for tensor in own.values()])
+
+    def notice(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Note whether an optimiser moves the second set."""
+        self.moved |= any(name.startswith("own.") for name in parameters)
 
     def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         """Return (of the net, own) for every parameter."""
@@ -86,7 +90,12 @@ class _Pair(nn.Module):
         return functional_call(self.net, dict(zip(self.names, tensors, strict=True)), args, kwargs)
 
     def owned(self) -> Arrays:
-        """Return the second set."""
+        """Return the second set. Raises ``ValueError`` if no optimiser had it."""
+        if not self.moved:
+            raise ValueError(
+                "the optimiser does not have the personal model: make it in the function that "
+                "trains, from the module that this gets (torch.optim.SGD(model.parameters(), ...))"
+            )
         return [own.detach().cpu().numpy() for own in self.own]
 
 
@@ -141,6 +150,7 @@ class _Turns(_Pair):
         """Let only one of the two models step, in turn. If alpha is learned, descend in
         it once.
         """
+        self.notice(parameters)
         moving = self.of_net or bool(self.alpha)
         for name, p in parameters.items():
             if name.startswith("net.") != self.of_net or not moving:
@@ -207,6 +217,7 @@ class _Mixed(_Pair):
         """Scale the gradient of the loss, which autograd has divided between both; add
         those of the proximal term and of the squared cosine.
         """
+        self.notice(parameters)
         pairs = self.pairs()
         dots = [
             sum(float(torch.sum(u * v)) for u, v in ((p[i], p[j]) for p in pairs))

@@ -4,7 +4,8 @@ clients, and the stores of client state.
 
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flwr.client import NumPyClient
 from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.clients.base.adapter import client_id
 from fedapps.clients.base.store import DiskStore, MessageStore, Store
-from fedapps.errors import UserError
+from fedapps.errors import UserError, what_to_install
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.settings.reading import read_settings
 from fedapps.settings.settings import Settings
@@ -61,7 +62,9 @@ def client_of(context: Context) -> NumPyClient:
     settings, task = task_of(context)
     name = client_id(context)
     num_clients = int(str(context.node_config.get("num-partitions", settings.num_clients)))
-    client = build_client(settings, task, name, num_clients, store_of(settings, context, name))
+    store = store_of(settings, context, name)
+    with naming_the_extra(settings):
+        client = build_client(settings, task, name, num_clients, store)
     one_thread()  # again: building the client may have imported PyTorch
     return client
 
@@ -87,7 +90,20 @@ def check_data(context: Context) -> None:
     settings.
     """
     settings, task = task_of(context)
-    task.client_data(client_id(context), settings.num_clients)  # type: ignore[attr-defined]
+    with naming_the_extra(settings):
+        task.client_data(client_id(context), settings.num_clients)  # type: ignore[attr-defined]
+        client_of(context)
+
+
+@contextmanager
+def naming_the_extra(settings: Settings) -> Iterator[None]:
+    """Raise ``UserError`` with what to install where a package is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not (line := what_to_install(error, f"method {settings.method!r}", site=True)):
+            raise
+        raise UserError(line) from None
 
 
 def clients_of(context: Context) -> list[str]:

@@ -11,14 +11,13 @@ has many clients, each named by a digest (``fedapps.data.site_clients``).
 import logging
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common.options import names_in
 from fedapps.clients.base.data import ClientData
-from fedapps.clients.base.evaluation import CLASSIFICATION, Objective
 from fedapps.data import partition as partitions
 from fedapps.data.images import read_named
 from fedapps.data.samples import Columns, Samples
@@ -37,6 +36,9 @@ from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification, ThreeParts
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.tabular import Rows, Tabular
+
+if TYPE_CHECKING:  # a site of tables needs no PyTorch for trees
+    from fedapps.clients.base.evaluation import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -150,10 +152,12 @@ class SiteImages(OnSite, Classification):
         return large
 
     @cached_property
-    def objective(self) -> Objective:
+    def objective(self) -> "Objective":
         """The objective of :class:`Classification`, with the class weights of this
         site.
         """
+        from fedapps.clients.base.evaluation import CLASSIFICATION
+
         return super().objective if self.source else CLASSIFICATION
 
     @property

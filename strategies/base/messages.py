@@ -65,13 +65,6 @@ def round_of(config: ConfigRecord) -> int:
     return int(str(config["server-round"]))
 
 
-def rounds_of(config: ConfigRecord, server_round: int) -> int:
-    """Return how many rounds the run has. A loop that does not send it is taken to end
-    with ``server_round``.
-    """
-    return int(str(config.get("num-rounds", server_round)))
-
-
 def wrapped(strategy: Strategy) -> Strategy | None:
     """Return the strategy inside a wrapper (Flower's for differential privacy, for
     example), which holds it as ``strategy``; ``None`` if this is no wrapper.

@@ -35,7 +35,7 @@ from fedapps.algorithms.frank_wolfe.atoms import Array
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.steps import duality_gap
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import arrays_of, metrics_of, rounds_of
+from fedapps.strategies.base.messages import arrays_of, metrics_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
@@ -86,6 +86,7 @@ class Constrained(FedAvg):
     """
 
     capabilities = Capabilities(replies="other", aggregation="single replies", any_scale=True)
+    scheduled = True
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Constrained(FedAvg):
             question = self.preparation.question()
             content = to_record([str(i) for i in range(len(question))], question)
             return self._messages(content, config, list(clients_of(grid)), MessageType.TRAIN)
-        steps = rounds_of(config, server_round) - self._prepared_rounds
+        steps = self.rounds_in(config, server_round) - self._prepared_rounds
         return self.configure_step(
             server_round - self._prepared_rounds, steps, arrays, config, grid
         )

@@ -2,11 +2,16 @@
 start to the reply.
 """
 
+import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from benchmarks.deployment import measure
+from benchmarks.deployment import CHILD, Recorder, app, execute, measure, read_settings
+from fedapps.runs.prepare import prepare_folder
+from tests.helpers import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -34,3 +39,42 @@ def test_a_client_without_a_net_trains_without_importing_pytorch(job, tmp_path):
 
 def test_a_client_with_a_net_is_seen_to_import_pytorch(tmp_path):
     assert measure("fedavg:tabular", tmp_path)["torch"]
+
+
+def child_of_a_site(method, folder, *, without):
+    """Run two rounds at three sites, each with its own .csv, then let a new process
+    that has none of the packages ``without`` answer a training message.
+    """
+    given = {"method": method, "task": "tabular", "sites.columns": "age,kind=a|b|c"}
+    given |= {"num-rounds": 2, "num-clients": 3, "clients-per-round": 0, "checkpoint-every": 0}
+    settings = replace(read_settings(given), out=str(folder / "run"))
+    grid, random = Recorder(app, 3, settings.flat()), np.random.default_rng(0)
+    for number, context in enumerate(grid.contexts.values()):
+        rows = [
+            f"{age:.1f},{kind},{int(age > 50)}"
+            for age, kind in zip(random.normal(50, 9, 60), random.choice(list("abc"), 60))
+        ]
+        path = folder / f"{number}.csv"
+        path.write_text("\n".join(["age,kind,label", *rows]))
+        context.node_config |= {"client-id": f"site-{number}", "data": str(path)}
+    prepare_folder(settings, overwrite=True)
+    execute(settings, grid, [])
+    for name, content in zip(("message", "context"), grid.last[:2], strict=True):
+        (folder / name).write_bytes(content)
+    block = f"import sys; sys.modules |= dict.fromkeys({sorted(without)!r})\n"
+    words = [sys.executable, "-c", block + CHILD, folder / "message", folder / "context"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("method", ["ffgb", "ffgb-c", "histogram-boosting"])
+def test_a_site_with_a_csv_needs_no_pytorch_for_trees(method, tmp_path):
+    done = child_of_a_site(method, tmp_path, without=HEAVY | {"torchvision", "pyarrow"})
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_site_that_lacks_a_package_says_which_and_for_what(tmp_path):
+    done = child_of_a_site("fedavg", tmp_path, without={"torch"})
+    assert (
+        "method 'fedavg' needs torch, which is not installed: pip install 'fedapps[site,torch]'"
+        in done.stderr
+    )

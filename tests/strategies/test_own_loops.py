@@ -1,0 +1,79 @@
+"""Strategies in a loop that is not ours: Flower's own, or a subclass's `start`, as in
+Flower's advanced-pytorch.
+"""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
+
+from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
+from fedapps.clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+from fedapps.strategies import AAggFFD, FedAvg, FedFW, SuPerFed
+from tests.helpers import EchoClient
+
+ROUNDS = 4
+LINE = 'train_config["num-rounds"] = num_rounds'
+
+
+class Keeping(InlineGrid):
+    """Keeps the configurations of training messages."""
+
+    def push_messages(self, messages):
+        listed = list(messages)
+        self.sent = getattr(self, "sent", []) + [
+            dict(m.content["config"]) for m in listed[:1] if m.metadata.message_type == "train"
+        ]
+        return super().push_messages(listed)
+
+
+def sent_in(strategy, loop, **given):
+    """Return the training configuration of each round in a loop."""
+    grid = Keeping(to_client_app(lambda context: EchoClient(1.0)), 3)
+    arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    loop(strategy, grid, arrays, num_rounds=ROUNDS, **given)
+    return grid.sent
+
+
+@pytest.mark.parametrize("make", [SuPerFed, lambda: FedFW(L1Ball((2,), 1.0))])
+def test_a_missing_number_of_rounds_is_said_once_with_the_line_to_add(make, caplog):
+    numbered = {"train_config": ConfigRecord({"num-rounds": ROUNDS})}
+    numbered["evaluate_config"] = ConfigRecord({"num-rounds": ROUNDS})
+    ours, own = sent_in(make(), type(make()).start), sent_in(make(), Strategy.start, **numbered)
+    assert LINE not in caplog.text
+    differ = {key for one, other in zip(ours, own, strict=True) for key in one if one[key] != other[key]}
+    assert differ == set()
+    without = sent_in(make(), Strategy.start)
+    assert [{**one, "num-rounds": ROUNDS} for one in without] != ours or make is not SuPerFed
+    assert caplog.text.count(LINE) == 1
+
+
+def test_privacy_is_warned_of_where_it_is_used(caplog):
+    def fair():
+        strategy = AAggFFD(FedAvg())
+        strategy.configure_evaluate = lambda *_: []
+        return strategy
+
+    class Losses(EchoClient):
+        def fit(self, parameters, config):
+            arrays, number, metrics = super().fit(parameters, config)
+            return arrays, number, {**metrics, "loss-before": 1.0}
+
+    def run(strategy):
+        grid = InlineGrid(to_client_app(lambda context: Losses(1.0)), 3)
+        arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+        Strategy.start(strategy, grid, arrays, num_rounds=1)
+
+    with caplog.at_level(logging.WARNING):
+        run(fair())
+        assert "epsilon" not in caplog.text
+        run(DifferentialPrivacyServerSideFixedClipping(fair(), 1.0, 1.0, 3))
+    assert caplog.text.count("the epsilon does not hold") == 1
+
+
+def test_a_loop_that_sends_the_number_still_hears_who_does_the_client_half(caplog):
+    sent_in(SuPerFed(), Strategy.start, train_config=ConfigRecord({"num-rounds": ROUNDS}))
+    assert "do not acknowledge its client half" in caplog.text
