@@ -1,10 +1,11 @@
 """The launcher: a small Flower app runs, is refused or interrupted; no process or file
-is left behind. An app that raises: test_gpu_shares.py.
+is left behind.
 """
 
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -57,7 +59,7 @@ app = ServerApp()
 def main(grid, context):
     config = dict(context.run_config)
     nodes = []
-    while len(nodes) < 3:
+    while len(nodes) < 6:
         nodes = sorted(grid.get_node_ids())
         time.sleep(0.01)
     grid.pull_interval = 0.02
@@ -69,18 +71,20 @@ def main(grid, context):
         with open(config["out"], "a") as file:
             file.write(json.dumps(seen) + "\\n")
         print("finished round", number, "in", os.environ["FLWR_HOME"], flush=True)
+    raise ValueError(f"the kettle in {os.environ['FLWR_HOME']} is empty")
 """
 CLIENT = """
-import os
+import os, time
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 app = ClientApp()
 
 @app.train()
 def train(message, context):
-    names = ("FLWR_HOME", "RAY_TMPDIR", "OMP_NUM_THREADS", "EXTRA")
+    time.sleep(0.5)
+    names = ("FLWR_HOME", "RAY_TMPDIR", "OMP_NUM_THREADS", "EXTRA", "CUDA_VISIBLE_DEVICES")
     seen = {name: os.environ.get(name, "") for name in names}
-    seen |= {"cwd": os.getcwd(), "file": __file__, "partition": int(context.node_config["partition-id"])}
+    seen |= {"cwd": os.getcwd(), "pid": os.getpid(), "file": __file__, "partition": int(context.node_config["partition-id"])}
     return Message(RecordDict({"seen": ConfigRecord(seen)}), reply_to=message)
 """
 
@@ -152,8 +156,13 @@ def reached(port):
 
 
 @pytest.mark.ray
-def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
-    """One run, many checks, in an environment made to mislead it."""
+def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reason(
+    app, tmp_path, monkeypatch
+):
+    """One run, many checks, in an environment made to mislead it. Two shares of 0.39
+    fit on each of two GPUs, which Ray is told of: as many clients run at a time, and
+    each sees its GPU. Flower alone would start a fifth worker and wait for it forever.
+    """
     decoy = tmp_path / "decoy"  # the current directory holds a package with the app's name
     (decoy / "tinyapp").mkdir(parents=True)
     (decoy / "tinyapp" / "__init__.py").write_text("raise ImportError('the decoy was imported')")
@@ -168,7 +177,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     outcome = flower.run_simulation(
         app,
         {"out": str(out), "text": text, "nested.rate": 1e-05},
-        flower.Resources(3, ray_cpus=1),
+        flower.Resources(6, gpus_per_client=0.39, ray_cpus=5, ray_gpus=2),
         flower.Following(
             log,
             on_line=lines.append,
@@ -180,11 +189,15 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
         walled=not no_wall_reason(),
         env={
             "EXTRA": "given",
+            "CUDA_VISIBLE_DEVICES": "0,1",
             "HTTP_PROXY": "http://127.0.0.1:9",
             "http_proxy": "http://127.0.0.1:9",
         },
     )
-    assert outcome == flower.Outcome("completed", "", log)
+    assert outcome.status == "failed", (outcome, lines[-20:])
+    home = Path(re.fullmatch(r"ValueError: the kettle in (\S+) is empty", outcome.details)[1])
+    assert marked(f"FLWR_HOME={home}") == []
+    assert not home.exists()
     assert log.read_text(encoding="utf-8").splitlines() == lines
     assert any(line.startswith("finished round 1") for line in lines)
     assert not any("\x1b" in line for line in lines)
@@ -200,10 +213,12 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
         "nested.rate": 1e-05,
         "rounds": 2,
     }
-    home = Path(server["env"]["FLWR_HOME"])
-    assert len(str(home)) < 30
+    assert len(server["env"]["FLWR_HOME"]) < 30
     assert server["files"] == []
-    assert sorted(client["partition"] for client in server["clients"]) == [0, 1, 2]
+    assert sorted(client["partition"] for client in server["clients"]) == [*range(6)]
+    # in the first round the workers are still starting
+    gpus = {client["pid"]: client["CUDA_VISIBLE_DEVICES"] for client in server["clients"]}
+    assert Counter(gpus.values()) == {"0": 2, "1": 2}
     for client in server["clients"]:
         assert client["FLWR_HOME"] == str(home)
         assert Path(client["RAY_TMPDIR"]).parent == Path(client["cwd"]).parent == home.parent
@@ -312,26 +327,24 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "environment", "message"),
+    ("options", "message"),
     [
-        ({"gpus_per_client": 0.5}, {}, r"gpus-per-client = 0\.5 does not fit: this machine "),
-        ({"gpus_per_client": -1.0}, {}, r"^gpus-per-client = -1\.0: "),
+        ({"gpus_per_client": 0.5}, r"gpus-per-client = 0\.5 does not fit: this machine "),
+        ({"gpus_per_client": -1.0}, r"^gpus-per-client = -1\.0: "),
+        ({"gpus_per_client": 2, "ray_gpus": 1}, r"= 2 does not fit: .* and 1 GPUs: "),
         (
             {"cpus_per_client": 3, "ray_cpus": 2},
-            {},
             r"^a client with 3 CPU .* does not fit: this machine has 2 CPUs and 0 GPUs: choose less",
         ),
-        ({"cpus_per_client": 0}, {}, r"^cpus-per-client = 0: "),
+        ({"cpus_per_client": 0}, r"^cpus-per-client = 0: "),
         (
             {"ray_cpus": 2, "cluster": "10.0.0.1:6379"},
-            {},
             r"^ray_cpus = 2, but the run joins a cluster, ",
         ),
     ],
 )
-def test_missing_resources_are_an_error(app, tmp_path, monkeypatch, options, environment, message):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+def test_missing_resources_are_an_error(app, tmp_path, monkeypatch, options, message):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(
         superlink.SuperLink, "__init__", lambda *_: pytest.fail("something was started")
     )
@@ -341,8 +354,17 @@ def test_missing_resources_are_an_error(app, tmp_path, monkeypatch, options, env
             {},
             flower.Resources(3, **options),
             flower.Following(tmp_path / "log"),
-            env=environment,
         )
+
+
+def test_clients_share_as_many_nodes_as_run_at_a_time(monkeypatch):
+    def nodes(clients, share, workers=None):
+        given = flower.Resources(clients, gpus_per_client=share, ray_cpus=workers, ray_gpus=1)
+        return given.with_shared_nodes().nodes
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert [nodes(100, share) for share in (0.0, 0.2, 0.25, 0.5, 1.0)] == [8, 5, 4, 2, 1]
+    assert (nodes(100, 0.25, 3), nodes(2, 0.25)) == (3, 2)
 
 
 def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with_a_refusal(

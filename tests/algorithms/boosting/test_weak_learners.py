@@ -120,8 +120,8 @@ def test_the_lipschitz_oracle_lowers_the_error_of_the_gradients():
 def test_the_gradient_gap_is_that_of_the_jacobians():
     a, b = nn.Linear(4, 3).double(), nn.Linear(4, 3).double()
     x = torch.randn(10, 4).double()
-    mean = np.mean([float(gradient_gap(a, b, x, rng(seed)).detach()) for seed in range(4000)])
-    assert mean == pytest.approx(float((a.weight - b.weight).square().sum()), rel=0.05)
+    mean = np.mean([float(gradient_gap(a, b, x, rng(seed)).detach()) for seed in range(1000)])
+    assert mean == pytest.approx(float((a.weight - b.weight).detach().square().sum()), rel=0.1)
 
 
 def test_points_lie_between_samples():

@@ -483,9 +483,8 @@ def rules():
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", rules())
-def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(name):
+def test_weights_stay_on_the_simplex_for_a_thousand_rounds_of_extreme_losses(name):
     rule = rules()[name]
     rng = np.random.default_rng(12)
     patterns = [
@@ -496,12 +495,12 @@ def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(n
         np.ones(6),
     ]
     cdfs = list(CDFS)
-    for t in range(10_000):
+    for t in range(1000):
         sampled = np.arange(6)
         if isinstance(rule, LinearisedFTRL) and rule.ratio < 1:
             sampled = rng.choice(6, 1 + t % 3, replace=False)
-        # then one client only, 5,000 times
-        losses = patterns[(t // 7) % 5 if t < 5000 else 2][sampled]
+        # then one client only, 500 times
+        losses = patterns[(t // 7) % 5 if t < 500 else 2][sampled]
         weights = rule.decide(sampled, respond(losses, cdfs[t % 6], rule.low, rule.high))
         assert weights.min() >= 0
         assert abs(weights.sum() - 1) < 1e-12

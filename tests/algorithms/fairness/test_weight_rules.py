@@ -156,11 +156,10 @@ def test_afl_reaches_the_worst_client():
     np.testing.assert_allclose(rule.p, [0, 1, 0, 0], atol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [ProjectedAscent(6, 0.1), ProjectedAscent(6, 0.1, cap=2.0), ProjectedAscent(6, 1e300)]
 )
-def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(rule):
+def test_weights_stay_on_the_simplex_for_a_thousand_rounds_of_extreme_losses(rule):
     rng = np.random.default_rng(1)
     patterns = [
         np.zeros(6),
@@ -169,7 +168,7 @@ def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(r
         np.array([0, 1e30, 1, 1e-30, 0, 5]),
         np.ones(6),
     ]
-    for t in range(10_000):
+    for t in range(1000):
         sampled = rng.choice(6, 1 + t % 6, replace=False)
         weights = rule.decide(sampled, patterns[(t // 7) % 5][sampled])
         assert weights.min() >= 0

@@ -108,12 +108,9 @@ def test_averaging_frank_wolfe_steps_never_leaves_zero():
         assert x_bar[0] == 0
 
 
-def test_fedfw_goes_to_the_solution():
-    assert run_line(1.0, dual=False, rounds=20_000) >= 0.98
-
-
-def test_fedfw_plus_goes_further():
-    assert run_line(1.0, dual=True, rounds=20_000) >= 0.999
+def test_fedfw_goes_to_the_solution_and_fedfw_plus_further():
+    assert run_line(1.0, dual=False, rounds=2_000) >= 0.95
+    assert run_line(1.0, dual=True, rounds=2_000) >= 0.9999
 
 
 def reference(gradients, lmo, n, rounds, lambda_0, plus, start):

@@ -52,7 +52,7 @@ METHODS = {
         "client-store": "message",
         "checkpoint-every": 0,
     },
-    "superfed-mm": {**SMALL, "superfed.start": 0.3},
+    "superfed-mm": {**SMALL, "superfed.start": 0.3, "num-rounds": 2},
     "aaggff-d": SMALL,
     "new-clients": {
         **SMALL,
@@ -68,7 +68,7 @@ METHODS = {
         "fedboost.budget": 2,
     },
     "fedfw-plus": {"task": "sparse-logistic", "clients-per-round": 0},
-    "ffgb": {"ffgb.local-steps": 2},
+    "ffgb": {"ffgb.local-steps": 2, "ffgb.fit-steps": 2},
     "histogram-boosting": {"num-rounds": 5},
 }
 

@@ -642,10 +642,7 @@ def test_a_client_that_diverges_is_named_beside_the_result_and_is_in_no_mean(tmp
 
 @pytest.mark.parametrize(
     "method",
-    [
-        *("local", "fedavg", "finetune", "fedprox", "scaffold", "fedadam", "q-fedavg"),
-        *("propfair", "ditto", "apfl", "superfed-mm"),
-    ],
+    ["fedavg", "scaffold", "fedadam", "ditto", "superfed-mm"],
 )
 def test_tails_and_copied_columns_train_by_defaults(method, tmp_path):
     """Like the voices of Parkinsons: five columns of the same measure, a few values far
@@ -661,6 +658,6 @@ def test_tails_and_copied_columns_train_by_defaults(method, tmp_path):
             price = age + 0.5 * z + level + 0.3 * rng.normal()
             lines.append(f"town-{town},{age:.4f},{','.join(map(str, voice))},{price:.4f}")
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    summary = run(tmp_path / "r", **table(tmp_path / "t.csv"), method=method, num_rounds=10)
+    summary = run(tmp_path / "r", **table(tmp_path / "t.csv"), method=method, num_rounds=5, evaluate_every=5)
     assert summary["failures"] == 0
     assert summary["r2-pooled"] > 0.2
