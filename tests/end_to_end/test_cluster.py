@@ -119,8 +119,7 @@ def test_the_clients_share_as_many_nodes_as_the_cluster_works_at_a_time(monkeypa
     monkeypatch.setattr(os, "cpu_count", lambda: 60)
     assert nodes(100) == 24
     assert nodes(100, cpus=4) == 5  # three and two: a client's CPUs are of one machine
-    assert nodes(100, share=0.5, gpus=4) == 8
-    assert nodes(5) == 5
+    assert (nodes(100, share=0.5, gpus=4), nodes(5)) == (8, 5)
 
 
 def test_the_address(monkeypatch):

@@ -223,8 +223,7 @@ def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reas
         assert client["FLWR_HOME"] == str(home)
         assert Path(client["RAY_TMPDIR"]).parent == Path(client["cwd"]).parent == home.parent
         assert client["file"].startswith(str(home))
-        assert client["OMP_NUM_THREADS"] == "1"
-        assert client["EXTRA"] == "given"
+        assert (client["OMP_NUM_THREADS"], client["EXTRA"]) == ("1", "given")
     assert list(decoy.iterdir()) == [decoy / "tinyapp"]
 
 
@@ -262,8 +261,7 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(tmp_path
         process.wait()
     assert process.returncode == 130, said
     assert "continue with: fedapps run --resume" in said
-    assert marked(mark) == []
-    assert started & descendants(process.pid)[1] == set()
+    assert (marked(mark), started & descendants(process.pid)[1]) == ([], set())
     assert not Path(base).exists()
     assert summary_of(out)["status"] == "interrupted"
     assert (out / "report.html").exists()
@@ -403,8 +401,7 @@ def test_clients_share_a_node_per_worker_unless_each_is_to_have_its_own(
     monkeypatch.setattr(flower, "run_simulation", simulation)
     monkeypatch.setattr(flower, "launched", lambda *_: contextlib.nullcontext())
     job = ["run", "method=fedavg", "num-clients=8", "--engine=ray", "--workers=2", *flags]
-    assert cli.main([*job, "--out", str(tmp_path / "run")]) == 130
-    assert asked == [nodes]
+    assert (cli.main([*job, "--out", str(tmp_path / "run")]), asked) == (130, [nodes])
 
 
 def test_a_taken_port(app, tmp_path):

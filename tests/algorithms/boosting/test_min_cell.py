@@ -95,14 +95,6 @@ def test_no_number_that_leaves_a_site_is_over_fewer_rows(least):
     assert merges > 50
 
 
-def test_without_a_least_count_single_rows_are_seen():
-    """The measure of the test above can fail."""
-    (data,) = sites(np.random.default_rng(1), 1)
-    arrays = list(Forest.new(6, 3).to_arrays().values())
-    config = {"loss": "cross-entropy", "sums": 2 + 6 * 510, "server-round": 1}
-    assert (HistogramBoostingClient(data).fit(arrays, config)[0][0][2:] == 1).any()
-
-
 def test_a_client_with_fewer_rows_does_not_train():
     (data,) = sites(np.random.default_rng(1), 1)
     arrays = list(Forest.new(6, 3).to_arrays().values())

@@ -131,7 +131,9 @@ def test_a_saved_centring_goes_on(answered):
 
 
 def test_nothing_to_centre_is_said():
-    with pytest.raises(ValueError, match="no training observations"):
-        Centering(SHAPE).take([np.zeros(3)])
-    with pytest.raises(ValueError, match=r"center = .median."):
-        Centering(SHAPE, "median")
+    for call, message in (
+        (lambda: Centering(SHAPE).take([np.zeros(3)]), "no training observations"),
+        (lambda: Centering(SHAPE, "median"), r"center = .median."),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

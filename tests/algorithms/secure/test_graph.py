@@ -30,8 +30,7 @@ def test_rings_are_drawn_anew():
 
 
 def test_all_neighbours_leave_nothing_to_chance_and_few_do():
-    assert risks(100, 0, 10, 10) == (0, 0)
-    assert risks(100, 99, 10, 10) == (0, 0)
+    assert (risks(100, 0, 10, 10), risks(100, 99, 10, 10)) == ((0, 0), (0, 0))
     seen, failed = risks(1000, 10, 50, 50)
     assert seen > 1e-6
     assert failed > 1e-6

@@ -34,7 +34,7 @@ def plain(vectors, names):
     return np.sum([vectors[name].view(np.int64) for name in names], axis=0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_the_sum_is_the_plain_sum_whoever_drops_out_when(data):
     count = data.draw(st.integers(3, 12), "clients")
@@ -253,10 +253,15 @@ def test_a_split_list_of_survivors_is_refused():
     cohort, _ = after_masks()
     first, second = ["0", "1", "2", "3"], ["0", "1", "2", "3", "4"]
     signatures = cohort.sign(first, by=["0", "1"]) | cohort.sign(second, by=["2", "3", "4"])
-    with pytest.raises(Refusal, match="2 valid signatures of the survivors, 3 needed"):
-        cohort.reveal("0", first, signatures)
-    with pytest.raises(Refusal, match="not the one that this client signed"):
-        cohort.reveal("0", second, signatures)
+    for call, message in (
+        (
+            lambda: cohort.reveal("0", first, signatures),
+            "2 valid signatures of the survivors, 3 needed",
+        ),
+        (lambda: cohort.reveal("0", second, signatures), "not the one that this client signed"),
+    ):
+        with pytest.raises(Refusal, match=message):
+            call()
     cohort.reveal("2", second, signatures)  # three of five have signed this one
 
 
@@ -384,10 +389,15 @@ def test_a_site_that_knows_the_keys_takes_no_others():
     cohort = Cohort(4, trusted=True)
     hellos = [*cohort.hellos.values(), other.hellos["4"]][1:]
     session = Session(tag=bytes(16), number=1, corrupted=0, consistency=True, min_change=0)
-    with pytest.raises(Refusal, match="client 4 is none of the sites"):
-        cohort.clients["0"].offer(session, hellos)
-    with pytest.raises(Refusal, match="must be signed"):
-        cohort.clients["0"].offer(replace(session, consistency=False), hellos[:3])
+    for call, message in (
+        (lambda: cohort.clients["0"].offer(session, hellos), "client 4 is none of the sites"),
+        (
+            lambda: cohort.clients["0"].offer(replace(session, consistency=False), hellos[:3]),
+            "must be signed",
+        ),
+    ):
+        with pytest.raises(Refusal, match=message):
+            call()
 
 
 def test_one_client_in_two_roles_is_refused():

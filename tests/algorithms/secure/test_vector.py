@@ -36,12 +36,9 @@ def test_means_are_weighted_and_keep_their_types(weighted):
     arrays, metrics, count = summed(replace(TERMS, weighted=weighted), SENT, replies)
     mean = (2 * 10 - 30) / 40 if weighted else 0.5
     np.testing.assert_allclose(arrays["w"], 1 + mean, atol=1e-6)
-    assert arrays["w"].dtype == np.float32
-    assert arrays["w"].shape == (2, 3)
-    assert arrays["count"] == round(4 + mean)
-    assert arrays["count"].dtype == SENT["count"].dtype
-    assert arrays["none"].shape == (0, 2)
-    assert count == 40
+    assert (arrays["w"].dtype, arrays["w"].shape) == (np.float32, (2, 3))
+    assert (arrays["count"], arrays["count"].dtype) == (round(4 + mean), SENT["count"].dtype)
+    assert (arrays["none"].shape, count) == ((0, 2), 40)
     # metrics are means over samples either way
     assert metrics["loss"] == pytest.approx((10 + 90) / 40, rel=1e-4)
     np.testing.assert_allclose(metrics["of"], [(10 + 150) / 40, 20 / 40], rtol=1e-4)
@@ -81,14 +78,27 @@ def test_updates_are_averaged_as_they_are():
 
 def test_other_arrays_than_were_sent_are_refused():
     arrays, metrics = reply(1, 10)
-    with pytest.raises(ValueError, match="other names or shapes"):
-        to_vector(TERMS, SENT, arrays | {"w": np.ones(5)}, metrics)
-    with pytest.raises(ValueError, match="above 0 and at most max-weight"):
-        to_vector(TERMS, SENT, arrays, {"num-examples": 0})
-    with pytest.raises(ValueError, match="take real numbers"):
-        to_vector(
-            replace(TERMS, replies="update"), {}, {"z": np.ones(2, complex)}, {"num-examples": 1}
-        )
+    for call, message in (
+        (
+            lambda: to_vector(TERMS, SENT, arrays | {"w": np.ones(5)}, metrics),
+            "other names or shapes",
+        ),
+        (
+            lambda: to_vector(TERMS, SENT, arrays, {"num-examples": 0}),
+            "above 0 and at most max-weight",
+        ),
+        (
+            lambda: to_vector(
+                replace(TERMS, replies="update"),
+                {},
+                {"z": np.ones(2, complex)},
+                {"num-examples": 1},
+            ),
+            "take real numbers",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_too_many_clients_for_the_weights_are_refused():

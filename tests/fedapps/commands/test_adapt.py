@@ -193,8 +193,7 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
         if path[epoch]["validation"]["loss"] < path[0]["validation"]["loss"]
     ]
     assert better[0] < best["validation"] < better[-1]
-    assert adapted.epoch == best["validation"]
-    assert adapted.before == path[0]["test"]
+    assert (adapted.epoch, adapted.before) == (best["validation"], path[0]["test"])
     assert adapted.after == path[adapted.epoch]["test"]
     net = task.work_model()
     net.load_state_dict(adapted.arrays)

@@ -71,14 +71,22 @@ def test_only_the_right_authority_and_host_are_accepted(tmp_path, served):
     make_certificates(tmp_path / "one", ["127.0.0.1", "fl.example.org"])
     make_certificates(tmp_path / "other", ["127.0.0.1"])
     check_connection("127.0.0.1", served(speaks_tls(tmp_path / "one")), tmp_path / "one" / "ca.pem")
-    with pytest.raises(UserError, match=r"not accepted .*check that .*other/ca\.pem is the"):
-        check_connection(
-            "127.0.0.1", served(speaks_tls(tmp_path / "one")), tmp_path / "other" / "ca.pem"
-        )
-    with pytest.raises(UserError, match=r"not accepted .*localhost"):
-        check_connection(
-            "localhost", served(speaks_tls(tmp_path / "one")), tmp_path / "one" / "ca.pem"
-        )
+    for call, message in (
+        (
+            lambda: check_connection(
+                "127.0.0.1", served(speaks_tls(tmp_path / "one")), tmp_path / "other" / "ca.pem"
+            ),
+            r"not accepted .*check that .*other/ca\.pem is the",
+        ),
+        (
+            lambda: check_connection(
+                "localhost", served(speaks_tls(tmp_path / "one")), tmp_path / "one" / "ca.pem"
+            ),
+            r"not accepted .*localhost",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
     names = x509.load_pem_x509_certificate(
         (tmp_path / "one" / "server.pem").read_bytes()
     ).extensions
@@ -88,10 +96,18 @@ def test_only_the_right_authority_and_host_are_accepted(tmp_path, served):
 
 def test_errors_of_a_connection_are_explained(tmp_path, served):
     make_certificates(tmp_path, ["127.0.0.1"])
-    with pytest.raises(UserError, match="no answer to TLS"):
-        check_connection("127.0.0.1", served(speaks_http), tmp_path / "ca.pem")
-    with pytest.raises(UserError, match=r"the server uses TLS|no answer to plain HTTP"):
-        check_connection("127.0.0.1", served(speaks_tls(tmp_path)), None)
+    for call, message in (
+        (
+            lambda: check_connection("127.0.0.1", served(speaks_http), tmp_path / "ca.pem"),
+            "no answer to TLS",
+        ),
+        (
+            lambda: check_connection("127.0.0.1", served(speaks_tls(tmp_path)), None),
+            r"the server uses TLS|no answer to plain HTTP",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
     check_connection("127.0.0.1", served(speaks_http), None)
     with pytest.raises(UserError, match=r"no connection .*check that the SuperLink is running"):
         check_connection("127.0.0.1", free_port(), None)

@@ -52,8 +52,7 @@ def test_flower_starts_as_many_workers_as_fit_on_the_gpus(share, machines, nodes
     told = float(np.float32(words["client-resources-num-gpus"]))
     flower = pool_size_from_resources({"num_cpus": 1, "num_gpus": told})
     fit = UNITS // int(told * UNITS + 0.5)  # as Ray rounds it
-    assert flower == sum(min(m.cpus, m.gpus * fit) for m in machines)
-    assert fit == per_gpu(share)
+    assert (flower, fit) == (sum(min(m.cpus, m.gpus * fit) for m in machines), per_gpu(share))
     assert resources.at_once() == flower
 
 

@@ -239,22 +239,30 @@ def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):
 
 
 def test_what_is_wrong_with_the_clients_of_a_sites_samples_is_said(tmp_path):
-    with pytest.raises(
-        UserError, match=r"sites\.client = 'bed': .* has the columns a, b, c, label, ward"
+    for call, message in (
+        (
+            lambda: image_site(tmp_path, {"sites.client": "bed"}).names(),
+            r"sites\.client = 'bed': .* has the columns a, b, c, label, ward",
+        ),
+        (
+            lambda: image_site(tmp_path, {"sites.client": "@file"}).names(),
+            r"sites\.client = '@file': .* is not a folder with one file per client",
+        ),
+        (
+            lambda: image_site(tmp_path, {"data.min-samples": 20}).names(),
+            r"none of its 2 clients has the 20 samples .*data\.min-samples",
+        ),
+        (
+            lambda: image_site(tmp_path, {}).client_data("rome:nobody", 5),
+            "'rome:nobody' has no rows at this site",
+        ),
+        (
+            lambda: image_site(tmp_path, {"data.class-weights": True}),
+            r"data\.class-weights = true: .*sites\.client",
+        ),
     ):
-        image_site(tmp_path, {"sites.client": "bed"}).names()
-    with pytest.raises(
-        UserError, match=r"sites\.client = '@file': .* is not a folder with one file per client"
-    ):
-        image_site(tmp_path, {"sites.client": "@file"}).names()
-    with pytest.raises(
-        UserError, match=r"none of its 2 clients has the 20 samples .*data\.min-samples"
-    ):
-        image_site(tmp_path, {"data.min-samples": 20}).names()
-    with pytest.raises(UserError, match="'rome:nobody' has no rows at this site"):
-        image_site(tmp_path, {}).client_data("rome:nobody", 5)
-    with pytest.raises(UserError, match=r"data\.class-weights = true: .*sites\.client"):
-        image_site(tmp_path, {"data.class-weights": True})
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 def test_numbers_that_name_clients_are_nothing_to_learn_from(tmp_path):
@@ -286,12 +294,18 @@ def test_a_table_with_a_file_of_each_client(tmp_path):
 
 
 def test_the_column_of_clients_is_of_sites_own_data():
-    with pytest.raises(UserError, match=r"sites\.client = 'ward': is a column of sites' own data"):
-        read_settings({"sites.client": "ward"})
-    with pytest.raises(
-        UserError, match=r"num-clients = 0: with sites\.client = 'ward', set it to the number"
+    for call, message in (
+        (
+            lambda: read_settings({"sites.client": "ward"}),
+            r"sites\.client = 'ward': is a column of sites' own data",
+        ),
+        (
+            lambda: read_settings(JOB | {"sites.client": "ward", "num-clients": 0}),
+            r"num-clients = 0: with sites\.client = 'ward', set it to the number",
+        ),
     ):
-        read_settings(JOB | {"sites.client": "ward", "num-clients": 0})
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 def test_a_message_for_many_is_one_a_site(sites):

@@ -258,8 +258,7 @@ def test_parts_come_back_as_they_were_and_share_nothing_that_can_change():
     facts, parts = unpack(packed)
     assert facts == {"n": 3}
     assert [part.facts for part in parts] == [{"client": 1}, {"client": "two"}, {}]
-    assert [part.content for part in parts] == [one, two, None]
-    assert parts[1].state == kept
+    assert ([part.content for part in parts], parts[1].state) == ([one, two, None], kept)
     del parts[0].content["arrays"]["w"]  # as mods and clients may
     assert "w" in parts[1].content["arrays"]
     assert "w" in packed["0"]
@@ -295,8 +294,7 @@ def test_a_simulation_with_fewer_nodes_than_clients_is_shared_and_another_is_not
     echo = answer_for_many(to_client_app(lambda c: EchoClient(1.0)))
     grid = shared(InlineGrid(echo, 3), 12)
     assert isinstance(grid, NodeGrid)
-    assert len(grid.nodes) == 3
-    assert len(list(grid.get_node_ids())) == 12
+    assert (len(grid.nodes), len(list(grid.get_node_ids()))) == (3, 12)
     for clients in (0, 2, 3):
         assert isinstance(shared(InlineGrid(echo, 3), clients), InlineGrid)
 

@@ -43,8 +43,7 @@ def test_only_the_exact_mark_is_found_and_ended(tmp_path):
     with child(mark) as ours, child(mark + "2") as longer, child("NOT_" + mark) as other:
         assert processes.marked(mark) == [ours.pid]
         processes.end_marked(mark, ours, patience=0.2)  # it does not hear SIGTERM
-        assert ours.poll() == -signal.SIGKILL
-        assert processes.marked(mark) == []
+        assert (ours.poll(), processes.marked(mark)) == (-signal.SIGKILL, [])
         assert longer.poll() is None
         assert other.poll() is None
 

@@ -76,8 +76,7 @@ def run(folder, workers, callbacks=(), start="fork", **config):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits(kind, tmp_path):
     expected = run(tmp_path / "1", 1, **KINDS[kind])
-    assert len(expected[0]) == 3
-    assert run(tmp_path / "3", 3, **KINDS[kind]) == expected
+    assert (len(expected[0]), run(tmp_path / "3", 3, **KINDS[kind])) == (3, expected)
 
 
 @pytest.mark.parametrize(("first", "then"), [(1, 3), (3, 1)])
@@ -100,10 +99,8 @@ def test_workers_are_many_where_a_run_has_much_work(monkeypatch):
 
     assert number(**{"num-rounds": 50}) == 6
     assert number(**{"num-rounds": 1, "train.local-epochs": 1}) == 1
-    assert number(**{"num-rounds": 50, "num-clients": 4}) == 4
-    assert number(method="fedfw") == 1
-    assert number(3, method="fedfw") == 3
-    assert number(30) == 20
+    assert (number(**{"num-rounds": 50, "num-clients": 4}), number(method="fedfw")) == (4, 1)
+    assert (number(3, method="fedfw"), number(30)) == (3, 20)
     monkeypatch.setattr("fedapps.engines.workers.threading.active_count", lambda: 9)
     assert number(**{"num-rounds": 50}) == 1  # they would load everything anew
     monkeypatch.setattr("fedapps.runs.inline_grid.cores", lambda: 1)

@@ -113,22 +113,30 @@ def test_its_options_are_a_table_of_settings(folder):
     chosen = settings(("method", "my_code:METHOD"), ("own.pull", 1), ("task", "my_code:TASK"))
     assert (chosen.options.pull, chosen.problem.size) == (1.0, 1)
     flat = chosen.flat()
-    assert flat["method"] == "my_code:METHOD"
-    assert flat["own.pull"] == 1.0
+    assert (flat["method"], flat["own.pull"]) == ("my_code:METHOD", 1.0)
     assert read_settings(flat) == chosen
     assert set(default_config(flat)) - set(default_config()) == {
         "own.pull",
         "own.base",
         "mine.size",
     }
-    with pytest.raises(UserError, match=r"^own.pull = 2.0: choose a value in \[0, 1\]"):
-        settings(("method", "my_code:METHOD"), ("own.pull", 2))
-    with pytest.raises(UserError, match=r"^own.pull = 'far': must be a number"):
-        settings(("method", "my_code:METHOD"), ("own.pull", "far"))
-    with pytest.raises(UserError, match=r"^unknown setting 'own.pul': did you mean 'own.pull'"):
-        settings(("method", "my_code:METHOD"), ("own.pul", 1))
-    with pytest.raises(UserError, match=r"^unknown setting 'own.pull'"):
-        settings(("own.pull", 1))
+    for call, message in (
+        (
+            lambda: settings(("method", "my_code:METHOD"), ("own.pull", 2)),
+            r"^own.pull = 2.0: choose a value in \[0, 1\]",
+        ),
+        (
+            lambda: settings(("method", "my_code:METHOD"), ("own.pull", "far")),
+            r"^own.pull = 'far': must be a number",
+        ),
+        (
+            lambda: settings(("method", "my_code:METHOD"), ("own.pul", 1)),
+            r"^unknown setting 'own.pul': did you mean 'own.pull'",
+        ),
+        (lambda: settings(("own.pull", 1)), r"^unknown setting 'own.pull'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 def test_the_settings_command_explains_it(folder, capsys):

@@ -106,8 +106,7 @@ def test_head_splits_the_layers_as_the_papers_do(name, body_layers, head_layers)
 def test_the_deep_nets_of_superfed(name, shape, classes, count, body_layers):
     """Their counts are those of the authors' nets with batch normalisation."""
     model = build_model(name, shape, classes, seed=0)
-    assert sum(p.numel() for p in model.parameters()) == count
-    assert list(model.buffers()) == []
+    assert (sum(p.numel() for p in model.parameters()), list(model.buffers())) == (count, [])
     weights = [key for key, p in model.named_parameters() if p.ndim > 1]
     head = [key for key in weights if key.startswith(model.head)]
     assert (len(weights) - len(head), len(head)) == (body_layers, 2)
@@ -141,19 +140,21 @@ def test_same_shaped_layers_start_different():
 
 
 def test_errors_name_the_remedy():
-    with pytest.raises(
-        UserError,
-        match=r"^model.name = 'two-cn': did you mean 'two-cnn'\? choose one of logistic, mlp",
+    for call, message in (
+        (
+            lambda: build_model("two-cn", (1, 8, 8), 10, 0),
+            r"^model.name = 'two-cn': did you mean 'two-cnn'\? choose one of logistic, mlp",
+        ),
+        (
+            lambda: build_model("two-cnn", (1, 4, 4), 10, 0),
+            "images of 4 x 4 pixels are too small for it: choose logistic or mlp",
+        ),
+        (
+            lambda: build_model("mlp", (1, 8, 8), 10, 0, pretrained=True),
+            r"^model.pretrained = true: there are no weights for 'mlp': choose "
+            r"efficientnet-b0, or",
+        ),
     ):
-        build_model("two-cn", (1, 8, 8), 10, 0)
-    with pytest.raises(
-        UserError, match="images of 4 x 4 pixels are too small for it: choose logistic or mlp"
-    ):
-        build_model("two-cnn", (1, 4, 4), 10, 0)
-    with pytest.raises(
-        UserError,
-        match=r"^model.pretrained = true: there are no weights for 'mlp': choose "
-        r"efficientnet-b0, or",
-    ):
-        build_model("mlp", (1, 8, 8), 10, 0, pretrained=True)
+        with pytest.raises(UserError, match=message):
+            call()
     assert set(NAMES) == set(MODELS) > set(PRETRAINED)

@@ -211,15 +211,25 @@ def test_a_net_that_sees_what_it_is_to_predict_is_refused(library, folder):
             "intermediate_size": 32,
         },
     )
-    with pytest.raises(UserError, match="sees the characters that it must predict"):
-        build_task(with_defaults({**TEXT, "model.name": name})).initial_arrays()
-    with pytest.raises(UserError, match="does not take texts of 40 characters"):
-        build_task(
-            with_defaults({**TEXT, "text.length": 40, "model.name": folder("gpt", GPT2)})
-        ).initial_arrays()
-    with pytest.raises(
-        UserError, match=r"model\.pretrained = true: the 98 characters of task 'text'"
+    for call, message in (
+        (
+            lambda: build_task(with_defaults({**TEXT, "model.name": name})).initial_arrays(),
+            "sees the characters that it must predict",
+        ),
+        (
+            lambda: build_task(
+                with_defaults({**TEXT, "text.length": 40, "model.name": folder("gpt", GPT2)})
+            ).initial_arrays(),
+            "does not take texts of 40 characters",
+        ),
+        (
+            lambda: build_task(
+                with_defaults(
+                    {**TEXT, "model.pretrained": True, "model.name": "transformers:./gpt"}
+                )
+            ).initial_arrays(),
+            r"model\.pretrained = true: the 98 characters of task 'text'",
+        ),
     ):
-        build_task(
-            with_defaults({**TEXT, "model.pretrained": True, "model.name": "transformers:./gpt"})
-        ).initial_arrays()
+        with pytest.raises(UserError, match=message):
+            call()

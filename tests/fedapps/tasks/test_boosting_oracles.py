@@ -75,8 +75,7 @@ def test_trees_of_a_run_have_leaves_that_expose_nobody_and_short_steps_unless_to
         assert build_strategy(chosen, task).etas(0) == [first], settings
         assert getattr(oracle_of(task, chosen.options, "ffgb"), "min_leaf", None) == least
     strategy = FFGB(FFGBOptions(learner="trees"))
-    assert strategy.etas(0) == [1.0]
-    assert FFGB().etas(0) == [5.0]
+    assert (strategy.etas(0), FFGB().etas(0)) == ([1.0], [5.0])
 
 
 def test_a_split_is_the_best_of_all():

@@ -53,8 +53,7 @@ def test_gradients_fit_values_and_starts_lie_in_the_domain(name):
 
 def test_the_clients_of_lasso_share_one_problem_whose_optimum_is_0():
     task = task_of("lasso")
-    assert task.a.shape == (200, 400)
-    assert (task.solution != 0).sum() == 20
+    assert (task.a.shape, (task.solution != 0).sum()) == ((200, 400), 20)
     assert task.domain.radius == pytest.approx(np.abs(task.solution).sum())
     x = np.random.default_rng(1).normal(size=400)
     for n in (1, 7, 10):
@@ -164,9 +163,7 @@ def test_generated_ratings_look_like_those_of_films():
     """
     task = task_of("matrix-completion", data__source="ratings")
     o = task.observed
-    assert o.shape == (943, 1682)
-    assert len(o.values) == 100_000
-    assert set(o.values) == {1, 2, 3, 4, 5}
+    assert (o.shape, len(o.values), set(o.values)) == ((943, 1682), 100_000, {1, 2, 3, 4, 5})
     for at, size in ((o.rows, 943), (o.columns, 1682)):
         counts = np.sort(np.bincount(at, minlength=size))[::-1]
         assert counts[: size // 10].sum() > 0.25 * 100_000

@@ -82,10 +82,15 @@ def test_fewer_clients_hold_the_same_samples_together(num_clients):
 
 
 def test_more_clients_than_outcomes_are_refused():
-    with pytest.raises(UserError, match=r"num-clients = 11, .*point-mass\.size = 10.*at most 10"):
-        point_mass(size=10).check(11)
-    with pytest.raises(UserError, match="client 'a'"):
-        point_mass().client_data("a", 3)
+    for call, message in (
+        (
+            lambda: point_mass(size=10).check(11),
+            r"num-clients = 11, .*point-mass\.size = 10.*at most 10",
+        ),
+        (lambda: point_mass().client_data("a", 3), "client 'a'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 # --- unigram --------------------------------------------------------------------------
@@ -147,24 +152,26 @@ def test_unknown_words_cost_the_uniform_share(play):
 
 def test_fewer_clients_use_the_first_roles_and_their_words_only(play):
     task = unigram(play, num_clients=1)
-    assert task.corpus.vocabulary == ("no", "yes", "<unk>")
-    assert task.library().q == 1
+    assert (task.corpus.vocabulary, task.library().q) == (("no", "yes", "<unk>"), 1)
     np.testing.assert_allclose(task.client_data(0, 1).test.dense(), [1 / 5, 1 / 5, 3 / 5])
     with pytest.raises(UserError, match=r"2 clients, but .* gives 1 roles: set num-clients"):
         task.check(2)
 
 
 def test_texts_that_cannot_be_read_are_named(play, tmp_path):
-    with pytest.raises(
-        UserError, match=r"num-clients = 3, but .* has 2 roles with text: choose 1\.\.2"
+    for call, message in (
+        (
+            lambda: unigram(play, num_clients=3).check(3),
+            r"num-clients = 3, but .* has 2 roles with text: choose 1\.\.2",
+        ),
+        (
+            lambda: unigram(play, role="speaker").check(2),
+            r"unigram\.role = 'speaker': .* has the columns character_id, text",
+        ),
+        (lambda: unigram(tmp_path / "missing").check(2), r"data\.source = .*no such folder"),
     ):
-        unigram(play, num_clients=3).check(3)
-    with pytest.raises(
-        UserError, match=r"unigram\.role = 'speaker': .* has the columns character_id, text"
-    ):
-        unigram(play, role="speaker").check(2)
-    with pytest.raises(UserError, match=r"data\.source = .*no such folder"):
-        unigram(tmp_path / "missing").check(2)
+        with pytest.raises(UserError, match=message):
+            call()
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"data\.source = .*'train' cannot be read") as error:
         unigram(tmp_path / "empty").check(2)
@@ -202,10 +209,18 @@ def test_counting_is_kept_for_the_process():
 def test_a_library_from_elsewhere_must_fit_the_task():
     task = point_mass(size=4)
     task.check_library(Library.from_arrays({"table": np.full((7, 4), 0.25)}))
-    with pytest.raises(UserError, match="densities over 5 outcomes, but task 'point-mass' has 4"):
-        task.check_library(Library.from_arrays({"table": np.full((7, 5), 0.2)}))
-    with pytest.raises(UserError, match="sums to 2"):
-        task.check_library(Library.from_arrays({"table": np.full((7, 4), 0.5)}))
+    for call, message in (
+        (
+            lambda: task.check_library(Library.from_arrays({"table": np.full((7, 5), 0.2)})),
+            "densities over 5 outcomes, but task 'point-mass' has 4",
+        ),
+        (
+            lambda: task.check_library(Library.from_arrays({"table": np.full((7, 4), 0.5)})),
+            "sums to 2",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 SHAKESPEARE = Path(os.environ.get("FEDAPPS_TEST_DATA") or "missing") / "shakespeare"

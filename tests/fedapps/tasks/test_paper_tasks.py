@@ -174,8 +174,7 @@ def test_every_way_to_write_a_sound_reads_alike(tmp_path):
         samples,
     ]
     for cell in cells:
-        assert waveform(cell).tolist() == samples
-        assert waveform(cell).dtype == np.int16
+        assert (waveform(cell).tolist(), waveform(cell).dtype) == (samples, np.int16)
     for cell, problem in (
         ({"bytes": wav([1], bits=8), "path": None}, "8 bits"),
         ("hello", "not a list of numbers but str"),
@@ -250,13 +249,18 @@ def test_speech_cuts_long_sounds_and_says_what_it_cannot_read(write):
         _ = made(Speech, settings(source, SpeechOptions(audio="sound"))).samples
     columns["audio"][3] = {"bytes": b"fLaC", "path": None}
     source = write(columns, speech_features(), "damaged")
-    with pytest.raises(
-        UserError,
-        match=r"^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV",
+    for call, message in (
+        (
+            lambda: made(Speech, settings(source, SpeechOptions())).samples,
+            r"^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV",
+        ),
+        (
+            lambda: made(Speech, settings("digits", SpeechOptions())).samples,
+            r"data.source = 'digits': this task cannot use them",
+        ),
     ):
-        _ = made(Speech, settings(source, SpeechOptions())).samples
-    with pytest.raises(UserError, match=r"data.source = 'digits': this task cannot use them"):
-        _ = made(Speech, settings("digits", SpeechOptions())).samples
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 # Words
@@ -281,8 +285,7 @@ def test_windows_ask_for_every_word_once_after_the_words_before_it(number):
 
 
 def test_rows_without_a_known_word_are_left_out():
-    assert windows([3, 3], 5) == []
-    assert windows([], 5) == []
+    assert (windows([3, 3], 5), windows([], 5)) == ([], [])
     assert windows([3, 3, 3, 3, 5], 2) == [[3, 5, 2]]
 
 
@@ -319,17 +322,24 @@ def test_words_as_lists_and_what_is_no_text(write):
         Words, settings(write({"text": [["a", "b", "c"], ["b", "c"]]}, name="list"), options)
     ).samples.x
     assert as_text.tolist() == as_list.tolist()
-    with pytest.raises(
-        UserError, match=r"^words.text = 'text': holds int, neither a text nor a list of words"
+    for call, message in (
+        (
+            lambda: made(Words, settings(write({"text": [1, 2]}, name="number"), options)).samples,
+            r"^words.text = 'text': holds int, neither a text nor a list of words",
+        ),
+        (
+            lambda: (
+                made(Words, settings(write({"text": ["", " "]}, name="empty"), options)).samples
+            ),
+            r"has no words in it",
+        ),
+        (
+            lambda: made(Words, settings("x", options, partition="dirichlet")),
+            r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid",
+        ),
     ):
-        _ = made(Words, settings(write({"text": [1, 2]}, name="number"), options)).samples
-    with pytest.raises(UserError, match=r"has no words in it"):
-        _ = made(Words, settings(write({"text": ["", " "]}, name="empty"), options)).samples
-    with pytest.raises(
-        UserError,
-        match=r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid",
-    ):
-        made(Words, settings("x", options, partition="dirichlet"))
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 def test_the_papers_lstm_for_reddit(write):
@@ -545,20 +555,22 @@ def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
 
 def test_transformers_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(
-        UserError, match=r"^task = 'text-pairs' needs transformers: pip install 'fedapps\[text\]'$"
+    for call, message in (
+        (
+            lambda: made(TextPairs, settings("anything", TextPairsOptions())),
+            r"^task = 'text-pairs' needs transformers: pip install 'fedapps\[text\]'$",
+        ),
+        (
+            lambda: made(TextPairs, settings("anything", TextPairsOptions(), model="mlp")),
+            r"^model.name = 'mlp': task 'text-pairs' has one net: choose distilbert or auto",
+        ),
+        (
+            lambda: made(Words, settings("anything", WordsOptions(), model="mlp")),
+            r"^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto",
+        ),
     ):
-        made(TextPairs, settings("anything", TextPairsOptions()))
-    with pytest.raises(
-        UserError,
-        match=r"^model.name = 'mlp': task 'text-pairs' has one net: choose distilbert or auto",
-    ):
-        made(TextPairs, settings("anything", TextPairsOptions(), model="mlp"))
-    with pytest.raises(
-        UserError,
-        match=r"^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto",
-    ):
-        made(Words, settings("anything", WordsOptions(), model="mlp"))
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 # The experiments

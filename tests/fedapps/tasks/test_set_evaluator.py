@@ -290,11 +290,9 @@ def test_a_server_that_has_no_image_starts_all_the_same(method):
     task = build_task(settings)
     strategy = build_strategy(settings, task)
     x, y = strategy.samples(to_record(strategy.first_arrays()))
-    assert x.shape == (100, 3, 8, 8)
-    assert np.bincount(y).tolist() == [25] * 4
+    assert (x.shape, np.bincount(y).tolist()) == ((100, 3, 8, 8), [25] * 4)
     classifier, measured = strategy.evaluator(x[::10], y[::10], 1)
-    assert list(classifier) == list(task.model_fn(0).state_dict())
-    assert measured == {}
+    assert (list(classifier), measured) == (list(task.model_fn(0).state_dict()), {})
 
 
 def to_record(arrays):
