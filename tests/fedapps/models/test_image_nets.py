@@ -63,16 +63,17 @@ def test_any_image_size(name, shape):
     assert model(torch.rand(2, *shape)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", IMAGE_NETS)
+@pytest.mark.parametrize("name", [*IMAGE_NETS, "efficientnet-b0"])
 def test_seed_decides_the_weights_and_nothing_else_does(name):
+    shape = (3, 32, 32) if name == "efficientnet-b0" else (1, 8, 8)
     torch.manual_seed(1)
-    first = build_model(name, (1, 8, 8), 10, seed=5).state_dict()
+    first = build_model(name, shape, 10, seed=5).state_dict()
     torch.manual_seed(2)
     state = torch.random.get_rng_state()
-    again = build_model(name, (1, 8, 8), 10, seed=5).state_dict()
+    again = build_model(name, shape, 10, seed=5).state_dict()
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(first[key], again[key]) for key in first)
-    other = build_model(name, (1, 8, 8), 10, seed=6).state_dict()
+    other = build_model(name, shape, 10, seed=6).state_dict()
     assert all(not torch.equal(first[key], other[key]) for key in first if first[key].ndim > 1)
 
 

@@ -586,9 +586,9 @@ def test_every_method_that_takes_the_task_runs_and_is_scored(method, tmp_path):
     settings = {
         "task": "regression",
         "model.name": "mlp",
-        "num-clients": 4,
-        "num-rounds": 2,
-        "evaluate-every": 2,
+        "num-clients": 3,
+        "num-rounds": 1,
+        "train.local-epochs": 1,
         "clients-per-round": 0,
     }
     if method == "histogram-boosting":

@@ -330,7 +330,7 @@ def test_clients_that_are_left_out(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "superfed-mm", "local"])
+@pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_a_run_improves_over_the_start_and_says_how_even_it_is(method, tmp_path):
     config = {
         "method": method,
