@@ -128,31 +128,21 @@ def test_predictors_of_different_shapes_are_both_named(tmp_path):
     assert "first.safetensors holds table [4] float32" in str(error.value)
 
 
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:-3])
+HEADER = json.dumps({"table": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
+DAMAGE = {
+    "truncated": lambda content: content[:-3],
+    "long header": lambda _: (10**12).to_bytes(8, "little") + b"{}",
+    "broken header": lambda _: (5).to_bytes(8, "little") + b"hello",
+    "empty": lambda _: b"",
+    "wrong offsets": lambda _: len(HEADER).to_bytes(8, "little") + HEADER + bytes(8),
+}
 
 
-def long_header(path):
-    path.write_bytes((10**12).to_bytes(8, "little") + b"{}")
-
-
-def broken_header(path):
-    path.write_bytes((5).to_bytes(8, "little") + b"hello")
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
-def wrong_offsets(path):
-    header = json.dumps({"table": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-
-
-@pytest.mark.parametrize("damage", [truncated, long_header, broken_header, empty, wrong_offsets])
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_broken_file_is_named_when_the_library_is_opened(tmp_path, damage):
     folder_of(tmp_path, a={"table": np.ones(4, np.float32)}, b={"table": np.ones(4, np.float32)})
-    damage(tmp_path / "b.safetensors")
+    path = tmp_path / "b.safetensors"
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
     with pytest.raises(UserError, match=r"b\.safetensors cannot be read") as error:
         Library.open(tmp_path)
     assert "\n" not in str(error.value)
