@@ -359,6 +359,7 @@ def test_regret_of_the_entropy_leader_is_within_theorem_3_2(count, name, step, f
     assert total - hindsight(seen) <= factor * rule.lipschitz * math.sqrt(rounds * math.log(count))
 
 
+@pytest.mark.slow
 def test_with_all_clients_the_exact_gradient_is_what_keeps_the_regret_small():
     """Linearised at the mean, a win in a lean round counts twice a win in a fat one,
     whatever the weights.

@@ -28,6 +28,7 @@ def far(drawn, probabilities):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1, 3, 7])
 @pytest.mark.parametrize("near", [noise.NEAR, 2.0])
 def test_frequencies_are_those_of_the_discrete_gaussian(scale, near, repeatable, monkeypatch):

@@ -123,6 +123,7 @@ def test_if_every_epoch_is_worse_the_original_model_is_kept(rate, model, tmp_pat
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tmp_path):
     """The test trains the same model by hand. Training, validation and test samples
     would each choose a different epoch, and so would the accuracy.
@@ -266,6 +267,7 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
     assert read_model(tmp_path / "m.safetensors")[2].out == ""
 
 
+@pytest.mark.slow
 def test_a_clients_own_model_can_be_adapted(tmp_path):
     job = ["num-rounds=2", "num-clients=4", "clients-per-round=0", "train.local-epochs=1"]
     job += ["method=superfed-mm", "superfed.start=0"]

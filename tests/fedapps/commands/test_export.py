@@ -42,6 +42,7 @@ def accuracy(net, data):
         return float((net(data.x).argmax(1) == data.y).float().mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["shared", "shrunk"])
 def test_superfeds_exported_lambda_is_that_of_the_run_even_if_pooled_curves_chose_it(
     choice, tmp_path
@@ -66,6 +67,7 @@ def test_superfeds_exported_lambda_is_that_of_the_run_even_if_pooled_curves_chos
 NO_GLOBAL = {"local", "fedper", "lg-fedavg", "fedrep", "partial", "ifca"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", *PERSONAL])
 def test_files_have_the_reported_accuracy_in_plain_pytorch(method, tmp_path, capsys):
     """Covers clients that took part and clients that did not. SuperFed has mixed,
@@ -112,6 +114,7 @@ def test_files_have_the_reported_accuracy_in_plain_pytorch(method, tmp_path, cap
         load(folder).model()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrapped", "status"),
     [

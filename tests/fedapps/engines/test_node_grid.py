@@ -73,6 +73,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", METHODS)
 def test_the_same_bits_with_clients_that_share_nodes(job, tmp_path):
     config = {"method": job, **METHODS[job]}
@@ -83,6 +84,7 @@ def test_the_same_bits_with_clients_that_share_nodes(job, tmp_path):
     assert outcome_of(tmp_path / "nodes") == outcome_of(tmp_path / "inline")
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_goes_on_with_other_nodes(tmp_path):
     whole = settings_of(tmp_path / "whole", method="scaffold", **SMALL)
     execute(whole, behind(2, whole))

@@ -79,6 +79,7 @@ def test_the_same_bits(kind, tmp_path):
     assert (len(expected[0]), run(tmp_path / "3", 3, **KINDS[kind])) == (3, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(1, 3), (3, 1)])
 def test_a_resumed_run_may_have_other_workers(first, then, tmp_path):
     job = {"method": "scaffold", "num-rounds": 4}

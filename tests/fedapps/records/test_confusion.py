@@ -63,6 +63,7 @@ def test_many_classes_have_macro_measures_and_no_counts():
     assert (len(few.pop(CONFUSION)), few) == (10_000, many)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["superfed-mm", "local"])
 def test_a_run_writes_and_shows_its_classes(method, tmp_path):
     more = {"num-clients": 4, "num-rounds": 2, "checkpoint-every": 0, "train.local-epochs": 2}

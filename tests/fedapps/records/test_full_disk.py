@@ -56,6 +56,7 @@ def recorded(folder):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 5, 100])
 def test_rounds_that_could_not_be_recorded_are_recorded_when_there_is_room(room, tmp_path):
     """From the end of round 3 to the end of round 5, only ``room`` bytes of a line fit

@@ -307,6 +307,7 @@ def test_a_file_that_is_no_qap(text, tmp_path):
 # --- runs -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_every_method_on_every_task(name, tmp_path):
     for method in METHODS:

@@ -298,6 +298,7 @@ def test_what_does_not_fit_is_refused_in_one_line(settings, message):
 # --- an own csv ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp_path, capsys):
     path = houses(tmp_path)
     own = {
@@ -581,6 +582,7 @@ ON_NUMBERS = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ON_NUMBERS)
 def test_every_method_that_takes_the_task_runs_and_is_scored(method, tmp_path):
     settings = {
@@ -649,6 +651,7 @@ def test_a_client_that_diverges_is_named_beside_the_result_and_is_in_no_mean(tmp
     assert tame["rmse-worst"] < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     ["fedavg", "scaffold", "fedadam", "ditto", "superfed-mm"],

@@ -77,6 +77,7 @@ def newton(clients):
     return beta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sites", [1, 3])
 def test_fedavg_with_full_batches_finds_the_cox_fit_stratified_by_site(sites, tmp_path):
     own = {"num-rounds": 80, "evaluate-every": 0, "train.local-epochs": 1}
@@ -161,6 +162,7 @@ def test_privacy_refuses_a_time_that_nobody_gave(tmp_path):
         run(tmp_path / "run", settings | {"data.standardise": "client"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["local", "finetune", "fedprox", "scaffold", "apfl"])
 def test_methods_that_train_one_net_run(method, tmp_path):
     settings = {"task": "survival", "num-clients": 4, "num-rounds": 2, "method": method}
