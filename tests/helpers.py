@@ -199,6 +199,15 @@ def assert_arrays(found, wanted, rtol=0.0, atol=0.0):
         np.testing.assert_allclose(one, other, rtol, atol, err_msg=str(name))
 
 
+def refused(call, message, kind=ValueError):
+    """Check that a call raises an error of this kind, whose message is one line in
+    which the pattern ``message`` is found.
+    """
+    with pytest.raises(kind, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
 class EchoClient(NumPyClient):
     """Returns its model shifted by a constant, with its own weight; FedAvg's result is
     known by hand.

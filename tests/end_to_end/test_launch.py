@@ -24,7 +24,7 @@ from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import no_wall_reason
 from fedapps.errors import UserError
 from fedapps.runs import launch as launching
-from tests.helpers import ROOT, rounds_of, summary_of
+from tests.helpers import ROOT, refused, rounds_of, summary_of
 
 pytestmark = pytest.mark.slow
 GUARD = "fedapps.engines.processes"  # of the helper that ends what a killed run has left
@@ -346,13 +346,16 @@ def test_missing_resources_are_an_error(app, tmp_path, monkeypatch, options, mes
     monkeypatch.setattr(
         superlink.SuperLink, "__init__", lambda *_: pytest.fail("something was started")
     )
-    with pytest.raises(UserError, match=message):
-        flower.run_simulation(
+    refused(
+        lambda: flower.run_simulation(
             app,
             {},
             flower.Resources(3, **options),
             flower.Following(tmp_path / "log"),
-        )
+        ),
+        message,
+        UserError,
+    )
 
 
 def test_clients_share_as_many_nodes_as_run_at_a_time(monkeypatch):
@@ -408,14 +411,17 @@ def test_a_taken_port(app, tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        with pytest.raises(UserError, match=r"^port = \d+: it cannot be used"):
-            flower.run_simulation(
+        refused(
+            lambda: flower.run_simulation(
                 app,
                 {},
                 flower.Resources(3),
                 flower.Following(tmp_path / "log"),
                 port=listener.getsockname()[1],
-            )
+            ),
+            r"^port = \d+: it cannot be used",
+            UserError,
+        )
 
 
 def test_the_last_error_is_the_cause_not_its_wrapper():

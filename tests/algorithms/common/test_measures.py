@@ -14,6 +14,7 @@ from fedapps.algorithms.common.measures import (
     topk_accuracy,
     worst_share,
 )
+from tests.helpers import refused
 
 
 def softmax(logits):
@@ -87,8 +88,7 @@ def test_gini_by_hand_and_by_definition():
     assert gini(values) == pytest.approx(pairs.mean() / (2 * values.mean()))
     assert gini(5 * values) == pytest.approx(gini(values))
     assert gini(values[::-1]) == pytest.approx(gini(values))
-    with pytest.raises(ValueError, match="at least 0, the least is -1"):
-        gini(np.array([1.0, -1.0]))
+    refused(lambda: gini(np.array([1.0, -1.0])), "at least 0, the least is -1")
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,4 @@ def test_the_worst_losses_are_the_highest():
     ],
 )
 def test_bad_input_is_refused(call):
-    with pytest.raises(ValueError, match=r"need|must be"):
-        call()
+    refused(call, r"need|must be")

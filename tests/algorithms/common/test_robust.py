@@ -13,6 +13,7 @@ from fedapps.algorithms.common.robust import (
     multi_krum,
     trimmed_mean,
 )
+from tests.helpers import refused
 
 RULES = {
     "median": lambda x, f: median(x),
@@ -168,10 +169,8 @@ def test_a_point_of_the_set_may_be_the_median():
     ],
 )
 def test_too_few_points(rule, x, f):
-    with pytest.raises(ValueError, match="need at least"):
-        RULES[rule](x, f)
+    refused(lambda: RULES[rule](x, f), "need at least")
 
 
 def test_more_points_than_krum_may_choose():
-    with pytest.raises(ValueError, match=r"choose 1\.\.4"):
-        multi_krum(np.zeros((5, 1)), 1, 5)
+    refused(lambda: multi_krum(np.zeros((5, 1)), 1, 5), r"choose 1\.\.4")

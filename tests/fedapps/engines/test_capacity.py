@@ -17,6 +17,7 @@ from fedapps.engines.capacity import (
 )
 from fedapps.engines.flower import Resources
 from fedapps.errors import UserError
+from tests.helpers import refused
 
 SHARES = (0.1, 0.2, 0.25, 0.3, 1 / 3, 0.33, 0.39, 0.4, 0.45, 0.5, 0.6, 0.9, 1.0)
 CLUSTERS = (
@@ -98,8 +99,7 @@ def test_a_rest_of_a_gpu_that_no_client_can_use_is_said():
 )
 def test_a_cluster_where_no_client_fits_is_refused(share, machines, message):
     resources = Resources(4, gpus_per_client=share, cluster="head:6379", machines=machines)
-    with pytest.raises(UserError, match=message):
-        resources.check()
+    refused(lambda: resources.check(), message, UserError)
 
 
 def test_a_cluster_where_one_machine_fits_is_accepted():
@@ -112,8 +112,11 @@ def test_a_cluster_where_one_machine_fits_is_accepted():
 def test_a_run_takes_a_part_of_one_gpu_or_a_whole_one():
     check_share("--gpus-per-run", 0.25, most=1)
     for share in (0.0, -0.5, 2.0, float("nan")):
-        with pytest.raises(UserError, match=r"^--gpus-per-run \S+: choose a share .* to 1$"):
-            check_share("--gpus-per-run", share, most=1)
+        refused(
+            lambda: check_share("--gpus-per-run", share, most=1),
+            r"^--gpus-per-run \S+: choose a share .* to 1$",
+            UserError,
+        )
     assert [per_gpu(share) for share in (1, 0.6, 0.5, 0.34, 0.3, 0.25, 0.1)] == [
         1,
         1,

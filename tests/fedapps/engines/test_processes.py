@@ -12,6 +12,7 @@ import pytest
 
 from fedapps.engines import processes
 from fedapps.errors import UserError
+from tests.helpers import refused
 
 pytestmark = pytest.mark.slow
 
@@ -94,12 +95,16 @@ def test_ports():
         taken = listener.getsockname()[1]
         silent = lambda: socket.create_connection(("127.0.0.1", taken), 1.0)
         assert not processes.answers(silent)
-        with pytest.raises(
-            UserError, match=rf"^port = {taken}: it cannot be used \(.*in use\): choose another"
-        ):
-            processes.checked_port(taken)
-    with pytest.raises(UserError, match=r"port = 70000: choose a port in 1\.\.65535"):
-        processes.checked_port(70000)
+        refused(
+            lambda: processes.checked_port(taken),
+            rf"^port = {taken}: it cannot be used \(.*in use\): choose another",
+            UserError,
+        )
+    refused(
+        lambda: processes.checked_port(70000),
+        r"port = 70000: choose a port in 1\.\.65535",
+        UserError,
+    )
 
 
 def test_programs_come_from_this_environment_only(tmp_path, monkeypatch):
@@ -107,8 +112,7 @@ def test_programs_come_from_this_environment_only(tmp_path, monkeypatch):
     foreign.write_text("#!/bin/sh\n")
     foreign.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="elsewhere is not installed next to"):
-        processes.program("elsewhere")
+    refused(lambda: processes.program("elsewhere"), "elsewhere is not installed next to", UserError)
     assert processes.program("flwr").is_file()
 
 

@@ -15,6 +15,7 @@ from fedapps.errors import UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import default_config, read_settings
+from tests.helpers import refused
 
 CODE = """
 from dataclasses import dataclass, field, replace
@@ -135,8 +136,7 @@ def test_its_options_are_a_table_of_settings(folder):
         ),
         (lambda: settings(("own.pull", 1)), r"^unknown setting 'own.pull'"),
     ):
-        with pytest.raises(UserError, match=message):
-            call()
+        refused(call, message, UserError)
 
 
 def test_the_settings_command_explains_it(folder, capsys):
@@ -181,9 +181,7 @@ def test_the_settings_command_explains_it(folder, capsys):
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(folder, given, said):
-    with pytest.raises(UserError, match=f"^{said}") as caught:
-        assemble(settings(**given))
-    assert "\n" not in str(caught.value)
+    refused(lambda: assemble(settings(**given)), f"^{said}", UserError)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from fedapps.clients.base.training import get_arrays, set_arrays, trainable
 from fedapps.errors import UserError
 from fedapps.models import aaggff_nets
 from fedapps.models.image_nets import build_model
+from tests.helpers import refused
 
 
 def count(model):
@@ -47,11 +48,11 @@ def test_mobilevit():
 
 def test_timm_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(
+    refused(
+        lambda: build_model("mobilevit-xxs", (3, 64, 64), 200, seed=0),
+        r"^model.name = 'mobilevit-xxs' needs timm: pip install 'fedapps\[vision\]'$",
         UserError,
-        match=r"^model.name = 'mobilevit-xxs' needs timm: pip install 'fedapps\[vision\]'$",
-    ):
-        build_model("mobilevit-xxs", (3, 64, 64), 200, seed=0)
+    )
 
 
 @torch.no_grad()
@@ -112,12 +113,12 @@ def test_weights_that_cannot_be_had(monkeypatch):
         raise OSError("no route to host")
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
-    with pytest.raises(
-        UserError,
-        match=r"^model.pretrained = true: cannot load the weights \(no route to host\): connect "
+    refused(
+        lambda: build_model("efficientnet-b0", (3, 32, 32), 4, 0, pretrained=True),
+        r"^model.pretrained = true: cannot load the weights \(no route to host\): connect "
         r"to a network, copy ht",
-    ):
-        build_model("efficientnet-b0", (3, 32, 32), 4, 0, pretrained=True)
+        UserError,
+    )
 
 
 def test_efficientnet_takes_grey_for_colour_and_scales_as_imagenet():
@@ -159,5 +160,4 @@ def test_m5_is_for_sound_that_is_long_enough():
         ),
         (lambda: build_model("m5", (1, 1, 900), 10, 0), "900 steps are too short"),
     ):
-        with pytest.raises(UserError, match=message):
-            call()
+        refused(call, message, UserError)

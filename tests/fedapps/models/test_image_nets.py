@@ -6,6 +6,7 @@ from torch import nn
 
 from fedapps.errors import UserError
 from fedapps.models.image_nets import MODELS, NAMES, PRETRAINED, build_model
+from tests.helpers import refused
 
 # What runs on images without an extra, and fast;
 # tests/fedapps/models/test_aaggff_nets.py has the others.
@@ -52,8 +53,11 @@ def test_the_nets_of_functional_boosting(name, shape, classes, count):
     slopes = [layer.negative_slope for layer in model.modules() if isinstance(layer, nn.LeakyReLU)]
     assert slopes == [0.01] * {"mlp-32-32": 2, "tutorial-cnn": 0}.get(name, 4)
     if name in LARGER:
-        with pytest.raises(UserError, match="images of 8 x 8 pixels are too small for it"):
-            build_model(name, (1, 8, 8), classes, seed=0)
+        refused(
+            lambda: build_model(name, (1, 8, 8), classes, seed=0),
+            "images of 8 x 8 pixels are too small for it",
+            UserError,
+        )
 
 
 @pytest.mark.parametrize("name", IMAGE_NETS)
@@ -156,6 +160,5 @@ def test_errors_name_the_remedy():
             r"efficientnet-b0, or",
         ),
     ):
-        with pytest.raises(UserError, match=message):
-            call()
+        refused(call, message, UserError)
     assert set(NAMES) == set(MODELS) > set(PRETRAINED)

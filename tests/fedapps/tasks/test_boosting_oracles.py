@@ -17,7 +17,7 @@ from fedapps.settings.reading import read_settings
 from fedapps.strategies import FFGB, FFGBOptions
 from fedapps.tasks.boosting_oracles import load_function, oracle_of, predictor
 from fedapps.toml_text import read_toml
-from tests.helpers import assert_arrays
+from tests.helpers import assert_arrays, refused
 
 
 def table(n=200, features=5, outputs=3, seed=0):
@@ -160,8 +160,7 @@ def test_the_oracle_that_the_options_name(method, task, settings, kind, oracle):
 )
 def test_oracles_that_do_not_fit(method, settings, message):
     chosen = job(*settings, method=method)
-    with pytest.raises(ValueError, match=message):
-        build_strategy(chosen, build_task(chosen))
+    refused(lambda: build_strategy(chosen, build_task(chosen)), message)
 
 
 def test_rounds_at_once_need_one_round(tmp_path, capsys):
@@ -218,5 +217,4 @@ def test_a_learnt_function_comes_back_from_its_folder(method, tmp_path):
 
 
 def test_a_folder_without_a_function(tmp_path):
-    with pytest.raises(UserError, match="holds no boosted function"):
-        load_function(tmp_path)
+    refused(lambda: load_function(tmp_path), "holds no boosted function", UserError)

@@ -15,7 +15,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.reading import read_settings
 from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences
-from tests.helpers import rounds_of
+from tests.helpers import refused, rounds_of
 
 
 def text(num_clients=0, model="auto", **options):
@@ -122,8 +122,10 @@ def test_padding_changes_nothing():
     short, long = ([t.clone() for t in sequences(tokens, length)] for length in (11, 40))
     padded, plain = (NEXT_TOKEN.loss(model(x), y).item() for x, y in (long, short))
     assert padded == pytest.approx(plain)
-    with pytest.raises(ValueError, match="no target of at least 1"):
-        NEXT_TOKEN.score(Given(logits), Split(x, torch.zeros_like(y)))
+    refused(
+        lambda: NEXT_TOKEN.score(Given(logits), Split(x, torch.zeros_like(y))),
+        "no target of at least 1",
+    )
 
 
 # --- the nets -------------------------------------------------------------------------
@@ -195,8 +197,11 @@ def test_settings_can_be_chosen_on_text_that_is_neither_trained_on_nor_tested_on
     assert len(whole) > 1
     assert torch.equal(half.test.x, whole.x[::2])
     assert torch.equal(half.validation.x, whole.x[1::2])
-    with pytest.raises(UserError, match=r"text\.score-on = 'validation': needs .* set validation"):
-        text(source=play, score_on="validation")
+    refused(
+        lambda: text(source=play, score_on="validation"),
+        r"text\.score-on = 'validation': needs .* set validation",
+        UserError,
+    )
 
 
 def test_the_end_of_a_role_is_kept_for_validation(play):
@@ -212,8 +217,7 @@ def test_the_end_of_a_role_is_kept_for_validation(play):
     assert (len(most.train), len(most.validation)) == (1, 2)
     short = text(source=play, validation=0.9).client_data(1, 2)  # a single sequence of 80
     assert (len(short.train), short.validation is short.train) == (1, True)
-    with pytest.raises(UserError, match=r"text\.validation = 1"):
-        text(validation=1.0)
+    refused(lambda: text(validation=1.0), r"text\.validation = 1", UserError)
 
 
 def test_what_is_wrong_with_a_text_is_said(play, tmp_path):
@@ -241,8 +245,7 @@ def test_what_is_wrong_with_a_text_is_said(play, tmp_path):
         (lambda: text(length=0), r"text\.length = 0: choose a value"),
         (lambda: text().client_data("a", 3), "client 'a'"),
     ):
-        with pytest.raises(UserError, match=message):
-            call()
+        refused(call, message, UserError)
 
 
 def test_the_generated_play_is_that_of_the_unigram_task():

@@ -27,6 +27,7 @@ from fedapps.tasks.next_word import Words, vocabulary, windows
 from fedapps.tasks.options import SpeechOptions, TextPairsOptions, WordsOptions
 from fedapps.tasks.speech import Speech, waveform
 from fedapps.tasks.text_pairs import TextPairs, build_pair_classifier, tokenise
+from tests.helpers import refused
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -114,18 +115,23 @@ def test_resize_takes_the_middle_square(write):
         ("3", "7"),
         [1, 0],
     )
-    with pytest.raises(UserError, match=r"images differ in size .*: set data.resize"):
-        load_samples(DataOptions(source=source, label="Smiling"))
+    refused(
+        lambda: load_samples(DataOptions(source=source, label="Smiling")),
+        r"images differ in size .*: set data.resize",
+        UserError,
+    )
     assert load_samples(DataOptions(source=source, resize=3, label="Smiling")).x.shape == (
         2,
         3,
         3,
         3,
     ), "another entry"
-    with pytest.raises(UserError, match=r"data.resize = 4: the digits stay 8 x 8"):
-        load_samples(DataOptions(resize=4))
-    with pytest.raises(ValueError, match=r"resize = -1: choose a value in \[0, inf\)"):
-        DataOptions(resize=-1)
+    refused(
+        lambda: load_samples(DataOptions(resize=4)),
+        r"data.resize = 4: the digits stay 8 x 8",
+        UserError,
+    )
+    refused(lambda: DataOptions(resize=-1), r"resize = -1: choose a value in \[0, inf\)")
 
 
 def test_class_weights_weigh_training_only():
@@ -179,10 +185,8 @@ def test_every_way_to_write_a_sound_reads_alike(tmp_path):
         ({"bytes": wav([1], bits=8), "path": None}, "8 bits"),
         ("hello", "not a list of numbers but str"),
     ):
-        with pytest.raises(ValueError, match=problem):
-            waveform(cell)
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        waveform([0.0, float("nan")])
+        refused(lambda: waveform(cell), problem)
+    refused(lambda: waveform([0.0, float("nan")]), "NaN or infinity")
 
 
 def sounds(count=24, length=1200):
@@ -243,10 +247,11 @@ def test_speech_cuts_long_sounds_and_says_what_it_cannot_read(write):
         1,
         100,
     )
-    with pytest.raises(
-        UserError, match=r"^speech.audio = 'sound': .* has the columns audio, label, speaker_id"
-    ):
-        _ = made(Speech, settings(source, SpeechOptions(audio="sound"))).samples
+    refused(
+        lambda: made(Speech, settings(source, SpeechOptions(audio="sound"))).samples,
+        r"^speech.audio = 'sound': .* has the columns audio, label, speaker_id",
+        UserError,
+    )
     columns["audio"][3] = {"bytes": b"fLaC", "path": None}
     source = write(columns, speech_features(), "damaged")
     for call, message in (
@@ -259,8 +264,7 @@ def test_speech_cuts_long_sounds_and_says_what_it_cannot_read(write):
             r"data.source = 'digits': this task cannot use them",
         ),
     ):
-        with pytest.raises(UserError, match=message):
-            call()
+        refused(call, message, UserError)
 
 
 # Words
@@ -338,8 +342,7 @@ def test_words_as_lists_and_what_is_no_text(write):
             r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid",
         ),
     ):
-        with pytest.raises(UserError, match=message):
-            call()
+        refused(call, message, UserError)
 
 
 def test_the_papers_lstm_for_reddit(write):
@@ -515,12 +518,12 @@ def test_pretrained_distilbert_is_never_drawn_anew(checkpoint, pairs):
 def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
     hub = TextPairsOptions()
-    with pytest.raises(
-        UserError,
-        match=r"^text-pairs.checkpoint = 'distilbert/.*': is no folder, and without "
+    refused(
+        lambda: made(TextPairs, settings(pairs, hub)).check(2),
+        r"^text-pairs.checkpoint = 'distilbert/.*': is no folder, and without "
         r"model.pretrained nothing",
-    ):
-        made(TextPairs, settings(pairs, hub)).check(2)
+        UserError,
+    )
 
     def no_network(*_, **values):
         raise FileNotFoundError(
@@ -528,29 +531,32 @@ def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
-    with pytest.raises(
-        UserError,
-        match=r"no such folder, and the hub does not give it \(no route to host\): check the "
+    refused(
+        lambda: made(TextPairs, settings(pairs, hub, pretrained=True)).check(2),
+        r"no such folder, and the hub does not give it \(no route to host\): check the "
         r"network",
-    ):
-        made(TextPairs, settings(pairs, hub, pretrained=True)).check(2)
+        UserError,
+    )
     tiny = TextPairsOptions(length=16, checkpoint=str(checkpoint))
     with pytest.raises(
         UserError, match=r"^text-pairs.checkpoint: .* holds no DistilBERT that can be read"
     ):
         made(TextPairs, settings(pairs, tiny, pretrained=True)).check(2)  # no weights in the folder
-    with pytest.raises(
-        UserError,
-        match=r"^text-pairs.length = 64, but the checkpoint reads 32 tokens: choose at most 32",
-    ):
-        made(
+    refused(
+        lambda: made(
             TextPairs, settings(pairs, TextPairsOptions(length=64, checkpoint=str(checkpoint)))
-        ).check(2)
+        ).check(2),
+        r"^text-pairs.length = 64, but the checkpoint reads 32 tokens: choose at most 32",
+        UserError,
+    )
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"cannot be read or used"):
-        made(
+    refused(
+        lambda: made(
             TextPairs, settings(pairs, TextPairsOptions(checkpoint=str(tmp_path / "empty")))
-        ).check(2)
+        ).check(2),
+        r"cannot be read or used",
+        UserError,
+    )
 
 
 def test_transformers_missing(monkeypatch):
@@ -569,8 +575,7 @@ def test_transformers_missing(monkeypatch):
             r"^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto",
         ),
     ):
-        with pytest.raises(UserError, match=message):
-            call()
+        refused(call, message, UserError)
 
 
 # The experiments

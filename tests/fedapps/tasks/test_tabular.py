@@ -23,7 +23,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import read_settings
-from tests.helpers import rounds_of
+from tests.helpers import refused, rounds_of
 
 
 def tabular(num_clients=0, seed=0, **options):
@@ -74,8 +74,10 @@ def test_every_class_is_split_alike_and_every_sample_is_used_once(counts):
 
 
 def test_a_class_that_cannot_be_in_every_part_is_refused():
-    with pytest.raises(ValueError, match="class 1 has 2 samples for 3 parts"):
-        stratified(np.array([0, 0, 0, 1, 1]), np.random.default_rng(0), 0.2, 0.2)
+    refused(
+        lambda: stratified(np.array([0, 0, 0, 1, 1]), np.random.default_rng(0), 0.2, 0.2),
+        "class 1 has 2 samples for 3 parts",
+    )
 
 
 @pytest.mark.parametrize(("validation", "rare"), [(0.0, 1), (0.2, 2)])
@@ -238,8 +240,11 @@ def test_auroc_is_left_out_where_it_is_undefined():
 
 
 def test_a_label_that_the_generated_table_lacks_is_one_line():
-    with pytest.raises(UserError, match=r"data.label = 'result': .*data.source, or .*sites"):
-        _ = build_task(read_settings({"task": "tabular", "data.label": "result"})).samples
+    refused(
+        lambda: build_task(read_settings({"task": "tabular", "data.label": "result"})).samples,
+        r"data.label = 'result': .*data.source, or .*sites",
+        UserError,
+    )
 
 
 def test_a_sites_csv_has_the_gaps_and_separators_of_any_other(tmp_path):
@@ -297,9 +302,7 @@ def test_heart_and_berka_are_recognised_by_their_columns():
 )
 def test_what_is_wrong_with_a_table_is_said(change, options, message, tmp_path):
     source = write(tmp_path / "t", small() | change)
-    with pytest.raises(UserError, match=message) as error:
-        tabular(source=source, **options).check(2)
-    assert "\n" not in str(error.value)
+    refused(lambda: tabular(source=source, **options).check(2), message, UserError)
 
 
 def test_more_clients_than_there_are_and_folders_that_are_not_there(tmp_path):
@@ -316,8 +319,7 @@ def test_more_clients_than_there_are_and_folders_that_are_not_there(tmp_path):
         (lambda: tabular(source=source, split="exam").check(2), r"data\.split = 'exam'"),
         (lambda: tabular(preset="hart"), r"data\.preset = 'hart': did you mean 'heart'\?"),
     ):
-        with pytest.raises(UserError, match=message):
-            call()
+        refused(call, message, UserError)
 
 
 def test_clients_that_are_left_out(tmp_path):
