@@ -268,28 +268,6 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(tmp_path
     assert len(rounds_of(out)) >= 2
 
 
-def test_killed_outright_nothing_survives(tmp_path):
-    script = (
-        "import os, time; from fedapps.engines.processes import free_port; from "
-        "fedapps.engines.superlink import SuperLink\n"
-        "one = SuperLink(free_port(), os.environ, 1, lambda: None); one.start()\n"
-        "print(one.mark, one.base, flush=True); time.sleep(60)"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    mark, base = process.stdout.readline().split()
-    assert marked(mark)
-    process.kill()
-    process.communicate()
-    deadline = time.monotonic() + 60
-    while (marked(mark) or Path(base).exists()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert marked(mark) == []
-    assert not Path(base).exists()
-
-
 def test_an_unknown_setting_is_rejected_with_the_reason(app, tmp_path):
     outcome = flower.run_simulation(
         app, {"nested.rat": 1}, flower.Resources(3), flower.Following(tmp_path / "log")
