@@ -224,6 +224,15 @@ def play(strategy, client_fn, num_clients, start, rounds=1, config=(), inner=Inl
     return result
 
 
+def refused(call, message, kind=ValueError):
+    """Check that a call raises an error of this kind, whose message is one line in
+    which the pattern ``message`` is found.
+    """
+    with pytest.raises(kind, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
 class EchoClient(NumPyClient):
     """Returns its model shifted by a constant, with its own weight; FedAvg's result is
     known by hand. ``heard`` gets the configuration of each training.

@@ -16,7 +16,7 @@ from fedapps.engines.cluster import address_of, checked_cluster, lacks
 from fedapps.engines.flower import Resources
 from fedapps.errors import UserError
 from fedapps.records.reader import read_run
-from tests.helpers import assert_same
+from tests.helpers import assert_same, refused
 
 SMALL = [
     "method=fedavg",
@@ -85,19 +85,20 @@ def test_a_cluster_without_gpus_is_refused_before_flower_starts(cluster, tmp_pat
         flower.SuperLink, "__init__", lambda *_: pytest.fail("something was started")
     )
     given = arguments(tmp_path / "run", ray_address=cluster, gpus_per_client=0.5, settings=SMALL)
-    with pytest.raises(UserError, match=r"a machine of the cluster has 1 CPUs and 0 GPUs: choose"):
-        run(given)
+    refused(
+        lambda: run(given), r"a machine of the cluster has 1 CPUs and 0 GPUs: choose", UserError
+    )
     assert list((tmp_path / "run").iterdir()) == []
 
 
 @pytest.mark.ray
 def test_the_cluster_needs_resources_and_shared_folders(cluster, tmp_path):
     assert checked_cluster(cluster, [tmp_path]) == [Machine(1, 0)] * 2
-    with pytest.raises(
+    refused(
+        lambda: checked_cluster(cluster, [Path("/nowhere")]),
+        r"of the cluster has no /nowhere: choose a folder that all machines share",
         UserError,
-        match=r"of the cluster has no /nowhere: choose a folder that all machines share",
-    ):
-        checked_cluster(cluster, [Path("/nowhere")])
+    )
 
 
 def test_other_versions_are_refused_by_name():
@@ -119,8 +120,7 @@ def test_the_clients_share_as_many_nodes_as_the_cluster_works_at_a_time(monkeypa
     monkeypatch.setattr(os, "cpu_count", lambda: 60)
     assert nodes(100) == 24
     assert nodes(100, cpus=4) == 5  # three and two: a client's CPUs are of one machine
-    assert nodes(100, share=0.5, gpus=4) == 8
-    assert nodes(5) == 5
+    assert (nodes(100, share=0.5, gpus=4), nodes(5)) == (8, 5)
 
 
 def test_the_address(monkeypatch):
@@ -133,12 +133,16 @@ def test_the_address(monkeypatch):
 
 
 def test_an_unreachable_cluster_is_a_one_line_error(tmp_path):
-    with pytest.raises(
-        UserError, match=r"^--ray-address 127.0.0.1:1: nothing answers there \(Connection refused\)"
-    ):
-        checked_cluster("127.0.0.1:1", [tmp_path])
+    refused(
+        lambda: checked_cluster("127.0.0.1:1", [tmp_path]),
+        r"^--ray-address 127.0.0.1:1: nothing answers there \(Connection refused\)",
+        UserError,
+    )
 
 
 def test_only_ray_joins_a_cluster(tmp_path):
-    with pytest.raises(UserError, match="--ray-address is for --engine ray, not inline"):
-        run(arguments(tmp_path / "run", "inline", ray_address="auto"))
+    refused(
+        lambda: run(arguments(tmp_path / "run", "inline", ray_address="auto")),
+        "--ray-address is for --engine ray, not inline",
+        UserError,
+    )

@@ -25,6 +25,7 @@ from tests.helpers import (
     clients_of,
     command,
     fedapps,
+    refused,
     rounds_of,
     run_inline,
     summary_of,
@@ -250,8 +251,7 @@ def test_the_superlink_is_killed_and_the_run_resumed(deployment, tmp_path, monke
     deployment.superlink.kill()
     secret = key.read_bytes()
     key.unlink()
-    with pytest.raises(UserError, match=r"server\.pem has ended: copy ca\.key back"):
-        deployment.start()
+    refused(lambda: deployment.start(), r"server\.pem has ended: copy ca\.key back", UserError)
     certificates.write_private(key, secret)
     deployment.start()
     process = command("--resume", *engine, "--out", out)

@@ -1,10 +1,11 @@
 """The launcher: a small Flower app runs, is refused or interrupted; no process or file
-is left behind. An app that raises: test_gpu_shares.py.
+is left behind.
 """
 
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import no_wall_reason
 from fedapps.errors import UserError
 from fedapps.runs import launch as launching
-from tests.helpers import ROOT, rounds_of, summary_of
+from tests.helpers import ROOT, refused, rounds_of, summary_of
 
 pytestmark = pytest.mark.slow
 GUARD = "fedapps.engines.processes"  # of the helper that ends what a killed run has left
@@ -57,7 +59,7 @@ app = ServerApp()
 def main(grid, context):
     config = dict(context.run_config)
     nodes = []
-    while len(nodes) < 3:
+    while len(nodes) < 6:
         nodes = sorted(grid.get_node_ids())
         time.sleep(0.01)
     grid.pull_interval = 0.02
@@ -69,18 +71,20 @@ def main(grid, context):
         with open(config["out"], "a") as file:
             file.write(json.dumps(seen) + "\\n")
         print("finished round", number, "in", os.environ["FLWR_HOME"], flush=True)
+    raise ValueError(f"the kettle in {os.environ['FLWR_HOME']} is empty")
 """
 CLIENT = """
-import os
+import os, time
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 app = ClientApp()
 
 @app.train()
 def train(message, context):
-    names = ("FLWR_HOME", "RAY_TMPDIR", "OMP_NUM_THREADS", "EXTRA")
+    time.sleep(0.5)
+    names = ("FLWR_HOME", "RAY_TMPDIR", "OMP_NUM_THREADS", "EXTRA", "CUDA_VISIBLE_DEVICES")
     seen = {name: os.environ.get(name, "") for name in names}
-    seen |= {"cwd": os.getcwd(), "file": __file__, "partition": int(context.node_config["partition-id"])}
+    seen |= {"cwd": os.getcwd(), "pid": os.getpid(), "file": __file__, "partition": int(context.node_config["partition-id"])}
     return Message(RecordDict({"seen": ConfigRecord(seen)}), reply_to=message)
 """
 
@@ -152,8 +156,13 @@ def reached(port):
 
 
 @pytest.mark.ray
-def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
-    """One run, many checks, in an environment made to mislead it."""
+def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reason(
+    app, tmp_path, monkeypatch
+):
+    """One run, many checks, in an environment made to mislead it. Two shares of 0.39
+    fit on each of two GPUs, which Ray is told of: as many clients run at a time, and
+    each sees its GPU. Flower alone would start a fifth worker and wait for it forever.
+    """
     decoy = tmp_path / "decoy"  # the current directory holds a package with the app's name
     (decoy / "tinyapp").mkdir(parents=True)
     (decoy / "tinyapp" / "__init__.py").write_text("raise ImportError('the decoy was imported')")
@@ -168,7 +177,7 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
     outcome = flower.run_simulation(
         app,
         {"out": str(out), "text": text, "nested.rate": 1e-05},
-        flower.Resources(3, ray_cpus=1),
+        flower.Resources(6, gpus_per_client=0.39, ray_cpus=5, ray_gpus=2),
         flower.Following(
             log,
             on_line=lines.append,
@@ -180,11 +189,15 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
         walled=not no_wall_reason(),
         env={
             "EXTRA": "given",
+            "CUDA_VISIBLE_DEVICES": "0,1",
             "HTTP_PROXY": "http://127.0.0.1:9",
             "http_proxy": "http://127.0.0.1:9",
         },
     )
-    assert outcome == flower.Outcome("completed", "", log)
+    assert outcome.status == "failed", (outcome, lines[-20:])
+    home = Path(re.fullmatch(r"ValueError: the kettle in (\S+) is empty", outcome.details)[1])
+    assert marked(f"FLWR_HOME={home}") == []
+    assert not home.exists()
     assert log.read_text(encoding="utf-8").splitlines() == lines
     assert any(line.startswith("finished round 1") for line in lines)
     assert not any("\x1b" in line for line in lines)
@@ -200,16 +213,17 @@ def test_a_run_is_isolated_and_complete(app, tmp_path, monkeypatch):
         "nested.rate": 1e-05,
         "rounds": 2,
     }
-    home = Path(server["env"]["FLWR_HOME"])
-    assert len(str(home)) < 30
+    assert len(server["env"]["FLWR_HOME"]) < 30
     assert server["files"] == []
-    assert sorted(client["partition"] for client in server["clients"]) == [0, 1, 2]
+    assert sorted(client["partition"] for client in server["clients"]) == [*range(6)]
+    # in the first round the workers are still starting
+    gpus = {client["pid"]: client["CUDA_VISIBLE_DEVICES"] for client in server["clients"]}
+    assert Counter(gpus.values()) == {"0": 2, "1": 2}
     for client in server["clients"]:
         assert client["FLWR_HOME"] == str(home)
         assert Path(client["RAY_TMPDIR"]).parent == Path(client["cwd"]).parent == home.parent
         assert client["file"].startswith(str(home))
-        assert client["OMP_NUM_THREADS"] == "1"
-        assert client["EXTRA"] == "given"
+        assert (client["OMP_NUM_THREADS"], client["EXTRA"]) == ("1", "given")
     assert list(decoy.iterdir()) == [decoy / "tinyapp"]
 
 
@@ -247,34 +261,11 @@ def test_ctrl_c_twice_in_the_middle_leaves_the_results_and_nothing_else(tmp_path
         process.wait()
     assert process.returncode == 130, said
     assert "continue with: fedapps run --resume" in said
-    assert marked(mark) == []
-    assert started & descendants(process.pid)[1] == set()
+    assert (marked(mark), started & descendants(process.pid)[1]) == ([], set())
     assert not Path(base).exists()
     assert summary_of(out)["status"] == "interrupted"
     assert (out / "report.html").exists()
     assert len(rounds_of(out)) >= 2
-
-
-def test_killed_outright_nothing_survives(tmp_path):
-    script = (
-        "import os, time; from fedapps.engines.processes import free_port; from "
-        "fedapps.engines.superlink import SuperLink\n"
-        "one = SuperLink(free_port(), os.environ, 1, lambda: None); one.start()\n"
-        "print(one.mark, one.base, flush=True); time.sleep(60)"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    mark, base = process.stdout.readline().split()
-    assert marked(mark)
-    process.kill()
-    process.communicate()
-    deadline = time.monotonic() + 60
-    while (marked(mark) or Path(base).exists()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert marked(mark) == []
-    assert not Path(base).exists()
 
 
 def test_an_unknown_setting_is_rejected_with_the_reason(app, tmp_path):
@@ -312,37 +303,47 @@ def test_an_error_of_the_caller_is_raised_after_the_cleanup(app, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "environment", "message"),
+    ("options", "message"),
     [
-        ({"gpus_per_client": 0.5}, {}, r"gpus-per-client = 0\.5 does not fit: this machine "),
-        ({"gpus_per_client": -1.0}, {}, r"^gpus-per-client = -1\.0: "),
+        ({"gpus_per_client": 0.5}, r"gpus-per-client = 0\.5 does not fit: this machine "),
+        ({"gpus_per_client": -1.0}, r"^gpus-per-client = -1\.0: "),
+        ({"gpus_per_client": 2, "ray_gpus": 1}, r"= 2 does not fit: .* and 1 GPUs: "),
         (
             {"cpus_per_client": 3, "ray_cpus": 2},
-            {},
             r"^a client with 3 CPU .* does not fit: this machine has 2 CPUs and 0 GPUs: choose less",
         ),
-        ({"cpus_per_client": 0}, {}, r"^cpus-per-client = 0: "),
+        ({"cpus_per_client": 0}, r"^cpus-per-client = 0: "),
         (
             {"ray_cpus": 2, "cluster": "10.0.0.1:6379"},
-            {},
             r"^ray_cpus = 2, but the run joins a cluster, ",
         ),
     ],
 )
-def test_missing_resources_are_an_error(app, tmp_path, monkeypatch, options, environment, message):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+def test_missing_resources_are_an_error(app, tmp_path, monkeypatch, options, message):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(
         superlink.SuperLink, "__init__", lambda *_: pytest.fail("something was started")
     )
-    with pytest.raises(UserError, match=message):
-        flower.run_simulation(
+    refused(
+        lambda: flower.run_simulation(
             app,
             {},
             flower.Resources(3, **options),
             flower.Following(tmp_path / "log"),
-            env=environment,
-        )
+        ),
+        message,
+        UserError,
+    )
+
+
+def test_clients_share_as_many_nodes_as_run_at_a_time(monkeypatch):
+    def nodes(clients, share, workers=None):
+        given = flower.Resources(clients, gpus_per_client=share, ray_cpus=workers, ray_gpus=1)
+        return given.with_shared_nodes().nodes
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert [nodes(100, share) for share in (0.0, 0.2, 0.25, 0.5, 1.0)] == [8, 5, 4, 2, 1]
+    assert (nodes(100, 0.25, 3), nodes(2, 0.25)) == (3, 2)
 
 
 def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with_a_refusal(
@@ -381,22 +382,24 @@ def test_clients_share_a_node_per_worker_unless_each_is_to_have_its_own(
     monkeypatch.setattr(flower, "run_simulation", simulation)
     monkeypatch.setattr(flower, "launched", lambda *_: contextlib.nullcontext())
     job = ["run", "method=fedavg", "num-clients=8", "--engine=ray", "--workers=2", *flags]
-    assert cli.main([*job, "--out", str(tmp_path / "run")]) == 130
-    assert asked == [nodes]
+    assert (cli.main([*job, "--out", str(tmp_path / "run")]), asked) == (130, [nodes])
 
 
 def test_a_taken_port(app, tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        with pytest.raises(UserError, match=r"^port = \d+: it cannot be used"):
-            flower.run_simulation(
+        refused(
+            lambda: flower.run_simulation(
                 app,
                 {},
                 flower.Resources(3),
                 flower.Following(tmp_path / "log"),
                 port=listener.getsockname()[1],
-            )
+            ),
+            r"^port = \d+: it cannot be used",
+            UserError,
+        )
 
 
 def test_the_last_error_is_the_cause_not_its_wrapper():

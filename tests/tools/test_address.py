@@ -29,5 +29,4 @@ def test_every_relative_link_of_the_readme_leads_to_a_file_of_the_tag():
 def test_the_addresses_stand_in_the_table_of_the_project():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     before, after = tomllib.loads(text), tomllib.loads(with_urls(text, ADDRESS))
-    assert after["project"].pop("urls")["Repository"] == ADDRESS
-    assert after == before
+    assert (after["project"].pop("urls")["Repository"], after) == (ADDRESS, before)

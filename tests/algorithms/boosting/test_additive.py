@@ -46,8 +46,7 @@ def test_it_is_the_sum_that_its_definition_says(function, monkeypatch):
     torch.testing.assert_close(values_at(function, X, 2, linear, points=3), f)
     monkeypatch.setattr(additive_values, "BATCH", 1)  # learner by learner
     torch.testing.assert_close(values_at(function, X, 2, linear), f)
-    assert len(function) == 7
-    assert function.version == 3
+    assert (len(function), function.version) == (7, 3)
 
 
 def test_every_learner_is_cut_by_itself(function):
@@ -82,8 +81,7 @@ def test_it_survives_a_file(function, clip):
 def test_it_survives_a_message(function):
     arrays, names = pack_blocks(function.blocks)
     again = unpack_blocks(arrays, names)
-    assert [b.shrink for b in again] == [0.9, 0.8, 0.7]
-    assert [len(b) for b in again] == [4, 0, 3]
+    assert ([b.shrink for b in again], [len(b) for b in again]) == ([0.9, 0.8, 0.7], [4, 0, 3])
     assert torch.equal(
         values_at(Additive(None, again), X, 2, linear), values_at(function, X, 2, linear)
     )
@@ -91,11 +89,16 @@ def test_it_survives_a_message(function):
 
 
 def test_what_it_refuses(function):
-    with pytest.raises(
-        ValueError, match=r"2 coefficients for learners whose arrays hold \{'w': 3\}"
+    for call, message in (
+        (
+            lambda: Block(1.0, np.zeros(2), {"w": np.zeros((3, 1))}),
+            r"2 coefficients for learners whose arrays hold \{'w': 3\}",
+        ),
+        (lambda: Additive.from_arrays({"weight": np.zeros(2)}), "no array 'shrinks'"),
+        (
+            lambda: stacked([{"w": np.zeros((2, 3))}, {"w": np.zeros((2, 4))}]),
+            "all must be of one kind",
+        ),
     ):
-        Block(1.0, np.zeros(2), {"w": np.zeros((3, 1))})
-    with pytest.raises(ValueError, match="no array 'shrinks'"):
-        Additive.from_arrays({"weight": np.zeros(2)})
-    with pytest.raises(ValueError, match="all must be of one kind"):
-        stacked([{"w": np.zeros((2, 3))}, {"w": np.zeros((2, 4))}])
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -29,6 +29,7 @@ from fedapps.algorithms.boosting.step_sizes import (
     step_sizes,
     summed_steps,
 )
+from tests.helpers import refused
 
 
 def randn(*shape, seed=0):
@@ -70,8 +71,7 @@ def test_codes_of_labels():
     ],
 )
 def test_labels_outside_the_range(labels, outputs, message):
-    with pytest.raises(ValueError, match=message):
-        check_labels(torch.tensor(labels), outputs)
+    refused(lambda: check_labels(torch.tensor(labels), outputs), message)
     check_labels(torch.tensor([0, 1]), outputs)
 
 
@@ -224,24 +224,22 @@ def test_the_least_constant_by_brute_force(block, monkeypatch):
     }
     worst = max(slopes, key=slopes.get)
     least, pair = least_lipschitz(x, y)
-    assert least == pytest.approx(slopes[worst], rel=1e-5)
-    assert set(pair) == set(worst)
+    assert (least, set(pair)) == (pytest.approx(slopes[worst], rel=1e-5), set(worst))
     assert lipschitz_constant(x, y, 0.0) == least
     assert lipschitz_constant(x, y, 2 * least) == 2 * least
-    with pytest.raises(
-        ValueError,
-        match=f"lipschitz = .* is too small: samples {pair[0]} and {pair[1]} need {least:.6g}",
-    ):
-        lipschitz_constant(x, y, 0.9 * least)
+    refused(
+        lambda: lipschitz_constant(x, y, 0.9 * least),
+        f"lipschitz = .* is too small: samples {pair[0]} and {pair[1]} need {least:.6g}",
+    )
 
 
 def test_equal_points_with_different_labels_have_no_constant():
     x, y = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[0.0], [1.0], [0.0]])
     assert math.isinf(least_lipschitz(x, y)[0])
-    with pytest.raises(
-        ValueError, match="samples 1 and 2 are the same point with different labels"
-    ):
-        lipschitz_constant(x, y, 0.0)
+    refused(
+        lambda: lipschitz_constant(x, y, 0.0),
+        "samples 1 and 2 are the same point with different labels",
+    )
     assert least_lipschitz(x[:1], y[:1])[0] == 0
 
 

@@ -62,8 +62,7 @@ def test_trees_are_to_the_bit_those_of_the_pooled_rows_however_these_are_dealt()
 def test_a_target_far_away_draws_no_harder_than_the_bound_and_sums_beyond_it_are_refused():
     y = np.array([0.0, 1e9, -1e9])
     g, h = derivatives(NUMBER, np.zeros(3), y)
-    assert g.tolist() == [0, -8 * UNIT, 8 * UNIT]
-    assert h.tolist() == [UNIT] * 3
+    assert (g.tolist(), h.tolist()) == ([0, -8 * UNIT, 8 * UNIT], [UNIT] * 3)
     forest = Forest.new(1, 2)
     x = np.zeros((3, 1), np.float32)
     sums = forest.sums(x, np.zeros(3), np.zeros(3), NUMBER)

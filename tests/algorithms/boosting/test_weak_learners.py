@@ -19,7 +19,7 @@ from fedapps.algorithms.boosting.weak_learners import (
     gradient_gap,
     points_between,
 )
-from tests.helpers import small_net
+from tests.helpers import refused, small_net
 
 
 def rng(seed=0):
@@ -120,8 +120,8 @@ def test_the_lipschitz_oracle_lowers_the_error_of_the_gradients():
 def test_the_gradient_gap_is_that_of_the_jacobians():
     a, b = nn.Linear(4, 3).double(), nn.Linear(4, 3).double()
     x = torch.randn(10, 4).double()
-    mean = np.mean([float(gradient_gap(a, b, x, rng(seed)).detach()) for seed in range(4000)])
-    assert mean == pytest.approx(float((a.weight - b.weight).square().sum()), rel=0.05)
+    mean = np.mean([float(gradient_gap(a, b, x, rng(seed)).detach()) for seed in range(1000)])
+    assert mean == pytest.approx(float((a.weight - b.weight).detach().square().sum()), rel=0.1)
 
 
 def test_points_lie_between_samples():
@@ -149,10 +149,14 @@ def test_a_learner_that_diverged_is_an_error(kind):
 
 def test_what_oracles_refuse():
     x, y = problem()
-    with pytest.raises(ValueError, match="only ffgb-l has"):
-        NetOracle(small_net, NetOptions("lipschitz")).fit(x, Target(y), rng())
-    with pytest.raises(ValueError, match="did you mean 'linf'"):
-        NetOptions("lin")
+    for call, message in (
+        (
+            lambda: NetOracle(small_net, NetOptions("lipschitz")).fit(x, Target(y), rng()),
+            "only ffgb-l has",
+        ),
+        (lambda: NetOptions("lin"), "did you mean 'linf'"),
+    ):
+        refused(call, message)
     x[0] = torch.nan
     with pytest.raises(Diverged, match="ridge"):
         RidgeOracle().fit(x, Target(y), rng())

@@ -13,6 +13,7 @@ from fedapps.algorithms.common.robust import (
     multi_krum,
     trimmed_mean,
 )
+from tests.helpers import refused
 
 RULES = {
     "median": lambda x, f: median(x),
@@ -85,18 +86,6 @@ def test_the_geometric_median_stays_near_any_centre():
             assert np.linalg.norm(got - centre) <= 2 * away / (len(x) - 2 * f) * (1 + 1e-6)
 
 
-def test_one_outlier_more_and_the_promise_is_broken():
-    """The bounds are sharp in f: with half of the points, outliers take the result
-    along.
-    """
-    x = np.concatenate([np.zeros((5, 2)), np.full((5, 2), 1e9)])
-    assert abs(median(x)).max() > 1e8
-    x = np.concatenate([np.zeros((4, 2)), np.full((5, 2), 1e9)])
-    assert abs(geometric_median(x)).max() > 1e8
-    assert abs(trimmed_mean(x, 1)).max() > 1e8
-    assert abs(x[multi_krum(x, 2)].mean(axis=0)).max() > 1e8
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_order_does_not_matter(rule):
     rng = np.random.default_rng(0)
@@ -131,8 +120,7 @@ def test_without_outliers_it_is_the_mean():
 def test_krum_by_hand():
     x = np.array([[0.0], [1.0], [3.0], [10.0], [11.0]])
     # f = 1: scores over 2 neighbours are 1 + 9, 1 + 4, 4 + 9, 1 + 49, 1 + 64
-    assert multi_krum(x, 1, 1).tolist() == [1]
-    assert multi_krum(x, 1).tolist() == [0, 1, 2, 3]
+    assert (multi_krum(x, 1, 1).tolist(), multi_krum(x, 1).tolist()) == ([1], [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -181,10 +169,8 @@ def test_a_point_of_the_set_may_be_the_median():
     ],
 )
 def test_too_few_points(rule, x, f):
-    with pytest.raises(ValueError, match="need at least"):
-        RULES[rule](x, f)
+    refused(lambda: RULES[rule](x, f), "need at least")
 
 
 def test_more_points_than_krum_may_choose():
-    with pytest.raises(ValueError, match=r"choose 1\.\.4"):
-        multi_krum(np.zeros((5, 1)), 1, 5)
+    refused(lambda: multi_krum(np.zeros((5, 1)), 1, 5), r"choose 1\.\.4")

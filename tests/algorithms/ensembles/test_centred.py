@@ -63,24 +63,6 @@ def test_by_the_chain_rule_its_mean_is_the_slope_of_the_mean_loss_of_what_is_dra
     np.testing.assert_allclose(mean, slope(mean_loss, ALPHA), rtol=1e-6, atol=1e-8)
 
 
-def test_the_uncentred_one_differs_by_a_term_that_knows_no_data():
-    """It goes down the mean of ``L(alpha~) = L(alpha~ / s) - log s``; the last term
-    falls as weight moves to what is always drawn.
-    """
-    gamma = np.array([1.0, 0.3, 0.4, 0.2, 0.5])
-
-    def no_data(alpha):
-        return sum(-p * np.log(sampled_weights(alpha, ids, gamma).sum()) for ids, p in sets(gamma))
-
-    difference = np.zeros(Q)
-    for ids, p in sets(gamma):
-        at = sampled_weights(ALPHA, ids, gamma)
-        raw = log_loss(at, TABLES[ids], F)[1]
-        difference[ids] += p * chain_rule(raw - centred(raw, at), gamma[ids])
-    np.testing.assert_allclose(difference, slope(no_data, ALPHA), rtol=1e-6, atol=1e-8)
-    assert no_data(0.01 * ALPHA + 0.99 * np.eye(Q)[0]) < no_data(ALPHA)
-
-
 @pytest.mark.parametrize("mirror", MIRRORS)
 def test_where_everything_is_sent_the_step_is_the_papers(mirror):
     raw = log_loss(ALPHA, TABLES, F)[1]

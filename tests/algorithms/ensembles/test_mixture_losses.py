@@ -16,6 +16,7 @@ from fedapps.algorithms.ensembles.mixture_losses import (
     squared_loss_density,
     squared_norms,
 )
+from tests.helpers import refused
 
 
 @pytest.fixture
@@ -87,42 +88,6 @@ def test_the_corrected_gradient_is_unbiased(problem):
     np.testing.assert_allclose(mean, squared_loss(alpha, outputs, targets, weights)[1], atol=1e-10)
 
 
-def test_the_bias_without_the_correction_is_what_the_correction_takes_off(problem):
-    alpha, gamma, outputs, targets, weights = problem
-    mean = sum(
-        p * scatter(chain_rule(gradient, gamma[ids]), ids, 7)
-        for p, ids, gradient, _ in estimates(problem)
-    )
-    bias = 2 * alpha * (1 / gamma - 1) * np.einsum("hml,hml,m->h", outputs, outputs, weights)
-    np.testing.assert_allclose(
-        mean, squared_loss(alpha, outputs, targets, weights)[1] + bias, atol=1e-10
-    )
-    assert bias.max() > 0.01
-
-
-def test_the_printed_formulas_fail_the_same_test(problem):
-    alpha, gamma, outputs, targets, weights = problem
-    full = squared_loss(alpha, outputs, targets, weights)[1]
-    # Equation (10) as printed, h read as the mean output: alpha_l^2 h_l (1/gamma_l - 1)
-    # 1_l/gamma_l; and h squared.
-    first = np.einsum("hml,m->h", outputs, weights)
-    second = squared_norms(outputs, weights)
-    for term in (first, second, 2 * second):
-        mean = np.zeros(7)
-        for p, ids, gradient, _ in estimates(problem):
-            chance = gamma[ids]
-            printed = alpha[ids] ** 2 * term[ids] * (1 / chance - 1) / chance
-            mean += p * scatter(chain_rule(gradient, chance) - printed, ids, 7)
-        assert np.abs(mean - full).max() > 1e-3
-    # Without the chain rule ("sampled", as Figure 1 reads) the estimate is biased as
-    # well.
-    raw = sum(p * scatter(gradient, ids, 7) for p, ids, gradient, _ in estimates(problem))
-    assert np.abs(raw - full).max() > 1e-3
-    # Section 4.2 as printed, alpha_l in the place of h_l, is not the gradient.
-    residual = np.einsum("h,hml->ml", alpha, outputs) - targets
-    assert np.abs(2 * alpha * (weights @ residual).sum() - full).max() > 1e-3
-
-
 def test_the_corrected_gradient_of_densities_is_unbiased(rng):
     tables, f = rng.dirichlet(np.ones(4), size=6), rng.dirichlet(np.ones(4))
     alpha = rng.dirichlet(np.ones(6))
@@ -135,18 +100,6 @@ def test_the_corrected_gradient_of_densities_is_unbiased(rng):
         )
         mean += p * scatter(corrected, ids, 6)
     np.testing.assert_allclose(mean, squared_loss_density(alpha, tables, f)[1], atol=1e-10)
-
-
-def test_sampled_losses_are_above_the_loss_in_mean_by_the_variance(problem):
-    alpha, gamma, outputs, targets, weights = problem
-    mean = sum(
-        p * squared_loss(sampled_weights(alpha, ids, gamma), outputs[ids], targets, weights)[0]
-        for ids, p in patterns(gamma)
-    )
-    variance = (alpha**2 * (1 / gamma - 1) * squared_norms(outputs, weights)).sum()
-    assert mean == pytest.approx(
-        squared_loss(alpha, outputs, targets, weights)[0] + variance, abs=1e-10
-    )
 
 
 # --- losses ---------------------------------------------------------------------------
@@ -186,17 +139,6 @@ def test_gradients_equal_finite_differences(name, rng):
         step = 1e-6
         numeric = [(loss(alpha + e)[0] - loss(alpha - e)[0]) / (2 * step) for e in step * np.eye(5)]
         np.testing.assert_allclose(loss(alpha)[1], numeric, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_an_ensemble_is_not_worse_than_its_members_on_average(name, rng):
-    loss = LOSSES[name]
-    for _ in range(50):
-        alpha = rng.dirichlet(np.full(5, 0.5))
-        assert (
-            loss(alpha)[0]
-            <= sum(a * loss(e)[0] for a, e in zip(alpha, np.eye(5), strict=True)) + 1e-12
-        )
 
 
 def test_losses_of_known_cases():
@@ -240,15 +182,13 @@ def test_float32_outputs_give_the_same_to_their_precision(rng):
     alpha = rng.dirichlet(np.ones(20))
     for loss in (log_loss, squared_loss_density):
         low, high = loss(alpha, tables.astype(np.float32), f), loss(alpha, tables, f)
-        assert low[0] == pytest.approx(high[0], rel=1e-5)
-        assert low[1].dtype == np.float64
+        assert (low[0], low[1].dtype) == (pytest.approx(high[0], rel=1e-5), np.float64)
         np.testing.assert_allclose(low[1], high[1], rtol=1e-3, atol=1e-6)
 
 
 def test_a_zero_output_never_divides_by_zero():
     points = np.eye(4)
-    with pytest.raises(ValueError, match="probability 0: mix"):
-        log_loss([0.5, 0.5], points[:2], [0.5, 0.25, 0.25, 0])
+    refused(lambda: log_loss([0.5, 0.5], points[:2], [0.5, 0.25, 0.25, 0]), "probability 0: mix")
     with np.errstate(all="raise"):
         # what has probability 0 did not occur
         loss, gradient = log_loss([0.5, 0.5], points[:2], [0.5, 0.5, 0, 0])
@@ -285,7 +225,7 @@ def test_inclusion_stays_in_budget_and_above_the_floor(budget, concentration, rn
 GAMMA = np.array([1.0, 0.9, 0.5, 0.3, 0.2, 0.1])
 
 
-def frequencies(draw, count=20_000):
+def frequencies(draw, count=8000):
     seen, sizes = np.zeros(len(GAMMA)), []
     for _ in range(count):
         ids = draw()
@@ -298,15 +238,15 @@ def frequencies(draw, count=20_000):
 def test_independent_draws_have_the_inclusion_probabilities():
     rng = np.random.default_rng(1)
     seen, sizes = frequencies(lambda: draw_independent(GAMMA, rng))
-    np.testing.assert_allclose(seen, GAMMA, atol=0.015)
+    np.testing.assert_allclose(seen, GAMMA, atol=0.02)
     # independent, not of one size
-    assert sizes.var() == pytest.approx((GAMMA * (1 - GAMMA)).sum(), rel=0.05)
+    assert sizes.var() == pytest.approx((GAMMA * (1 - GAMMA)).sum(), rel=0.08)
 
 
 def test_exact_draws_have_the_inclusion_probabilities_and_the_size():
     rng = np.random.default_rng(2)
     seen, sizes = frequencies(lambda: draw_exact(GAMMA, 3, rng))
-    np.testing.assert_allclose(seen, GAMMA, atol=0.015)
+    np.testing.assert_allclose(seen, GAMMA, atol=0.02)
     assert (sizes == 3).all()
     rng = np.random.default_rng(3)
     for q, budget in [(10_000, 32), (997, 7), (3, 3), (49, 1)]:
@@ -342,30 +282,29 @@ def test_exact_draws_keep_their_size_at_the_edge_of_rounding():
 def test_exact_draws_of_a_broken_sum_are_one_of_the_two_whole_numbers_beside_it():
     rng = np.random.default_rng(4)
     sizes = np.array([len(draw_exact(np.full(5, 0.5), 3, rng)) for _ in range(4000)])
-    assert set(sizes) == {2, 3}
-    assert sizes.mean() == pytest.approx(2.5, abs=0.03)
+    assert (set(sizes), sizes.mean()) == ({2, 3}, pytest.approx(2.5, abs=0.03))
 
 
 def test_exact_draws_of_equal_chances_are_simple_random_samples():
     rng = np.random.default_rng(5)
     pairs = np.zeros((5, 5))
-    for _ in range(20_000):
+    for _ in range(5000):
         ids = draw_exact(np.full(5, 0.4), 2, rng)
-        pairs[np.ix_(ids, ids)] += 1 / 20_000
+        pairs[np.ix_(ids, ids)] += 1 / 5000
     # Each pair with C (C - 1) / (q (q - 1)): every pair occurs, as without the random
     # order it would not.
-    np.testing.assert_allclose(pairs[~np.eye(5, dtype=bool)], 0.1, atol=0.01)
+    np.testing.assert_allclose(pairs[~np.eye(5, dtype=bool)], 0.1, atol=0.015)
 
 
 def test_empty_draws():
     gamma, rng = np.array([0.2, 0.3]), np.random.default_rng(6)
     empty = 0.8 * 0.7
-    draws = [draw_independent(gamma, rng, allow_empty=True) for _ in range(20_000)]
-    assert np.mean([len(ids) == 0 for ids in draws]) == pytest.approx(empty, abs=0.015)
-    again = [draw_independent(gamma, rng) for _ in range(20_000)]
+    draws = [draw_independent(gamma, rng, allow_empty=True) for _ in range(5000)]
+    assert np.mean([len(ids) == 0 for ids in draws]) == pytest.approx(empty, abs=0.03)
+    again = [draw_independent(gamma, rng) for _ in range(5000)]
     assert all(len(ids) for ids in again)
     # The factor that the docstring names.
-    assert np.mean([0 in ids for ids in again]) == pytest.approx(0.2 / (1 - empty), abs=0.015)
+    assert np.mean([0 in ids for ids in again]) == pytest.approx(0.2 / (1 - empty), abs=0.03)
     assert all(len(draw_exact(gamma, 1, rng)) for _ in range(100))
 
 
@@ -397,10 +336,10 @@ TABLES = np.array([[0.9, 0.1], [0.2, 0.8]])
 @pytest.mark.parametrize("budget", [0, -1, 5, np.nan, np.inf])
 @pytest.mark.parametrize("sampling", ["uniform", "weighted"])
 def test_a_bad_budget(budget, sampling):
-    with pytest.raises(
-        ValueError, match=f"budget = {budget}, but there are 4 predictors: choose a number above 0"
-    ):
-        inclusion(np.full(4, 0.25), budget, sampling)
+    refused(
+        lambda: inclusion(np.full(4, 0.25), budget, sampling),
+        f"budget = {budget}, but there are 4 predictors: choose a number above 0",
+    )
 
 
 def call_with(alpha=(0.5, 0.5), tables=TABLES, f=(0.4, 0.6)):
@@ -423,25 +362,22 @@ def call_with(alpha=(0.5, 0.5), tables=TABLES, f=(0.4, 0.6)):
 )
 def test_bad_input_of_a_density_loss(changed, message):
     for call in call_with(**changed):
-        with pytest.raises(ValueError, match=message):
-            call()
+        refused(call, message)
 
 
 def test_other_bad_input():
     alpha = np.full(2, 0.5)
-    with pytest.raises(ValueError, match="targets have shape"):
-        squared_loss(alpha, np.ones((2, 3, 4)), np.ones((3, 5)), np.full(3, 1 / 3))
-    with pytest.raises(ValueError, match="did you mean 'weighted'"):
-        inclusion(alpha, 1, "weigthed")
-    with pytest.raises(ValueError, match="alpha has 1 entries that are not finite"):
-        inclusion([0.5, np.nan], 1)
-    with pytest.raises(ValueError, match=r"sums to 0\.9"):
-        inclusion([0.5, 0.4], 1)
-    with pytest.raises(ValueError, match="gamma"):
-        draw_independent([0.5, 1.5], np.random.default_rng(0))
-    with pytest.raises(ValueError, match="gamma"):
-        draw_independent([0.0, 0.0], np.random.default_rng(0))
-    with pytest.raises(ValueError, match="but the budget is 1"):
-        draw_exact([0.9, 0.9], 1, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="with weights"):
-        squared_norms(np.ones((2, 3, 4)))
+    for call, message in (
+        (
+            lambda: squared_loss(alpha, np.ones((2, 3, 4)), np.ones((3, 5)), np.full(3, 1 / 3)),
+            "targets have shape",
+        ),
+        (lambda: inclusion(alpha, 1, "weigthed"), "did you mean 'weighted'"),
+        (lambda: inclusion([0.5, np.nan], 1), "alpha has 1 entries that are not finite"),
+        (lambda: inclusion([0.5, 0.4], 1), r"sums to 0\.9"),
+        (lambda: draw_independent([0.5, 1.5], np.random.default_rng(0)), "gamma"),
+        (lambda: draw_independent([0.0, 0.0], np.random.default_rng(0)), "gamma"),
+        (lambda: draw_exact([0.9, 0.9], 1, np.random.default_rng(0)), "but the budget is 1"),
+        (lambda: squared_norms(np.ones((2, 3, 4))), "with weights"),
+    ):
+        refused(call, message)

@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import numpy as np
@@ -9,7 +8,7 @@ from scipy.optimize import minimize
 from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
 from fedapps.algorithms.fairness.responses import CDFS, decision_loss, respond
 from fedapps.algorithms.fairness.simplex import minimise_on_simplex
-from tests.helpers import assert_arrays
+from tests.helpers import assert_arrays, refused
 
 
 def residual(hessian: np.ndarray, linear: np.ndarray, p: np.ndarray) -> float:
@@ -122,8 +121,7 @@ def test_the_program_in_a_box_is_solved():
     np.testing.assert_allclose(
         minimise_on_simplex(np.eye(2), np.zeros(2), [0.3, 0.7], [0.3, 0.7]), [0.3, 0.7]
     )
-    with pytest.raises(ValueError, match="no solution"):
-        minimise_on_simplex(np.eye(2), np.zeros(2), 0.0, 0.4)
+    refused(lambda: minimise_on_simplex(np.eye(2), np.zeros(2), 0.0, 0.4), "no solution")
 
 
 # AAggFF-S
@@ -199,43 +197,14 @@ def test_the_reference_ridge_has_its_own_form_and_milder_weights():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("count", [2, 5])
-def test_regret_of_the_newton_step_is_within_theorem_3_1(count, name):
-    """With C2 = 1, so that beta = 1/4 and the proof's premise beta <= 1/2 holds."""
-    rounds = 600
-    rule = OnlineNewtonStep(count, low=0.0, high=1.0)
-    total, seen = play(rule, rounds, adversaries(count)[name])
-    bound = 2 * rule.lipschitz * count * (1 + math.log(1 + rounds / (16 * count)))
-    assert total - hindsight(seen) <= bound
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_regret_of_the_newton_step_with_its_default_range(name):
-    count, rounds = 7, 600
-    rule = OnlineNewtonStep(count)
-    total, seen = play(rule, rounds, adversaries(count)[name])
-    assert total - hindsight(seen) <= 2 * (1 + math.log(1 + rounds / (16 * count)))
-
-
-def test_theorem_3_1_needs_its_premise():
-    """With C2 = 1/K the step beta = K/4 is too large a curvature: one change of the
-    winner is followed too slowly.
+@pytest.mark.parametrize(("count", "high", "factor"), [(2, 1.0, 2), (5, 1.0, 5), (7, None, 1)])
+def test_regret_of_the_newton_step_is_within_theorem_3_1(count, high, factor, name):
+    """With C2 = 1 beta = 1/4, and the proof's premise beta <= 1/2 holds; with its
+    default range the bound is that of one client.
     """
-    count, rounds, change = 10, 2500, 600
-    wins = np.diff(np.floor(0.75 * np.arange(rounds + 1))) > 0
-
-    def halves(t, p):
-        first = t >= change and wins[t]
-        return np.repeat([first, not first], count // 2) * 1.0
-
-    regrets, bounds = [], []
-    for high in (None, 1.0):
-        rule = OnlineNewtonStep(count, high=high)
-        total, seen = play(rule, rounds, halves)
-        regrets.append(total - hindsight(seen))
-        bounds.append(2 * rule.lipschitz * count * (1 + math.log(1 + rounds / (16 * count))))
-    assert regrets[0] > 1.5 * bounds[0]
-    assert regrets[1] < bounds[1]
+    rounds = 600
+    total, seen = play(OnlineNewtonStep(count, high=high), rounds, adversaries(count)[name])
+    assert total - hindsight(seen) <= 2 * factor * (1 + math.log(1 + rounds / (16 * count)))
 
 
 def test_the_newton_step_asks_for_all_clients_in_any_order():
@@ -245,8 +214,9 @@ def test_the_newton_step_asks_for_all_clients_in_any_order():
         r, order = rng.uniform(0, 1 / 6, 6), rng.permutation(6)
         weights = rule.decide(np.arange(6), r)
         np.testing.assert_array_equal(other.decide(order, r[order]), weights[order])
-    with pytest.raises(ValueError, match=r"5 of 6 clients responded.*AAggFF-D"):
-        rule.decide(np.arange(5), np.full(5, 0.1))
+    refused(
+        lambda: rule.decide(np.arange(5), np.full(5, 0.1)), r"5 of 6 clients responded.*AAggFF-D"
+    )
 
 
 def test_a_newcomer_of_the_newton_step_has_the_mean_clients_past():
@@ -283,9 +253,12 @@ def test_leaving_the_newton_step_keeps_the_history_of_those_who_stay():
     rule.drop(np.array([3, 1]))
     stay = [0, 2, 4]
     np.testing.assert_allclose(rule.p, p[stay] / p[stay].sum(), rtol=1e-12)
-    np.testing.assert_array_equal(rule.outer, outer[np.ix_(stay, stay)])
-    np.testing.assert_array_equal(rule.slope, slope[stay])
-    np.testing.assert_array_equal(rule.cross, cross[stay])
+    for found, wanted in (
+        (rule.outer, outer[np.ix_(stay, stay)]),
+        (rule.slope, slope[stay]),
+        (rule.cross, cross[stay]),
+    ):
+        np.testing.assert_array_equal(found, wanted)
     assert rule.decide(np.arange(3), rng.random(3)).sum() == pytest.approx(1, abs=1e-12)
     assert OnlineNewtonStep(8).high == 1 / 8
 
@@ -372,30 +345,6 @@ def test_touching_the_sampled_clients_alone_is_the_dense_update(count, size, bou
         assert np.abs(dense.gradient).max() <= rule.lipschitz  # Lemma 3.5
 
 
-def test_what_holds_of_the_doubly_robust_mean():
-    """Lemma 3.2 holds exactly for a filling that does not depend on the sample; with
-    the sample's own mean, as printed, what a client responds beyond the mean is
-    expected smaller by K (m - 1) / (m (K - 1)), and the mean over clients is exact.
-    """
-    r = np.array([0.9, 0.1, 0.4, 0.35, 0.8, 0.05])
-    count = len(r)
-    for size in (1, 2, 3, 5):
-        samples = [np.array(s) for s in itertools.combinations(range(count), size)]
-        ratio = size / count
-        fixed = np.mean([completed(count, ratio, s, r[s], 0.3) for s in samples], axis=0)
-        np.testing.assert_allclose(fixed, r, rtol=1e-12)
-        printed = np.mean([completed(count, ratio, s, r[s], r[s].mean()) for s in samples], axis=0)
-        shrink = count * (size - 1) / (size * (count - 1))
-        np.testing.assert_allclose(printed, r.mean() + shrink * (r - r.mean()), rtol=1e-12)
-        # So is the linearised gradient's at a fixed reference, which is linear in the
-        # responses (Lemma 3.3).
-        p, r0 = np.random.default_rng(10).dirichlet(np.ones(count)), np.full(count, 0.3)
-        gradient = np.mean(
-            [linearised(p, completed(count, ratio, s, r[s], 0.3), r0) for s in samples], axis=0
-        )
-        np.testing.assert_allclose(gradient, linearised(p, r, r0), rtol=1e-12)
-
-
 @pytest.mark.parametrize(("step", "factor"), [("paper", 2), ("sampled", 1)])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("count", [2, 12])
@@ -410,6 +359,7 @@ def test_regret_of_the_entropy_leader_is_within_theorem_3_2(count, name, step, f
     assert total - hindsight(seen) <= factor * rule.lipschitz * math.sqrt(rounds * math.log(count))
 
 
+@pytest.mark.slow
 def test_with_all_clients_the_exact_gradient_is_what_keeps_the_regret_small():
     """Linearised at the mean, a win in a lean round counts twice a win in a fat one,
     whatever the weights.
@@ -459,8 +409,7 @@ def test_a_client_keeps_its_weight_over_rounds_without_it():
     for _ in range(5):
         rule.decide(np.array([4, 5]), np.array([0.1, 0.1]))
     np.testing.assert_array_equal(rule.scores, scores)
-    assert rule.p.argmax() == 0
-    assert rule.p.argmin() == 1
+    assert (rule.p.argmax(), rule.p.argmin()) == (0, 1)
 
 
 def test_state_takes_eight_bytes_a_client():
@@ -483,9 +432,8 @@ def rules():
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", rules())
-def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(name):
+def test_weights_stay_on_the_simplex_for_a_thousand_rounds_of_extreme_losses(name):
     rule = rules()[name]
     rng = np.random.default_rng(12)
     patterns = [
@@ -496,12 +444,12 @@ def test_weights_stay_on_the_simplex_for_ten_thousand_rounds_of_extreme_losses(n
         np.ones(6),
     ]
     cdfs = list(CDFS)
-    for t in range(10_000):
+    for t in range(1000):
         sampled = np.arange(6)
         if isinstance(rule, LinearisedFTRL) and rule.ratio < 1:
             sampled = rng.choice(6, 1 + t % 3, replace=False)
-        # then one client only, 5,000 times
-        losses = patterns[(t // 7) % 5 if t < 5000 else 2][sampled]
+        # then one client only, 500 times
+        losses = patterns[(t // 7) % 5 if t < 500 else 2][sampled]
         weights = rule.decide(sampled, respond(losses, cdfs[t % 6], rule.low, rule.high))
         assert weights.min() >= 0
         assert abs(weights.sum() - 1) < 1e-12
@@ -554,8 +502,7 @@ def test_one_client_has_all_the_weight():
 def test_bad_rounds_change_nothing(sampled, values, message):
     for rule in (OnlineNewtonStep(6), LinearisedFTRL(6, 0.9)):
         before = rule.state_dict()
-        with pytest.raises(ValueError, match=message):
-            rule.decide(sampled, values)
+        refused(lambda: rule.decide(sampled, values), message)
         assert_arrays(rule.state_dict(), before)
 
 
@@ -574,5 +521,4 @@ def test_bad_rounds_change_nothing(sampled, values, message):
     ],
 )
 def test_bad_makers(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    refused(make, message)

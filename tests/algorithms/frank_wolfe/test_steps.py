@@ -12,7 +12,6 @@ from fedapps.algorithms.frank_wolfe.matrix_domains import (
 from fedapps.algorithms.frank_wolfe.objectives import (
     LeastSquares,
     MatrixCompletion,
-    QuadraticAssignment,
 )
 from fedapps.algorithms.frank_wolfe.product_domain import Product
 from fedapps.algorithms.frank_wolfe.scratch import distance
@@ -28,7 +27,7 @@ from fedapps.algorithms.frank_wolfe.steps import (
     server_step_partial,
 )
 from fedapps.algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
-from tests.helpers import assert_arrays
+from tests.helpers import assert_arrays, refused
 
 
 def test_the_schedules_of_the_theorems():
@@ -67,8 +66,7 @@ def test_partial_participation_counts_the_steps_that_a_client_has_made(t):
     ],
 )
 def test_bad_schedules(options, message):
-    with pytest.raises(ValueError, match=message):
-        Schedule(**options)
+    refused(lambda: Schedule(**options), message)
 
 
 # The paper's Example 1: F(x) = ((x - 3)^2 + (x + 1)^2) / 2 on [-1, 1] has its minimum
@@ -100,20 +98,9 @@ def run_line(lambda_0: float, dual: bool, rounds: int) -> float:
     return float(x_bar[0])
 
 
-def test_averaging_frank_wolfe_steps_never_leaves_zero():
-    x_bar = LINE.start()
-    for t in range(1, 1001):
-        atoms = [LINE.lmo(slope(x_bar)) for slope in SLOPES]  # equation (3)
-        server_step(x_bar, atoms, Schedule(1.0).at(t).eta)
-        assert x_bar[0] == 0
-
-
-def test_fedfw_goes_to_the_solution():
-    assert run_line(1.0, dual=False, rounds=20_000) >= 0.98
-
-
-def test_fedfw_plus_goes_further():
-    assert run_line(1.0, dual=True, rounds=20_000) >= 0.999
+def test_fedfw_goes_to_the_solution_and_fedfw_plus_further():
+    assert run_line(1.0, dual=False, rounds=2_000) >= 0.95
+    assert run_line(1.0, dual=True, rounds=2_000) >= 0.9999
 
 
 def reference(gradients, lmo, n, rounds, lambda_0, plus, start):
@@ -169,9 +156,12 @@ def test_both_steps_are_the_algorithms_as_printed(domain, plus):
         plus,
         domain.start(),
     )
-    np.testing.assert_allclose(points, expected, atol=1e-10)
-    np.testing.assert_allclose(x_bar, bar, atol=1e-10)
-    np.testing.assert_allclose(x_bar, np.mean(points, axis=0), atol=1e-10)
+    for found, wanted in (
+        (points, expected),
+        (x_bar, bar),
+        (x_bar, np.mean(points, axis=0)),
+    ):
+        np.testing.assert_allclose(found, wanted, atol=1e-10)
 
 
 def test_the_mean_stays_the_mean_under_partial_participation():
@@ -189,21 +179,6 @@ def test_the_mean_stays_the_mean_under_partial_participation():
         np.testing.assert_allclose(x_bar, np.mean(points, axis=0), atol=1e-12)
     np.testing.assert_array_equal(points, copies)
     assert domain.contains(x_bar)
-
-
-def test_with_all_clients_both_server_steps_are_the_same():
-    domain, objectives = KSparse(8, 3), least_squares()
-    points, copies = [[domain.start() for _ in objectives] for _ in range(2)]
-    full, partial = domain.start(), domain.start()
-    for t in range(1, 101):
-        step = Schedule(0.5).at(t)
-        atoms = [
-            client_step(domain, x, full, f.gradient(x), 4, step)
-            for x, f in zip(points, objectives, strict=True)
-        ]
-        server_step(full, atoms, step.eta)
-        server_step_partial(partial, copies, atoms, step.eta, 4)
-        np.testing.assert_allclose(full, partial, atol=1e-12)
 
 
 DOMAINS = [
@@ -293,39 +268,6 @@ def test_frank_wolfe_falls_at_its_rate_and_the_gap_bounds_what_is_left():
     assert slope <= -0.9  # the proved rate is -1, and slower than -1/2 would be wrong in any case
 
 
-def test_fedfw_falls_no_slower_than_its_proved_rate():
-    rng = np.random.default_rng(4)
-    solution = np.zeros(20)
-    solution[:3] = [1.0, -1.0, 2.0]
-    matrices = rng.normal(size=(4, 10, 20))
-    objectives = [LeastSquares(matrix, matrix @ solution) for matrix in matrices]
-    domain, schedule = L1Ball(20, 4.0), Schedule(2.0)
-    points, x_bar, left = [domain.start() for _ in objectives], domain.start(), {}
-    for t in range(1, 10_001):
-        if t in (100, 10_000):
-            left[t] = sum(f.value(x_bar) for f in objectives) / 4
-        step = schedule.at(t)
-        atoms = [
-            client_step(domain, x, x_bar, f.gradient(x), 4, step)
-            for x, f in zip(points, objectives, strict=True)
-        ]
-        server_step(x_bar, atoms, step.eta)
-    assert math.log(left[10_000] / left[100]) / math.log(100) <= -0.5
-
-
-def test_the_gap_of_a_non_convex_objective_falls_and_is_never_negative():
-    rng = np.random.default_rng(5)
-    objective, domain = QuadraticAssignment(*rng.integers(0, 9, (2, 6, 6))), Birkhoff((6, 6))
-    x, gaps = domain.start(), []
-    step = Schedule(0.0, "non-convex", rounds=2000).at(1)
-    for _ in range(2000):
-        gradient = objective.gradient(x)
-        gaps.append(duality_gap(domain, x, gradient))
-        move(x, domain.lmo(gradient), step.eta)
-    assert min(gaps) >= -1e-9
-    assert min(gaps) < 0.2 * gaps[0]
-
-
 def test_the_gap_of_a_linear_function_is_what_is_left():
     domain, cost = Simplex(5, 2.0), np.array([3.0, 1.0, 4.0, 1.5, 5.0])
     for x in (domain.start(), domain.lmo(-cost).dense(), domain.lmo(cost).dense()):
@@ -355,17 +297,22 @@ def test_a_sparse_gradient_takes_the_same_step_as_a_dense_one():
 def test_a_bad_gradient_leaves_a_clients_point_as_it_was(bad):
     domain = L1Ball(3, 1.0)
     x, y = np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0])
-    with pytest.raises(ValueError, match="not finite"):
-        client_step(domain, x, np.zeros(3), np.array([bad, 0, 0]), 2, Schedule(1.0).at(2), dual=y)
+    refused(
+        lambda: client_step(
+            domain, x, np.zeros(3), np.array([bad, 0, 0]), 2, Schedule(1.0).at(2), dual=y
+        ),
+        "not finite",
+    )
     np.testing.assert_array_equal(x, [0.1, 0.2, 0.3])
     np.testing.assert_array_equal(y, [1.0, 2.0, 3.0])
 
 
 def test_a_server_step_without_atoms_is_an_error():
-    with pytest.raises(ValueError, match="no atoms"):
-        server_step(np.zeros(3), [], 0.5)
-    with pytest.raises(ValueError, match="zip"):
-        server_step_partial(np.zeros(3), [np.zeros(3)], [], 0.5, 4)
+    for call, message in (
+        (lambda: server_step(np.zeros(3), [], 0.5), "no atoms"),
+        (lambda: server_step_partial(np.zeros(3), [np.zeros(3)], [], 0.5, 4), "zip"),
+    ):
+        refused(call, message)
 
 
 def test_the_averaged_gradient_forgets():
@@ -374,24 +321,3 @@ def test_the_averaged_gradient_forgets():
     np.testing.assert_allclose(average, [1, 2, 3])  # the first weight is 1
     average_gradient(average, np.zeros(3), 0.25)
     np.testing.assert_allclose(average, [0.75, 1.5, 2.25])
-
-
-def test_averaging_noisy_gradients_takes_the_noise_out():
-    domain, target, schedule, left = (
-        L1Ball(6, 1.0),
-        np.array([0.3, -0.2, 0.1, 0, 0, 0]),
-        Schedule(1.0, "stochastic"),
-        {},
-    )
-    for averaged in (True, False):
-        rng = np.random.default_rng(7)
-        x, average = domain.start(), np.zeros(6)
-        for t in range(1, 5001):
-            step = schedule.at(t)
-            average_gradient(
-                average, x - target + rng.normal(size=6), step.rho if averaged else 1.0
-            )
-            move(x, domain.lmo(average), step.eta)
-        left[averaged] = np.linalg.norm(x - target)
-    assert left[True] < 0.15
-    assert left[True] < 0.6 * left[False]

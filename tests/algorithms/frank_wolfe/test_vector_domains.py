@@ -3,7 +3,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog, minimize
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import aslinearoperator
 
@@ -18,6 +17,7 @@ from fedapps.algorithms.frank_wolfe.matrix_domains import (
 from fedapps.algorithms.frank_wolfe.product_domain import Product
 from fedapps.algorithms.frank_wolfe.vector_domains import Box, KSparse, L1Ball, L2Ball, Simplex
 from tests.domains import ALL, POLYTOPES, ROUND
+from tests.helpers import refused
 
 
 def vertices(domain) -> list[np.ndarray]:
@@ -79,26 +79,6 @@ def test_no_vertex_is_better_than_the_oracles(domain):
             best, rel=1e-12, abs=1e-12 * float(np.abs(g).max())
         )
         assert any(np.array_equal(atom, vertex) for vertex in every)
-
-
-@pytest.mark.parametrize("q", [2, 5, 9])
-def test_the_cheapest_permutation_is_the_value_of_the_linear_program(q):
-    rng = np.random.default_rng(q)
-    sums = np.vstack([np.kron(np.eye(q), np.ones(q)), np.kron(np.ones(q), np.eye(q))])
-    for g in (rng.normal(size=(q, q)), rng.integers(0, 3, (q, q)).astype(float)):
-        optimum = linprog(g.ravel(), A_eq=sums, b_eq=np.ones(2 * q), bounds=(0, None))
-        assert np.vdot(g, Birkhoff((q, q)).lmo(g).dense()) == pytest.approx(optimum.fun, abs=1e-9)
-
-
-@pytest.mark.parametrize("k", [1, 3, 7])
-def test_the_k_sparse_oracle_against_the_linear_program_of_the_polytope(k):
-    # x = plus - minus, both in [0, size], sum of both at most k size: what `contains`
-    # claims is the hull of the k-sparse points.
-    g = np.random.default_rng(k).normal(size=7)
-    optimum = linprog(
-        np.concatenate([g, -g]), A_ub=np.ones((1, 14)), b_ub=[1.5 * k], bounds=(0, 1.5)
-    )
-    assert np.vdot(g, KSparse(7, k, 1.5).lmo(g).dense()) == pytest.approx(optimum.fun)
 
 
 @pytest.mark.parametrize("domain", [d for d in ROUND if isinstance(d, NuclearBall)], ids=str)
@@ -266,54 +246,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("domain", "arrays"), HOSTILE, ids=lambda value: str(value)[:40])
 def test_what_is_no_atom_is_refused(domain, arrays):
-    with pytest.raises(ValueError, match=r"atom|entry"):
-        domain.unpack(arrays)
-
-
-def nearest(domain, v: np.ndarray) -> float:
-    """The distance from v to a polytope: the best convex combination of its vertices,
-    as a quadratic program.
-    """
-    corners = np.array([vertex.ravel() for vertex in vertices(domain)])
-    start = np.full(len(corners), 1 / len(corners))
-
-    def half(w):
-        return 0.5 * float(((w @ corners - v.ravel()) ** 2).sum())
-
-    def slope(w):
-        return corners @ (w @ corners - v.ravel())
-
-    sums = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
-    optimum = minimize(
-        half,
-        start,
-        jac=slope,
-        bounds=[(0, 1)] * len(corners),
-        constraints=[sums],
-        tol=1e-12,
-        options={"maxiter": 500},
-    )
-    return math.sqrt(2 * optimum.fun)
-
-
-SMALL = [
-    L1Ball(4, 1.5),
-    L1Ball((2, 2), 0.5),
-    Simplex(5, 2.0),
-    Box(3, -0.5, 1),
-    KSparse(4, 2, 0.5),
-    GroupL1((2, 2), 0.7),
-]
-
-
-@pytest.mark.parametrize("domain", SMALL, ids=str)
-def test_projections_against_a_quadratic_program(domain):
-    rng = np.random.default_rng(5)
-    for _ in range(5):
-        v = 2 * rng.normal(size=domain.shape)
-        projected = domain.project(v)
-        assert domain.contains(projected, 1e-12)
-        assert np.linalg.norm(projected - v) == pytest.approx(nearest(domain, v), abs=1e-5)
+    refused(lambda: domain.unpack(arrays), r"atom|entry")
 
 
 @pytest.mark.parametrize("domain", [d for d in ALL if d.projects], ids=str)
@@ -346,8 +279,7 @@ def test_a_domain_contains_what_its_projection_leaves_alone(domain):
 
 
 def test_a_birkhoff_polytope_says_that_it_has_no_projection():
-    with pytest.raises(ValueError, match="use a Frank-Wolfe"):
-        Birkhoff((3, 3)).project(np.eye(3))
+    refused(lambda: Birkhoff((3, 3)).project(np.eye(3)), "use a Frank-Wolfe")
     assert not Product((Birkhoff((2, 2)), L1Ball(2, 1.0))).projects
 
 
@@ -359,8 +291,7 @@ def test_the_start_lies_inside_and_a_little_more_than_a_vertex_outside(domain):
     if domain.diameter > 0:
         assert not domain.contains(vertex + 1e-3 * (vertex - domain.start()))
     assert not domain.contains(np.full(domain.shape, np.nan))
-    with pytest.raises(ValueError, match="shape"):
-        domain.contains(np.zeros((*domain.shape, 2)))
+    refused(lambda: domain.contains(np.zeros((*domain.shape, 2))), "shape")
 
 
 @pytest.mark.parametrize("domain", POLYTOPES, ids=str)
@@ -396,8 +327,7 @@ def test_a_gradient_that_is_not_finite_is_refused(domain, value):
 @pytest.mark.parametrize("domain", ALL, ids=str)
 def test_a_gradient_of_another_shape_is_refused(domain):
     for shape in ((*domain.shape, 1), (math.prod(domain.shape) + 1,), ()):
-        with pytest.raises(ValueError, match="shape"):
-            domain.lmo(np.zeros(shape))
+        refused(lambda: domain.lmo(np.zeros(shape)), "shape")
 
 
 @pytest.mark.parametrize(
@@ -424,8 +354,7 @@ def test_a_gradient_of_another_shape_is_refused(domain):
     ],
 )
 def test_a_domain_that_makes_no_sense_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    refused(make, message)
 
 
 def test_a_product_goes_between_layers_and_one_row():
@@ -437,10 +366,11 @@ def test_a_product_goes_between_layers_and_one_row():
         np.testing.assert_array_equal(layer, part)
         assert np.shares_memory(part, row)
     assert domain.diameter == pytest.approx(math.sqrt(4 + 8))
-    with pytest.raises(ValueError, match="1 arrays for a Product of 2"):
-        domain.join(layers[:1])
-    with pytest.raises(ValueError, match="shape"):
-        domain.join(layers[::-1])
+    for call, message in (
+        (lambda: domain.join(layers[:1]), "1 arrays for a Product of 2"),
+        (lambda: domain.join(layers[::-1]), "shape"),
+    ):
+        refused(call, message)
     np.testing.assert_array_equal(L1Ball(3, 1.0).join(L1Ball(3, 1.0).split(np.ones(3))), np.ones(3))
 
 
@@ -516,14 +446,12 @@ def test_lanczos_finds_the_smallest_eigenvalue_of_a_large_matrix_with_few_produc
     theta, vector, products = smallest_eigenvector(
         lambda v: matrix @ v, rng.normal(size=q), 1e-8, 200
     )
-    assert theta == pytest.approx(-5)
-    assert abs(vector @ basis[:, 0]) == pytest.approx(1)
+    assert (theta, abs(vector @ basis[:, 0])) == (pytest.approx(-5), pytest.approx(1))
     assert products < 30
     theta, vector, products = smallest_eigenvector(
         lambda v: matrix @ v, rng.normal(size=q), 1e-8, 5
     )
-    assert products == 5
-    assert theta == pytest.approx(vector @ matrix @ vector)
+    assert (products, theta) == (5, pytest.approx(vector @ matrix @ vector))
 
 
 def test_lanczos_with_full_length_is_exact_and_stops_where_the_space_is_used_up():
@@ -531,13 +459,11 @@ def test_lanczos_with_full_length_is_exact_and_stops_where_the_space_is_used_up(
     half = rng.normal(size=(12, 12))
     matrix = half + half.T
     theta, _, products = smallest_eigenvector(lambda v: matrix @ v, rng.normal(size=12), 0.0, 100)
-    assert theta == pytest.approx(np.linalg.eigvalsh(matrix)[0], abs=1e-12)
-    assert products == 12
+    assert (theta, products) == (pytest.approx(np.linalg.eigvalsh(matrix)[0], abs=1e-12), 12)
     # what is left of a product becomes as small as its rounding errors
     steep = np.diag(-np.geomspace(1e-15, 1, 40))
     theta, vector, _ = smallest_eigenvector(lambda v: steep @ v, np.ones(40), 0.0, 40)
-    assert theta == pytest.approx(-1, abs=1e-13)
-    assert abs(vector[-1]) == pytest.approx(1, abs=1e-13)
+    assert (theta, abs(vector[-1])) == (pytest.approx(-1, abs=1e-13), pytest.approx(1, abs=1e-13))
     # two eigenvalues: two products span all that can be reached
     projector = np.diag([0.0, 0, 0, -1, -1])
     assert smallest_eigenvector(lambda v: projector @ v, np.ones(5), 0.0, 100)[2] == 2

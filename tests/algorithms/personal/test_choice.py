@@ -36,8 +36,7 @@ def test_the_shrunk_curve_is_nearer_to_the_truth_than_either():
 
 def test_limits_and_levels():
     own, pooled = np.array([3.0, 1.0, 2.0]), np.array([100.0, 103.0, 106.0])
-    assert least(shrunk(own, pooled, 12, 0.0)) == 1
-    assert least(shrunk(own, pooled, 12, math.inf)) == 0
+    assert (least(shrunk(own, pooled, 12, 0.0)), least(shrunk(own, pooled, 12, math.inf))) == (1, 0)
     assert shrunk(own, pooled, 12, 12.0) == pytest.approx([-1.0, -0.5, 1.5])  # levels do not matter
     # 36 samples beside k = 12: three quarters of (1, -1, 0), one of (-3, 0, 3)
     assert shrunk(own, pooled, 36, 12.0) == pytest.approx([0.0, -0.75, 0.75])
@@ -46,8 +45,7 @@ def test_limits_and_levels():
 
 def test_the_least_loss_then_the_most_right_then_the_first():
     assert least(np.array([2.0, 1.0, 1.0, 1.0]), np.array([0.9, 0.5, 0.6, 0.6])) == 2
-    assert least(np.array([math.nan, 5.0])) == 1
-    assert least(np.array([math.nan, math.inf])) == 0
+    assert (least(np.array([math.nan, 5.0])), least(np.array([math.nan, math.inf]))) == (1, 0)
 
 
 def test_one_client_does_not_choose_for_all():

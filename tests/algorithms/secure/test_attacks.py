@@ -5,7 +5,6 @@ a server and the clients that help it would.
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from fedapps.algorithms.secure.fixed_point import whole
 from fedapps.algorithms.secure.keys import Refusal, agreement_key, derived, seal, signature
@@ -13,6 +12,7 @@ from fedapps.algorithms.secure.masks import add_stream, pair_key
 from fedapps.algorithms.secure.messages import context_digest, part_of
 from fedapps.algorithms.secure.server import unmask
 from fedapps.algorithms.secure.sharing import combine
+from tests.helpers import refused
 from tests.secure_cohort import CONTENT, Cohort, opened, words
 
 
@@ -70,8 +70,7 @@ def test_two_lists_of_members_do_not_show_single_vectors():
             add_stream(masked[name], derived(given[name].own, "self mask", context), -1)
             assert (masked[name] == vectors[name]).all()
 
-    with pytest.raises(Refusal, match="5 survivors of 13"):
-        unmask_each()
+    refused(unmask_each, "5 survivors of 13", Refusal)
 
 
 def test_most_of_those_with_shares_must_sign_whatever_the_members():
@@ -85,10 +84,17 @@ def test_most_of_those_with_shares_must_sign_whatever_the_members():
         sealed = {n: s for n, s in cohort.sealed_for(name).items() if n in members}
         cohort.mask(name, words([1]), offers=offers, members=members, sealed=sealed)
     signatures = cohort.sign(members, by=members[:6])
-    with pytest.raises(Refusal, match="5 valid signatures of the survivors, 7 needed"):
-        cohort.reveal(members[0], members, {n: signatures[n] for n in members[:5]})
-    with pytest.raises(Refusal, match="6 valid signatures of the survivors, 7 needed"):
-        cohort.reveal(members[0], members, signatures)
+    for call, message in (
+        (
+            lambda: cohort.reveal(members[0], members, {n: signatures[n] for n in members[:5]}),
+            "5 valid signatures of the survivors, 7 needed",
+        ),
+        (
+            lambda: cohort.reveal(members[0], members, signatures),
+            "6 valid signatures of the survivors, 7 needed",
+        ),
+    ):
+        refused(call, message, Refusal)
 
 
 def test_a_copied_key_for_shares_opens_no_other_share():
@@ -99,8 +105,11 @@ def test_a_copied_key_for_shares_opens_no_other_share():
     cohort.hellos["2"] = replace(cohort.hellos["2"], channel=channel, proof=proof)
     cohort.open()
     of_another = cohort.offers["0"].sealed_for("2", cohort.graph["0"])
-    with pytest.raises(Refusal, match="the share of client 0: it was altered"):
-        cohort.mask("1", words([1]), sealed=cohort.sealed_for("1") | {"0": of_another})
+    refused(
+        lambda: cohort.mask("1", words([1]), sealed=cohort.sealed_for("1") | {"0": of_another}),
+        "the share of client 0: it was altered",
+        Refusal,
+    )
 
 
 def test_a_copied_key_for_masks_does_not_cancel_a_mask():
@@ -140,5 +149,4 @@ def test_two_sums_do_not_differ_by_a_client_if_others_reveal_each():
     for name in cohort.members:
         cohort.mask(name, vectors[name])
     cohort.sign(cohort.members, by="567")
-    with pytest.raises(Refusal, match="by 1 clients, at least 2 needed"):
-        cohort.sign(cohort.members, by="4")
+    refused(lambda: cohort.sign(cohort.members, by="4"), "by 1 clients, at least 2 needed", Refusal)

@@ -28,12 +28,13 @@ def far(drawn, probabilities):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1, 3, 7])
 @pytest.mark.parametrize("near", [noise.NEAR, 2.0])
 def test_frequencies_are_those_of_the_discrete_gaussian(scale, near, repeatable, monkeypatch):
     """``near`` = 2: every decision is made in decimal."""
     monkeypatch.setattr(noise, "NEAR", near)
-    drawn = noise.discrete_gaussian(200_000 if near < 1 else 10_000, scale)
+    drawn = noise.discrete_gaussian(200_000 if near < 1 else 2_000, scale)
     weights = {y: math.exp(-(y**2) / (2 * scale**2)) for y in range(-12 * scale, 12 * scale + 1)}
     total = sum(weights.values())
     assert far(drawn, {y: w / total for y, w in weights.items()}) < 4.5

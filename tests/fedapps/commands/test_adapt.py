@@ -123,27 +123,7 @@ def test_if_every_epoch_is_worse_the_original_model_is_kept(rate, model, tmp_pat
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_the_epoch_with_the_least_validation_loss_is_kept_not_the_last(model, tmp_path):
-    """With a few samples of another distribution, the loss on validation samples falls
-    and rises again.
-    """
-    from fedapps.commands.adapt import adapt
-
-    arrays, _, settings, _ = read_model(model)
-    data = site(tmp_path / "few", [3, 8, 9], slice(0, 40))
-    losses = {}
-    for epochs in (1, 2, 4, 8, 16, 32):
-        adapted = adapt(arrays, settings, data, epochs, "m")
-        losses[epochs] = adapted.epoch
-    assert all(
-        losses[b] >= losses[a] for a, b in zip(losses, list(losses)[1:], strict=False)
-    )  # the same training, for more epochs
-    assert all(kept <= epochs for epochs, kept in losses.items())
-    longer = adapt(arrays, settings, data, losses[32], "m")
-    whole = adapt(arrays, settings, data, 32, "m")
-    assert all(torch.equal(longer.arrays[name], whole.arrays[name]) for name in arrays)
-
-
+@pytest.mark.slow
 def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tmp_path):
     """The test trains the same model by hand. Training, validation and test samples
     would each choose a different epoch, and so would the accuracy.
@@ -193,8 +173,7 @@ def test_validation_samples_choose_the_epoch_and_test_samples_score_it(model, tm
         if path[epoch]["validation"]["loss"] < path[0]["validation"]["loss"]
     ]
     assert better[0] < best["validation"] < better[-1]
-    assert adapted.epoch == best["validation"]
-    assert adapted.before == path[0]["test"]
+    assert (adapted.epoch, adapted.before) == (best["validation"], path[0]["test"])
     assert adapted.after == path[adapted.epoch]["test"]
     net = task.work_model()
     net.load_state_dict(adapted.arrays)
@@ -226,30 +205,24 @@ def test_existing_files_are_overwritten_only_with_overwrite(model, tmp_path, cap
 
 
 def test_errors_about_model_and_data_are_one_line(model, tmp_path, capsys):
-    data = site(tmp_path / "mine", [1, 2])
-    assert "no such file" in error_of(capsys, tmp_path / "no.safetensors", "--data", data)
-    assert "no such folder" in error_of(capsys, model, "--data", tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    assert "empty" in error_of(capsys, model, "--data", tmp_path / "empty")
-    small = site(tmp_path / "small", [1, 2], size=6)
-    assert "images are 1,6,6, but sites.shape = '1,8,8'" in error_of(capsys, model, "--data", small)
-    other = tmp_path / "other"
-    other.mkdir()
-    np.savez(
-        other / "train.npz",
-        image=np.zeros((20, 1, 8, 8), np.float32),
-        label=np.array(["cat", "dog"] * 10),
-    )
-    assert "label 'cat' is none of" in error_of(capsys, model, "--data", other)
-    assert "--epochs 0: must be at least 1" in error_of(
-        capsys, model, "--data", data, "--epochs", "0"
-    )
-    assert "--rate" in error_of(capsys, model, "--data", data, "--rate", "-1")
-    assert "--validation 0.9" in error_of(capsys, model, "--data", data, "--validation", "0.9")
+    data, small = site(tmp_path / "mine", [1, 2]), site(tmp_path / "small", [1, 2], size=6)
+    for name in ("empty", "other"):
+        (tmp_path / name).mkdir()
+    x, y = np.zeros((20, 1, 8, 8), np.float32), np.array(["cat", "dog"] * 10)
+    np.savez(tmp_path / "other" / "train.npz", image=x, label=y)
     (tmp_path / "text.safetensors").write_text("no tensors")
-    assert "is not a safetensors file" in error_of(
-        capsys, tmp_path / "text.safetensors", "--data", data
-    )
+    for arguments, message in (
+        ([tmp_path / "no.safetensors", "--data", data], "no such file"),
+        ([model, "--data", tmp_path / "nowhere"], "no such folder"),
+        ([model, "--data", tmp_path / "empty"], "empty"),
+        ([model, "--data", small], "images are 1,6,6, but sites.shape = '1,8,8'"),
+        ([model, "--data", tmp_path / "other"], "label 'cat' is none of"),
+        ([model, "--data", data, "--epochs", "0"], "--epochs 0: must be at least 1"),
+        ([model, "--data", data, "--rate", "-1"], "--rate"),
+        ([model, "--data", data, "--validation", "0.9"], "--validation 0.9"),
+        ([tmp_path / "text.safetensors", "--data", data], "is not a safetensors file"),
+    ):
+        assert message in error_of(capsys, *arguments)
 
 
 def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsys):
@@ -268,48 +241,41 @@ def test_files_of_other_nets_and_hostile_ones_are_refused(model, tmp_path, capsy
             tmp_path / "out.safetensors",
         )
 
-    assert "does not name its net" in made({"method": "fedavg"})
-    assert "cannot read the description of its net" in made({SETTINGS: "{"})
-    assert "does not describe its input samples" in made({SETTINGS: "[1]"})
-    assert "cannot read the description of its net" in made(
-        {
-            SETTINGS: json.dumps(
-                {**json.loads(metadata[SETTINGS]), "model.name": "nonsense", "seed": "x"}
-            )
-        }
-    )
-    assert "if you trust it, run it with --net os:system" in made(
-        {SETTINGS: json.dumps({**json.loads(metadata[SETTINGS]), "model.name": "os:system"})}
-    )
-    name = next(iter(arrays))
-    assert f"array {name!r}" in made(metadata, {**arrays, name: torch.zeros(3)})
-    assert "array 'other'" in made(metadata, {**arrays, "other": torch.zeros(3)})
+    name, own = next(iter(arrays)), json.loads(metadata[SETTINGS])
+    for given, message in (
+        ([{"method": "fedavg"}], "does not name its net"),
+        ([{SETTINGS: "{"}], "cannot read the description of its net"),
+        ([{SETTINGS: "[1]"}], "does not describe its input samples"),
+        (
+            [{SETTINGS: json.dumps({**own, "model.name": "nonsense", "seed": "x"})}],
+            "cannot read the description of its net",
+        ),
+        (
+            [{SETTINGS: json.dumps({**own, "model.name": "os:system"})}],
+            "if you trust it, run it with --net os:system",
+        ),
+        ([metadata, {**arrays, name: torch.zeros(3)}], f"array {name!r}"),
+        ([metadata, {**arrays, "other": torch.zeros(3)}], "array 'other'"),
+    ):
+        assert message in made(*given)
     assert not (tmp_path / "out.safetensors").exists()
     save_file(
         arrays,
         tmp_path / "m.safetensors",
-        {SETTINGS: json.dumps({**json.loads(metadata[SETTINGS]), "out": "/x", "dp.delta": 1})},
+        {SETTINGS: json.dumps({**own, "out": "/x", "dp.delta": 1})},
     )
     assert read_model(tmp_path / "m.safetensors")[2].out == ""
 
 
-@pytest.mark.parametrize("method", ["superfed-mm", "fedper"])
-def test_a_clients_own_model_can_be_adapted(method, tmp_path):
-    job = [
-        "num-rounds=2",
-        "num-clients=4",
-        "clients-per-round=0",
-        "train.local-epochs=1",
-        f"method={method}",
-        *(["superfed.start=0"] if method.startswith("superfed") else []),
-    ]
+@pytest.mark.slow
+def test_a_clients_own_model_can_be_adapted(tmp_path):
+    job = ["num-rounds=2", "num-clients=4", "clients-per-round=0", "train.local-epochs=1"]
+    job += ["method=superfed-mm", "superfed.start=0"]
     folder, data = tmp_path / "r", site(tmp_path / "mine", range(10))
     assert main(["run", "--engine", "inline", *job, "--out", str(folder)]) == 0
     assert main(["export", str(folder), "--client", "1"]) == 0
-    assert (
-        main(["adapt", str(folder / "client-1.safetensors"), "--data", str(data), "--epochs", "1"])
-        == 0
-    )
+    exported = str(folder / "client-1.safetensors")
+    assert main(["adapt", exported, "--data", str(data), "--epochs", "1"]) == 0
     assert (folder / "client-1-adapted.safetensors").is_file()
 
 

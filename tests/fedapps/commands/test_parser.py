@@ -3,21 +3,28 @@ resuming, and errors.
 """
 
 import json
-import os
-import shutil
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import RecordDict
 from safetensors.numpy import load_file
 
+from fedapps.clients import FedAvgClient, MessageStore
 from fedapps.commands.parser import main
 from fedapps.methods import METHODS
-from tests.helpers import clients_of, dying_after, outcome_of, rounds_of, summary_of
+from fedapps.runs.assembly import build_client
+from fedapps.runs.prepare import assemble, with_defaults
+from tests.helpers import (
+    clients_of,
+    command,
+    dying_after,
+    outcome_of,
+    rounds_of,
+    summary_of,
+    wait_for,
+)
+from tests.small_jobs import SMALL
 
 QUICK = [
     "num-rounds=4",
@@ -42,27 +49,20 @@ def rounds(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_runs_with_nothing_but_its_name(method, tmp_path, capsys):
-    # their jobs run two of a hundred rounds
-    generator = ["train.local-epochs=2"]
-    shorter = {"fedcgan": generator, "fedcvae": generator, "feddm": ["feddm.steps=20"]}
-    # Except for the length: the second round meets what the first has left. The first
-    # rounds of dfw-trace measure, and train nothing that could be scored.
-    rounds = 5 if method == "dfw-trace" else 2
-    assert (
-        run(
-            f"method={method}",
-            f"num-rounds={rounds}",
-            *shorter.get(method, ()),
-            "--out",
-            tmp_path / "r",
-        )
-        == 0
-    )
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert summary["status"] == "completed"
+def test_every_method_needs_nothing_but_its_name_and_runs_a_small_job(method, tmp_path, capsys):
+    """The job has the defaults' task. Its second round meets what the first has left;
+    the first rounds of dfw-trace measure, and train nothing that could be scored.
+    """
+    settings, task, _ = assemble(with_defaults({"method": method}))
+    build_client(settings, task, 0, settings.num_clients, MessageStore(RecordDict()))
+    job = {"num-clients": 6, "num-rounds": 5 if method == "dfw-trace" else 2, "superfed.start": 0.4}
+    job |= {"train.local-epochs": 1, "train.batch-size": 40, **SMALL.get(method, {})}
+    job["clients-per-round"] = 0 if METHODS[method].all_clients else 3
+    given = [f"{key}={value}" for key, value in job.items()]
+    assert run(f"method={method}", *given, "--out", tmp_path / "r") == 0
+    summary = summary_of(tmp_path / "r")
+    assert (summary["status"], summary["failures"]) == ("completed", 0)
     assert summary["rounds-completed"] == summary["num-rounds"]
-    assert summary["failures"] == 0
     assert "report" in capsys.readouterr().out
 
 
@@ -82,7 +82,7 @@ def test_the_results_folder(tmp_path):
         "confusion.csv",
     }
     assert files | {"checkpoint", "clients", "run.log"} == names
-    summary = json.loads((out / "summary.json").read_text())
+    summary = summary_of(out)
     wanted = (
         "method task seed num-rounds rounds-completed failures seconds bytes-up bytes-down "
         "accuracy-mean accuracy-std"
@@ -115,34 +115,34 @@ def test_the_results_folder(tmp_path):
     assert "[versions]" in text
 
 
-def test_same_seed_same_numbers_other_seed_others(tmp_path):
-    # seconds of drawing, tested elsewhere
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        job = ["method=superfed-lm", f"seed={seed}", *QUICK, "train.batch-size=40"]
-        assert run(*job, "--out", tmp_path / name) == 0
-    assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
-    assert rounds(tmp_path / "a") != rounds(tmp_path / "c")
+#: A method for each kind of state: of the server, of clients, and what is not a net.
+WITH_STATE = {
+    "fedadam": {},
+    "scaffold": {},
+    "superfed-mm": {"superfed.start": 0.2},
+    "fedbuff": {},
+    "aaggff-d": {},
+    "fedboost": {"fedboost.library": "clients"},
+    "ffgb": {"ffgb.fit-steps": 2},
+    "fedfw-plus": {},
+    "fedevg": {"fedevg.net": "energy-mlp", "synthetic.steps": 1, "synthetic.samples": 10},
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", WITH_STATE)
 def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path):
     """The run dies in the middle of round 6, two rounds after its last checkpoint. The
-    state of its clients is then newer than the checkpoint.
+    state of its clients is then newer than the checkpoint. The exams resume every
+    method.
     """
-    # seconds of drawing, tested elsewhere
-    shared = tmp_path / "options.toml"
-    shared.write_text(
-        'superfed.start = 0.2\nfedboost.library = "clients"\nffgb.fit-steps = 20\n'
-        "fedcgan.hidden = 4\nfedcvae.hidden = 4\nsynthetic.steps = 20\nfeddm.steps = 2\n"
-        'fedevg.net = "energy-mlp"\ntrain.batch-size = 40\n'
-    )
-    settings = [str(shared), f"method={method}"]
+    settings = [f"method={method}", "train.batch-size=40"]
     settings += [
+        *(f"{key}={value}" for key, value in WITH_STATE[method].items()),
         *QUICK,
         "num-rounds=6",
         "checkpoint-every=3",
-        f"clients-per-round={0 if METHODS[method].all_clients else 3}",
+        "clients-per-round=3",
     ]
     assert run(*settings, "--out", tmp_path / "whole") == 0
     with dying_after(5):
@@ -156,8 +156,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path):
 
 def test_the_settings_of_a_folder_repeat_its_run(tmp_path):
     assert run("method=fedprox", "fedprox.mu=0.5", *QUICK, "--out", tmp_path / "a") == 0
-    assert run(tmp_path / "a" / "settings.toml", "--out", tmp_path / "b") == 0
-    assert rounds(tmp_path / "a") == rounds(tmp_path / "b")
+    for name, other in (("b", []), ("c", ["seed=2"])):
+        assert run(tmp_path / "a" / "settings.toml", *other, "--out", tmp_path / name) == 0
+        assert (rounds(tmp_path / name) == rounds(tmp_path / "a")) == (other == [])
 
 
 @pytest.mark.slow
@@ -307,8 +308,6 @@ def test_mistakes_in_the_settings(arguments, message, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
-    from fedapps.clients import FedAvgClient
-
     def boom(self, config):
         raise RuntimeError("no training data on this site")
 
@@ -317,7 +316,7 @@ def test_a_run_whose_clients_all_fail(tmp_path, capsys, monkeypatch):
     error = capsys.readouterr().err
     assert "the run failed" in error
     assert "no training data on this site" in error
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "r")
     assert summary["status"] == "failed"
     assert summary["failures"] == 6  # two clients in each of three rounds, then the run ends
     assert "no training data on this site" in (tmp_path / "r" / "report.html").read_text()
@@ -344,49 +343,10 @@ def test_a_full_disk_prevents_the_checkpoint_but_not_the_run(tmp_path, monkeypat
     assert list((tmp_path / "r2" / "checkpoint").iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_real_full_disk(tmp_path):
-    """No file may grow beyond 15 kB, as on a full disk. The rounds run, then model and
-    report cannot be written.
-    """
-    limit = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000)); "
-        "from fedapps.commands.parser import main; "
-    )
-    command = [
-        sys.executable,
-        "-c",
-        limit + "sys.exit(main(sys.argv[1:]))",
-        "run",
-        "--engine",
-        "inline",
-        *QUICK,
-    ]
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[3]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(
-        [*command, "evaluate-every=0", "--out", str(tmp_path / "r")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    log = (tmp_path / "r" / "run.log").read_text()
-    assert log.count("The run continues") == 2, done.stderr + log
-    assert len(rounds(tmp_path / "r")) == 4
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "cannot write the report" in done.stderr
-
-
 def test_too_few_replies_stop_the_run_with_its_state(tmp_path, capsys, monkeypatch):
     """Five of six clients fail from round 3 on. After two such rounds the run ends with
     exit status 1; with a lower `min-replies` it continues from there.
     """
-    from fedapps.clients import FedAvgClient
-
     train = FedAvgClient.train
 
     def fails(self, config):
@@ -437,8 +397,7 @@ def test_a_library_from_a_folder(tmp_path, capsys):
 
 
 def test_methods_lists_every_method(capsys):
-    assert main(["methods", "--names"]) == 0
-    assert capsys.readouterr().out.split() == list(METHODS)
+    assert (main(["methods", "--names"]), capsys.readouterr().out.split()) == (0, list(METHODS))
     assert main(["methods"]) == 0
     out = capsys.readouterr().out
     assert all(name in out and method.paper in out for name, method in METHODS.items())
@@ -446,33 +405,16 @@ def test_methods_lists_every_method(capsys):
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_folder_that_can_be_resumed(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "fedapps",
-        "run",
-        "--engine",
-        "inline",
-        "num-rounds=100000",
-        "checkpoint-every=2",
-    ]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "r"), "evaluate-every=0"],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 400
-    while not list((tmp_path / "r" / "checkpoint").glob("[0-9]*")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    out = tmp_path / "r"
+    job = ["num-rounds=100000", "checkpoint-every=2", "evaluate-every=0", "num-clients=6"]
+    process = command("--engine", "inline", *job, "--out", out)
+    wait_for(lambda rows: len(rows) > 2, process, out, 200)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "continue with: fedapps run --resume" in error
-    assert "Traceback" not in error
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert "continue with: fedapps run --resume" in said
+    assert "Traceback" not in said
+    summary = summary_of(out)
     assert summary["status"] == "interrupted"
     assert summary["rounds-completed"] >= 2
-    assert (tmp_path / "r" / "report.html").exists()
-    shutil.rmtree(tmp_path / "r")
+    assert (out / "report.html").exists()

@@ -84,8 +84,7 @@ def test_compose_file_is_whole():
             host, port = options.superlink.split(":")
             assert f"--port={port}" in services[host]["command"]
             assert f'client-id="{name}"' in options.node_config
-    assert used_secrets == compose["secrets"].keys()
-    assert used_volumes == compose["volumes"].keys()
+    assert (used_secrets, used_volumes) == (compose["secrets"].keys(), compose["volumes"].keys())
     assert (
         ROOT
         / "deploy"

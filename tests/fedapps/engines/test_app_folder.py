@@ -188,8 +188,7 @@ def test_folders_of_the_users_with_our_names_hide_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["strategies", "clients", "algorithms"])
 def test_a_folder_of_a_checkout_is_imported_by_one_name_only(name):
     status, said = run(ROOT, "-c", f"import {name}")
-    assert status == 1
-    assert said.splitlines()[-1] == f"ImportError: import fedapps.{name}, not {name}"
+    assert (status, said.splitlines()[-1]) == (1, f"ImportError: import fedapps.{name}, not {name}")
 
 
 @pytest.mark.slow

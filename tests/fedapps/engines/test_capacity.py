@@ -17,6 +17,7 @@ from fedapps.engines.capacity import (
 )
 from fedapps.engines.flower import Resources
 from fedapps.errors import UserError
+from tests.helpers import refused
 
 SHARES = (0.1, 0.2, 0.25, 0.3, 1 / 3, 0.33, 0.39, 0.4, 0.45, 0.5, 0.6, 0.9, 1.0)
 CLUSTERS = (
@@ -52,8 +53,7 @@ def test_flower_starts_as_many_workers_as_fit_on_the_gpus(share, machines, nodes
     told = float(np.float32(words["client-resources-num-gpus"]))
     flower = pool_size_from_resources({"num_cpus": 1, "num_gpus": told})
     fit = UNITS // int(told * UNITS + 0.5)  # as Ray rounds it
-    assert flower == sum(min(m.cpus, m.gpus * fit) for m in machines)
-    assert fit == per_gpu(share)
+    assert (flower, fit) == (sum(min(m.cpus, m.gpus * fit) for m in machines), per_gpu(share))
     assert resources.at_once() == flower
 
 
@@ -99,8 +99,7 @@ def test_a_rest_of_a_gpu_that_no_client_can_use_is_said():
 )
 def test_a_cluster_where_no_client_fits_is_refused(share, machines, message):
     resources = Resources(4, gpus_per_client=share, cluster="head:6379", machines=machines)
-    with pytest.raises(UserError, match=message):
-        resources.check()
+    refused(lambda: resources.check(), message, UserError)
 
 
 def test_a_cluster_where_one_machine_fits_is_accepted():
@@ -113,8 +112,11 @@ def test_a_cluster_where_one_machine_fits_is_accepted():
 def test_a_run_takes_a_part_of_one_gpu_or_a_whole_one():
     check_share("--gpus-per-run", 0.25, most=1)
     for share in (0.0, -0.5, 2.0, float("nan")):
-        with pytest.raises(UserError, match=r"^--gpus-per-run \S+: choose a share .* to 1$"):
-            check_share("--gpus-per-run", share, most=1)
+        refused(
+            lambda: check_share("--gpus-per-run", share, most=1),
+            r"^--gpus-per-run \S+: choose a share .* to 1$",
+            UserError,
+        )
     assert [per_gpu(share) for share in (1, 0.6, 0.5, 0.34, 0.3, 0.25, 0.1)] == [
         1,
         1,

@@ -17,7 +17,7 @@ from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import ClientGrid
 from fedapps.tasks.site_data import SiteImages, SiteTable
-from tests.helpers import clients_of, outcome_of
+from tests.helpers import clients_of, outcome_of, refused
 
 JOB = {
     "task": "tabular",
@@ -132,18 +132,21 @@ def test_no_value_of_the_column_leaves_the_site(sites):
 
 def test_a_site_whose_table_lacks_the_column_ends_the_start_with_its_reason(sites):
     settings = read_settings(JOB | {"sites.client": "bed", "out": ""})
-    with pytest.raises(
-        ValueError, match=r"no column 'bed' \(sites.client\): it has age, kind, sick, ward"
-    ):
-        list(GatewayGrid(nodes(settings, sites[0])).get_node_ids())
+    refused(
+        lambda: list(GatewayGrid(nodes(settings, sites[0])).get_node_ids()),
+        r"no column 'bed' \(sites.client\): it has age, kind, sick, ward",
+    )
 
 
 def test_a_client_that_a_site_does_not_have_is_refused(sites):
     settings = read_settings(JOB | {"sites.client": "ward"})
-    with pytest.raises(UserError, match="'rome:nobody' has no rows at this site"):
-        SiteTable(settings.problem, settings.context, str(sites[0]["rome"])).client_data(
+    refused(
+        lambda: SiteTable(settings.problem, settings.context, str(sites[0]["rome"])).client_data(
             "rome:nobody", 5
-        )
+        ),
+        "'rome:nobody' has no rows at this site",
+        UserError,
+    )
 
 
 @pytest.mark.parametrize("names", [[], [1, 2], ["a", "a"], "a", None])
@@ -157,8 +160,10 @@ def test_a_strange_list_of_clients_is_refused(names):
             reply_to=message,
         )
 
-    with pytest.raises(ValueError, match="a site did not send its list of clients"):
-        list(GatewayGrid(InlineGrid(client_app, 2)).get_node_ids())
+    refused(
+        lambda: list(GatewayGrid(InlineGrid(client_app, 2)).get_node_ids()),
+        "a site did not send its list of clients",
+    )
 
 
 # --- samples: columns of numbers, arrays in NumPy files, a file a client --------------
@@ -239,22 +244,29 @@ def image_site(tmp_path, config, x=(30, 3), wards=("red", "blue")):
 
 
 def test_what_is_wrong_with_the_clients_of_a_sites_samples_is_said(tmp_path):
-    with pytest.raises(
-        UserError, match=r"sites\.client = 'bed': .* has the columns a, b, c, label, ward"
+    for call, message in (
+        (
+            lambda: image_site(tmp_path, {"sites.client": "bed"}).names(),
+            r"sites\.client = 'bed': .* has the columns a, b, c, label, ward",
+        ),
+        (
+            lambda: image_site(tmp_path, {"sites.client": "@file"}).names(),
+            r"sites\.client = '@file': .* is not a folder with one file per client",
+        ),
+        (
+            lambda: image_site(tmp_path, {"data.min-samples": 20}).names(),
+            r"none of its 2 clients has the 20 samples .*data\.min-samples",
+        ),
+        (
+            lambda: image_site(tmp_path, {}).client_data("rome:nobody", 5),
+            "'rome:nobody' has no rows at this site",
+        ),
+        (
+            lambda: image_site(tmp_path, {"data.class-weights": True}),
+            r"data\.class-weights = true: .*sites\.client",
+        ),
     ):
-        image_site(tmp_path, {"sites.client": "bed"}).names()
-    with pytest.raises(
-        UserError, match=r"sites\.client = '@file': .* is not a folder with one file per client"
-    ):
-        image_site(tmp_path, {"sites.client": "@file"}).names()
-    with pytest.raises(
-        UserError, match=r"none of its 2 clients has the 20 samples .*data\.min-samples"
-    ):
-        image_site(tmp_path, {"data.min-samples": 20}).names()
-    with pytest.raises(UserError, match="'rome:nobody' has no rows at this site"):
-        image_site(tmp_path, {}).client_data("rome:nobody", 5)
-    with pytest.raises(UserError, match=r"data\.class-weights = true: .*sites\.client"):
-        image_site(tmp_path, {"data.class-weights": True})
+        refused(call, message, UserError)
 
 
 def test_numbers_that_name_clients_are_nothing_to_learn_from(tmp_path):
@@ -286,12 +298,17 @@ def test_a_table_with_a_file_of_each_client(tmp_path):
 
 
 def test_the_column_of_clients_is_of_sites_own_data():
-    with pytest.raises(UserError, match=r"sites\.client = 'ward': is a column of sites' own data"):
-        read_settings({"sites.client": "ward"})
-    with pytest.raises(
-        UserError, match=r"num-clients = 0: with sites\.client = 'ward', set it to the number"
+    for call, message in (
+        (
+            lambda: read_settings({"sites.client": "ward"}),
+            r"sites\.client = 'ward': is a column of sites' own data",
+        ),
+        (
+            lambda: read_settings(JOB | {"sites.client": "ward", "num-clients": 0}),
+            r"num-clients = 0: with sites\.client = 'ward', set it to the number",
+        ),
     ):
-        read_settings(JOB | {"sites.client": "ward", "num-clients": 0})
+        refused(call, message, UserError)
 
 
 def test_a_message_for_many_is_one_a_site(sites):

@@ -12,6 +12,7 @@ import pytest
 
 from fedapps.engines import processes
 from fedapps.errors import UserError
+from tests.helpers import refused
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +44,7 @@ def test_only_the_exact_mark_is_found_and_ended(tmp_path):
     with child(mark) as ours, child(mark + "2") as longer, child("NOT_" + mark) as other:
         assert processes.marked(mark) == [ours.pid]
         processes.end_marked(mark, ours, patience=0.2)  # it does not hear SIGTERM
-        assert ours.poll() == -signal.SIGKILL
-        assert processes.marked(mark) == []
+        assert (ours.poll(), processes.marked(mark)) == (-signal.SIGKILL, [])
         assert longer.poll() is None
         assert other.poll() is None
 
@@ -95,12 +95,16 @@ def test_ports():
         taken = listener.getsockname()[1]
         silent = lambda: socket.create_connection(("127.0.0.1", taken), 1.0)
         assert not processes.answers(silent)
-        with pytest.raises(
-            UserError, match=rf"^port = {taken}: it cannot be used \(.*in use\): choose another"
-        ):
-            processes.checked_port(taken)
-    with pytest.raises(UserError, match=r"port = 70000: choose a port in 1\.\.65535"):
-        processes.checked_port(70000)
+        refused(
+            lambda: processes.checked_port(taken),
+            rf"^port = {taken}: it cannot be used \(.*in use\): choose another",
+            UserError,
+        )
+    refused(
+        lambda: processes.checked_port(70000),
+        r"port = 70000: choose a port in 1\.\.65535",
+        UserError,
+    )
 
 
 def test_programs_come_from_this_environment_only(tmp_path, monkeypatch):
@@ -108,8 +112,7 @@ def test_programs_come_from_this_environment_only(tmp_path, monkeypatch):
     foreign.write_text("#!/bin/sh\n")
     foreign.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="elsewhere is not installed next to"):
-        processes.program("elsewhere")
+    refused(lambda: processes.program("elsewhere"), "elsewhere is not installed next to", UserError)
     assert processes.program("flwr").is_file()
 
 

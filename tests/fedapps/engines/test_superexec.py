@@ -85,8 +85,7 @@ def test_it_is_started_again_until_its_parent_has_ended(parent, tmp_path):
 
 
 def test_one_that_does_not_stay_ends_its_parent(parent, tmp_path):
-    assert parent(30).wait(60) == -15
-    assert starts(tmp_path) == ["--parent-pid 7"]
+    assert (parent(30).wait(60), starts(tmp_path)) == (-15, ["--parent-pid 7"])
 
 
 def test_flower_finds_it_before_the_program_itself(tmp_path):

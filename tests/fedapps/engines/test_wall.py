@@ -13,8 +13,7 @@ import pytest
 
 from fedapps.deployment.local import Deployment
 from fedapps.engines import wall
-from fedapps.engines.processes import answers, free_port, marked
-from fedapps.engines.superlink import SuperLink
+from fedapps.engines.processes import free_port, marked
 from fedapps.engines.wall import HOLD, NoWall, Wall
 from fedapps.errors import UserError
 
@@ -83,30 +82,6 @@ def test_a_port_inside_is_open_to_those_inside_only(built):
         assert reached(outside)
         with pytest.raises(ConnectionRefusedError):
             built.connect(outside, 5)
-
-
-@WALL
-@pytest.mark.slow
-def test_the_superlink_of_a_simulation_is_reached_from_inside_only(tmp_path):
-    port = free_port()
-    link = SuperLink(port, os.environ, 1, lambda: None, walled=True)
-    try:
-        link.start()
-        assert answers(lambda: link.wall.connect(port, 5))
-        assert not reached(port)
-        assert link.ask("list", "own")["success"]
-        assert (
-            len(
-                {os.readlink(f"/proc/{one}/ns/net") for one in marked(link.mark)}
-                - {os.readlink("/proc/self/ns/net")}
-            )
-            == 1
-        )
-    finally:
-        link.close(before=lambda: None)
-    assert marked(link.mark) == []
-    assert not link.base.exists()
-    assert link.holder.returncode is not None
 
 
 def test_a_deployment_whose_wall_has_fallen_is_not_mistaken_for_one_without(tmp_path):

@@ -104,8 +104,7 @@ def test_replies_and_states_are_those_of_one_process(number):
             for kind in ("train", "evaluate"):
                 expected = contents(inline, messages(now, kind))
                 found = contents(grid, messages(now, kind))
-                assert found == expected
-                assert states(grid) == states(inline)
+                assert (found, states(grid)) == (expected, states(inline))
         assert 'raise ValueError("no data today")' in contents(grid, messages(2))[2][1]
 
 
@@ -113,8 +112,7 @@ def test_messages_to_one_client_follow_each_other():
     inline = InlineGrid(make_app(), CLIENTS)
     asked = [*messages(1), *messages(4), *messages(5, clients=[3])]
     with grid_of() as grid:
-        assert contents(grid, asked) == contents(inline, asked)
-        assert states(grid) == states(inline)
+        assert (contents(grid, asked), states(grid)) == (contents(inline, asked), states(inline))
 
 
 def test_all_workers_run_clients_and_log_here(caplog):
@@ -124,8 +122,7 @@ def test_all_workers_run_clients_and_log_here(caplog):
             for now in range(10, 20)
             for reply in grid.send_and_receive(messages(now))
         }
-    assert found == set() | {pid for pid in found if pid != os.getpid()}
-    assert len(found) == 3
+    assert (found, len(found)) == (set() | {pid for pid in found if pid != os.getpid()}, 3)
     assert caplog.messages.count("client 6 in round 12") == 1
 
 
@@ -194,8 +191,7 @@ def test_cores_are_borrowed_for_a_phase():
             cores.free.value = free
             replies = grid.send_and_receive(messages(1))
             processes = {reply.content["metrics"]["process"] for reply in replies}
-            assert (os.getpid() in processes) == (free < 1)
-            assert len(processes) == max(1, free + 1)
+            assert (os.getpid() in processes, len(processes)) == (free < 1, max(1, free + 1))
             assert cores.free.value == free
 
 

@@ -42,8 +42,7 @@ def run(*words):
 def test_it_runs_is_recorded_and_resumes_to_the_same_numbers(folder):
     assert run("num-rounds=6", "checkpoint-every=3", "--out", "whole") == 0
     recorded = read_toml(folder / "whole" / "settings.toml")
-    assert recorded["method"] == "own_method:METHOD"
-    assert recorded["exp.epsilon"] == 0.001
+    assert (recorded["method"], recorded["exp.epsilon"]) == ("own_method:METHOD", 0.001)
     assert recorded["rows.source"] == str(folder / "patients.csv")  # whatever folder clients run in
     assert len(clients_of(folder / "whole")) == 8
     assert np.mean([float(row["accuracy"]) for row in clients_of(folder / "whole")]) > 0.5

@@ -13,6 +13,7 @@ from fedapps.extensions.own_code import own_files
 from fedapps.extensions.registered import registered
 from fedapps.models.image_nets import build_model
 from fedapps.runs.prepare import assemble, with_defaults
+from tests.helpers import refused
 
 CODE = """
 from dataclasses import dataclass
@@ -129,15 +130,15 @@ def test_unknown_names_are_answered_with_similar_ones(package):
         ({"method": "neerer"}, "did you mean 'nearer'"),
         ({"task": "other-digit"}, "did you mean 'other-digits'"),
     ):
-        with pytest.raises(UserError, match=said):
-            with_defaults(given)
-    with pytest.raises(UserError, match="did you mean 'one-layer'"):
-        assemble(with_defaults({"model.name": "one-layers"}))
-    with pytest.raises(
-        UserError,
-        match="no module 'a_package_that_is_not_here': nearer_broken imports it",
+        refused(lambda: with_defaults(given), said, UserError)
+    for call, message in (
+        (lambda: assemble(with_defaults({"model.name": "one-layers"})), "did you mean 'one-layer'"),
+        (
+            lambda: with_defaults({"method": "broken"}),
+            "no module 'a_package_that_is_not_here': nearer_broken imports it",
+        ),
     ):
-        with_defaults({"method": "broken"})
+        refused(call, message, UserError)
 
 
 def test_a_net_by_its_name_is_built(package):

@@ -8,7 +8,7 @@ import fedapps
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.lab.results.report import write_report
-from tests.helpers import run_inline
+from tests.helpers import refused, run_inline
 
 NAMED = {
     "model.name": "evil:Net",
@@ -48,8 +48,7 @@ def test_code_of_a_foreign_folder_is_not_executed(folder, key, capsys):
             f"fedapps: settings.toml: {key} = {NAMED[key]!r} is code: {folder / 'evil.py'} would "
             "be executed: add --trust if you trust it\n"
         )
-    with pytest.raises(UserError, match="add trust=True if you trust it"):
-        fedapps.load(".").model()
+    refused(lambda: fedapps.load(".").model(), "add trust=True if you trust it", UserError)
     main(["compare", "."])
     main(["figures", "."])
     write_report(".")

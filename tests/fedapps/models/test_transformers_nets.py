@@ -16,6 +16,7 @@ from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import assemble, with_defaults
+from tests.helpers import refused
 
 VIT = {
     "model_type": "vit",
@@ -47,12 +48,12 @@ TEXT = {
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     for job in ({}, TEXT):
-        with pytest.raises(
-            UserError,
-            match=r"^model.name = 'transformers:vit': .* not installed: pip install "
+        refused(
+            lambda: assemble(with_defaults({"model.name": "transformers:vit", **job})),
+            r"^model.name = 'transformers:vit': .* not installed: pip install "
             r"'fedapps\[text\]'$",
-        ):
-            assemble(with_defaults({"model.name": "transformers:vit", **job}))
+            UserError,
+        )
 
 
 @pytest.fixture
@@ -125,22 +126,28 @@ def test_pretrained_weights_are_those_of_the_folder_all_but_the_head(library, fo
         assert torch.equal(net.net.base_model.state_dict()[key], array)
     same = build_model(name, (1, 8, 8), 7, 0, pretrained=True)
     assert torch.equal(net.net.classifier.weight, same.net.classifier.weight)
-    with pytest.raises(UserError, match=r"does not take samples of shape \(3, 8, 8\)"):
-        build_model(name, (3, 8, 8), 7, 0, pretrained=True)
+    refused(
+        lambda: build_model(name, (3, 8, 8), 7, 0, pretrained=True),
+        r"does not take samples of shape \(3, 8, 8\)",
+        UserError,
+    )
     config = json.loads((tmp_path / "vit" / "config.json").read_text())
     (tmp_path / "vit" / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
-    with pytest.raises(
+    refused(
+        lambda: build_model(name, (1, 8, 8), 7, 0, pretrained=True),
+        r"model.pretrained = true: .* lacks weights of this net \(vit\.\S+\)",
         UserError,
-        match=r"model.pretrained = true: .* lacks weights of this net \(vit\.\S+\)",
-    ):
-        build_model(name, (1, 8, 8), 7, 0, pretrained=True)
+    )
 
 
 def test_weights_are_never_unpickled(library, folder, tmp_path):
     name = folder("vit", VIT | {"image_size": 8, "num_channels": 1})
     torch.save({}, tmp_path / "vit" / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"model.pretrained = true: .*model\.safetensors"):
-        build_model(name, (1, 8, 8), 2, 0, pretrained=True)
+    refused(
+        lambda: build_model(name, (1, 8, 8), 2, 0, pretrained=True),
+        r"model.pretrained = true: .*model\.safetensors",
+        UserError,
+    )
 
 
 def test_code_in_a_folder_is_never_run(library, folder, tmp_path):
@@ -149,8 +156,7 @@ def test_code_in_a_folder_is_never_run(library, folder, tmp_path):
     (tmp_path / "own" / "mine.py").write_text(
         f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()\n"
     )
-    with pytest.raises(UserError, match="cannot be read"):
-        build_model(name, (1, 8, 8), 2, 0)
+    refused(lambda: build_model(name, (1, 8, 8), 2, 0), "cannot be read", UserError)
     assert not (tmp_path / "ran").exists()
 
 
@@ -168,9 +174,11 @@ def test_code_in_a_folder_is_never_run(library, folder, tmp_path):
     ],
 )
 def test_mistakes_are_one_line(library, folder, name, said):
-    with pytest.raises(UserError, match=f"^model.name = {re.escape(repr(name))}: {said}") as caught:
-        build_model(name, (1, 8, 8), 2, 0)
-    assert "\n" not in str(caught.value)
+    refused(
+        lambda: build_model(name, (1, 8, 8), 2, 0),
+        f"^model.name = {re.escape(repr(name))}: {said}",
+        UserError,
+    )
 
 
 def test_a_causal_language_model_predicts_characters(library, folder, tmp_path):
@@ -211,15 +219,24 @@ def test_a_net_that_sees_what_it_is_to_predict_is_refused(library, folder):
             "intermediate_size": 32,
         },
     )
-    with pytest.raises(UserError, match="sees the characters that it must predict"):
-        build_task(with_defaults({**TEXT, "model.name": name})).initial_arrays()
-    with pytest.raises(UserError, match="does not take texts of 40 characters"):
-        build_task(
-            with_defaults({**TEXT, "text.length": 40, "model.name": folder("gpt", GPT2)})
-        ).initial_arrays()
-    with pytest.raises(
-        UserError, match=r"model\.pretrained = true: the 98 characters of task 'text'"
+    for call, message in (
+        (
+            lambda: build_task(with_defaults({**TEXT, "model.name": name})).initial_arrays(),
+            "sees the characters that it must predict",
+        ),
+        (
+            lambda: build_task(
+                with_defaults({**TEXT, "text.length": 40, "model.name": folder("gpt", GPT2)})
+            ).initial_arrays(),
+            "does not take texts of 40 characters",
+        ),
+        (
+            lambda: build_task(
+                with_defaults(
+                    {**TEXT, "model.pretrained": True, "model.name": "transformers:./gpt"}
+                )
+            ).initial_arrays(),
+            r"model\.pretrained = true: the 98 characters of task 'text'",
+        ),
     ):
-        build_task(
-            with_defaults({**TEXT, "model.pretrained": True, "model.name": "transformers:./gpt"})
-        ).initial_arrays()
+        refused(call, message, UserError)

@@ -56,6 +56,7 @@ def recorded(folder):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 5, 100])
 def test_rounds_that_could_not_be_recorded_are_recorded_when_there_is_room(room, tmp_path):
     """From the end of round 3 to the end of round 5, only ``room`` bytes of a line fit
@@ -153,6 +154,18 @@ def test_a_run_that_cannot_write_its_model_has_not_completed(tmp_path):
         == "completed"
     )
     assert (tmp_path / "model.safetensors").exists()
+
+
+def test_without_room_for_model_and_report_the_command_ends_with_one_line(tmp_path, capsys):
+    job = [f"{key}={value}" for key, value in (JOB | {"model.name": "mlp"}).items()]
+    job += ["num-rounds=4", "evaluate-every=0", "checkpoint-every=2"]
+    with full(15_000):
+        assert main(["run", *job, "--engine", "inline", "--out", str(tmp_path / "r")]) == 1
+    assert (tmp_path / "r" / "run.log").read_text().count("The run continues") == 2
+    assert len(read_rounds(tmp_path / "r")) == 4
+    said = capsys.readouterr().err
+    assert "cannot write the report" in said
+    assert "Traceback" not in said
 
 
 def test_a_log_without_room_does_not_end_the_command(tmp_path):

@@ -22,7 +22,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.launch import Launch, settle
 from fedapps.runs.prepare import with_defaults
-from tests.helpers import ROOT
+from tests.helpers import ROOT, refused
 
 JOB = {
     "num-clients": 3,
@@ -125,8 +125,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     go(tmp_path)
     path = tmp_path / "checkpoint" / "6" / "run.json"
     path.write_text(json.dumps({"run": "other"}))
-    with pytest.raises(UserError, match=r"round 6 is of run other.*two runs wrote"):
-        go(tmp_path, resume=True)
+    refused(
+        lambda: go(tmp_path, resume=True), r"round 6 is of run other.*two runs wrote", UserError
+    )
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -175,8 +176,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
 
 def test_a_link_or_a_fifo_in_the_place_of_the_lock(tmp_path):
     (tmp_path / WRITER).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="cannot write to it"):
-        FolderLock(tmp_path).__enter__()
+    refused(lambda: FolderLock(tmp_path).__enter__(), "cannot write to it", UserError)
     assert not (tmp_path / "elsewhere").exists()
     (tmp_path / WRITER).unlink()
     os.mkfifo(tmp_path / WRITER)

@@ -15,7 +15,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.settings.reading import read_settings
 from fedapps.tasks.next_character import VOCABULARY, encode, generated_play, sequences
-from tests.helpers import rounds_of
+from tests.helpers import refused, rounds_of
 
 
 def text(num_clients=0, model="auto", **options):
@@ -52,8 +52,7 @@ def test_the_vocabulary_is_printable_ascii_and_three_more():
     printable = "".join(map(chr, range(32, 127)))
     np.testing.assert_array_equal(encode(printable), np.arange(3, VOCABULARY))
     np.testing.assert_array_equal(encode("\n\t\r\x00é\U0001f600\x7f"), [2, 1, 1, 1, 1, 1, 1])
-    assert VOCABULARY == 98
-    assert len(encode("")) == 0
+    assert (VOCABULARY, len(encode(""))) == (98, 0)
 
 
 @pytest.mark.parametrize("n", [2, 5, 6, 7, 11, 12])
@@ -123,8 +122,10 @@ def test_padding_changes_nothing():
     short, long = ([t.clone() for t in sequences(tokens, length)] for length in (11, 40))
     padded, plain = (NEXT_TOKEN.loss(model(x), y).item() for x, y in (long, short))
     assert padded == pytest.approx(plain)
-    with pytest.raises(ValueError, match="no target of at least 1"):
-        NEXT_TOKEN.score(Given(logits), Split(x, torch.zeros_like(y)))
+    refused(
+        lambda: NEXT_TOKEN.score(Given(logits), Split(x, torch.zeros_like(y))),
+        "no target of at least 1",
+    )
 
 
 # --- the nets -------------------------------------------------------------------------
@@ -174,12 +175,10 @@ def test_a_folder_becomes_sequences_of_each_role(play):
     task = text(source=play, length=4)
     task.check(2)
     # C has one character of test text, D no training text, E one character
-    assert task.play(2).roles == ("A", "B")
-    assert task.play(2).passed_over == 3
+    assert (task.play(2).roles, task.play(2).passed_over) == (("A", "B"), 3)
     data = task.client_data(1, 2)
     said = "".join(chr(int(t) + 29) if t > 2 else "|" for t in data.train.y.flatten() if t)
-    assert said == "o be,|or not"
-    assert (len(data.train), len(data.test)) == (3, 1)
+    assert (said, (len(data.train), len(data.test))) == ("o be,|or not", (3, 1))
     assert data.validation.x is data.train.x
     assert task.client_data(1, 2) is data
 
@@ -198,8 +197,11 @@ def test_settings_can_be_chosen_on_text_that_is_neither_trained_on_nor_tested_on
     assert len(whole) > 1
     assert torch.equal(half.test.x, whole.x[::2])
     assert torch.equal(half.validation.x, whole.x[1::2])
-    with pytest.raises(UserError, match=r"text\.score-on = 'validation': needs .* set validation"):
-        text(source=play, score_on="validation")
+    refused(
+        lambda: text(source=play, score_on="validation"),
+        r"text\.score-on = 'validation': needs .* set validation",
+        UserError,
+    )
 
 
 def test_the_end_of_a_role_is_kept_for_validation(play):
@@ -215,33 +217,35 @@ def test_the_end_of_a_role_is_kept_for_validation(play):
     assert (len(most.train), len(most.validation)) == (1, 2)
     short = text(source=play, validation=0.9).client_data(1, 2)  # a single sequence of 80
     assert (len(short.train), short.validation is short.train) == (1, True)
-    with pytest.raises(UserError, match=r"text\.validation = 1"):
-        text(validation=1.0)
+    refused(lambda: text(validation=1.0), r"text\.validation = 1", UserError)
 
 
 def test_what_is_wrong_with_a_text_is_said(play, tmp_path):
-    with pytest.raises(
-        UserError, match=r"num-clients = 3, but .* has 2 roles .*\(3 have fewer\): choose at most 2"
+    for call, message in (
+        (
+            lambda: text(source=play).check(3),
+            r"num-clients = 3, but .* has 2 roles .*\(3 have fewer\): choose at most 2",
+        ),
+        (
+            lambda: text(source=play, min_characters=12).check(2),
+            r"num-clients = 2, but .* has 1 roles with at least 12 characters",
+        ),
+        (
+            lambda: text(source=play, role="speaker").check(2),
+            r"text\.role = 'speaker': .* has the columns character_id, text",
+        ),
+        (
+            lambda: text(source=str(tmp_path / "missing")).check(2),
+            r"data\.source = .*no such folder",
+        ),
+        (
+            lambda: text(model="char-lst"),
+            r"model\.name = 'char-lst': did you mean 'char-lstm'\? task 'text' has",
+        ),
+        (lambda: text(length=0), r"text\.length = 0: choose a value"),
+        (lambda: text().client_data("a", 3), "client 'a'"),
     ):
-        text(source=play).check(3)
-    with pytest.raises(
-        UserError, match=r"num-clients = 2, but .* has 1 roles with at least 12 characters"
-    ):
-        text(source=play, min_characters=12).check(2)
-    with pytest.raises(
-        UserError, match=r"text\.role = 'speaker': .* has the columns character_id, text"
-    ):
-        text(source=play, role="speaker").check(2)
-    with pytest.raises(UserError, match=r"data\.source = .*no such folder"):
-        text(source=str(tmp_path / "missing")).check(2)
-    with pytest.raises(
-        UserError, match=r"model\.name = 'char-lst': did you mean 'char-lstm'\? task 'text' has"
-    ):
-        text(model="char-lst")
-    with pytest.raises(UserError, match=r"text\.length = 0: choose a value"):
-        text(length=0)
-    with pytest.raises(UserError, match="client 'a'"):
-        text().client_data("a", 3)
+        refused(call, message, UserError)
 
 
 def test_the_generated_play_is_that_of_the_unigram_task():
@@ -250,8 +254,7 @@ def test_the_generated_play_is_that_of_the_unigram_task():
     play, (train, _) = generated_play(3), generate(3)
     for role, tokens in zip(play.roles, play.train, strict=True):
         said = words("".join(chr(int(t) + 29) for t in tokens))
-        assert len(said) == train[role].total()
-        assert set(said) == set(train[role])
+        assert (len(said), set(said)) == (train[role].total(), set(train[role]))
     text(num_clients=50).check(50)
 
 

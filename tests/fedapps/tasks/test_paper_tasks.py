@@ -27,6 +27,7 @@ from fedapps.tasks.next_word import Words, vocabulary, windows
 from fedapps.tasks.options import SpeechOptions, TextPairsOptions, WordsOptions
 from fedapps.tasks.speech import Speech, waveform
 from fedapps.tasks.text_pairs import TextPairs, build_pair_classifier, tokenise
+from tests.helpers import refused
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -114,18 +115,23 @@ def test_resize_takes_the_middle_square(write):
         ("3", "7"),
         [1, 0],
     )
-    with pytest.raises(UserError, match=r"images differ in size .*: set data.resize"):
-        load_samples(DataOptions(source=source, label="Smiling"))
+    refused(
+        lambda: load_samples(DataOptions(source=source, label="Smiling")),
+        r"images differ in size .*: set data.resize",
+        UserError,
+    )
     assert load_samples(DataOptions(source=source, resize=3, label="Smiling")).x.shape == (
         2,
         3,
         3,
         3,
     ), "another entry"
-    with pytest.raises(UserError, match=r"data.resize = 4: the digits stay 8 x 8"):
-        load_samples(DataOptions(resize=4))
-    with pytest.raises(ValueError, match=r"resize = -1: choose a value in \[0, inf\)"):
-        DataOptions(resize=-1)
+    refused(
+        lambda: load_samples(DataOptions(resize=4)),
+        r"data.resize = 4: the digits stay 8 x 8",
+        UserError,
+    )
+    refused(lambda: DataOptions(resize=-1), r"resize = -1: choose a value in \[0, inf\)")
 
 
 def test_class_weights_weigh_training_only():
@@ -174,16 +180,13 @@ def test_every_way_to_write_a_sound_reads_alike(tmp_path):
         samples,
     ]
     for cell in cells:
-        assert waveform(cell).tolist() == samples
-        assert waveform(cell).dtype == np.int16
+        assert (waveform(cell).tolist(), waveform(cell).dtype) == (samples, np.int16)
     for cell, problem in (
         ({"bytes": wav([1], bits=8), "path": None}, "8 bits"),
         ("hello", "not a list of numbers but str"),
     ):
-        with pytest.raises(ValueError, match=problem):
-            waveform(cell)
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        waveform([0.0, float("nan")])
+        refused(lambda: waveform(cell), problem)
+    refused(lambda: waveform([0.0, float("nan")]), "NaN or infinity")
 
 
 def sounds(count=24, length=1200):
@@ -244,19 +247,24 @@ def test_speech_cuts_long_sounds_and_says_what_it_cannot_read(write):
         1,
         100,
     )
-    with pytest.raises(
-        UserError, match=r"^speech.audio = 'sound': .* has the columns audio, label, speaker_id"
-    ):
-        _ = made(Speech, settings(source, SpeechOptions(audio="sound"))).samples
+    refused(
+        lambda: made(Speech, settings(source, SpeechOptions(audio="sound"))).samples,
+        r"^speech.audio = 'sound': .* has the columns audio, label, speaker_id",
+        UserError,
+    )
     columns["audio"][3] = {"bytes": b"fLaC", "path": None}
     source = write(columns, speech_features(), "damaged")
-    with pytest.raises(
-        UserError,
-        match=r"^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV",
+    for call, message in (
+        (
+            lambda: made(Speech, settings(source, SpeechOptions())).samples,
+            r"^speech.audio = 'audio': sound 3 of .* cannot be read .*: give 16-bit WAV",
+        ),
+        (
+            lambda: made(Speech, settings("digits", SpeechOptions())).samples,
+            r"data.source = 'digits': this task cannot use them",
+        ),
     ):
-        _ = made(Speech, settings(source, SpeechOptions())).samples
-    with pytest.raises(UserError, match=r"data.source = 'digits': this task cannot use them"):
-        _ = made(Speech, settings("digits", SpeechOptions())).samples
+        refused(call, message, UserError)
 
 
 # Words
@@ -281,8 +289,7 @@ def test_windows_ask_for_every_word_once_after_the_words_before_it(number):
 
 
 def test_rows_without_a_known_word_are_left_out():
-    assert windows([3, 3], 5) == []
-    assert windows([], 5) == []
+    assert (windows([3, 3], 5), windows([], 5)) == ([], [])
     assert windows([3, 3, 3, 3, 5], 2) == [[3, 5, 2]]
 
 
@@ -319,17 +326,23 @@ def test_words_as_lists_and_what_is_no_text(write):
         Words, settings(write({"text": [["a", "b", "c"], ["b", "c"]]}, name="list"), options)
     ).samples.x
     assert as_text.tolist() == as_list.tolist()
-    with pytest.raises(
-        UserError, match=r"^words.text = 'text': holds int, neither a text nor a list of words"
+    for call, message in (
+        (
+            lambda: made(Words, settings(write({"text": [1, 2]}, name="number"), options)).samples,
+            r"^words.text = 'text': holds int, neither a text nor a list of words",
+        ),
+        (
+            lambda: (
+                made(Words, settings(write({"text": ["", " "]}, name="empty"), options)).samples
+            ),
+            r"has no words in it",
+        ),
+        (
+            lambda: made(Words, settings("x", options, partition="dirichlet")),
+            r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid",
+        ),
     ):
-        _ = made(Words, settings(write({"text": [1, 2]}, name="number"), options)).samples
-    with pytest.raises(UserError, match=r"has no words in it"):
-        _ = made(Words, settings(write({"text": ["", " "]}, name="empty"), options)).samples
-    with pytest.raises(
-        UserError,
-        match=r"^data.partition = 'dirichlet': task 'words' has no labels: choose natural or iid",
-    ):
-        made(Words, settings("x", options, partition="dirichlet"))
+        refused(call, message, UserError)
 
 
 def test_the_papers_lstm_for_reddit(write):
@@ -505,12 +518,12 @@ def test_pretrained_distilbert_is_never_drawn_anew(checkpoint, pairs):
 def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="needs the extra 'text'")
     hub = TextPairsOptions()
-    with pytest.raises(
-        UserError,
-        match=r"^text-pairs.checkpoint = 'distilbert/.*': is no folder, and without "
+    refused(
+        lambda: made(TextPairs, settings(pairs, hub)).check(2),
+        r"^text-pairs.checkpoint = 'distilbert/.*': is no folder, and without "
         r"model.pretrained nothing",
-    ):
-        made(TextPairs, settings(pairs, hub)).check(2)
+        UserError,
+    )
 
     def no_network(*_, **values):
         raise FileNotFoundError(
@@ -518,47 +531,51 @@ def test_what_text_pairs_cannot_do(checkpoint, pairs, tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
-    with pytest.raises(
-        UserError,
-        match=r"no such folder, and the hub does not give it \(no route to host\): check the "
+    refused(
+        lambda: made(TextPairs, settings(pairs, hub, pretrained=True)).check(2),
+        r"no such folder, and the hub does not give it \(no route to host\): check the "
         r"network",
-    ):
-        made(TextPairs, settings(pairs, hub, pretrained=True)).check(2)
+        UserError,
+    )
     tiny = TextPairsOptions(length=16, checkpoint=str(checkpoint))
     with pytest.raises(
         UserError, match=r"^text-pairs.checkpoint: .* holds no DistilBERT that can be read"
     ):
         made(TextPairs, settings(pairs, tiny, pretrained=True)).check(2)  # no weights in the folder
-    with pytest.raises(
-        UserError,
-        match=r"^text-pairs.length = 64, but the checkpoint reads 32 tokens: choose at most 32",
-    ):
-        made(
+    refused(
+        lambda: made(
             TextPairs, settings(pairs, TextPairsOptions(length=64, checkpoint=str(checkpoint)))
-        ).check(2)
+        ).check(2),
+        r"^text-pairs.length = 64, but the checkpoint reads 32 tokens: choose at most 32",
+        UserError,
+    )
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"cannot be read or used"):
-        made(
+    refused(
+        lambda: made(
             TextPairs, settings(pairs, TextPairsOptions(checkpoint=str(tmp_path / "empty")))
-        ).check(2)
+        ).check(2),
+        r"cannot be read or used",
+        UserError,
+    )
 
 
 def test_transformers_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(
-        UserError, match=r"^task = 'text-pairs' needs transformers: pip install 'fedapps\[text\]'$"
+    for call, message in (
+        (
+            lambda: made(TextPairs, settings("anything", TextPairsOptions())),
+            r"^task = 'text-pairs' needs transformers: pip install 'fedapps\[text\]'$",
+        ),
+        (
+            lambda: made(TextPairs, settings("anything", TextPairsOptions(), model="mlp")),
+            r"^model.name = 'mlp': task 'text-pairs' has one net: choose distilbert or auto",
+        ),
+        (
+            lambda: made(Words, settings("anything", WordsOptions(), model="mlp")),
+            r"^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto",
+        ),
     ):
-        made(TextPairs, settings("anything", TextPairsOptions()))
-    with pytest.raises(
-        UserError,
-        match=r"^model.name = 'mlp': task 'text-pairs' has one net: choose distilbert or auto",
-    ):
-        made(TextPairs, settings("anything", TextPairsOptions(), model="mlp"))
-    with pytest.raises(
-        UserError,
-        match=r"^model.name = 'mlp': task 'words' has one net: choose stacked-lstm or auto",
-    ):
-        made(Words, settings("anything", WordsOptions(), model="mlp"))
+        refused(call, message, UserError)
 
 
 # The experiments

@@ -6,6 +6,7 @@ from safetensors.numpy import save_file
 
 from fedapps.errors import UserError
 from fedapps.tasks.predictor_library import Library
+from tests.helpers import refused
 
 
 def tables(q=5, size=4, seed=0):
@@ -47,8 +48,7 @@ def test_a_saved_library_comes_back_the_same(tmp_path, arrays):
     ]
     for name, array in opened.take([2, 0]).items():
         np.testing.assert_array_equal(array, arrays[name][[2, 0]])
-    with pytest.raises(UserError, match="choose an empty folder"):
-        library.save(tmp_path / "lib")
+    refused(lambda: library.save(tmp_path / "lib"), "choose an empty folder", UserError)
 
 
 def test_a_hash_names_the_content_and_nothing_else():
@@ -70,8 +70,7 @@ def test_the_mixture_is_the_weighted_sum(monkeypatch, tmp_path, chunk):
     expected = sum(a * v.astype(float) for a, v in zip(alpha, values, strict=True))
     for one in (library, Library.open(tmp_path)):
         np.testing.assert_allclose(one.mixture(alpha)["table"], expected, atol=1e-7)
-    with pytest.raises(ValueError, match="7 predictors"):
-        library.mixture(alpha[:3])
+    refused(lambda: library.mixture(alpha[:3]), "7 predictors")
 
 
 def test_nets_have_no_mixture_that_is_one_predictor():
@@ -83,23 +82,34 @@ def test_densities_are_checked_by_name(monkeypatch):
     values = tables(4)
     Library.from_arrays({"table": values}).check_densities()
     values[2] *= 0.93
-    with pytest.raises(UserError, match=r"predictor 'HAMLET' sums to 0\.93"):
-        Library.from_arrays({"table": values}, ["A", "B", "HAMLET", "D"]).check_densities()
+    refused(
+        lambda: Library.from_arrays({"table": values}, ["A", "B", "HAMLET", "D"]).check_densities(),
+        r"predictor 'HAMLET' sums to 0\.93",
+        UserError,
+    )
     values[2] = [1.5, -0.5, 0, 0]
-    with pytest.raises(UserError, match=r"'2' has the probability -0\.5"):
-        Library.from_arrays({"table": values}).check_densities()
+    refused(
+        lambda: Library.from_arrays({"table": values}).check_densities(),
+        r"'2' has the probability -0\.5",
+        UserError,
+    )
     values[2] = np.nan
-    with pytest.raises(UserError, match="predictor '2'"):
-        Library.from_arrays({"table": values}).check_densities()
-    with pytest.raises(UserError, match="a density is one array 'table'"):
-        Library.from_arrays(nets()).check_densities()
+    for call, message in (
+        (lambda: Library.from_arrays({"table": values}).check_densities(), "predictor '2'"),
+        (lambda: Library.from_arrays(nets()).check_densities(), "a density is one array 'table'"),
+    ):
+        refused(call, message, UserError)
 
 
 def test_arrays_of_different_numbers_of_predictors_are_refused():
-    with pytest.raises(UserError, match="one entry a predictor"):
-        Library.from_arrays({"a": np.zeros((2, 3)), "b": np.zeros((3, 3))})
-    with pytest.raises(UserError, match="3 names for 5"):
-        Library.from_arrays({"table": tables()}, ["a", "b", "c"])
+    for call, message in (
+        (
+            lambda: Library.from_arrays({"a": np.zeros((2, 3)), "b": np.zeros((3, 3))}),
+            "one entry a predictor",
+        ),
+        (lambda: Library.from_arrays({"table": tables()}, ["a", "b", "c"]), "3 names for 5"),
+    ):
+        refused(call, message, UserError)
 
 
 # --- folders that are not as they should be -------------------------------------------
@@ -121,34 +131,22 @@ def test_predictors_of_different_shapes_are_both_named(tmp_path):
     assert "first.safetensors holds table [4] float32" in str(error.value)
 
 
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:-3])
+HEADER = json.dumps({"table": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
+DAMAGE = {
+    "truncated": lambda content: content[:-3],
+    "long header": lambda _: (10**12).to_bytes(8, "little") + b"{}",
+    "broken header": lambda _: (5).to_bytes(8, "little") + b"hello",
+    "empty": lambda _: b"",
+    "wrong offsets": lambda _: len(HEADER).to_bytes(8, "little") + HEADER + bytes(8),
+}
 
 
-def long_header(path):
-    path.write_bytes((10**12).to_bytes(8, "little") + b"{}")
-
-
-def broken_header(path):
-    path.write_bytes((5).to_bytes(8, "little") + b"hello")
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
-def wrong_offsets(path):
-    header = json.dumps({"table": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-
-
-@pytest.mark.parametrize("damage", [truncated, long_header, broken_header, empty, wrong_offsets])
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_broken_file_is_named_when_the_library_is_opened(tmp_path, damage):
     folder_of(tmp_path, a={"table": np.ones(4, np.float32)}, b={"table": np.ones(4, np.float32)})
-    damage(tmp_path / "b.safetensors")
-    with pytest.raises(UserError, match=r"b\.safetensors cannot be read") as error:
-        Library.open(tmp_path)
-    assert "\n" not in str(error.value)
+    path = tmp_path / "b.safetensors"
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    refused(lambda: Library.open(tmp_path), r"b\.safetensors cannot be read", UserError)
 
 
 def test_values_that_are_not_finite_or_a_file_that_went_away_are_named(tmp_path):
@@ -158,20 +156,21 @@ def test_values_that_are_not_finite_or_a_file_that_went_away_are_named(tmp_path)
         b={"table": np.ones(2, np.float32)},
     )
     library = Library.open(tmp_path)
-    with pytest.raises(
-        UserError, match=r"a\.safetensors: array 'table' holds values that are not finite"
-    ):
-        library.take([0])
+    refused(
+        lambda: library.take([0]),
+        r"a\.safetensors: array 'table' holds values that are not finite",
+        UserError,
+    )
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(UserError, match=r"b\.safetensors cannot be read any more"):
-        library.take([1])
+    refused(lambda: library.take([1]), r"b\.safetensors cannot be read any more", UserError)
 
 
 def test_a_folder_without_predictors_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no \.safetensors file"):
-        Library.open(tmp_path)
-    with pytest.raises(UserError, match="no such folder"):
-        Library.open(tmp_path / "missing")
+    for call, message in (
+        (lambda: Library.open(tmp_path), r"no \.safetensors file"),
+        (lambda: Library.open(tmp_path / "missing"), "no such folder"),
+    ):
+        refused(call, message, UserError)
 
 
 def test_opening_reads_no_values(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import clients_of, rows_of, write_csv
+from tests.helpers import clients_of, refused, rows_of, write_csv
 
 HOUSES = {"north": 3.0, "south": 5.0, "west": 0.5}  # thousands a square metre
 
@@ -288,16 +288,18 @@ def test_a_scale_in_the_settings_needs_nothing_of_the_clients():
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(settings, message):
-    with pytest.raises((UserError, ValueError), match=message) as error:
-        assemble(
+    refused(
+        lambda: assemble(
             with_defaults({"task": "regression", "num-clients": 3, "device": "cpu", **settings})
-        )
-    assert "\n" not in str(error.value)
+        ),
+        message,
+    )
 
 
 # --- an own csv ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp_path, capsys):
     path = houses(tmp_path)
     own = {
@@ -379,28 +381,39 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
     ],
 )
 def test_a_table_that_cannot_be_learned_is_refused_in_one_line(changed, message, tmp_path):
-    with pytest.raises(UserError, match=message) as error:
-        assemble(with_defaults(table(houses(tmp_path, **changed)) | {"device": "cpu"}))
-    assert "\n" not in str(error.value)
+    refused(
+        lambda: assemble(with_defaults(table(houses(tmp_path, **changed)) | {"device": "cpu"})),
+        message,
+        UserError,
+    )
 
 
 def test_a_class_task_pointed_at_numbers_names_this_one(tmp_path):
     path = houses(tmp_path)
-    with pytest.raises(UserError, match=r"data.label = 'prise': .* did you mean 'price'"):
-        assemble(with_defaults(table(path) | {"data.label": "prise", "device": "cpu"}))
-    with pytest.raises(UserError, match="or predict numbers: task = 'regression'"):
-        assemble(with_defaults(table(path) | {"task": "tabular", "device": "cpu"}))
-    with pytest.raises(UserError, match="or predict numbers: task = 'regression'"):
-        assemble(
-            with_defaults(
-                {
-                    "data.source": str(path),
-                    "data.label": "price",
-                    "device": "cpu",
-                    "task": "classification",
-                }
-            )
-        )
+    for call, message in (
+        (
+            lambda: assemble(with_defaults(table(path) | {"data.label": "prise", "device": "cpu"})),
+            r"data.label = 'prise': .* did you mean 'price'",
+        ),
+        (
+            lambda: assemble(with_defaults(table(path) | {"task": "tabular", "device": "cpu"})),
+            "or predict numbers: task = 'regression'",
+        ),
+        (
+            lambda: assemble(
+                with_defaults(
+                    {
+                        "data.source": str(path),
+                        "data.label": "price",
+                        "device": "cpu",
+                        "task": "classification",
+                    }
+                )
+            ),
+            "or predict numbers: task = 'regression'",
+        ),
+    ):
+        refused(call, message, UserError)
 
 
 def test_several_columns_are_predicted_together(tmp_path):
@@ -484,9 +497,7 @@ def test_arrays_that_cannot_be_learned_are_refused_in_one_line(
     changed, settings, message, tmp_path
 ):
     given = embeddings(tmp_path / "set.npz", **changed)
-    with pytest.raises((UserError, ValueError), match=message) as error:
-        assemble(with_defaults(given | {"num-clients": 4} | settings))
-    assert "\n" not in str(error.value)
+    refused(lambda: assemble(with_defaults(given | {"num-clients": 4} | settings)), message)
 
 
 # --- sites ----------------------------------------------------------------------------
@@ -555,11 +566,13 @@ def test_a_node_serves_the_clients_of_a_column_and_all_their_rows_are_scored(tmp
     ],
 )
 def test_a_site_that_does_not_fit_says_so_in_one_line(settings, message, tmp_path):
-    with pytest.raises(UserError, match=message) as error:
-        build_task(with_defaults(AT_SITES | settings), str(houses(tmp_path))).client_data(
+    refused(
+        lambda: build_task(with_defaults(AT_SITES | settings), str(houses(tmp_path))).client_data(
             "estate", 1
-        )
-    assert "\n" not in str(error.value)
+        ),
+        message,
+        UserError,
+    )
 
 
 # --- methods --------------------------------------------------------------------------
@@ -571,21 +584,21 @@ ON_NUMBERS = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ON_NUMBERS)
 def test_every_method_that_takes_the_task_runs_and_is_scored(method, tmp_path):
     settings = {
         "task": "regression",
         "model.name": "mlp",
-        "num-clients": 4,
-        "num-rounds": 2,
-        "evaluate-every": 2,
+        "num-clients": 3,
+        "num-rounds": 1,
+        "train.local-epochs": 1,
         "clients-per-round": 0,
     }
     if method == "histogram-boosting":
         settings |= {"num-rounds": 5, "evaluate-every": 5}
     summary = run(tmp_path / "run", method=method, **settings)
-    assert summary["status"] == "completed"
-    assert summary["failures"] == 0
+    assert (summary["status"], summary["failures"]) == ("completed", 0)
     assert 0 < summary["rmse-pooled"] < 1000
     assert summary["rmse-worst"] >= summary["rmse-mean"]
     assert not [key for key in summary if "accuracy" in key]
@@ -640,12 +653,10 @@ def test_a_client_that_diverges_is_named_beside_the_result_and_is_in_no_mean(tmp
     assert tame["rmse-worst"] < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    [
-        *("local", "fedavg", "finetune", "fedprox", "scaffold", "fedadam", "q-fedavg"),
-        *("propfair", "ditto", "apfl", "superfed-mm"),
-    ],
+    ["fedavg", "scaffold", "fedadam", "ditto", "superfed-mm"],
 )
 def test_tails_and_copied_columns_train_by_defaults(method, tmp_path):
     """Like the voices of Parkinsons: five columns of the same measure, a few values far
@@ -661,6 +672,8 @@ def test_tails_and_copied_columns_train_by_defaults(method, tmp_path):
             price = age + 0.5 * z + level + 0.3 * rng.normal()
             lines.append(f"town-{town},{age:.4f},{','.join(map(str, voice))},{price:.4f}")
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    summary = run(tmp_path / "r", **table(tmp_path / "t.csv"), method=method, num_rounds=10)
+    summary = run(
+        tmp_path / "r", **table(tmp_path / "t.csv"), method=method, num_rounds=5, evaluate_every=5
+    )
     assert summary["failures"] == 0
     assert summary["r2-pooled"] > 0.2

@@ -227,10 +227,10 @@ def test_the_image_grids_of_a_run_and_of_its_continuation(tmp_path):
 def test_a_run_leaves_its_set_and_its_pictures(tmp_path):
     out = tmp_path / "r"
     options = [
-        "num-rounds=3",
+        "num-rounds=2",
         "synthetic.every=1",
         "synthetic.samples=20",
-        "synthetic.steps=20",
+        "synthetic.steps=2",
         "synthetic.reference=clients",
     ]
     assert (
@@ -253,7 +253,7 @@ def test_a_run_leaves_its_set_and_its_pictures(tmp_path):
     assert report.count("Synthetic images") == 3  # heading, grid, animation
     summary = json.loads((out / "summary.json").read_text())
     assert {"test-accuracy", "frechet", "accuracy-mean"} <= set(summary)
-    assert summary["bytes-up"] < 3 * 3 * (4 * 20 * 65 + 700)
+    assert summary["bytes-up"] < 2 * 3 * (4 * 20 * 65 + 700)
     source = f"data.source={out / 'synthetic' / 'set'}"
     assert (
         main(
@@ -266,6 +266,7 @@ def test_a_run_leaves_its_set_and_its_pictures(tmp_path):
                 "--nodes",
                 "2",
                 "num-rounds=1",
+                "train.local-epochs=1",
                 "clients-per-round=0",
                 "--out",
                 str(tmp_path / "on-it"),
@@ -291,11 +292,9 @@ def test_a_server_that_has_no_image_starts_all_the_same(method):
     task = build_task(settings)
     strategy = build_strategy(settings, task)
     x, y = strategy.samples(to_record(strategy.first_arrays()))
-    assert x.shape == (100, 3, 8, 8)
-    assert np.bincount(y).tolist() == [25] * 4
+    assert (x.shape, np.bincount(y).tolist()) == ((100, 3, 8, 8), [25] * 4)
     classifier, measured = strategy.evaluator(x[::10], y[::10], 1)
-    assert list(classifier) == list(task.model_fn(0).state_dict())
-    assert measured == {}
+    assert (list(classifier), measured) == (list(task.model_fn(0).state_dict()), {})
 
 
 def to_record(arrays):

@@ -23,7 +23,7 @@ from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.reading import read_settings
-from tests.helpers import rounds_of
+from tests.helpers import refused, rounds_of
 
 
 def tabular(num_clients=0, seed=0, **options):
@@ -74,8 +74,10 @@ def test_every_class_is_split_alike_and_every_sample_is_used_once(counts):
 
 
 def test_a_class_that_cannot_be_in_every_part_is_refused():
-    with pytest.raises(ValueError, match="class 1 has 2 samples for 3 parts"):
-        stratified(np.array([0, 0, 0, 1, 1]), np.random.default_rng(0), 0.2, 0.2)
+    refused(
+        lambda: stratified(np.array([0, 0, 0, 1, 1]), np.random.default_rng(0), 0.2, 0.2),
+        "class 1 has 2 samples for 3 parts",
+    )
 
 
 @pytest.mark.parametrize(("validation", "rare"), [(0.0, 1), (0.2, 2)])
@@ -238,8 +240,11 @@ def test_auroc_is_left_out_where_it_is_undefined():
 
 
 def test_a_label_that_the_generated_table_lacks_is_one_line():
-    with pytest.raises(UserError, match=r"data.label = 'result': .*data.source, or .*sites"):
-        _ = build_task(read_settings({"task": "tabular", "data.label": "result"})).samples
+    refused(
+        lambda: build_task(read_settings({"task": "tabular", "data.label": "result"})).samples,
+        r"data.label = 'result': .*data.source, or .*sites",
+        UserError,
+    )
 
 
 def test_a_sites_csv_has_the_gaps_and_separators_of_any_other(tmp_path):
@@ -297,21 +302,24 @@ def test_heart_and_berka_are_recognised_by_their_columns():
 )
 def test_what_is_wrong_with_a_table_is_said(change, options, message, tmp_path):
     source = write(tmp_path / "t", small() | change)
-    with pytest.raises(UserError, match=message) as error:
-        tabular(source=source, **options).check(2)
-    assert "\n" not in str(error.value)
+    refused(lambda: tabular(source=source, **options).check(2), message, UserError)
 
 
 def test_more_clients_than_there_are_and_folders_that_are_not_there(tmp_path):
     source = write(tmp_path / "t", small())
-    with pytest.raises(UserError, match=r"has 2 clients .*, 3 are asked for: choose at most 2"):
-        tabular(source=source, drop="kind,sex").check(3)
-    with pytest.raises(UserError, match=r"data\.source = .*no such folder"):
-        tabular(source=str(tmp_path / "none")).check(2)
-    with pytest.raises(UserError, match=r"data\.split = 'exam'"):
-        tabular(source=source, split="exam").check(2)
-    with pytest.raises(UserError, match=r"data\.preset = 'hart': did you mean 'heart'\?"):
-        tabular(preset="hart")
+    for call, message in (
+        (
+            lambda: tabular(source=source, drop="kind,sex").check(3),
+            r"has 2 clients .*, 3 are asked for: choose at most 2",
+        ),
+        (
+            lambda: tabular(source=str(tmp_path / "none")).check(2),
+            r"data\.source = .*no such folder",
+        ),
+        (lambda: tabular(source=source, split="exam").check(2), r"data\.split = 'exam'"),
+        (lambda: tabular(preset="hart"), r"data\.preset = 'hart': did you mean 'heart'\?"),
+    ):
+        refused(call, message, UserError)
 
 
 def test_clients_that_are_left_out(tmp_path):
@@ -324,7 +332,7 @@ def test_clients_that_are_left_out(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "superfed-mm", "local"])
+@pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_a_run_improves_over_the_start_and_says_how_even_it_is(method, tmp_path):
     config = {
         "method": method,
@@ -361,8 +369,7 @@ def test_clients_without_an_auroc_are_left_out_of_it():
         2: {"num-examples": 5, "accuracy": 0.7, "loss": 3.0, "auroc": 0.25},
     }
     summary = summarise(metrics)
-    assert summary["auroc-mean"] == 0.5
-    assert summary["auroc-worst"] == 0.25
+    assert (summary["auroc-mean"], summary["auroc-worst"]) == (0.5, 0.25)
     assert summary["auroc-gini"] == pytest.approx(0.25)
     assert (summary["parity-gap"], summary["auroc-parity-gap"]) == pytest.approx((0.4, 0.5))
     assert "num-examples-mean" not in summary

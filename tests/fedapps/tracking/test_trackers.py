@@ -19,7 +19,7 @@ from fedapps.settings.reading import read_settings
 from fedapps.tracking import callback
 from fedapps.tracking.callback import Tracked, columns_of, measures_of
 from fedapps.tracking.names import TRACKERS, check_installed
-from tests.helpers import rounds_of
+from tests.helpers import refused, rounds_of
 
 JOB = [
     "run",
@@ -175,20 +175,20 @@ def test_measures_are_the_numbers_of_a_record():
 
 
 def test_names_are_checked_before_anything_starts(monkeypatch):
-    with pytest.raises(
-        UserError,
-        match=r"^track = 'mlfow': did you mean 'mlflow'\? choose from tensorboard, mlflow, "
+    refused(
+        lambda: read_settings({"track": "mlfow"}),
+        r"^track = 'mlfow': did you mean 'mlflow'\? choose from tensorboard, mlflow, "
         r"wandb, separated by commas",
-    ):
-        read_settings({"track": "mlfow"})
+        UserError,
+    )
     assert read_settings({"track": "wandb, mlflow"}).track == "wandb, mlflow"
     monkeypatch.setitem(TRACKERS, "mlflow", "no_such_package_here")
-    with pytest.raises(
-        UserError,
-        match=r"^track = 'mlflow': no_such_package_here is not installed: pip install "
+    refused(
+        lambda: check_installed("mlflow"),
+        r"^track = 'mlflow': no_such_package_here is not installed: pip install "
         r"'fedapps\[mlflow\]'$",
-    ):
-        check_installed("mlflow")
+        UserError,
+    )
 
 
 @pytest.mark.slow
