@@ -6,6 +6,7 @@ Exit status: 0 success; 1 the run failed; 2 bad settings or input; 130 interrupt
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from fedapps import json_log
+from fedapps.commands.surroundings import settle
 from fedapps.errors import (
     INTERRUPTED,
     USAGE_ERROR,
@@ -48,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse(argv)
         json_log.respect_no_color()
         json_log.choose(getattr(arguments, "log_format", "text"))
-        return int(arguments.command(arguments))
+        status = int(arguments.command(arguments))
+        sys.stdout.flush()
+        return status
     except UserError as error:
         report_error(str(error))
         return USAGE_ERROR
@@ -63,8 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fedapps: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except RuntimeError as error:  # of Path.expanduser
+        if str(error) != "Could not determine home directory.":
+            raise
+        path = next((word for word in argv or sys.argv if "~" in word), "~")
+        report_error(f"{path}: there is no such user, or no home: write the whole path")
+        return USAGE_ERROR
     except BrokenPipeError:  # the reader of our output has exited, for example `| head`
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
@@ -77,6 +87,11 @@ def report_error(text: str) -> None:
 
 def entry() -> None:
     """Entry point of the installed command."""
+    try:
+        settle()
+    except UserError as error:
+        report_error(str(error))
+        sys.exit(USAGE_ERROR)
     sys.exit(main())
 
 

@@ -22,6 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.algorithms.common.seeds import generator
+from fedapps.strategies.base.agreement import without
 from fedapps.strategies.base.capabilities import buffering
 from fedapps.strategies.base.exchange import Exchange, Failure
 from fedapps.strategies.base.flower_private import WORKER_DIED, ErrorCode, is_simulation
@@ -91,6 +92,7 @@ class ClientGrid(NamedGrid):
         self._relative = RelativeBounds()
         self._round = 0
         self._active: Sequence[int] | None = None
+        self._undefined: set[str] = set()  # metrics of the last phase
 
     def set_pace(self, strategy: Strategy) -> None:
         """Take from a strategy whether its rounds are asynchronous. Raises
@@ -189,6 +191,7 @@ class ClientGrid(NamedGrid):
         valid: list[tuple[ClientId, Message]] = []
         questions: dict[int, Message] = {}  # by the identity of the reply
         dead: list[Failure] = []
+        self._undefined.clear()
         for message in asked:
             client = self.client_id(message.metadata.dst_node_id)
             reply = answered.get(message.metadata.message_id)
@@ -201,7 +204,7 @@ class ClientGrid(NamedGrid):
             )
             if reply is not None and not (reason := error_line(reply)):
                 exchange.bytes_up += content_bytes(reply.content)
-                reason = self.rules.fault(message, reply)
+                reason = self._fault(client, message, reply)
                 if phase and self.timing and self.timing.partial:
                     reason = reason or phase.faults.get(client)
                     take_out(reply)
@@ -213,6 +216,8 @@ class ClientGrid(NamedGrid):
                 valid.append((client, reply))
                 questions[id(reply)] = message
         valid.sort(key=lambda pair: order(pair[0]))
+        for _, reply in valid if self.rules.alike else ():  # no mean without one of them
+            without(reply, self._undefined)
         odd = self.rules.agreement.odd(valid, self.rules.alike)
         if odd and exchange.travel and exchange.travel.summed:
             client, reason = valid[min(odd)][0], odd[min(odd)]
@@ -245,6 +250,20 @@ class ClientGrid(NamedGrid):
                 f"{dead[0].reason}"
             )
         return [reply for _, reply in valid]
+
+    def _fault(self, client: ClientId, message: Message, reply: Message) -> str | None:
+        """Return why a reply is invalid; an undefined score only costs itself."""
+        reason = self.rules.fault(message, reply)
+        if not reason or not (names := self.rules.take_undefined(message, reply)):
+            return reason
+        self._undefined.update(names)
+        log(
+            WARNING,
+            "client %s: metric %s is not a number, and left out of the mean",
+            called(client, self.names),
+            ", ".join(map(repr, names))[:LONGEST_FAULT],
+        )
+        return self.rules.fault(message, reply)
 
     def _bounded(
         self,

@@ -29,7 +29,7 @@ def test_a_client_trains_as_the_plain_loop(momentum, weight_decay, optimizer):
 
     net = small_net(0).double()
     set_arrays(net, start)
-    batches = mini_batches(train, options, generator(7, "batches", 0, 2))
+    batches = mini_batches(train, options, generator(7, "batches", 0, 2), net)
     loss = plain.train(
         net, functional.cross_entropy, batches, 0.1, momentum, weight_decay, optimizer
     )
