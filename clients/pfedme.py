@@ -86,9 +86,8 @@ def repeated(epochs: Epochs, batch_size: int, times: int, module: nn.Module) -> 
         )
         if whole:
             yield x[places], y[places]
-        for _ in range(
-            times if whole < len(y) else 0
-        ):  # the last mini-batch may have another size: each time on its own, so that cuts fall right
+        # the last one may have another size: on its own, so that cuts fall right
+        for _ in range(times if whole < len(y) else 0):
             yield x[whole:], y[whole:]
 
 

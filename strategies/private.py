@@ -203,7 +203,9 @@ class Private(Budget):
         sent = arrays_of(messages[0].content)[0] if messages else ArrayRecord()
         self._sent = {name: read(array) for name, array in sent.items()}
         if complex_ := [name for name, array in self._sent.items() if array.dtype.kind == "c"]:
-            raise ValueError(f"noise-multiplier: array {complex_[0]!r} is complex: send two real ones")
+            raise ValueError(
+                f"noise-multiplier: array {complex_[0]!r} is complex: send two real ones"
+            )
         self._asked = len(messages)
         return messages
 

@@ -187,7 +187,7 @@ def real(records: list[ArrayRecord]) -> NDArray[np.float64]:
 
 
 def compared(records: list[ArrayRecord]) -> list[str]:
-    """Return the names of the floating-point arrays without numbers beyond ``LIMIT``."""
+    """Return the names of the real arrays without numbers beyond ``LIMIT``."""
     return [
         name
         for name, array in records[0].items()
@@ -197,7 +197,7 @@ def compared(records: list[ArrayRecord]) -> list[str]:
 
 
 def robust_mean(records: list[ArrayRecord], options: RobustOptions) -> ArrayRecord:
-    """Return the robust mean of models; for arrays that are not compared, the median."""
+    """Return the robust mean of models; the median of arrays that are not compared."""
     points, names = real(records), compared(records)
     if options.rule == "geometric-median":
         mean = robust.geometric_median(points)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = list[NDArray[Any]]
-#: Larger numbers are invalid for every method, unless a model holds them from the start,
-#: as a mask may. No weight, gradient, loss or sample count is that large, and a sum of a
-#: few thousand of their squares fits into a float64.
+#: Larger numbers are invalid for every method, unless a model holds them from the
+#: start, as a mask may. No weight, gradient, loss or sample count is that large, and a
+#: sum of a few thousand of their squares fits into a float64.
 LIMIT = 1e15
 #: Name suffixes of buffers that hold counts or running statistics: a step along their
 #: differences means nothing.
@@ -83,4 +83,4 @@ def difference(values: NDArray[Any], start: NDArray[Any] | float) -> NDArray[Any
 
 def same(values: NDArray[Any], start: NDArray[Any] | float) -> NDArray[np.bool_]:
     """Return where values are those of ``start``; NaN equals NaN."""
-    return (values == start) | ((values != values) & np.not_equal(start, start))
+    return np.asarray((values == start) | ((values != values) & np.not_equal(start, start)))

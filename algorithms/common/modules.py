@@ -91,8 +91,8 @@ def evaluation_batch(model: nn.Module, x: Tensor, usual: int = 1024) -> int:
 
 
 def trains_alone(model: nn.Module, x: Tensor) -> bool:
-    """Return whether the model takes a mini-batch of a single sample of ``x`` (n, ...) in
-    training mode, unlike batch normalisation of vectors, which needs two.
+    """Return whether the model takes a mini-batch of a single sample of ``x`` (n, ...)
+    in training mode, unlike batch normalisation of vectors, which needs two.
 
     It is tried once for each form of samples. Buffers and random numbers stay.
     """

@@ -51,8 +51,8 @@ def in_batches(epochs: Epochs, batch_size: int, module: nn.Module) -> Epochs:
 
 def batch_sizes(x: Tensor, batch_size: int, module: nn.Module) -> list[int]:
     """Return the sizes of the mini-batches of samples ``x`` (n, ...); the last may be
-    smaller. A last single sample joins the batch before it if the module cannot train on
-    one, as with batch normalisation of vectors.
+    smaller. A last single sample joins the batch before it if the module cannot train
+    on one, as with batch normalisation of vectors.
     """
     whole, rest = divmod(len(x), batch_size)
     if rest == 1 and whole and not trains_alone(module, x):
@@ -101,16 +101,17 @@ class Eager:
         self.batch: tuple[Tensor, Tensor] | None = None
         #: Of the step: the parameters without a gradient, and the tensors of the state
         #: that belong to each, with their values before.
-        self.unused: dict[int, list[tuple[Tensor, Tensor]]] | None = None
+        self.unused: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.state: State = {}
+        self.first = True  # of the step's gradients
 
     def step(self, step: Step, state: State, numbers: Numbers, x: Tensor, y: Tensor) -> Tensor:
         """Take one step with the mini-batch (x, y); return its mean loss. A parameter
         that the loss does not depend on stays, as an optimiser of torch leaves it.
         """
-        self.batch, self.state, self.unused = (x, y), state, None
+        self.batch, self.state, self.unused, self.first = (x, y), state, {}, True
         loss = step(self, state, numbers)
-        for kept in (self.unused or {}).values():
+        for kept in self.unused.values():
             for tensor, before in kept:
                 tensor.copy_(before)
         return loss
@@ -125,13 +126,12 @@ class Eager:
             self.problem.surrogate(loss), self.parameters, allow_unused=True
         )
         missing = [i for i, gradient in enumerate(found) if gradient is None]
-        if self.unused is None:  # before the step changes anything
-            self.unused = {i: self._belonging(i) for i in missing}
+        if self.first:  # before the step changes anything
+            self.unused, self.first = {i: self._belonging(i) for i in missing}, False
         elif self.unused:
             self.unused = {i: self.unused[i] for i in missing if i in self.unused}
         return loss.detach(), [
-            torch.zeros_like(p) if g is None else g
-            for p, g in zip(self.place, found, strict=True)
+            torch.zeros_like(p) if g is None else g for p, g in zip(self.place, found, strict=True)
         ]
 
     def _belonging(self, place: int) -> list[tuple[Tensor, Tensor]]:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import (
     Array,

@@ -1,7 +1,9 @@
-"""Files that the user's code reads from the current folder while it is imported, or
-while a net is built: sizes, a vocabulary, weights. They go with the app, as one file of
-JSON, since Flower packs only a few kinds of files. Where the app runs they lie beside
-the code again, and its folder is the current one meanwhile.
+"""Files that the user's net reads from the current folder while it is imported and
+built: sizes, a vocabulary, weights. They go with the app, as one file of JSON, since
+Flower packs only a few kinds of files. Where the app runs they lie beside the code
+again, and its folder is the current one meanwhile.
+
+What tasks read is not sent: it may be data.
 """
 
 import base64
@@ -69,8 +71,8 @@ def pack(files: Mapping[str, Path]) -> str:
     if sum(sizes.values()) > MOST:
         largest = max(sizes, key=lambda place: sizes[place])
         raise UserError(
-            f"model.name: {largest}, which the net reads, has {sizes[largest] / 1e6:.1f} MB: files "
-            f"of at most {MOST / 1e6:g} MB are sent with the app: start from model.weights, or read "
+            f"model.name: the net reads {largest}, of {sizes[largest] / 1e6:.1f} MB, and at most "
+            f"{MOST / 1e6:g} MB of files are sent with the app: start from model.weights, or read "
             "it by a path that exists wherever clients run"
         )
     return json.dumps(

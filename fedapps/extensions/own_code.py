@@ -22,7 +22,7 @@ from typing import Any
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import Options
 from fedapps.errors import UserError
-from fedapps.extensions.beside import beside, files_read
+from fedapps.extensions.beside import files_read
 from fedapps.notes import logger
 
 #: What stands before the colon of a net of a library, which is not the user's code.
@@ -68,8 +68,7 @@ def _module(setting: str, name: str) -> ModuleType:
         # Last on the path, so that it hides nothing. It stays: code may import late.
         sys.path.append(folder)
     try:
-        with beside():
-            return importlib.import_module(name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or name
         if missing == name or name.startswith(f"{missing}."):
@@ -94,8 +93,8 @@ def _place(thing: Any) -> str:
 
 
 def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the files of the user's code named in the settings, and those that it read:
-    the ones of the current folder, by their path below it.
+    """Return the files of the user's code named in the settings, and those that a net
+    reads: the ones of the current folder, by their path below it.
     """
     if not code_named(config):
         return {}
@@ -117,7 +116,7 @@ def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
             files[place.as_posix()] = path
     more = files_read(folder)
     if more:
-        logger.warning("sent with the app, since your code reads them: %s", ", ".join(more))
+        logger.warning("sent with the app, since the net reads them: %s", ", ".join(more))
     return files | more
 
 

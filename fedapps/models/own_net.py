@@ -49,11 +49,12 @@ def build_own(
 
     ``pretrained``: with pretrained weights, which only nets of transformers have.
 
-    Raises ``UserError`` if the net does not exist, cannot be built, does not follow from
-    the seed, has outputs of another shape, or cannot be trained.
+    Raises ``UserError`` if the net does not exist, cannot be built, does not follow
+    from the seed, has outputs of another shape, or cannot be trained.
     """
     of_library = _hub(name, input_shape, pretrained)
-    build = of_library or load(KEY, reference_of(KEY, name) or name, name)
+    with torch_seeded(seed), beside():
+        build = of_library or load(KEY, reference_of(KEY, name) or name, name)
     if not callable(build):
         raise UserError(
             f"{KEY} = {name!r}: is of type {type(build).__name__}: name a function or class that "
@@ -179,7 +180,9 @@ def _check_training(name: str, net: nn.Module, shape: Shape, num_classes: int, s
     epochs = (epoch for epoch in [samples])
     with torch_seeded(seed):
         try:
-            Eager.run(Problem(net, loss), Descent(sgd), state, {}, lambda _: {"rate": 1e-3}, epochs, 2)
+            Eager.run(
+                Problem(net, loss), Descent(sgd), state, {}, lambda _: {"rate": 1e-3}, epochs, 2
+            )
         except UserError:
             raise
         except Exception as error:
@@ -206,9 +209,7 @@ def _check_outputs(name: str, net: nn.Module, shape: Shape, num_classes: int) ->
 def _check_logits(name: str, out: Any, num_classes: int, when: str = "") -> None:
     """Check the outputs of two samples."""
     if not isinstance(out, Tensor) or out.shape != (2, num_classes):
-        what = (
-            f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
-        )
+        what = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise UserError(
             f"{KEY} = {name!r}: for two samples its output{when} is {what}: it must be "
             f"{num_classes} logits for each sample"

@@ -11,7 +11,6 @@ way from the current ones to the client's; counters are the client's.
 
 import copy
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 

@@ -52,7 +52,9 @@ def test_what_all_models_share_stays_however_large_it_is(kept):
 
 
 def test_a_difference_of_equal_infinities_is_0():
-    got = difference(np.float32([-np.inf, np.nan, LEAST, 3]), np.float32([-np.inf, np.nan, LEAST, 1]))
+    got = difference(
+        np.float32([-np.inf, np.nan, LEAST, 3]), np.float32([-np.inf, np.nan, LEAST, 1])
+    )
     np.testing.assert_array_equal(got, [0, 0, 0, 2])
     assert np.isposinf(difference(np.array(1.0), np.array(-np.inf)))
 
