@@ -14,15 +14,16 @@ from importlib import import_module
 from typing import Any
 
 from fedapps import json_log
-from fedapps.commands.surroundings import settle
 from fedapps.errors import (
     INTERRUPTED,
     USAGE_ERROR,
     RunFailed,
     UserError,
     check_system,
+    homeless,
     what_to_install,
 )
+from fedapps.surroundings import settle
 
 COMMANDS = {
     "run": "run one method",
@@ -68,10 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("fedapps: interrupted", file=sys.stderr)
         return INTERRUPTED
     except RuntimeError as error:  # of Path.expanduser
-        if str(error) != "Could not determine home directory.":
+        if not (known := homeless(error, argv or sys.argv)):
             raise
-        path = next((word for word in argv or sys.argv if "~" in word), "~")
-        report_error(f"{path}: there is no such user, or no home: write the whole path")
+        report_error(str(known))
         return USAGE_ERROR
     except BrokenPipeError:  # the reader of our output has exited, for example `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

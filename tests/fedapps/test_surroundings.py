@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedapps.commands import surroundings
+from fedapps import surroundings
 from fedapps.errors import UserError
 from tests.helpers import ROOT
 
@@ -25,7 +25,7 @@ def command(*words, **around):
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_signs_that_a_terminal_lacks_are_replaced(encoding):
-    program = f"from fedapps.commands.surroundings import settle; settle(); {SAY}"
+    program = f"from fedapps.surroundings import settle; settle(); {SAY}"
     done = command("-c", program, PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stdout) == (0, b"fedapps ?A?\n")
 
