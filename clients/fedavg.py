@@ -32,6 +32,7 @@ from fedapps.algorithms.common.steps import (
     State,
     Step,
     Tensors,
+    batch_sizes,
     in_batches,
     no_surrogate,
 )
@@ -240,7 +241,7 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         options, seen, runner = TrainOptions.from_config(config), 0, self.runner(config)
         work, part = PartialWork.from_config(config), None
         if work.to_config() and samples is None and not why_all_steps(type(self)):
-            part = Part(work, len(self.data.train), options, runner.at_once)
+            part = Part(work, len(self.data.train), options, self.model, runner.at_once)
 
         def counted() -> Epochs:
             nonlocal seen
@@ -336,11 +337,12 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         """Yield the mini-batches (x, y) of these epochs; the last of an epoch may be
         smaller.
         """
-        return in_batches(self.epochs(options, config), options.batch_size)
+        return in_batches(self.epochs(options, config), options.batch_size, self.model)
 
     def steps_of(self, options: TrainOptions) -> int:
         """Return the number of steps of a round."""
-        return -(-len(self.data.train) // options.batch_size) * options.local_epochs
+        sizes = batch_sizes(self.data.train.x, options.batch_size, self.model)
+        return len(sizes) * options.local_epochs
 
     def stored(
         self, name: str, what: str, like: Collection[Tensor], config: Config, before: bool

@@ -73,7 +73,7 @@ class FedEvgClient(FedAvgClient):
         rng, noise = (generator(*self.draw(purpose, config)) for purpose in ("batches", "langevin"))
         size = min(options.batch_size, len(x))
         x, total, count = x.clone(), torch.zeros((), device=x.device), 0
-        for real in mini_batches(self.data.train, options, rng):
+        for real in mini_batches(self.data.train, options, rng, net):
             # Labels of real and synthetic samples are not matched: synthetic batches
             # are drawn from all classes.
             rows = torch.from_numpy(noise.permutation(len(x))[:size]).to(x.device)

@@ -9,6 +9,7 @@ with its momentum. After t rounds a client has taken the whole part of ``K (shar
 with the same seed.
 """
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.algorithms.common.steps import Epochs
+from fedapps.algorithms.common.steps import Epochs, batch_sizes
 from fedapps.algorithms.contract.personal import LocalSent
 from fedapps.algorithms.contract.sent import RoundFacts
 from fedapps.clients.base.training import (
@@ -104,15 +105,13 @@ class LocalClient(FedAvgClient):
         in which the whole visit goes through them.
         """
         rng = generator(RoundFacts.from_config(config).seed, "batches", self.client_id, visit + 1)
-        size, steps = options.batch_size, -(-len(self.data.train) // options.batch_size)
+        sizes = batch_sizes(self.data.train.x, options.batch_size, self.model)
+        ends, steps = [0, *accumulate(sizes)], len(sizes)
         with self.training(config):
             for epoch, (x, y) in enumerate(epochs(self.data.train, options, rng)):
-                first, last = (
-                    max(start - epoch * steps, 0) * size,
-                    min(end - epoch * steps, steps) * size,
-                )
+                first, last = max(start - epoch * steps, 0), min(end - epoch * steps, steps)
                 if first < last:
-                    yield x[first:last], y[first:last]
+                    yield x[ends[first] : ends[last]], y[ends[first] : ends[last]]
 
     def own_model(self, config: Config, before: bool) -> Arrays:
         """Return the client's own model, or the initial one if it has not been trained

@@ -73,7 +73,9 @@ class PerFedAvgClient(PersonalClient):
             for x, y in zip(data.x.split(size), data.y.split(size), strict=True):
                 add(
                     total,
-                    torch.autograd.grad(problem.surrogate(problem.loss(x, y)), parameters),
+                    torch.autograd.grad(
+                        problem.surrogate(problem.loss(x, y)), parameters, materialize_grads=True
+                    ),
                     len(y) / len(data),
                 )
             add(place, total, -sent.alpha)

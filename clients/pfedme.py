@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedapps.algorithms.common.steps import Epochs, Gradient, Numbers, State
+from fedapps.algorithms.common.steps import Epochs, Gradient, Numbers, State, batch_sizes
 from fedapps.algorithms.contract.personal import PFedMeSent
 from fedapps.clients.base.training import Config, TrainOptions, get_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
@@ -58,7 +58,9 @@ class PFedMeClient(PersonalClient):
                 "outer": outer if (step + 1) % every == 0 or step + 1 == steps else 0.0,
             },
             config,
-            repeated(self.epochs(options, config), options.batch_size, every) if same else None,
+            repeated(self.epochs(options, config), options.batch_size, every, self.model)
+            if same
+            else None,
         )
         self.store.save(self.kept_as, get_arrays(self.model), config)
         torch._foreach_copy_(theta, w)
@@ -70,12 +72,12 @@ def bounded_lambda(options: TrainOptions) -> float:
     return 1 / max(1 / PAPER_LAMBDA, options.learning_rate)
 
 
-def repeated(epochs: Epochs, batch_size: int, times: int) -> Epochs:
+def repeated(epochs: Epochs, batch_size: int, times: int, module: nn.Module) -> Epochs:
     """Yield samples that are cut into the same mini-batches, each repeated several
     times in a row.
     """
     for x, y in epochs:
-        whole = len(y) - len(y) % batch_size
+        whole = batch_size * batch_sizes(x, batch_size, module).count(batch_size)
         places = (
             torch.arange(whole, device=y.device)
             .view(-1, 1, batch_size)
@@ -84,9 +86,8 @@ def repeated(epochs: Epochs, batch_size: int, times: int) -> Epochs:
         )
         if whole:
             yield x[places], y[places]
-        for _ in range(
-            times if whole < len(y) else 0
-        ):  # the last mini-batch may be smaller: each time on its own, so that cuts fall right
+        # the last one may have another size: on its own, so that cuts fall right
+        for _ in range(times if whole < len(y) else 0):
             yield x[whole:], y[whole:]
 
 

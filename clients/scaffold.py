@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedapps.algorithms.common.averaging import STATISTICS
+from fedapps.algorithms.common.averaging import LIMIT, STATISTICS
 from fedapps.algorithms.common.steps import Tensors
 from fedapps.algorithms.contract.sent import Reads, ScaffoldSent
 from fedapps.clients.base.training import (
@@ -46,7 +46,11 @@ class ScaffoldClient(FedAvgClient):
         set_arrays(self.model, parameters[: len(state)])
         before = self.before(config)
         learned = {
-            n: t for n, t in state.items() if t.is_floating_point() and not n.endswith(STATISTICS)
+            name: tensor
+            for name, tensor in state.items()
+            if tensor.is_floating_point()
+            and not name.endswith(STATISTICS)
+            and bool((tensor.abs() <= LIMIT).all())  # no mask
         }
         c = self.like(learned, parameters[len(state) :])
         kept = self.store.load("control", config, before=True)

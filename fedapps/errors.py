@@ -4,7 +4,7 @@ run.
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -119,8 +119,20 @@ def in_python(function: Callable[P, T]) -> Callable[P, T]:
         except (UserError, RunFailed) as error:
             error.args = (_with_arguments(str(error)),)
             raise
+        except RuntimeError as error:
+            raise (homeless(error, [*args, *kwargs.values()]) or error) from None
 
     return called
+
+
+def homeless(error: RuntimeError, words: Iterable[object]) -> UserError | None:
+    """Return the error for a path below a home that does not exist; ``None`` for
+    another error. ``words``: where the path may be.
+    """
+    if str(error) != "Could not determine home directory.":
+        return None
+    path = next((word for word in words if "~" in str(word)), "~")
+    return UserError(f"{path}: there is no such user, or no home: write the whole path")
 
 
 def _with_arguments(text: str) -> str:

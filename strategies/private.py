@@ -52,7 +52,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.averaging import VARIANCES
+from fedapps.algorithms.common.averaging import LIMIT, VARIANCES
 from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.common.prefixes import under, within
@@ -202,6 +202,10 @@ class Private(Budget):
         messages = super().configure_train(server_round, arrays, config, grid)
         sent = arrays_of(messages[0].content)[0] if messages else ArrayRecord()
         self._sent = {name: read(array) for name, array in sent.items()}
+        if complex_ := [name for name, array in self._sent.items() if array.dtype.kind == "c"]:
+            raise ValueError(
+                f"noise-multiplier: array {complex_[0]!r} is complex: send two real ones"
+            )
         self._asked = len(messages)
         return messages
 
@@ -216,8 +220,10 @@ class Private(Budget):
             return None, None
         own = self.strategy if isinstance(self.strategy, PrivateByItself) else None
         start = own.zero_update(self._sent) if own else self._sent
-        total = {
-            name: np.zeros(array.shape) for name, array in start.items() if array.dtype.kind == "f"
+        total = {  # without masks, which stay as they were sent
+            name: np.zeros(array.shape)
+            for name, array in start.items()
+            if array.dtype.kind == "f" and (np.abs(array) <= LIMIT).all()
         }
         for reply in valid:
             arrays = [
@@ -228,7 +234,7 @@ class Private(Budget):
             )
             if _spec(named) != _spec(start):
                 continue
-            update = update_of(named, start)
+            update = update_of({name: named[name] for name in total}, start)
             norm = math.sqrt(sum(float(np.vdot(part, part)) for part in update.values()))
             for name, part in update.items():
                 total[name] += part * min(1.0, self.options.clipping_norm / norm if norm else 1.0)

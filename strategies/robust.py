@@ -17,7 +17,7 @@ All clients have equal weight, since clients report their own numbers of samples
 lie. Metrics are means over the same clients, with equal weights. Rules, guarantees and
 sources: ``algorithms.common.robust``. The rules treat all floating-point arrays
 together, including running statistics; for counters (whole numbers) every rule except
-Krum's takes the median.
+Krum's takes the median, and so for arrays with numbers beyond ``LIMIT``, such as masks.
 
 A round with fewer valid replies than the rule needs changes nothing: 2 f + 1 for the
 trimmed mean and 2 f + 3 for Krum's rules, f = ``num_malicious``. Clients whose data
@@ -46,6 +46,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedapps.algorithms.common import robust
+from fedapps.algorithms.common.averaging import LIMIT
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import (
@@ -54,6 +55,7 @@ from fedapps.strategies.base.capabilities import (
     require_declaration,
 )
 from fedapps.strategies.base.messages import arrays_of, innermost
+from fedapps.strategies.base.updates import flat
 from fedapps.strategies.base.weights import weight_key, with_weight
 from fedapps.strategies.base.wrapper import Wrapper
 
@@ -181,19 +183,24 @@ class Robust(Wrapper):
 
 
 def real(records: list[ArrayRecord]) -> NDArray[np.float64]:
-    """Return the floating-point arrays of models as points (n, d)."""
-    rows = [[read(array) for array in record.values()] for record in records]
-    return np.stack(
-        [
-            np.concatenate([v.reshape(-1).astype(np.float64) for v in row if v.dtype.kind == "f"])
-            for row in rows
-        ]
-    )
+    """Return the arrays of models that are compared as points (n, d)."""
+    names = compared(records)
+    return np.stack([flat({name: read(record[name]) for name in names}) for record in records])
+
+
+def compared(records: list[ArrayRecord]) -> list[str]:
+    """Return the names of the real arrays without numbers beyond ``LIMIT``."""
+    return [
+        name
+        for name, array in records[0].items()
+        if read(array).dtype.kind == "f"
+        and all((np.abs(read(record[name])) <= LIMIT).all() for record in records)
+    ]
 
 
 def robust_mean(records: list[ArrayRecord], options: RobustOptions) -> ArrayRecord:
-    """Return the robust mean of models; for whole numbers, the median."""
-    points = real(records)
+    """Return the robust mean of models; the median of arrays that are not compared."""
+    points, names = real(records), compared(records)
     if options.rule == "geometric-median":
         mean = robust.geometric_median(points)
     else:
@@ -205,10 +212,12 @@ def robust_mean(records: list[ArrayRecord], options: RobustOptions) -> ArrayReco
     out, start = {}, 0
     for name, array in records[0].items():
         values = read(array)
-        if values.dtype.kind == "f":
+        if name in names:
             new = mean[start : start + values.size].reshape(values.shape)
             start += values.size
         else:
-            new = np.rint(np.median(np.stack([read(record[name]) for record in records]), axis=0))
+            stack = np.sort(np.stack([read(record[name]) for record in records]), axis=0)
+            lower = stack[(len(stack) - 1) // 2]  # of real numbers: a mean of two may overflow
+            new = lower if values.dtype.kind in "fc" else np.rint(np.median(stack, axis=0))
         out[name] = Array(*fields(np.asarray(new, dtype=values.dtype)))
     return ArrayRecord(out)

@@ -140,7 +140,7 @@ class NetOracle:
                 loss = loss + self.options.sobolev * gradient_gap(module, function, points, rng)
             adam.descend(
                 state,
-                list(torch.autograd.grad(loss, parameters)),
+                list(torch.autograd.grad(loss, parameters, materialize_grads=True)),
                 options.learning_rate,
                 step + 1.0,
             )

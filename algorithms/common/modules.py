@@ -17,6 +17,7 @@ Arrays = list[NDArray[Any]]
 #: evaluation: 256 MB. All nets here keep the usual 1,024 images of 32 x 32 pixels.
 WIDEST = 2**26
 _widths: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
+_alone: WeakKeyDictionary[nn.Module, dict[torch.Size, bool]] = WeakKeyDictionary()
 
 
 def get_arrays(model: nn.Module) -> Arrays:
@@ -87,6 +88,33 @@ def evaluation_batch(model: nn.Module, x: Tensor, usual: int = 1024) -> int:
     if x.shape[1:] not in known:
         known[x.shape[1:]] = _width(model, x[:1])
     return max(1, min(usual, WIDEST // known[x.shape[1:]]))
+
+
+def trains_alone(model: nn.Module, x: Tensor) -> bool:
+    """Return whether the model takes a mini-batch of a single sample of ``x`` (n, ...)
+    in training mode, unlike batch normalisation of vectors, which needs two.
+
+    It is tried once for each form of samples. Buffers and random numbers stay.
+    """
+    known = _alone.setdefault(model, {})
+    if x.shape[1:] not in known:
+        known[x.shape[1:]] = _taken(model, x[:1]) or not _taken(model, x[:2])
+    return known[x.shape[1:]]
+
+
+@torch.no_grad()
+def _taken(model: nn.Module, x: Tensor) -> bool:
+    kept, was_training = [(b, b.clone()) for b in model.buffers()], model.training
+    try:
+        with torch_seeded(0, x.device):
+            out = model.train()(x)
+            return not isinstance(out, Tensor) or len(out) == len(x)
+    except Exception:  # of any layer
+        return False
+    finally:
+        model.train(was_training)
+        for buffer, before in kept:
+            buffer.copy_(before)
 
 
 @torch.no_grad()

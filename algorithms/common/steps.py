@@ -32,6 +32,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedapps.algorithms.common.modules import trains_alone
+
 Tensors = list[Tensor]
 Gradient = Callable[[Tensors], tuple[Tensor, Tensors]]
 State = Mapping[str, Tensors]
@@ -40,12 +42,22 @@ Step = Callable[[Gradient, State, Numbers], Tensor]
 Epochs = Generator[tuple[Tensor, Tensor], None, None]
 
 
-def in_batches(epochs: Epochs, batch_size: int) -> Epochs:
-    """Yield the mini-batches (x, y) of epochs (x, y); the last of an epoch may be
-    smaller.
-    """
+def in_batches(epochs: Epochs, batch_size: int, module: nn.Module) -> Epochs:
+    """Yield the mini-batches (x, y) of epochs (x, y), of :func:`batch_sizes`."""
     for x, y in epochs:
-        yield from zip(x.split(batch_size), y.split(batch_size), strict=True)
+        sizes = batch_sizes(x, batch_size, module)
+        yield from zip(x.split(sizes), y.split(sizes), strict=True)
+
+
+def batch_sizes(x: Tensor, batch_size: int, module: nn.Module) -> list[int]:
+    """Return the sizes of the mini-batches of samples ``x`` (n, ...); the last may be
+    smaller. A last single sample joins the batch before it if the module cannot train
+    on one, as with batch normalisation of vectors.
+    """
+    whole, rest = divmod(len(x), batch_size)
+    if rest == 1 and whole and not trains_alone(module, x):
+        return [*[batch_size] * (whole - 1), batch_size + 1]
+    return [*[batch_size] * whole, *[rest] * (rest > 0 or not whole)]
 
 
 def no_surrogate(loss: Tensor) -> Tensor:
@@ -87,11 +99,22 @@ class Eager:
         #: that writes its point there saves a copy.
         self.place = [p.detach() for p in self.parameters]
         self.batch: tuple[Tensor, Tensor] | None = None
+        #: Of the step: the parameters without a gradient, and the tensors of the state
+        #: that belong to each, with their values before.
+        self.unused: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self.state: State = {}
+        self.first = True  # of the step's gradients
 
     def step(self, step: Step, state: State, numbers: Numbers, x: Tensor, y: Tensor) -> Tensor:
-        """Take one step with the mini-batch (x, y); return its mean loss."""
-        self.batch = x, y
-        return step(self, state, numbers)
+        """Take one step with the mini-batch (x, y); return its mean loss. A parameter
+        that the loss does not depend on stays, as an optimiser of torch leaves it.
+        """
+        self.batch, self.state, self.unused, self.first = (x, y), state, {}, True
+        loss = step(self, state, numbers)
+        for kept in self.unused.values():
+            for tensor, before in kept:
+                tensor.copy_(before)
+        return loss
 
     def __call__(self, at: Tensors) -> tuple[Tensor, Tensors]:
         """Return loss and gradient at the parameters ``at``."""
@@ -99,9 +122,23 @@ class Eager:
         if at[0].data_ptr() != self.place[0].data_ptr():
             torch._foreach_copy_(self.place, at)
         loss = self.problem.loss(*self.batch)
-        return loss.detach(), list(
-            torch.autograd.grad(self.problem.surrogate(loss), self.parameters)
+        found = torch.autograd.grad(
+            self.problem.surrogate(loss), self.parameters, allow_unused=True
         )
+        missing = [i for i, gradient in enumerate(found) if gradient is None]
+        if self.first:  # before the step changes anything
+            self.unused, self.first = {i: self._belonging(i) for i in missing}, False
+        elif self.unused:
+            self.unused = {i: self.unused[i] for i in missing if i in self.unused}
+        return loss.detach(), [
+            torch.zeros_like(p) if g is None else g for p, g in zip(self.place, found, strict=True)
+        ]
+
+    def _belonging(self, place: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the tensors of the state that belong to a parameter, and copies."""
+        count = len(self.place)
+        lists = (ts[: len(ts) - len(ts) % count] for ts in self.state.values())
+        return [(t, t.clone()) for ts in lists for t in ts[place::count]]
 
     @classmethod
     def run(
@@ -116,7 +153,7 @@ class Eager:
     ) -> float:
         """As ``Runner.run``."""
         total, state, steps = None, {**state, **constants}, cls(problem)
-        for done, (x, y) in enumerate(in_batches(epochs, batch_size)):
+        for done, (x, y) in enumerate(in_batches(epochs, batch_size, problem.module)):
             loss = steps.step(step, state, numbers(done), x, y) * len(y)
             total = loss if total is None else total.add_(loss)
         # read once: reading it in every step would wait for the device

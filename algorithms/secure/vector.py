@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.averaging import VARIANCES
+from fedapps.algorithms.common.averaging import VARIANCES, difference
 from fedapps.algorithms.secure.fixed_point import BITS, Words, decode, encode, exponent
 from fedapps.algorithms.secure.keys import digest
 from fedapps.algorithms.secure.messages import Fields
@@ -280,8 +280,7 @@ def _change(name: str, array: NDArray[Any], start: NDArray[Any] | None) -> NDArr
     if array.dtype.kind not in "fiub":
         raise ValueError(f"array {name!r} is of type {array.dtype}: secure sums take real numbers")
     if array.dtype.kind == "f":
-        change = array.astype(np.float64)
-        return change if start is None else change - start.astype(np.float64)
+        return difference(array, 0.0 if start is None else start)
     for one in (array, start):
         if one is not None and np.abs(one.astype(np.float64)).max(initial=0) > 2.0**62:
             raise ValueError(f"array {name!r} holds a number above 2^62: it fits into no sum")

@@ -37,14 +37,22 @@ class Store(Protocol):
         """
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
-        """Save arrays under ``name`` for the message's round; arrays with values that
-        are not finite leave the last sound version in place.
+        """Save arrays under ``name`` for the message's round; arrays that are not
+        :func:`sound` leave the last version in place.
         """
 
 
-def finite(arrays: Sequence[NDArray[Any]]) -> bool:
-    """Return whether all values are finite."""
-    return all(np.isfinite(array).all() for array in arrays if array.dtype.kind in "fc")
+def sound(store: "Store", name: str, arrays: Sequence[NDArray[Any]], config: Config) -> bool:
+    """Return whether all values are finite, or infinite where they are in the version
+    before, as those of a mask; a first version may hold any infinity.
+    """
+    if all(np.isfinite(array).all() for array in arrays if array.dtype.kind in "fc"):
+        return True
+    kept = store.load(name, config, before=True) or arrays
+    return len(arrays) == len(kept) and all(
+        np.array_equal(np.isinf(a), np.isinf(b)) and not np.isnan(a).any()
+        for a, b in zip(arrays, kept, strict=True)
+    )
 
 
 class MessageStore:
@@ -66,7 +74,7 @@ class MessageStore:
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
         """Save arrays into the context."""
-        if not finite(arrays):
+        if not sound(self, name, arrays, config):
             return
         self.state[f"store.{name}"] = ArrayRecord(
             {str(i): Array(*fields(array)) for i, array in enumerate(arrays)}
@@ -110,7 +118,7 @@ class DiskStore:
         """Write this round's version, then delete the others, except those that a
         resume or the best round needs.
         """
-        if not finite(arrays):
+        if not sound(self, name, arrays, config):
             return
         facts = RoundFacts.from_config(config)
         now = facts.server_round

@@ -47,7 +47,7 @@ class TorchProblem:
         self._set(x)
         at = torch.from_numpy(rows).to(self.data.train.y.device)
         loss = self.objective.loss(self.model(self.data.train.x[at]), self.data.train.y[at])
-        gradients = torch.autograd.grad(loss, self.parameters)
+        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         return torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
 
     def score(self, x: Array) -> Mapping[str, float]:

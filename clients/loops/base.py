@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import (
     Array,
@@ -38,7 +37,7 @@ from fedapps.algorithms.contract.wire import fields, read
 from fedapps.clients.base.adapter import client_id
 from fedapps.clients.base.data import ClientData, Split
 from fedapps.clients.base.options import Config, TrainOptions, acknowledged
-from fedapps.clients.base.store import MessageStore, Store
+from fedapps.clients.base.store import MessageStore, Store, sound
 from fedapps.clients.fedavg import FedAvgClient
 from fedapps.clients.loops.hooks import Change, adding, before_steps, once
 
@@ -77,8 +76,8 @@ def around(kind: type[FedAvgClient]) -> type[Around]:
 
 
 class Finite:
-    """A store that refuses arrays with values that are not finite: they would spoil all
-    later rounds.
+    """A store that refuses arrays that are not sound: they would spoil all later
+    rounds.
     """
 
     def __init__(self, store: Store) -> None:
@@ -87,7 +86,7 @@ class Finite:
 
     def save(self, name: str, arrays: Sequence[NDArray[Any]], config: Config) -> None:
         """Save arrays; raises ``ValueError`` if a number is not finite."""
-        if not all(np.isfinite(array).all() for array in arrays):
+        if not sound(self, name, arrays, config):
             raise ValueError("local training diverged: lower the learning rate")
         self._save(name, arrays, config)
 

@@ -33,11 +33,13 @@ def epochs(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epoc
         yield drawn(data, rng.permutation(len(data)), rng)
 
 
-def mini_batches(data: Split, options: TrainOptions, rng: np.random.Generator) -> Epochs:
+def mini_batches(
+    data: Split, options: TrainOptions, rng: np.random.Generator, module: nn.Module
+) -> Epochs:
     """Yield the mini-batches (x, y) of ``local_epochs`` epochs, each in a new random
-    order; the last of an epoch may be smaller.
+    order, for a module (``algorithms.common.steps.batch_sizes``).
     """
-    return in_batches(epochs(data, options, rng), options.batch_size)
+    return in_batches(epochs(data, options, rng), options.batch_size, module)
 
 
 def train_classifier(

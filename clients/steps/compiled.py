@@ -34,7 +34,16 @@ from torch.func import functional_call
 
 from fedapps.algorithms.common.adam import descend
 from fedapps.algorithms.common.precision import Bfloat16
-from fedapps.algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
+from fedapps.algorithms.common.steps import (
+    Eager,
+    Epochs,
+    Numbers,
+    Problem,
+    State,
+    Step,
+    Tensors,
+    batch_sizes,
+)
 from fedapps.clients.steps.sgd import SGD
 
 #: Steps per graph. In measurements more steps did not make graphs faster, only longer
@@ -99,12 +108,11 @@ class Compiler:
         training = _Training(problem, step, state, constants)
         done, losses = 0, list[Tensor]()
         for x, y in epochs:
-            slab = UNROLLED * batch_size
-            start = 0
+            sizes, start, at = batch_sizes(x, batch_size, problem.module), 0, 0
             while start < len(y):
-                many = len(y) - start >= slab
-                end = start + (slab if many else min(batch_size, len(y) - start))
+                many = sizes[at : at + UNROLLED] == [batch_size] * UNROLLED
                 count = UNROLLED if many else 1
+                end, at = start + sum(sizes[at : at + count]), at + count
                 values = [numbers(i) for i in range(done, done + count)]
                 xs, ys = x[start:end], y[start:end]
                 if many:

@@ -9,9 +9,10 @@ import time
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from fedapps.algorithms.common.schedule import samples_within
-from fedapps.algorithms.common.steps import Epochs
+from fedapps.algorithms.common.steps import Epochs, batch_sizes
 from fedapps.algorithms.contract.sent import PartialWork
 from fedapps.clients.base.options import TrainOptions
 
@@ -26,6 +27,7 @@ class Part:
     work: PartialWork
     samples: int
     options: TrainOptions
+    module: nn.Module
     stride: int = 1
     done: int = 0
     began: float = field(default_factory=lambda: time.monotonic())
@@ -43,11 +45,13 @@ class Part:
         piece = self.samples if seconds is None else self.stride * size
         now = self.began
         for x, y in epochs:
-            for start in range(0, len(y), piece):
-                end = min(start + piece, len(y), start + limit - self.done)
+            start = 0
+            for length in batch_sizes(x, piece, self.module):
+                end = start + min(length, limit - self.done)
                 yield x[start:end], y[start:end]
                 # here, the steps with these samples have been taken
                 self.done += end - start
+                start = end
                 if self.done >= limit:
                     return
                 if seconds is not None:

@@ -6,6 +6,7 @@ Exit status: 0 success; 1 the run failed; 2 bad settings or input; 130 interrupt
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ from fedapps.errors import (
     RunFailed,
     UserError,
     check_system,
+    homeless,
     what_to_install,
 )
+from fedapps.surroundings import settle
 
 COMMANDS = {
     "run": "run one method",
@@ -48,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse(argv)
         json_log.respect_no_color()
         json_log.choose(getattr(arguments, "log_format", "text"))
-        return int(arguments.command(arguments))
+        status = int(arguments.command(arguments))
+        sys.stdout.flush()
+        return status
     except UserError as error:
         report_error(str(error))
         return USAGE_ERROR
@@ -63,8 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fedapps: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except RuntimeError as error:  # of Path.expanduser
+        if not (known := homeless(error, argv or sys.argv)):
+            raise
+        report_error(str(known))
+        return USAGE_ERROR
     except BrokenPipeError:  # the reader of our output has exited, for example `| head`
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
@@ -77,6 +87,11 @@ def report_error(text: str) -> None:
 
 def entry() -> None:
     """Entry point of the installed command."""
+    try:
+        settle()
+    except UserError as error:
+        report_error(str(error))
+        sys.exit(USAGE_ERROR)
     sys.exit(main())
 
 

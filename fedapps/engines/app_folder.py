@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any
 
+from fedapps.extensions.beside import PACKED, pack
 from fedapps.toml_text import Value, flatten_toml, to_toml
 
 PARTS = ("algorithms", "strategies", "clients")  # folders beside fedapps in a checkout
@@ -50,10 +51,14 @@ def copy_app(
     for target, source in files.items():
         (app / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, app / target)
-    for place, source in (own or {}).items():
+    code = {place: path for place, path in (own or {}).items() if path.suffix == ".py"}
+    for place, source in code.items():
         (app / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, app / place)
     if own:
+        (app / PACKED).write_text(
+            pack({place: own[place] for place in own.keys() - code.keys()}), encoding="utf-8"
+        )
         known = flatten_toml(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
         more = {
             f"tool.flwr.app.config.{key}": value
@@ -61,7 +66,7 @@ def copy_app(
             if key not in known
         }
         listed = "".join(
-            f"{json.dumps(place)}, " for place in own
+            f"{json.dumps(place)}, " for place in (*code, PACKED)
         )  # Flower leaves out files and rejects settings that are not listed
         text = text.replace("fab-include = [", f"fab-include = [{listed}", 1) + (
             "\n" + to_toml(more) if more else ""

@@ -22,6 +22,8 @@ from typing import Any
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import Options
 from fedapps.errors import UserError
+from fedapps.extensions.beside import files_read
+from fedapps.notes import logger
 
 #: What stands before the colon of a net of a library, which is not the user's code.
 LIBRARIES = ("torchvision", "timm", "transformers")
@@ -76,8 +78,9 @@ def _module(setting: str, name: str) -> ModuleType:
         raise UserError(f"{setting}: no module {missing!r}: {where}") from None
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
+        where = f" (the current folder is {Path.cwd()})" if isinstance(error, OSError) else ""
         raise UserError(
-            f"{setting}: cannot import {name}: {type(error).__name__}: {line}"
+            f"{setting}: cannot import {name}: {type(error).__name__}: {line}{where}"
         ) from error
 
 
@@ -90,8 +93,8 @@ def _place(thing: Any) -> str:
 
 
 def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the files of the user's code named in the settings: those of the current
-    folder, by their path below it.
+    """Return the files of the user's code named in the settings, and those that a net
+    reads: the ones of the current folder, by their path below it.
     """
     if not code_named(config):
         return {}
@@ -111,7 +114,10 @@ def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
             Path(*name.split("."), "__init__.py"),
         ):
             files[place.as_posix()] = path
-    return files
+    more = files_read(folder)
+    if more:
+        logger.warning("sent with the app, since the net reads them: %s", ", ".join(more))
+    return files | more
 
 
 def check_trusted(place: Path, config: Mapping[str, Any], named: Collection[object] = ()) -> None:

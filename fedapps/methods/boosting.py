@@ -24,10 +24,12 @@ def boosting(variant: str) -> StrategyFactory:
     """Return a factory of the strategy of a variant of FFGB."""
 
     def build(options: FFGBOptions, task: Any, context: RunContext) -> Strategy:
-        from fedapps.tasks.boosting_oracles import check_learner, learner_of
+        from fedapps.tasks.boosting_oracles import check_learner, learner_of, oracle_of
 
         check_learner(options, variant)
-        options = replace(options, learner=learner_of(task, options))
+        if (learner := learner_of(task, options)) == "net":
+            oracle_of(task, options, variant)  # raises if the net cannot be one
+        options = replace(options, learner=learner)
         rounds = context.num_rounds
         if options.at_once and rounds > 1:
             raise ValueError(

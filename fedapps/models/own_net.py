@@ -5,6 +5,9 @@ width), ``num_classes`` and ``seed``; arguments without a parameter of this name
 left out. It returns a module that maps samples (n, C, H, W), float, to logits (n,
 num_classes). ``torchvision:NAME`` and ``timm:NAME`` are nets of these libraries,
 ``transformers:NAME`` those of ``fedapps.models.transformers_nets``.
+
+Before anything starts, a second net is built with the same seed and takes two training
+steps: what would fail at every client in every round is one line here.
 """
 
 import importlib
@@ -13,10 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fedapps.algorithms.common.modules import torch_seeded
+from fedapps.algorithms.common.steps import Eager, Problem
+from fedapps.clients.base.training import trainable
+from fedapps.clients.steps.sgd import SGD, Descent
 from fedapps.errors import UserError
+from fedapps.extensions.beside import beside
 from fedapps.extensions.own_code import load
 from fedapps.extensions.registered import reference_of
 from fedapps.models.base import Shape
@@ -24,6 +32,13 @@ from fedapps.models.options import PREFIX
 from fedapps.models.transformers_nets import image_classifier
 
 KEY = "model.name"
+#: The types of arrays that NumPy has, but for complex numbers.
+_SENT = {
+    *(torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+}
+#: The nets that this process has tried, as what they were called with.
+_tried: set[tuple[Any, Shape, int]] = set()
 
 
 def build_own(
@@ -34,28 +49,46 @@ def build_own(
 
     ``pretrained``: with pretrained weights, which only nets of transformers have.
 
-    Raises ``UserError`` if the net does not exist, cannot be built, or has outputs of
-    another shape.
+    Raises ``UserError`` if the net does not exist, cannot be built, does not follow
+    from the seed, has outputs of another shape, or cannot be trained.
     """
-    build = _hub(name, input_shape, pretrained) or load(KEY, reference_of(KEY, name) or name, name)
+    of_library = _hub(name, input_shape, pretrained)
+    with torch_seeded(seed), beside():
+        build = of_library or load(KEY, reference_of(KEY, name) or name, name)
     if not callable(build):
         raise UserError(
             f"{KEY} = {name!r}: is of type {type(build).__name__}: name a function or class that "
             "makes a net"
         )
     offered = {"input_shape": input_shape, "num_classes": num_classes, "seed": seed}
-    with torch_seeded(seed):
-        try:
-            net = build(**asked_for(name, build, offered))
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"{KEY} = {name!r}: cannot be built: {_first_line(error)}") from error
-    if not isinstance(net, nn.Module):
-        raise UserError(
-            f"{KEY} = {name!r}: returns a {type(net).__name__}: it must return a torch.nn.Module"
-        )
-    _check_outputs(name, net, input_shape, num_classes)
+    arguments = asked_for(name, build, offered)
+
+    def made() -> nn.Module:
+        """Return a net whose lazy layers have their weights, which are drawn by the
+        seed, too.
+        """
+        with torch_seeded(seed), beside():
+            try:
+                net = build(**arguments)
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(
+                    f"{KEY} = {name!r}: cannot be built: {_first_line(error)}"
+                ) from error
+            if not isinstance(net, nn.Module):
+                raise UserError(
+                    f"{KEY} = {name!r}: returns a {type(net).__name__}: it must return a "
+                    "torch.nn.Module"
+                )
+            _check_outputs(name, net, input_shape, num_classes)
+        return net
+
+    net = made()
+    if (key := (name if of_library else build, input_shape, num_classes)) not in _tried:
+        _check_arrays(name, net, twin := made())
+        _check_training(name, twin, input_shape, num_classes, seed)
+        _tried.add(key)
     return net
 
 
@@ -102,6 +135,63 @@ def _hub(name: str, shape: Shape, pretrained: bool) -> Callable[..., nn.Module] 
     return lambda num_classes: module.create_model(net, num_classes=num_classes, in_chans=shape[0])
 
 
+def _check_arrays(name: str, net: nn.Module, twin: nn.Module) -> None:
+    """Check what is sent, and that two nets of one seed are equal."""
+    if net is twin:
+        raise UserError(f"{KEY} = {name!r}: returns the same net twice: make a new one each time")
+    arrays, again = net.state_dict(), twin.state_dict()
+    if not trainable(net):
+        raise UserError(f"{KEY} = {name!r}: has no parameter that trains (requires_grad)")
+    for array, values in arrays.items():
+        where = f"{KEY} = {name!r}: array {array!r}"
+        if not isinstance(values, Tensor):
+            raise UserError(f"{where} is a {type(values).__name__}: only tensors are sent")
+        kind = str(values.dtype).removeprefix("torch.")
+        if values.dtype not in _SENT:
+            raise UserError(
+                f"{where} is of type {kind}: use float32 (train.precision=bf16 computes in "
+                "bfloat16; a complex array is two real ones, torch.view_as_real)"
+            )
+        if bool((values != values).any()):
+            raise UserError(f"{where} holds NaN before any training: fill it with numbers")
+        if array not in again or not torch.equal(values, again[array]):
+            raise UserError(
+                f"{where} differs in two nets of one seed: draw it with torch's generator, or from "
+                "the argument 'seed'"
+            )
+    for array, values in trainable(net).items():
+        if values.dtype not in (torch.float32, torch.float64):
+            raise UserError(f"{KEY} = {name!r}: parameter {array!r} must be float32 to be trained")
+
+
+def _check_training(name: str, net: nn.Module, shape: Shape, num_classes: int, seed: int) -> None:
+    """Take two steps with two samples: the second one fails if the first one's graph is
+    kept.
+    """
+    before = {array: values.shape for array, values in net.state_dict().items()}
+    w = [p.detach() for p in trainable(net.train()).values()]
+    sgd, samples = SGD(0.9, 1e-4), (torch.zeros(4, *shape), torch.zeros(4, dtype=torch.long))
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        _check_logits(name, out := net(x), num_classes, " in training")
+        return functional.cross_entropy(out, y)
+
+    state = {"w": w, "velocity": sgd.velocity(w)}
+    epochs = (epoch for epoch in [samples])
+    with torch_seeded(seed):
+        try:
+            Eager.run(
+                Problem(net, loss), Descent(sgd), state, {}, lambda _: {"rate": 1e-3}, epochs, 2
+            )
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{KEY} = {name!r}: cannot be trained: {_first_line(error)}") from error
+    after = {array: values.shape for array, values in net.state_dict().items()}
+    if changed := [array for array in {**before, **after} if before.get(array) != after.get(array)]:
+        raise UserError(f"{KEY} = {name!r}: training changes the shape of array {changed[0]!r}")
+
+
 @torch.no_grad()
 def _check_outputs(name: str, net: nn.Module, shape: Shape, num_classes: int) -> None:
     training = net.training
@@ -113,15 +203,16 @@ def _check_outputs(name: str, net: nn.Module, shape: Shape, num_classes: int) ->
         ) from error
     finally:
         net.train(training)
-    if not isinstance(out, torch.Tensor) or out.shape != (2, num_classes):
-        what = (
-            f"shape {tuple(out.shape)}"
-            if isinstance(out, torch.Tensor)
-            else f"a {type(out).__name__}"
-        )
+    _check_logits(name, out, num_classes)
+
+
+def _check_logits(name: str, out: Any, num_classes: int, when: str = "") -> None:
+    """Check the outputs of two samples."""
+    if not isinstance(out, Tensor) or out.shape != (2, num_classes):
+        what = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise UserError(
-            f"{KEY} = {name!r}: for two samples its output is {what}: it must be {num_classes} "
-            "logits for each sample"
+            f"{KEY} = {name!r}: for two samples its output{when} is {what}: it must be "
+            f"{num_classes} logits for each sample"
         )
 
 

@@ -37,6 +37,7 @@ from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.prepare import assemble, data_paths, prepare_folder
 from fedapps.runs.progress import Progress
 from fedapps.settings.settings import Settings
+from fedapps.surroundings import settle_caches
 from fedapps.tracking.prometheus import check_port
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def launch(
     ``console``: where progress is shown. ``report``: writes the report. ``watch``: the
     context in which the run's folder is watched. Raises ``UserError``, ``RunFailed``.
     """
+    settle_caches()  # for those who start from Python; before data are read
     how, why = how.decided()
     if settings.sites.own and how.engine != "deployment":
         raise UserError(

@@ -180,6 +180,9 @@ class NetByShape(TorchTask):
         features add about 2 to the mean squared standardised error, until they are
         forgotten.
         """
+        import torch
+
+        from fedapps.algorithms.common.modules import trains_alone
         from fedapps.models.image_nets import ONE_LAYER, build_model
 
         name, chosen = self.net_name, self.context.model
@@ -187,6 +190,12 @@ class NetByShape(TorchTask):
         for parameter in model.parameters() if name in ONE_LAYER else ():
             if chosen.start == "zero":
                 parameter.detach().zero_()
+        two = torch.zeros(2, *self.image_shape)
+        if self.context.train.batch_size == 1 and not trains_alone(model, two):
+            raise UserError(
+                f"train.batch-size = 1: model.name = {name!r} cannot train on a single sample, as "
+                "with batch normalisation: choose 2 or more"
+            )
         return model.to(self.device)
 
 

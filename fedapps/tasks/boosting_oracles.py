@@ -18,6 +18,7 @@ from fedapps.algorithms.boosting.fit_options import FitOptions
 from fedapps.algorithms.boosting.functional import Values
 from fedapps.algorithms.boosting.oracle import Oracle
 from fedapps.algorithms.boosting.trees import TreeOracle
+from fedapps.algorithms.common.averaging import LIMIT
 from fedapps.errors import UserError
 from fedapps.strategies.ffgb import FFGBOptions
 from fedapps.tasks.base import TorchTask
@@ -45,7 +46,14 @@ def oracle_of(task: TorchTask, options: FFGBOptions, method: str) -> Oracle:
         batch_size=options.fit_batch,
         clip=0.0,
     )
-    return NetOracle(task.model_fn, NetOptions(kind, fit, options.sobolev))
+    oracle = NetOracle(task.model_fn, NetOptions(kind, fit, options.sobolev))
+    for name, array in oracle.module.state_dict().items():
+        if not bool((array.double().abs() <= LIMIT).all()):
+            raise UserError(
+                f"method = {method!r}: array {name!r} of the net holds numbers beyond {LIMIT:g}, "
+                "which no function that clients send may: choose smaller ones, or another learner"
+            )
+    return oracle
 
 
 def learner_of(task: TorchTask, options: FFGBOptions) -> str:

@@ -13,7 +13,7 @@ is skipped.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from logging import WARNING
@@ -84,9 +84,7 @@ class Agreement:
                     self.rare |= {name} if few else set()
         for client, reply, metrics in replies if surplus else ():
             found = sorted(surplus & metrics.keys())
-            for record in reply.content.values():
-                for name in found if isinstance(record, MetricRecord) else ():
-                    record.pop(name, None)
+            without(reply, found)
             if found:
                 log(
                     WARNING,
@@ -95,6 +93,13 @@ class Agreement:
                     found[0],
                     _more(found),
                 )
+
+
+def without(reply: Message, metrics: Iterable[str]) -> None:
+    """Remove metrics from a reply."""
+    for record in reply.content.values():
+        for name in metrics if isinstance(record, MetricRecord) else ():
+            record.pop(name, None)
 
 
 def _odd_kinds(replies: list[Told]) -> dict[int, str]:

@@ -35,7 +35,7 @@ from flwr.app import Array, ArrayRecord, Message
 from flwr.common import log
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.averaging import STATISTICS
+from fedapps.algorithms.common.averaging import LIMIT, STATISTICS, difference
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.roster import ClientId
@@ -130,14 +130,16 @@ class _Update:
     norm: float = 0.0
 
     def size(self) -> float:
-        """Return the norm of the model's arrays as they were sent."""
-        return math.sqrt(sum(_square(start, _ZERO) for *_, start in self.arrays))
+        """Return the norm of the model's arrays as they were sent, without the largest
+        numbers, which a mask may hold.
+        """
+        starts = (start[np.abs(start) <= LIMIT] for *_, start in self.arrays)
+        return math.sqrt(sum(_square(start, _ZERO) for start in starts))
 
     def shorten(self, bound: float) -> None:
         """Scale the update to the norm ``bound``."""
         for record, name, values, start in self.arrays:
-            wide = np.complex128 if values.dtype.kind == "c" else np.float64
-            part = np.subtract(values, start, dtype=wide) * (bound / self.norm) + start
+            part = difference(values, start) * (bound / self.norm) + start
             record[name] = Array(*fields(np.asarray(part, values.dtype)))
 
 
@@ -174,8 +176,10 @@ def _square(values: NDArray[Any], start: NDArray[Any]) -> float:
     """Return the squared norm of a difference. In float32 it is fast, and exact to six
     digits; its range does for numbers up to 1e15 in some ten million places.
     """
-    if values.dtype != np.float32 or values.size > 10_000_000:
-        wide = np.complex128 if values.dtype.kind == "c" else np.float64
-        values = values.astype(wide)
-    part = np.subtract(values, start, dtype=values.dtype).reshape(-1)
+    if values.dtype == np.float32 and values.size <= 10_000_000:
+        with np.errstate(invalid="ignore", over="ignore"):
+            part = np.subtract(values, start, dtype=values.dtype).reshape(-1)
+        if math.isfinite(total := float(np.vdot(part, part))):
+            return total
+    part = difference(values, start).reshape(-1)
     return float(np.vdot(part, part).real)

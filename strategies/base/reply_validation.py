@@ -19,10 +19,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.averaging import VARIANCES
+from fedapps.algorithms.common.averaging import LIMIT, VARIANCES, difference, same
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.wire import fields, read
-from fedapps.strategies.base.agreement import Agreement
+from fedapps.strategies.base.agreement import Agreement, without
 from fedapps.strategies.base.capabilities import (
     Capabilities,
     declared,
@@ -30,12 +30,15 @@ from fedapps.strategies.base.capabilities import (
     needs_alike,
     replies_of,
 )
-from fedapps.strategies.base.messages import arrays_of, innermost, metrics_of, shape_fault, trains
+from fedapps.strategies.base.messages import (
+    LOSS_BEFORE,
+    arrays_of,
+    innermost,
+    metrics_of,
+    shape_fault,
+    trains,
+)
 
-#: Larger numbers are invalid for every method. No weight, gradient, loss or sample
-#: count is that large, and a sum of a few thousand of their squares fits into a
-#: float64.
-LIMIT = 1e15
 #: Limits: metrics per reply, characters per name, numbers per list.
 MOST_METRICS, LONGEST_METRIC_NAME, LONGEST_METRIC = 100, 100, 10_000
 
@@ -124,15 +127,34 @@ class Rules:
                 f"{' '.join(str(error).split())[:300] or type(error).__name__}"
             )
 
+    def take_undefined(self, message: Message, reply: Message) -> list[str]:
+        """Remove the metrics that are NaN from a reply that holds more than them, and
+        return their names: a score that a client's samples leave undefined (of one
+        class, say) costs no model, and no other score.
+
+        What a strategy needs stays: the weight, the loss before training.
+        """
+        needed, metrics = {"num-examples", self.weight, LOSS_BEFORE}, metrics_of(reply.content)
+        found = [
+            name
+            for name, value in metrics.items()
+            if name not in needed and np.isnan(np.asarray(value, np.float64)).any()
+        ]
+        model = self.like_model or self.updates
+        if not (model if trains(message) else metrics.keys() - needed - {*found}):
+            return []
+        without(reply, found)
+        return found
+
     def _fault(self, sent: RecordDict, got: RecordDict, training: bool) -> str | None:
         if fault := _metric_fault(metrics_of(got), self.weight, self.bound.max_metric_bytes):
             return fault
-        like = self.like_model and training
-        received = arrays_of(got)
+        like, received = self.like_model and training, arrays_of(got)
+        model = next(iter(arrays_of(sent)), ArrayRecord())
         if self.sums and training:
             return _sums_fault(sent, received)
         if like:
-            if fault := shape_fault(model := arrays_of(sent)[0], received):
+            if fault := shape_fault(model, received):
                 return fault
             in_order(received[0], list(model))
         records = [
@@ -142,7 +164,7 @@ class Rules:
             for name, values in arrays.items():
                 of_model = like and not (self.beside and name.startswith(self.beside))
                 most = LIMIT if of_model or self.any_scale else self.bound.max_array_value
-                if fault := _array_fault(name, values, most):
+                if fault := _array_fault(name, values, most, model):
                     return fault
                 if of_model and name.endswith(VARIANCES) and values.size and values.min() < 0:
                     return f"array {name!r} holds {values.min():.3g}: a variance is at least 0"
@@ -164,7 +186,7 @@ class Rules:
             # float64 where float32 was sent is harmless, but the model keeps its type
             if values.dtype != kind:
                 arrays[name] = values.astype(kind)
-                if fault := _array_fault(name, arrays[name]):
+                if fault := _array_fault(name, arrays[name], LIMIT, sent):
                     return fault
                 record[name] = Array(*fields(arrays[name]))
         return self._bound(
@@ -236,14 +258,10 @@ def update_of(
     """Return the float64 difference of floating-point arrays from those of ``start`` (0
     if missing there); counters are left out.
     """
-    real = {name: values for name, values in arrays.items() if values.dtype.kind in "fc"}
-    wide = {
-        name: np.complex128 if values.dtype.kind == "c" else np.float64
-        for name, values in real.items()
-    }
     return {
-        name: np.subtract(values, start.get(name, 0.0), dtype=wide[name])
-        for name, values in real.items()
+        name: difference(values, start.get(name, 0.0))
+        for name, values in arrays.items()
+        if values.dtype.kind in "fc"
     }
 
 
@@ -287,15 +305,23 @@ def _value_fault(name: str, value: Any) -> str | None:
     return None
 
 
-def _array_fault(name: str, values: NDArray[Any], most: float = LIMIT) -> str | None:
+def _array_fault(
+    name: str, values: NDArray[Any], most: float = LIMIT, sent: ArrayRecord | None = None
+) -> str | None:
+    """Return what is wrong with the values that are not those of ``sent``, by name or
+    number: a mask's may be infinite.
+    """
     if values.dtype.kind in "bu" or not values.size:
         return None
-    if values.dtype.kind == "c":
-        values = np.abs(values)
     most = LIMIT if values.dtype.kind == "i" else most  # places and counts
-    low, high = float(values.min()), float(values.max())  # NaN if any value is
+    size = np.abs(values) if values.dtype.kind == "c" else values
+    low, high = float(size.min()), float(size.max())  # NaN if any value is
     if -most <= low and high <= most:
         return None
+    numbered = list(sent or ())[int(name) :][:1] if name.isdecimal() else [name]
+    before = [read(sent[key]) for key in numbered if sent and key in sent]
+    if before and before[0].shape == values.shape:
+        return _array_fault(name, values[~same(values, before[0])], most)
     if not (math.isfinite(low) and math.isfinite(high)):
         return f"array {name!r} holds values that are not finite"
     return (

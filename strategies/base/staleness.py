@@ -11,11 +11,10 @@ way from the current ones to the client's; counters are the client's.
 
 import copy
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from fedapps.algorithms.common.averaging import STATISTICS
+from fedapps.algorithms.common.averaging import STATISTICS, difference
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import declarer, is_private, require_declaration
 from fedapps.strategies.base.messages import arrays_of, shape_fault
@@ -75,7 +74,6 @@ def _moved(name: str, array: Array, old: Array, current: Array, factor: float) -
     values, now = read(array), read(current)
     if values.dtype.kind not in "fc":
         return array
-    wide = np.complex128 if values.dtype.kind == "c" else np.float64
     start = now if name.endswith(STATISTICS) else read(old)
-    moved = now + factor * np.subtract(values, start, dtype=wide)
+    moved = now + factor * difference(values, start)
     return Array(*fields(moved.astype(values.dtype)))

@@ -1,9 +1,9 @@
 """Client updates as vectors, and server steps along them; shared by FedAdam, q-FedAvg,
 FedMGDA+ and others.
 
-Counters and the running statistics of normalisation layers are not learned: a step
-along their differences is meaningless and may make a variance negative. They are
-averaged instead.
+Counters, the running statistics of normalisation layers and masks (numbers beyond
+``LIMIT``) are not learned: a step along their differences is meaningless and may make a
+variance negative. They are averaged instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.averaging import STATISTICS
+from fedapps.algorithms.common.averaging import LIMIT, STATISTICS
 from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.records import to_record
 
@@ -23,13 +23,18 @@ Named = dict[str, NDArray[Any]]
 def learned(record: ArrayRecord) -> Named:
     """Return the learned arrays of a model by name."""
     arrays = {name: read(array) for name, array in record.items() if not name.endswith(STATISTICS)}
-    return {name: values for name, values in arrays.items() if values.dtype.kind == "f"}
+    return {
+        name: values
+        for name, values in arrays.items()
+        if values.dtype.kind == "f" and (np.abs(values) <= LIMIT).all()
+    }
 
 
 def updates(sent: ArrayRecord, records: Sequence[ArrayRecord]) -> NDArray[np.float64]:
     """Return the updates ``w_k - w`` of the learned arrays as rows (m, d)."""
-    start = flat(learned(sent))
-    return np.stack([flat(learned(record)) - start for record in records])
+    start = learned(sent)
+    rows = [flat({name: read(record[name]) for name in start}) for record in records]
+    return np.stack(rows) - flat(start)
 
 
 def flat(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:

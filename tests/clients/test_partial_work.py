@@ -57,7 +57,7 @@ def after(steps, options=OPTIONS):
     """Return the model after some steps of the plain loop, and the mean loss."""
     net, data = small_net(0).double(), samples()
     set_arrays(net, start())
-    batches = mini_batches(data, options, generator(7, "batches", 0, 2))
+    batches = mini_batches(data, options, generator(7, "batches", 0, 2), net)
     loss = plain.train(
         net, functional.cross_entropy, itertools.islice(batches, steps), 0.1, 0.9, 0.01
     )

@@ -1,7 +1,24 @@
 import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import strategy as flower
 
-from fedapps.strategies import FedAvg
-from tests.helpers import EchoClient, arrays_of, play, simulate
+from fedapps.clients import to_client_app
+from fedapps.engines.inline import InlineGrid
+from fedapps.strategies import (
+    ClientGrid,
+    FedAdam,
+    FedAvg,
+    PrivacyOptions,
+    Private,
+    QFedAvg,
+    Robust,
+    RobustOptions,
+    Scaffold,
+    UpdateBound,
+    run_rounds,
+)
+from tests.helpers import EchoClient, LossyClient, arrays_of, play, simulate
 
 START = {"w": np.zeros(2, np.float32), "n": np.int64(0)}
 
@@ -25,6 +42,83 @@ def test_metrics_are_weighted_by_samples():
     result = simulate(FedAvg(), lambda i, _: clients[i], 2, START, num_rounds=1)
     assert result.train_metrics_clientapp[1]["m"] == 4.0
     assert result.evaluate_metrics_clientapp[1]["curve"] == [3.0, 4.0]
+
+
+MASK = np.float32([0, -np.inf, np.finfo(np.float32).min])
+MIX = {
+    "fedavg": FedAvg,
+    "fedadam": FedAdam,
+    "q-fedavg": lambda: QFedAvg(FedAvg()),
+    "scaffold": Scaffold,
+    "clipped": lambda: FedAvg(),
+    "median": lambda: Robust(FedAvg(), RobustOptions("median")),
+    "krum": lambda: Robust(FedAvg(), RobustOptions("multi-krum", 0)),
+    "private": lambda: Private(FedAvg(), PrivacyOptions(1e-9, 1e9)),
+}
+
+
+class Lossy(LossyClient):
+    """Moves ``w`` and ``v`` alone; with SCAFFOLD, c follows, and the mask has none."""
+
+    def fit(self, parameters, config):
+        w, mask, v, *c = parameters
+        assert len(c) in (0, 2)
+        own = [w + np.float32(self.shift), mask, v * 2]
+        return [*own, *c], 10, {"loss": 1.0, "loss-before": 1.0}
+
+
+@pytest.mark.parametrize("name", MIX)
+def test_a_mask_travels_as_it_is_and_spoils_nothing_beside_it(name):
+    start = {"w": np.zeros(2, np.float32), "mask": MASK, "v": np.ones(1, np.float32)}
+    bound = UpdateBound(100.0, "clip") if name == "clipped" else UpdateBound(max_relative_update=3)
+    grid = lambda app: ClientGrid(InlineGrid(app, 4), bound=bound)
+    client = lambda i, _: Lossy([1.0, 2.0, 3.0, 2.0][i], 1.0, 10)
+    options = {"learning-rate": 1.0}
+    failed = []
+    result = simulate(
+        MIX[name](), client, 4, start, 2, options,
+        grid=grid(to_client_app(lambda c: client(c.node_config["partition-id"], None))),
+        callbacks=[lambda now: failed.extend(now.failures)],
+    )  # fmt: skip
+    assert not failed
+    assert np.array_equal(arrays_of(result)["mask"], MASK)
+    assert np.isfinite(arrays_of(result)["w"]).all()
+    assert (arrays_of(result)["w"] != 0).all()
+
+
+def test_a_new_infinity_is_still_a_fault():
+    start = {"w": np.zeros(2, np.float32), "mask": MASK, "v": np.ones(1, np.float32)}
+    client = lambda i, _: Lossy(np.inf if i else 1.0, 1.0, 10)
+    result = simulate(FedAvg(), client, 2, start, 1)
+    np.testing.assert_array_equal(arrays_of(result)["w"], 1.0)
+
+
+def test_complex_arrays_are_averaged_to_flowers_numbers():
+    start = {"w": np.complex64([1 + 2j, 3])}
+    client = lambda i, _: EchoClient([1.0, 3.0][i], [10, 30][i])
+    with pytest.warns(np.exceptions.ComplexWarning):  # the test client's loss
+        ours, theirs = (simulate(kind(), client, 2, start, 2) for kind in (FedAvg, flower.FedAvg))
+    assert arrays_of(ours)["w"].dtype == np.complex64
+    np.testing.assert_allclose(arrays_of(ours)["w"], arrays_of(theirs)["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, flower.FedAvg])
+def test_an_undefined_score_costs_the_score_and_not_the_model(kind, caplog):
+    class Undefined(EchoClient):
+        def evaluate(self, parameters, config):
+            return 1.0, 1, {"accuracy": 0.5, **self.metrics}
+
+    auc = [{"auc": 0.5}, {"auc": 0.7}, {"auc": float("nan")}]
+    with caplog.at_level("WARNING"):
+        client = lambda c: Undefined([1, 2, 6][i := c.node_config["partition-id"]], 1, auc[i])
+        grid = ClientGrid(InlineGrid(to_client_app(client), 3))
+        arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in START.items()})
+        result = run_rounds(kind(), grid, arrays, 1)
+    np.testing.assert_allclose(arrays_of(result)["w"], 3.0)
+    mean = {} if kind is flower.FedAvg else {"auc": pytest.approx(0.6)}
+    for metrics in (result.train_metrics_clientapp[1], result.evaluate_metrics_clientapp[1]):
+        assert {name: value for name, value in metrics.items() if name == "auc"} == mean
+    assert caplog.text.count("client 2: metric 'auc' is not a number") == 2
 
 
 def test_a_metric_that_only_some_clients_report_does_not_end_the_run():

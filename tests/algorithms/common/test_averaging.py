@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedapps.algorithms.common.averaging import weighted_average
+from fedapps.algorithms.common.averaging import difference, weighted_average
 
 
 def test_equals_the_formula():
@@ -29,6 +29,34 @@ def test_types_are_kept_and_counters_rounded():
 def test_one_client_is_returned_unchanged():
     model = [np.float32([0.1, 1e-30, 3e38])]
     np.testing.assert_array_equal(weighted_average([model], [7])[0], model[0])
+
+
+LEAST = np.finfo(np.float32).min
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        np.float32([0, -np.inf, np.inf]),
+        np.float32([LEAST, 3]),
+        np.array([2**62 + 1, -5]),
+        np.uint64([2**64 - 1]),
+        np.complex64([1 + 2j, -np.inf]),
+    ],
+)
+def test_what_all_models_share_stays_however_large_it_is(kept):
+    mean = weighted_average([[kept], [kept.copy()], [kept.copy()]], [1, 5, 7])[0]
+    assert mean.dtype == kept.dtype
+    np.testing.assert_array_equal(mean[np.abs(kept) > 1e3], kept[np.abs(kept) > 1e3])
+    np.testing.assert_allclose(mean, kept, rtol=1e-6)
+
+
+def test_a_difference_of_equal_infinities_is_0():
+    got = difference(
+        np.float32([-np.inf, np.nan, LEAST, 3]), np.float32([-np.inf, np.nan, LEAST, 1])
+    )
+    np.testing.assert_array_equal(got, [0, 0, 0, 2])
+    assert np.isposinf(difference(np.array(1.0), np.array(-np.inf)))
 
 
 def test_inputs_are_not_changed():

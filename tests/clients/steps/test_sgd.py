@@ -71,9 +71,8 @@ def test_terms_are_part_of_the_gradient():
 def test_batches_cover_every_sample_once_an_epoch():
     data = blobs(n=55).train
     data.x[:, 0, 0, 0] = torch.arange(len(data))
-    batches = list(
-        mini_batches(data, TrainOptions(local_epochs=3, batch_size=10), np.random.default_rng(0))
-    )
+    options, rng = TrainOptions(local_epochs=3, batch_size=10), np.random.default_rng(0)
+    batches = list(mini_batches(data, options, rng, small_net(0)))
     assert [len(y) for _, y in batches] == [10, 10, 10, 3] * 3
     epochs = [torch.cat([x[:, 0, 0, 0] for x, _ in batches[i : i + 4]]).tolist() for i in (0, 4, 8)]
     assert all(sorted(epoch) == list(range(33)) for epoch in epochs)

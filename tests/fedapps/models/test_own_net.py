@@ -2,26 +2,34 @@
 weights and its files in the app.
 """
 
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import nn
 
 from fedapps.clients import partial_sharing
 from fedapps.engines.app_folder import copy_app
 from fedapps.errors import UserError
+from fedapps.extensions import beside
 from fedapps.extensions.own_code import own_files
 from fedapps.models.image_nets import build_model
 from fedapps.runs.assembly import build_task
+from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
 from tests.helpers import assert_arrays, refused
 
 NETS = """
+import numpy as np
+import torch
 from torch import nn
 import my_layers
 
@@ -52,6 +60,73 @@ class Headed(nn.Module):
     def forward(self, x):
         return self.head(self.body(x))
 
+class Base(Small):
+    def __init__(self, input_shape, num_classes):
+        super().__init__(input_shape, num_classes)
+        self.other = nn.Linear(8, num_classes)
+        self.change()
+    def change(self): ...
+
+class Unused(Base):
+    def change(self):
+        self.body.append(nn.BatchNorm1d(8))
+        self.register_buffer("mask", torch.tensor([0, -torch.inf, torch.finfo(torch.float32).min]))
+        self.register_buffer("hash", torch.tensor([2**62 + 1]))
+
+class Tuple(Base):
+    def forward(self, x):
+        z = self.body(x)
+        return (self.last(z), self.other(z)) if self.training else self.last(z)
+
+class Frozen(Base):
+    def change(self): self.requires_grad_(False)
+
+class Keeps(Base):
+    kept = 0
+    def forward(self, x):
+        z = self.body(x)
+        if self.training:
+            self.kept = z.mean(0) + self.kept
+        return self.last(z + self.kept)
+
+class Bfloat16(Base):
+    def change(self): self.bfloat16()
+    def forward(self, x): return super().forward(x.bfloat16()).float()
+
+class Half(Base):
+    def change(self): self.half()
+    def forward(self, x): return super().forward(x.half()).float()
+
+class Complex(Base):
+    def change(self): self.filter = nn.Parameter(torch.ones(8, dtype=torch.cfloat))
+    def forward(self, x): return self.last((self.body(x) * self.filter).real)
+
+class Numpy(Base):
+    def change(self): self.last.bias.data = torch.tensor(np.random.randn(10)).float()
+
+class NotANumber(Base):
+    def change(self): self.register_buffer("score", torch.tensor(torch.nan))
+
+class Growing(Base):
+    def change(self): self.register_buffer("seen", torch.zeros(0))
+    def forward(self, x):
+        if self.training:
+            self.seen = torch.cat([self.seen, x.new_ones(1)])
+        return super().forward(x)
+
+class Extra(Base):
+    def get_extra_state(self): return {}
+    def set_extra_state(self, state): ...
+
+class WeightNorm(Base):
+    def change(self):
+        nn.utils.weight_norm(self.last)  # which cannot be copied
+        nn.utils.parametrizations.spectral_norm(self.body[1])
+
+ONE = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+def one(): return ONE
+def lazy(num_classes):
+    return nn.Sequential(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(num_classes))
 def deep(depth, num_classes): ...
 def text(): return "net"
 def wrong(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes + 1))
@@ -152,10 +227,103 @@ def test_a_net_of_torchvision_by_its_name_there():
             "does not take samples of shape \\(1, 8, 8\\): RuntimeError: .*mat1 and mat2",
         ),
         ("my_nets:broken", "cannot be built: RuntimeError: no such layer$"),
+        ("my_nets:Tuple", "for two samples its output in training is a tuple: it must be 10 logit"),
+        ("my_nets:Frozen", "has no parameter that trains"),
+        ("my_nets:Keeps", "cannot be trained: RuntimeError: Trying to backward through the graph"),
+        ("my_nets:Bfloat16", "array 'body.1.weight' is of type bfloat16: use float32"),
+        ("my_nets:Half", "parameter 'body.1.weight' must be float32 to be trained"),
+        ("my_nets:Complex", "array 'filter' is of type complex64: use float32"),
+        ("my_nets:Numpy", "array 'last.bias' differs in two nets of one seed: draw it with torch"),
+        ("my_nets:NotANumber", "array 'score' holds NaN before any training"),
+        ("my_nets:Growing", "training changes the shape of array 'seen'"),
+        ("my_nets:Extra", "array '_extra_state' is a dict: only tensors are sent"),
+        ("my_nets:one", "returns the same net twice: make a new one each time"),
     ],
 )
 def test_mistakes_are_one_line(folder, name, said):
     refused(lambda: net(name), f"^model.name = {re.escape(repr(name))}: {said}", UserError)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", ["lazy", "WeightNorm"])
+def test_other_nets_follow_from_the_seed(folder, name):
+    first, again, other = (net(f"my_nets:{name}", seed=seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[array], again[array]) for array in first)
+    assert not all(torch.equal(first[array], other[array]) for array in first)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("fedavg", "fedadam", "scaffold", "q-fedavg", "feddyn", "local", "pfedme", "per-fedavg"),
+        *("apfl", "ifca", "fedrep", "superfed-mm", "fedala", "fedrod", "ditto", "fedbuff"),
+    ],
+)
+def test_every_method_takes_an_unused_layer_a_mask_and_a_last_batch_of_one(folder, method):
+    """217 samples of client 1 are nine batches of 24, and one."""
+    chosen = settings(
+        ("method", method),
+        ("model.name", "my_nets:Unused"),
+        ("num-clients", 4),
+        ("clients-per-round", 0),
+        ("train.batch-size", 24),
+        ("train.local-epochs", 1),
+        ("num-rounds", 2),
+        ("out", str(folder / "out")),
+    )
+    filled, *_ = parts = assemble(chosen)
+    assert any(len(parts[1].client_data(k, 4).train) % 24 == 1 for k in range(4))
+    start = parts[1].initial_arrays()
+    assert execute_inline(filled, parts=parts)["failures"] == 0
+    end = load_file(folder / "out" / "model.safetensors")
+    for name, rounding in (("mask", 0), ("hash", 0), ("other.weight", 1e-6), ("other.bias", 1e-6)):
+        if name in end:  # a function has no arrays of these names
+            np.testing.assert_allclose(end[name], start[name], rtol=rounding)
+
+
+def test_batch_norm_with_batches_of_one_is_refused(folder):
+    one = ("train.batch-size", 1)
+    with pytest.raises(
+        UserError, match=r"train.batch-size = 1: .* cannot train on a single sample"
+    ):
+        assemble(settings(("model.name", "my_nets:Unused"), one))
+    assemble(settings(one))
+
+
+def test_a_file_beside_the_net_goes_with_it(folder, monkeypatch):
+    (folder / "sizes.json").write_text("[8]")
+    (folder / "parts").mkdir()
+    (folder / "parts" / "bias.npy").write_bytes(b"any")
+    (folder / "filed.py").write_text(
+        "import json, pathlib\nfrom torch import nn\n"
+        "WIDTH, = json.load(open('sizes.json'))\n"
+        "def build(num_classes):\n"
+        "    pathlib.Path(__file__).with_name('parts').joinpath('bias.npy').read_bytes()\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH), nn.Linear(WIDTH, num_classes))"
+    )
+    net("filed:build")
+    sent = own_files({"model.name": "filed:build"})
+    assert {"filed.py", "sizes.json", "parts/bias.npy"} <= sent.keys()
+    app = copy_app(folder / "app", sent)
+    (folder / "elsewhere").mkdir()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from fedapps.models.image_nets import build_model\n"
+            "build_model('filed:build', (1, 8, 8), 10, 0)",
+        ],
+        cwd=folder / "elsewhere",
+        env=os.environ | {"PYTHONPATH": str(app)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(beside, "MOST", 2)
+    with pytest.raises(
+        UserError, match=r"the net reads .*, and at most 2e-06 MB of files are sent"
+    ):
+        copy_app(folder / "again", sent)
 
 
 def test_the_files_that_travel_are_what_was_imported_from_the_current_folder(folder):
