@@ -102,6 +102,20 @@ def without(reply: Message, metrics: Iterable[str]) -> None:
             record.pop(name, None)
 
 
+def keep_common(replies: Sequence[Message]) -> None:
+    """Remove the metrics that not all replies hold in the same form. Nobody is left out
+    then for what others send: under differential privacy one client must not decide
+    whose update counts.
+    """
+    metrics = [metrics_of(reply.content) for reply in replies]
+    forms = [
+        {(name, np.size(row[name]), type(row[name]) is list) for name in row} for row in metrics
+    ]
+    common = {name for name, *_ in set.intersection(*forms)} if forms else set()
+    for reply, row in zip(replies, metrics, strict=True):
+        without(reply, row.keys() - common)
+
+
 def _odd_kinds(replies: list[Told]) -> dict[int, str]:
     """Find numbers among lists and lists among numbers."""
     table = [metrics for _, metrics in replies]

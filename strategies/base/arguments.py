@@ -21,8 +21,8 @@ NUMBERS = {int: Integral, float: Real}
 
 
 def checked(made: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that raises ``TypeError``, with what to type, for arguments of
-    another kind than it declares and for names that it does not know.
+    """Return a constructor that raises ``TypeError``, with what to type, for arguments
+    of another kind than it declares and for names that it does not know.
     """
     parameters = list(inspect.signature(made).parameters.values())[1:]
     kinds = {p.name: _kinds(p.annotation) for p in parameters if p.kind is not p.VAR_KEYWORD}
@@ -48,7 +48,9 @@ def checked(made: Callable[..., None]) -> Callable[..., None]:
 
 
 def _kinds(annotation: Any) -> tuple[type, ...]:
-    """Return the classes that an argument can be checked by; () if there are none."""
+    """Return the classes that an argument can be checked by, of Python, Flower and this
+    project; () if there are none.
+    """
     if isinstance(annotation, UnionType):
         parts = [_kinds(part) for part in get_args(annotation)]
         return tuple(kind for part in parts for kind in part) if all(parts) else ()
@@ -57,6 +59,7 @@ def _kinds(annotation: Any) -> tuple[type, ...]:
     if get_origin(annotation) is Sequence:
         return (Sequence,)
     plain = isinstance(annotation, type) and not get_origin(annotation)
+    plain = plain and annotation.__module__.split(".")[0] in ("builtins", "flwr", "fedapps")
     return (annotation,) if plain and not getattr(annotation, "_is_protocol", False) else ()
 
 

@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.algorithms.common.seeds import generator
-from fedapps.strategies.base.agreement import without
+from fedapps.strategies.base.agreement import keep_common, without
 from fedapps.strategies.base.capabilities import buffering
 from fedapps.strategies.base.exchange import Exchange, Failure
 from fedapps.strategies.base.flower_private import WORKER_DIED, ErrorCode, is_simulation
@@ -269,6 +269,9 @@ class ClientGrid(NamedGrid):
 
     def _alike(self, exchange: Exchange, answers: list[Answer]) -> list[Answer]:
         """Return the replies that agree with most others, where replies must."""
+        if exchange.kind.startswith("train") and not self.rules.relative:  # private
+            keep_common([one.reply for one in answers])
+            return answers
         for one in answers if self.rules.alike else ():  # no mean without one of them
             without(one.reply, self._undefined)
         odd = self.rules.agreement.odd(

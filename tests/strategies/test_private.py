@@ -34,9 +34,10 @@ from fedapps.strategies import (
     PrivacyOptions,
     Private,
     SuPerFed,
+    UpdateBound,
 )
 from fedapps.tasks.predictor_library import Library as Folder
-from tests.helpers import EchoClient, arrays_of, simulate, summary_of, that_fails
+from tests.helpers import EchoClient, arrays_of, play, simulate, summary_of, that_fails
 
 START = {"w": np.zeros(2, np.float32), "v": np.ones((2, 1), np.float32), "count": np.array(7)}
 SHIFTS = [0.1, 2.0, -3.0]
@@ -129,6 +130,33 @@ def test_one_client_changes_the_sum_by_the_clipping_norm_at_most():
     assert max(np.linalg.norm(total(Any(0)) - without) for _ in range(50)) == pytest.approx(
         0.7, rel=1e-4
     )
+
+
+LISTS = [[[1.0]] * 2 + [2.0] * 2, [0.5, 0.5, 80.0, 80.0]]
+
+
+@pytest.mark.parametrize(("name", "told"), [("of", LISTS[0]), ("accuracy", LISTS[1])])
+@pytest.mark.parametrize("bound", [UpdateBound(), UpdateBound(max_weight=3, max_relative_update=3)])
+def test_no_client_decides_whose_update_counts(name, told, bound):
+    """Four clients of whom two report what the other two do not, and a fifth one that
+    joins either side, or is not there: the sum differs by its own update at most.
+    """
+
+    def total(fifth):
+        def make(i, _=None):
+            if i == 4 and fifth is None:
+                return that_fails(EchoClient)(0)
+            value = told[i] if i < 4 else fifth
+            return EchoClient(100.0 if i < 2 else -100.0, metrics={name: value})
+
+        strategy = private(FedAvg(), 1.0)
+        run = play(strategy, make, 5, START, on={"bound": bound})
+        got = arrays_of(run)
+        return 5 * np.concatenate([got["w"], got["v"].ravel() - 1])
+
+    absent = total(None)
+    for fifth in (told[0], told[-1]):
+        assert np.linalg.norm(total(fifth) - absent) <= 1 + 1e-4
 
 
 def test_the_noise_has_the_right_size_and_is_not_the_runs():
