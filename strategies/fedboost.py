@@ -105,9 +105,6 @@ class FedBoostOptions(Options):
     )
     step: float = option(0.01, "eta, step of the mirror descent", low=0, open_low=True)
     repeats: int = option(1, "messages with fresh draws before one step (Corollary 2)", low=1)
-    floor: float = option(
-        1e-3, "smallest probability gamma of being sent", low=0, high=1, open_low=True
-    )
     cache: int = option(
         0,
         "predictors that a client keeps, so that they need not be sent again; needs repeats = 1",
@@ -261,7 +258,7 @@ class FedBoost(FedAvg):
                 nodes,
                 MessageType.TRAIN,
             )
-        gamma = inclusion(self.alpha, self.budget, self.options.sampling, self.options.floor)
+        gamma = inclusion(self.alpha, self.budget, self.options.sampling)
         rng = generator(self.seed, "predictors", server_round=server_round)
         self._draws, messages = [], []
         for draw in range(self.options.repeats):

@@ -54,6 +54,8 @@ LARGEST_LOG = 50.0
 #: A sample is still if its gradient is shorter than this fraction of the median in its
 #: class.
 STILL = 0.75
+#: Bound on the entries of the gradients in a client's Langevin steps.
+CLIP = 3.0
 #: Standard deviation of the noise added to the sample from which another one restarts.
 SPREAD = 0.1
 
@@ -72,12 +74,6 @@ class FedEvgOptions(Options):
     langevin_steps: int = option(1, "R, a client's Langevin steps for a batch", low=1)
     langevin_step: float = option(1.0, "gamma, size of a client's Langevin steps", low=0)
     langevin_noise: float = option(0.01, "sigma, noise of a client's Langevin steps", low=0)
-    clip: float = option(
-        3.0,
-        "bound on the entries of the gradients in a client's Langevin steps",
-        low=0,
-        open_low=True,
-    )
     weights: str = option(
         "sign", "weight of a client at a sample: e to the sign of -E, or e to -E", choices=WEIGHTS
     )
@@ -174,7 +170,7 @@ class FedEvg(Synthetic):
             langevin_steps=o.langevin_steps,
             step=o.langevin_step,
             noise=o.langevin_noise,
-            clip=o.clip,
+            clip=CLIP,
             weights=o.weights,
             persistent=o.persistent,
             low=o.low,

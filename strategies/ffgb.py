@@ -58,6 +58,7 @@ from fedapps.algorithms.boosting.additive import (
     shapes,
     stacked,
 )
+from fedapps.algorithms.boosting.fit_options import FitOptions
 from fedapps.algorithms.boosting.step_sizes import (
     LOSS_NAMES,
     SCHEDULES,
@@ -132,10 +133,6 @@ class FFGBOptions(Options):
         choices=["auto", "l2", "linf", "lipschitz"],
     )
     fit_steps: int = option(200, "nets: Adam's steps", low=1)
-    fit_rate: float = option(0.005, "nets: learning rate", low=0, open_low=True)
-    fit_batch: int = option(64, "nets: batch size", low=1)
-    sobolev: float = option(0.1, "oracle lipschitz: weight of the gradients by the inputs", low=0)
-    ridge: float = option(1.0, "learner ridge: penalty", low=0)
     trees: int = option(
         1, "trees per learner, each fitted to the residual of the ones before", low=1
     )
@@ -145,13 +142,12 @@ class FFGBOptions(Options):
         "minimum rows per leaf; its value is their mean, so a small leaf exposes them",
         low=1,
     )
-    tree_rate: float = option(1.0, "weight of each tree", low=0, high=1, open_low=True)
 
     def steps_a_round(self, samples: float) -> tuple[float, int]:
         """Return the number of steps of a client with ``samples`` samples in a round,
         and their batch size.
         """
-        return float(self.local_steps * self.fit_steps), self.fit_batch
+        return float(self.local_steps * self.fit_steps), FitOptions.batch_size
 
     def check(self) -> None:
         """Reject mu = 0 for the two schedules that divide by it."""

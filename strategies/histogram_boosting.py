@@ -50,6 +50,9 @@ from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
 from fedapps.strategies.fedavg import FedAvg, FlowerArguments
 
+#: Cells of a feature in which values are counted to find the bins, at least.
+CELLS = 512
+
 
 @dataclass(frozen=True)
 class HistogramBoostingOptions(Options):
@@ -66,13 +69,7 @@ class HistogramBoostingOptions(Options):
         low=1,
     )
     l2: float = option(1.0, "lambda, added to the curvature of a leaf", low=0)
-    max_step: float = option(
-        4.0, "longest Newton step of a leaf, before the learning rate", low=0, open_low=True
-    )
     bins: int = option(32, "bins of a feature, plus one for missing values", low=2, high=65_536)
-    cells: int = option(
-        512, "cells of a feature in which values are counted to find the bins", low=2, high=65_536
-    )
     min_cell: int = option(
         1, "minimum rows of a client per cell and bin; it merges neighbouring ones", low=1
     )
@@ -89,7 +86,7 @@ class HistogramBoostingOptions(Options):
     @property
     def growth(self) -> Growth:
         """The options of the growth of one tree."""
-        return Growth(self.min_leaf, self.l2, self.learning_rate, self.max_step)
+        return Growth(self.min_leaf, self.l2, self.learning_rate)
 
 
 class HistogramBoosting(FedAvg):
@@ -185,7 +182,7 @@ class HistogramBoosting(FedAvg):
             used.append(reply.content)
         if not used or not total.any():
             return None, None
-        self.forest.step(total, o.growth, self.loss, o.cells, o.bins)
+        self.forest.step(total, o.growth, self.loss, CELLS, o.bins)
         metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
         return self._model(), MetricRecord({**metrics, "trees": self.forest.finished})
 

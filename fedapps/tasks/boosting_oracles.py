@@ -6,6 +6,7 @@ reads it.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from safetensors.numpy import load_file
 
 from fedapps.algorithms.boosting.additive import Additive
 from fedapps.algorithms.boosting.additive_values import values_at
-from fedapps.algorithms.boosting.fit_options import FitOptions
 from fedapps.algorithms.boosting.functional import Values
 from fedapps.algorithms.boosting.oracle import Oracle
 from fedapps.algorithms.boosting.trees import TreeOracle
@@ -33,20 +33,15 @@ def oracle_of(task: TorchTask, options: FFGBOptions, method: str) -> Oracle:
     """Return the weak-learning oracle of a run, cached per task and options."""
     learner = learner_of(task, options)
     if learner == "trees":
-        return TreeOracle(options.trees, options.depth, options.tree_rate, options.min_leaf)
+        return TreeOracle(options.trees, options.depth, min_leaf=options.min_leaf)
     # which need PyTorch
     from fedapps.algorithms.boosting.weak_learners import NetOptions, NetOracle, RidgeOracle
 
     if learner == "ridge":
-        return RidgeOracle(options.ridge)
+        return RidgeOracle()
     kind = PROVED[method] if options.oracle == "auto" else options.oracle
-    fit = FitOptions(
-        steps=options.fit_steps,
-        learning_rate=options.fit_rate,
-        batch_size=options.fit_batch,
-        clip=0.0,
-    )
-    oracle = NetOracle(task.model_fn, NetOptions(kind, fit, options.sobolev))
+    fit = replace(NetOptions().fit, steps=options.fit_steps)
+    oracle = NetOracle(task.model_fn, NetOptions(kind, fit))
     for name, array in oracle.module.state_dict().items():
         if not bool((array.double().abs() <= LIMIT).all()):
             raise UserError(

@@ -38,6 +38,7 @@ from fedapps.errors import UserError
 from fedapps.strategies.families.consensus import Preparation
 from fedapps.tasks.base import dealt
 from fedapps.tasks.context import RunContext
+from fedapps.tasks.options import LASSO, TEST
 
 # An entry counts as non-zero from this fraction of the largest entry: Frank-Wolfe
 # shrinks earlier atoms but never removes them.
@@ -121,19 +122,15 @@ class Lasso(ConstrainedTask):
     def __init__(self, options: Any, context: RunContext) -> None:
         super().__init__(options, context)
         rng, o = generator(self.seed, "lasso"), self.options
-        self.a = rng.normal(size=(o.rows, o.columns)) * np.sqrt(rng.uniform(1, 2, o.columns))
-        self.solution = np.zeros(o.columns)
-        self.solution[rng.choice(o.columns, o.sparsity, replace=False)] = rng.normal(
-            size=o.sparsity
-        )
+        self.a = rng.normal(size=LASSO) * np.sqrt(rng.uniform(1, 2, LASSO[1]))
+        self.solution = np.zeros(LASSO[1])
+        self.solution[rng.choice(LASSO[1], o.sparsity, replace=False)] = rng.normal(size=o.sparsity)
         self.b = self.a @ self.solution
 
     @cached_property
     def domain(self) -> Domain:
         """The l1 ball."""
-        return L1Ball(
-            (self.options.columns,), self.options.radius or float(np.abs(self.solution).sum())
-        )
+        return L1Ball(LASSO[1:], self.options.radius or float(np.abs(self.solution).sum()))
 
     @cached_property
     def learning_rate(self) -> float:  # type: ignore[override]
@@ -142,7 +139,7 @@ class Lasso(ConstrainedTask):
 
     def make(self, client: int, num_clients: int) -> Problem:
         """Return a block of rows; mini-batches are rescaled to the whole block."""
-        rows = self.deal(self.options.rows, "rows", client, num_clients)
+        rows = self.deal(LASSO[0], "rows", client, num_clients)
         a, b = self.a[rows], self.b[rows]
 
         def batch(at: NDArray[np.int64]) -> LeastSquares:
@@ -182,7 +179,7 @@ class SparseLogistic(ConstrainedTask):
         super().__init__(options, context)
         digits = digits_table()
         order = generator(self.seed, "sparse-logistic").permutation(len(digits))
-        cut = round(self.options.test * len(order))
+        cut = round(TEST * len(order))
         self.x, self.y = digits[:, :-1] / 16, digits[:, -1].astype(np.int64)
         self.test, self.train = order[:cut], order[cut:]
 

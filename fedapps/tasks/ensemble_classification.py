@@ -56,7 +56,7 @@ class EnsembleClassification:
                 "library = 'task', but with ensemble.share = 0.0 there are no samples to train "
                 "nets on: name the folder of yours"
             )
-        training = TrainOptions(o.learning_rate, 1.0, 0.9, 1e-4, o.epochs, o.batch_size)
+        training = TrainOptions(0.05, 1.0, 0.9, 1e-4, o.epochs, 16)
         return pretrained(
             s.data,
             s.model.name,

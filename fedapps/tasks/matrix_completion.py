@@ -28,6 +28,7 @@ from fedapps.data.source import GENERATED
 from fedapps.errors import UserError
 from fedapps.tasks.convex import NON_ZERO, ConstrainedTask
 from fedapps.tasks.observations import Observations, observations
+from fedapps.tasks.options import TEST
 
 # Points with at least this many entries are stored in single precision: half the memory
 # and time.
@@ -90,8 +91,7 @@ class Completion(ConstrainedTask):
 
     @property
     def _cut(self) -> int:
-        share: float = self.options.test
-        return round(share * len(self.observed.values))
+        return round(TEST * len(self.observed.values))
 
     def check(self, num_clients: int) -> None:
         """Also deal all users, each of which may have few observations."""

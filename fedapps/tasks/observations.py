@@ -15,6 +15,9 @@ from fedapps.data.sources import digits_table, open_split
 from fedapps.errors import UserError
 from fedapps.tasks.options import MatrixCompletionOptions
 
+#: Rank of a generated matrix, and of the tastes of generated users.
+RANK = 3
+
 
 @dataclass(frozen=True)
 class Observations:
@@ -48,13 +51,13 @@ def observations(options: MatrixCompletionOptions, source: Source, seed: int) ->
 
 
 def low_rank(options: MatrixCompletionOptions, seed: int) -> NDArray[np.float64]:
-    """Return a random matrix of rank ``rank`` with entries of about unit size (default
+    """Return a random matrix of rank ``RANK`` with entries of about unit size (default
     60 x 80).
     """
     rng = generator(seed, "low rank")
     rows, columns = options.rows or 60, options.columns or 80
-    left, right = rng.normal(size=(rows, options.rank)), rng.normal(size=(options.rank, columns))
-    return np.asarray(left @ right / math.sqrt(options.rank))
+    left, right = rng.normal(size=(rows, RANK)), rng.normal(size=(RANK, columns))
+    return np.asarray(left @ right / math.sqrt(RANK))
 
 
 def digits() -> NDArray[np.float64]:
@@ -99,8 +102,8 @@ def generated_ratings(options: MatrixCompletionOptions, seed: int) -> Observatio
     keys = (activity[:, None] + popularity).ravel() + rng.gumbel(size=p * q)
     rows, columns = np.divmod(np.argpartition(-keys, wanted)[:wanted], q)
     users, items = 0.45 * rng.normal(size=p), 0.5 * rng.normal(size=q) + 0.1 * popularity
-    left, right = rng.normal(size=(p, options.rank)), rng.normal(size=(q, options.rank))
-    tastes = (left[rows] * right[columns]).sum(axis=1) * (0.5 / math.sqrt(options.rank))
+    left, right = rng.normal(size=(p, RANK)), rng.normal(size=(q, RANK))
+    tastes = (left[rows] * right[columns]).sum(axis=1) * (0.5 / math.sqrt(RANK))
     values = 3.6 + users[rows] + items[columns] + tastes + 0.85 * rng.normal(size=wanted)
     return Observations(rows, columns, np.clip(np.rint(values), 1, 5), (p, q))
 

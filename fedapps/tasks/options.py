@@ -170,8 +170,6 @@ class EnsembleOptions(Options):
         open_high=True,
     )
     epochs: int = option(20, "of a net's training", low=1)
-    learning_rate: float = option(0.05, "of a net's training", low=0, open_low=True)
-    batch_size: int = option(16, "of a net's training", low=1)
     loss: str = option("log", "loss of the ensemble", choices=LOSSES)
     epsilon: float = option(
         0.01,
@@ -218,20 +216,20 @@ class WordsOptions(Options):
     layers: int = option(2, "number of its layers", low=1)
 
 
+#: Rows, dealt to the clients in blocks, and columns of the lasso's matrix A.
+LASSO = 200, 400
+#: Part of the samples, or observations, of a convex problem for testing.
+TEST = 0.2
+
+
 @dataclass(frozen=True)
 class LassoOptions(Options):
     """Options of task ``lasso``."""
 
-    rows: int = option(200, "rows of A, dealt to the clients in blocks", low=1)
-    columns: int = option(400, "columns of A", low=1)
-    sparsity: int = option(20, "non-zeros of the solution", low=1)
+    sparsity: int = option(20, "non-zeros of the solution", low=1, high=LASSO[1])
     radius: float = option(
         0.0, "of the l1 ball; 0: that of the solution, whose objective is then 0", low=0
     )
-
-    def check(self) -> None:
-        """Check that the solution has no more non-zeros than A has columns."""
-        check_range("sparsity", self.sparsity, 1, self.columns)
 
 
 @dataclass(frozen=True)
@@ -239,9 +237,6 @@ class SparseLogisticOptions(Options):
     """Options of task ``sparse-logistic``."""
 
     radius: float = option(20.0, "of the l1 ball of every class's weights", low=0, open_low=True)
-    test: float = option(
-        0.2, "part of the samples for testing", low=0, high=1, open_low=True, open_high=True
-    )
 
 
 @dataclass(frozen=True)
@@ -273,16 +268,12 @@ class MatrixCompletionOptions(Options):
         "observed entries; 0: half of them (100,000 ratings), of a table all",
         low=0,
     )
-    rank: int = option(3, "of the generated matrix, or of the users' tastes", low=1)
     noise: float = option(0.1, "in the observations of a generated matrix", low=0)
     radius: float = option(
         0.0,
         "of the nuclear-norm ball; centred: in standard deviations; 0: chosen, not centred: the "
         "norm of the whole matrix",
         low=0,
-    )
-    test: float = option(
-        0.2, "part of the observations for testing", low=0, high=1, open_low=True, open_high=True
     )
 
 
