@@ -2,7 +2,7 @@
 out, that no stage reads their scores, and the tables that are printed.
 """
 
-import json
+import shutil
 import sys
 from contextlib import nullcontext
 from itertools import chain
@@ -53,27 +53,24 @@ def test_every_client_is_held_out_of_one_of_three_contests():
 
 
 @pytest.mark.slow
-def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch, capsys):
+def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch):
+    """Test samples are read in the final only, so only that is repeated."""
     monkeypatch.setattr(contests, "Pool", lambda jobs, gpus: nullcontext(in_process))
     monkeypatch.setattr(contests, "METHODS", ())
-    monkeypatch.setattr(contests, "federations", lambda: {"Seven": GIVEN})
+    given, folder = {**GIVEN, "num-rounds": 8}, tmp_path / "contest"
+    given |= {"data.source": str(tmp_path / "data.csv"), "num-clients": 0, "clients-per-round": 0}
     held_out = contests.third(SITES, 0)
-    found = []
+    results = []
     for poisoned in ([], held_out):
-        folder = tmp_path / str(len(poisoned))
-        folder.mkdir()
-        write_sites(folder / "data.csv", SITES, poisoned, 5)
-        words = ["--data", str(folder), "--out", str(folder / "out"), "--jobs", "1"]
-        monkeypatch.setattr(sys, "argv", ["contests.py", *words])
-        contests.main()
-        found.append(json.loads((folder / "out" / "Seven-0.json").read_text()))
-    plain, poison = found
+        write_sites(tmp_path / "data.csv", SITES, poisoned, 5)
+        for cell in folder.glob("cells/final_*"):
+            shutil.rmtree(cell)
+        results.append(contests.contest(given, 0, folder, 1))
+    plain, poison = results
     assert plain["held-out"] == held_out
     assert plain["sizes"] == [sum(SIZES)] * 7
     assert contests.verdict_of(plain) == contests.verdict_of(poison)
-    same = ("leader", "measure", "delta", "rates", "race", "dropped")
-    assert [plain[key] for key in same] == [poison[key] for key in same]
-    seen, unseen = ([contests.gains(one, held) for one in found] for held in (False, True))
+    seen, unseen = ([contests.gains(one, held) for one in results] for held in (False, True))
     assert seen[0].keys() >= {"fedavg", "finetune"}
     for method, table in seen[0].items():
         assert table.shape == (5, 5)
@@ -85,9 +82,22 @@ def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch, ca
     assert contests.verdict_of(plain).kind in ("federate", "cannot tell")
     assert contests.signs(plain)[0] == contests.signs(plain)[1] >= 2
     assert contests.signs(poison)[1] == contests.signs(plain)[1]
-    assert not (tmp_path / "0" / "out" / "Seven-0").exists()
-    # the finished contest is not repeated, and its table is the same
+
+
+def test_a_finished_contest_is_not_repeated_and_leaves_its_numbers(tmp_path, monkeypatch, capsys):
+    def contest(given, number, folder, jobs):
+        folder.mkdir(parents=True)
+        (folder / "verdict.html").touch()
+        return made_up()
+
+    write_sites(tmp_path / "data.csv", SITES)
+    words = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", ["contests.py", *words])
+    monkeypatch.setattr(contests, "federations", lambda: {"Seven": GIVEN})
+    monkeypatch.setattr(contests, "contest", contest)
+    contests.main()
     text = capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"Seven-0.html", "Seven-0.json"}
     monkeypatch.setattr(contests, "contest", None)
     contests.main()
     assert text.endswith(capsys.readouterr().out)
