@@ -43,7 +43,14 @@ from fedapps.lab.contests.plan import FIRST_SEEDS
 from fedapps.lab.contests.setup import start
 from fedapps.lab.contests.trials import FINETUNE, LOCAL, as_table, scores_of
 from fedapps.lab.results.seeds import Interval, crossed_interval, same_sites_interval
-from fedapps.lab.results.simultaneous import FEDERATE, UNKNOWN, Table, Verdict, decide, simultaneous
+from fedapps.lab.results.simultaneous import (
+    FEDERATE,
+    UNKNOWN,
+    Decision,
+    Table,
+    decide,
+    simultaneous,
+)
 from fedapps.lab.sweeps.execution import Way, only_one, uses_gpu
 from fedapps.lab.sweeps.grid import read_grid
 from fedapps.lab.sweeps.pool import Pool
@@ -209,7 +216,7 @@ def delta_of(one: Mapping[str, Any]) -> int:
     return 1 if counts_in_points(one["measure"]) else 2
 
 
-def verdict_of(one: Mapping[str, Any]) -> Verdict:
+def verdict_of(one: Mapping[str, Any]) -> Decision:
     """Return the verdict, for the sites of a contest."""
     halves = gains(one, key="halves")
     return decide(gains(one), halves, one["leader"], delta_of(one), FINETUNE)

@@ -202,11 +202,11 @@ def contest(
     if isinstance(methods, str):
         raise UserError(f"methods = {methods!r}: give a list of names")
     way, say = Way(jobs=jobs, gpus_per_run=gpus_per_run), print if progress else lambda line: None
-    contest, found, text = run_contest(
+    contest, result, text = run_contest(
         flat(settings), Path(out), budget=budget, methods=methods, way=way, say=say
     )
-    kind, method = found.verdict.kind, found.verdict.method
-    return Verdict(contest.trials.out, kind, method, text, sections(contest, found))
+    kind, method = result.verdict.kind, result.verdict.method
+    return Verdict(contest.trials.out, kind, method, text, sections(contest, result))
 
 
 @in_python

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 
 from fedapps.errors import UserError, in_python
@@ -99,20 +100,21 @@ class Run:
         )
 
     def __str__(self) -> str:
-        try:
-            return f"{self!r}\n{_printed(compared([self.folder]).table)}"
-        except UserError:  # nothing was evaluated yet
-            return repr(self)
+        return "\n".join([repr(self), *(_printed(one.table) for one in self._compared())])
 
     def _repr_html_(self) -> str:
         summary = html.paragraph(
             f"{self.read.method} on {self.read.subject}. {state_sentence(self.read)}"
         )
+        tables = [one.html() for one in self._compared()]
+        return "\n".join([summary, *tables, _place(self.folder)])
+
+    def _compared(self) -> list[Compared]:
+        """Return the run as a comparison; [] if nothing was evaluated yet."""
         try:
-            table = [compared([self.folder]).html()]
-        except UserError:  # nothing was evaluated yet
-            table = []
-        return "\n".join([summary, *table, _place(self.folder)])
+            return [compared([self.folder])]
+        except UserError:
+            return []
 
     def plot(self, *, dark: bool = False) -> Plots:
         """Return the plots of the report, by name."""
@@ -286,22 +288,13 @@ class Partition:
         return frame(self._rows())
 
     def _rows(self) -> list[dict[str, Any]]:
-        rows = []
-        for name, sizes, counts in zip(
-            self._samples.names, self._samples.sizes, self._samples.trained, strict=True
-        ):
-            row: dict[str, Any] = {
-                "client": name,
-                **dict(zip(("train", "validation", "test"), sizes.tolist(), strict=True)),
-            }
-            rows.append(
-                row
-                | {
-                    f"class {known}": n
-                    for known, n in zip(self._samples.classes, counts.tolist(), strict=True)
-                }
-            )
-        return rows
+        samples = self._samples
+        keys = ["client", "train", "validation", "test", *(f"class {k}" for k in samples.classes)]
+        table = np.concatenate([samples.sizes, samples.trained], axis=1).tolist()
+        return [
+            dict(zip(keys, (name, *counts), strict=True))
+            for name, counts in zip(samples.names, table, strict=True)
+        ]
 
     def plot(self) -> Plot:
         """Return a picture of the classes of each client."""

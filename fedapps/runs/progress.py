@@ -13,14 +13,14 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
@@ -108,6 +108,25 @@ class Display:
         self._bar: RichProgress | None = None
         self._facts: dict[str, Any] = {}  # of every JSON line
 
+    def _start_bar(
+        self, columns: Sequence[ProgressColumn], text: str, total: int, label: str = "", **how: Any
+    ) -> None:
+        """Start a bar if there is a terminal for it; ``how``: arguments of rich's."""
+        if self._console.is_interactive and not json_log.chosen():
+            self._bar = RichProgress(*columns, console=self._console, **how)
+            self._task = self._bar.add_task(text, total=total, label=label)
+            self._bar.start()
+
+    def _stop_bar(self) -> None:
+        if self._bar is not None:
+            try:
+                self._bar.stop()
+            finally:
+                # If a second Ctrl-C arrives while the bar stops, at least the cursor is
+                # restored.
+                self._console.show_cursor(True)
+                self._bar = None
+
     def _print(self, text: str, style: str | None = None) -> None:
         if json_log.chosen():
             print(json_log.line("INFO", text, **self._facts), flush=True)
@@ -159,26 +178,16 @@ class Progress(Display):
         return sum(count for number, count in self._failures.items() if number <= self.done)
 
     def __enter__(self) -> Self:
-        if self._console.is_interactive and not json_log.chosen():
-            self._bar = RichProgress(
-                TextColumn("[bold]{task.fields[label]}", markup=True),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn(
-                    "{task.description}",
-                    markup=False,
-                    table_column=Column(no_wrap=True, overflow="ellipsis"),
-                ),
-                console=self._console,
-                refresh_per_second=5,
-                # The server's log lines are printed above the bar.
-                redirect_stdout=True,
-                redirect_stderr=True,
-            )
-            self._task = self._bar.add_task(
-                self._note, total=self.num_rounds, label=self.label.replace("[", r"\[")
-            )
-            self._bar.start()
+        whole = Column(no_wrap=True, overflow="ellipsis")
+        columns = (
+            TextColumn("[bold]{task.fields[label]}", markup=True),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False, table_column=whole),
+        )
+        label = self.label.replace("[", r"\[")
+        # rich prints the server's log lines above the bar
+        self._start_bar(columns, self._note, self.num_rounds, label, refresh_per_second=5)
         return self
 
     def __exit__(
@@ -188,13 +197,7 @@ class Progress(Display):
         traceback: TracebackType | None,
     ) -> None:
         if self._bar is not None:
-            try:
-                self._bar.stop()
-            finally:
-                # If a second Ctrl-C arrives while the bar stops, at least the cursor is
-                # restored.
-                self._console.show_cursor(True)
-                self._bar = None
+            self._stop_bar()
         elif 0 < self.done != self._last_shown:
             self._print_line()
 

@@ -63,7 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedapps.lab.sweeps.execution import Way
 
     try:
-        contest, found, text = run_contest(
+        contest, result, text = run_contest(
             given_by(arguments.settings),
             arguments.out or Path("results", "contest"),
             budget=arguments.budget,
@@ -75,7 +75,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print("interrupted; repeat the command to go on", file=sys.stderr)
         return INTERRUPTED
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for section in sections(contest, found):
+    for section in sections(contest, result):
         console.print(section.terminal())
     print(f"\n{text}\n")
     out = contest.trials.out

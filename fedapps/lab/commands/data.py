@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedapps.commands.options import Options, add
 from fedapps.data.overlap import common_share
 from fedapps.lab.client_samples import (
     MAX_CLASSES,
@@ -18,6 +19,11 @@ from fedapps.lab.client_samples import (
 from fedapps.runs.prepare import with_defaults
 from fedapps.toml_text import given_by
 
+OPTIONS: Options = {
+    "settings": {},
+    "--png": {"type": Path, "metavar": "FILE", "help": "also write a picture of the partition"},
+}
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -25,15 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Show which samples each client would get: numbers by client and class, and warnings "
         "about the partition. Trains nothing."
     )
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="FILE.toml | key=value",
-        help="settings; a later one overrides an earlier one",
-    )
-    parser.add_argument(
-        "--png", type=Path, metavar="FILE", help="also write a picture of the partition"
-    )
+    add(parser, OPTIONS)
 
 
 def execute(arguments: argparse.Namespace) -> int:

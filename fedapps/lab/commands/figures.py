@@ -5,10 +5,28 @@ for papers.
 import argparse
 from pathlib import Path
 
+from fedapps.commands.options import Options, add
 from fedapps.errors import UserError
 from fedapps.lab.results.compare import compared
 from fedapps.lab.results.parts import run_figures, write_figures
 from fedapps.records.reader import read_run, run_folder
+
+OPTIONS: Options = {
+    "runs": {
+        "nargs": "+",
+        "type": Path,
+        "metavar": "DIR",
+        "help": "results folder of a run; for the runs of a sweep, DIR/cells/*",
+    },
+    "--format": {
+        "choices": ("pdf", "png", "svg"),
+        "default": "pdf",
+        "help": "file format (default: pdf)",
+    },
+    "--out": {
+        "help": "folder for the files (default: figures, in the run or beside the first of several)"
+    },
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -16,22 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write the plots of a run, or of a comparison of several runs, as files for papers."
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="DIR",
-        help="results folder of a run; for the runs of a sweep, DIR/cells/*",
-    )
-    parser.add_argument(
-        "--format", choices=("pdf", "png", "svg"), default="pdf", help="file format (default: pdf)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder for the files (default: figures, in the run or beside the first of several)",
-    )
+    add(parser, OPTIONS)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,13 @@
 import argparse
 from pathlib import Path
 
+from fedapps.commands.options import Options, add
+
+OPTIONS: Options = {
+    "folder": {"type": Path, "metavar": "DIR", "help": "results folder"},
+    "--until-end-of-input": {"action": "store_true", "help": argparse.SUPPRESS},
+}
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -10,8 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Draw the report of a run, or of each run of a sweep, again while it goes on. Ctrl-C stops "
         "the drawing, not the run."
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="results folder")
-    parser.add_argument("--until-end-of-input", action="store_true", help=argparse.SUPPRESS)
+    add(parser, OPTIONS)
 
 
 def execute(arguments: argparse.Namespace) -> int:

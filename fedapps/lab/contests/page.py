@@ -25,29 +25,29 @@ WINNER = "winner.toml"
 OF_TRIALS = ("out", "resume", "until", "seed", "evaluate-every", "checkpoint-every")
 
 
-def sections(contest: Contest, found: Outcome) -> list[Section]:
+def sections(contest: Contest, result: Outcome) -> list[Section]:
     """Return the tables of the page."""
     return [
-        ranking(contest, found),
-        clients_section(contest, found),
-        curse(contest, found),
+        ranking(contest, result),
+        clients_section(contest, result),
+        curse(contest, result),
         race_section(contest),
     ]
 
 
-def ranking(contest: Contest, found: Outcome) -> Section:
+def ranking(contest: Contest, result: Outcome) -> Section:
     """Return the finalists by their gains, with both intervals and their costs."""
     state = contest.state
     sign = -1.0 if lower_is_better(state.measure) else 1.0
     runs = finalists_runs(contest)
     new = newcomer_means(next(iter(runs.values()))[0].evaluation)
     rows = []
-    for method, scores in sorted(found.scores.items(), key=lambda pair: -mean_of(pair[1])):
+    for method, scores in sorted(result.scores.items(), key=lambda pair: -mean_of(pair[1])):
         cells = [method, metric_text(state.measure, sign * mean_of(scores), unit=False)]
         if method == LOCAL:
             cells += ["-", "-", "-", "-"]
         else:
-            table, these, like = found.gains[method], found.here[method], found.like[method]
+            table, these, like = result.gains[method], result.here[method], result.like[method]
             share = np.nanmean(table, 0)
             cells += [
                 size(state.measure, like.mean),
@@ -81,20 +81,20 @@ def ranking(contest: Contest, found: Outcome) -> Section:
         "clients, too. Both hold together for all finalists in 95 % of contests."
     )
     for method, own in runs.items():
-        names = dict.fromkeys(k for run in own for k in run.diverged if k not in found.diverged)
+        names = dict.fromkeys(k for run in own for k in run.diverged if k not in result.diverged)
         if names:
             shown = ", ".join(list(names)[:FEW]) + ", ..." * (len(names) > FEW)
             note += f" {method} diverged in training at {shown}, whose scores count."
     return Section("Final", note, header, tuple(rows))
 
 
-def clients_section(contest: Contest, found: Outcome) -> Section:
+def clients_section(contest: Contest, result: Outcome) -> Section:
     """Return who gains and who loses, by name, under the verdict's method or the
     leader.
     """
     measure = contest.state.measure
-    method = found.verdict.method or contest.state.leader
-    table = found.gains[method]
+    method = result.verdict.method or contest.state.leader
+    table = result.gains[method]
     gains = np.nanmean(table, 0)
     order = np.argsort(-gains)
     shown = list(order) if len(order) <= 2 * FEW else [*order[:FEW], *order[-FEW:]]
@@ -103,7 +103,7 @@ def clients_section(contest: Contest, found: Outcome) -> Section:
         low, high = np.nanmin(table[:, k]), np.nanmax(table[:, k])
         word = "gains" if low > 0 else "loses" if high < 0 else "either"
         cells = size(measure, float(gains[k])), between(measure, low, high)
-        rows.append((found.clients[k], *cells, word))
+        rows.append((result.clients[k], *cells, word))
     note = (
         "From the lowest to the highest seed, on the same test samples: other samples may give a "
         "client another sign. Gains, loses: with every seed."
@@ -114,14 +114,14 @@ def clients_section(contest: Contest, found: Outcome) -> Section:
     return Section(f"Who gains by {method}, and who loses", note, header, tuple(rows))
 
 
-def curse(contest: Contest, found: Outcome) -> Section:
+def curse(contest: Contest, result: Outcome) -> Section:
     """Return the finalists' gains in the race beside those in the final."""
     state = contest.state
     rows = []
     for method, rate in state.finalists.items():
         if method != LOCAL:
             race = state.race_gains[str(Contestant(method, rate))]
-            final = found.here[method].mean
+            final = result.here[method].mean
             change = size(state.measure, final - race)
             rows.append((method, *(size(state.measure, v) for v in (race, final)), change))
     note = (
@@ -162,11 +162,11 @@ def _average(runs: Sequence[RunFolder], key: str, unit: str) -> str:
     return metric_text(unit, float(np.mean(values)), unit=False) if values else "-"
 
 
-def winners_settings(contest: Contest, found: Outcome) -> dict[str, Any]:
+def winners_settings(contest: Contest, result: Outcome) -> dict[str, Any]:
     """Return the settings of the verdict's method, of training alone if that is the
     verdict.
     """
-    method = LOCAL if found.verdict.kind == ALONE else found.verdict.method
+    method = LOCAL if result.verdict.kind == ALONE else result.verdict.method
     who = Contestant(method, contest.state.finalists[method])
     trial = Trial(who, contest.seed, contest.trials.rounds, final=True)
     config = {**contest.trials.full(method), **contest.trials.config(trial)}
@@ -174,11 +174,11 @@ def winners_settings(contest: Contest, found: Outcome) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in left_out}
 
 
-def commands(contest: Contest, found: Outcome) -> list[tuple[str, str]]:
+def commands(contest: Contest, result: Outcome) -> list[tuple[str, str]]:
     """Return the commands that use the winner's settings."""
     file = contest.trials.out / WINNER
     lines = [("repeat it here", f"fedapps run {file} --engine inline")]
-    if found.verdict.kind != ALONE:
+    if result.verdict.kind != ALONE:
         deploy = f"fedapps run {file} --engine deployment --deployment DIR"
         lines.append(("run it on sites (docs/deployment.md)", deploy))
     return lines
@@ -186,18 +186,18 @@ def commands(contest: Contest, found: Outcome) -> list[tuple[str, str]]:
 
 def write_verdict(contest: Contest) -> tuple[Outcome, str]:
     """Write verdict.html and the winner's settings; return the result and its text."""
-    found = outcome(contest)
-    text, out = verdict_text(contest, found), contest.trials.out
-    write_text(out / WINNER, to_toml(winners_settings(contest, found)))
+    result = outcome(contest)
+    text, out = verdict_text(contest, result), contest.trials.out
+    write_text(out / WINNER, to_toml(winners_settings(contest, result)))
     folders = [run.path for runs in finalists_runs(contest).values() for run in runs]
     pictures = charts(plots(COMPARISON), compared(folders).shown.groups)
     state = contest.state
     body = [
         html.header("Which method?", str(state.given.get("data.source", "")), "", "", ""),
         html.paragraph(text),
-        *(section.as_html() for section in sections(contest, found)),
+        *(section.as_html() for section in sections(contest, result)),
         html.heading("Use it"),
-        html.pairs(commands(contest, found)),
+        html.pairs(commands(contest, result)),
         *([html.heading("Plots"), *pictures.values()] if pictures else []),
         html.heading("Details"),
         html.collapsible("Settings of all runs", "", html.pairs(sorted(state.given.items()))),
@@ -212,4 +212,4 @@ def write_verdict(contest: Contest) -> tuple[Outcome, str]:
     ]
     write_text(out / "verdict.html", html.page("Which method?", body))
     write_text(out / "verdict.txt", text + "\n")
-    return found, text
+    return result, text

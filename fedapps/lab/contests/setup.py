@@ -66,8 +66,8 @@ def run_contest(
                 say=say,
             )
             contest.run()
-        found, text = write_verdict(contest)
-    return contest, found, text
+        result, text = write_verdict(contest)
+    return contest, result, text
 
 
 def base_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from fedapps.lab.results.seeds import Interval
 from fedapps.lab.results.simultaneous import (
     ALONE,
     FEDERATE,
+    Decision,
     Table,
-    Verdict,
     at_these_sites,
     decide,
     simultaneous,
@@ -32,7 +32,7 @@ class Outcome:
     ``diverged``: the clients where a finalist has no score; they are in no mean.
     """
 
-    verdict: Verdict
+    verdict: Decision
     scores: Mapping[str, Table]
     gains: Mapping[str, Table]
     here: Mapping[str, Interval]
@@ -76,13 +76,13 @@ def _named(diverged: Mapping[str, str]) -> str:
     return ", ".join([*diverged.values()][:FEW]) + ", ..." * (len(diverged) > FEW)
 
 
-def verdict_text(contest: Contest, found: Outcome) -> str:
+def verdict_text(contest: Contest, result: Outcome) -> str:
     """Return the verdict as one paragraph of plain words."""
-    state, verdict = contest.state, found.verdict
-    delta, s, k = size(state.measure, state.delta), *next(iter(found.gains.values())).shape
+    state, verdict = contest.state, result.verdict
+    delta, s, k = size(state.measure, state.delta), *next(iter(result.gains.values())).shape
     name = metric_name(state.measure)
     if verdict.kind == FEDERATE:
-        one = found.here[verdict.method]
+        one = result.here[verdict.method]
         text = (
             f"Federate, with {verdict.method}. At these sites it gains "
             f"{size(state.measure, one.mean)} of {name} over training alone "
@@ -95,14 +95,14 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
                 "simpler."
             )
     elif verdict.kind == ALONE:
-        best = max(found.here, key=lambda m: found.here[m].high)
+        best = max(result.here, key=lambda m: result.here[m].high)
         text = (
             f"Train alone. At these sites no finalist gains more than {delta} of {name} over "
             "training alone: the largest upper bound is "
-            f"{size(state.measure, found.here[best].high)} ({best})."
+            f"{size(state.measure, result.here[best].high)} ({best})."
         )
     else:
-        one = found.here[verdict.method]
+        one = result.here[verdict.method]
         more = " or ".join(
             text
             for number, text in (
@@ -117,24 +117,24 @@ def verdict_text(contest: Contest, found: Outcome) -> str:
             f"({between(state.measure, one.low, one.high)}), and {delta} count as a difference. "
             + (f"About {more} would tell." if more else "More seeds would not tell.")
         )
-    text += elsewhere(state.measure, found, state.delta)
+    text += elsewhere(state.measure, result, state.delta)
     text += f" {s} fresh seeds, {k} clients."
-    if found.diverged:
-        text += f" In no mean, since a finalist diverged there: {_named(found.diverged)}."
+    if result.diverged:
+        text += f" In no mean, since a finalist diverged there: {_named(result.diverged)}."
     return text
 
 
-def elsewhere(measure: str, found: Outcome, delta: float) -> str:
+def elsewhere(measure: str, result: Outcome, delta: float) -> str:
     """Return what a decided verdict means for other sites like these."""
-    kind, method = found.verdict.kind, found.verdict.method
+    kind, method = result.verdict.kind, result.verdict.method
     if kind not in (FEDERATE, ALONE):
         return ""
     if kind == ALONE:
-        most = max(one.high for one in found.like.values())
+        most = max(one.high for one in result.like.values())
         if most < delta:
             return " The same holds for other sites like these."
         return f" Other sites like these could gain up to {size(measure, most)}."
-    one = found.like[method]
+    one = result.like[method]
     gain = between(measure, one.low, one.high)
     if one.low > delta:
         return f" Other sites like these would gain more than that, too ({gain})."

@@ -37,7 +37,7 @@ Runs = Sequence[RunFolder]
 Shown = tuple[str, Mapping[str, Runs]]
 Floats = NDArray[np.float64]
 #: Places (n,) and values (seeds, n).
-Line = tuple[Floats, Floats]
+Curves = tuple[Floats, Floats]
 
 MAX_PANELS = 12
 STYLES = ("-", "--", ":", "-.")
@@ -186,7 +186,7 @@ def _panels(
 
 def _lines(
     spec: PlotSpec, text: str, lines: Mapping[str, Runs], numbers: Mapping[str, float]
-) -> dict[str, Line]:
+) -> dict[str, Curves]:
     if spec.kind == "parameter":
         return _along_parameter(read_measure(text), lines, numbers)
     points = lines_of(spec.kind, text, lines)
@@ -200,7 +200,7 @@ def _lines(
     return points
 
 
-def lines_of(kind: str, measure: str | Measure, rows: Mapping[str, Runs]) -> dict[str, Line]:
+def lines_of(kind: str, measure: str | Measure, rows: Mapping[str, Runs]) -> dict[str, Curves]:
     """Return the line of each row that has one. ``measure``: for the kind ``clients`` a
     column, for ``curve`` a curve.
     """
@@ -208,7 +208,7 @@ def lines_of(kind: str, measure: str | Measure, rows: Mapping[str, Runs]) -> dic
     return {row: one for row, one in lines.items() if one is not None}
 
 
-def line_of(kind: str, measure: str | Measure, runs: Runs) -> Line | None:
+def line_of(kind: str, measure: str | Measure, runs: Runs) -> Curves | None:
     """Return places (n,) and values (seeds, n) of runs; ``None`` if no run has them."""
     if kind == "clients":
         return _sorted(runs, str(measure))
@@ -217,7 +217,7 @@ def line_of(kind: str, measure: str | Measure, runs: Runs) -> Line | None:
     return _over(kind, runs, read_measure(measure) if isinstance(measure, str) else measure)
 
 
-def _over(kind: str, runs: Runs, measure: Measure) -> Line | None:
+def _over(kind: str, runs: Runs, measure: Measure) -> Curves | None:
     """Return the places and the values of runs at the rounds that all of them have."""
     curves = []
     for run in runs:
@@ -244,7 +244,7 @@ def _places(kind: str, run: RunFolder) -> dict[int, float]:
     return dict(zip(rounds, accumulate(steps), strict=True))
 
 
-def _sorted(runs: Runs, column: str) -> Line | None:
+def _sorted(runs: Runs, column: str) -> Curves | None:
     columns = [values for run in runs if (values := run.column(column))]
     if not columns:
         return None
@@ -252,7 +252,7 @@ def _sorted(runs: Runs, column: str) -> Line | None:
     return 100 * share, np.array([worst_first(values, column, len(share)) for values in columns])
 
 
-def _own_curve(runs: Runs, name: str) -> Line | None:
+def _own_curve(runs: Runs, name: str) -> Curves | None:
     """Return a curve of curves.json over the curve named by its first word, such as
     ``lambda-accuracy`` over ``lambda``.
     """
@@ -263,7 +263,7 @@ def _own_curve(runs: Runs, name: str) -> Line | None:
 
 def _along_parameter(
     measure: Measure, lines: Mapping[str, Runs], numbers: Mapping[str, float]
-) -> dict[str, Line]:
+) -> dict[str, Curves]:
     points: dict[str, dict[float, list[float]]] = {}
     for key, runs in lines.items():
         name, _, label = key.partition("\0")
@@ -287,7 +287,7 @@ def _level(level: str | float, lines: Mapping[str, Runs]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def draw_lines(panel: Panel, lines: Mapping[str, Line], theme: Theme, log: str = "") -> None:
+def draw_lines(panel: Panel, lines: Mapping[str, Curves], theme: Theme, log: str = "") -> None:
     """Draw the line of each row: the mean over its seeds, and the range as a band."""
     for index, (row, (x, stack)) in enumerate(lines.items()):
         x, stack = _scaled(x, "x" in log), _scaled(stack, "y" in log)

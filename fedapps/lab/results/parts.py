@@ -73,7 +73,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Plot:
+class PagePlot:
     """A plot of a page. ``name``: the file's name, "" if ``draw`` names its figures.
     ``title``: a description, with {} for the figure's name.
 
@@ -93,7 +93,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A small table below the main one of a page; ``make`` returns ``None`` if it does
     not apply.
     """
@@ -111,51 +111,51 @@ def _worst(shown: Shown) -> Section | None:
     return worst_section(shown.rows, shown.share)
 
 
-PARTS: tuple[Plot | Table, ...] = (
-    Plot(RUN, "", "{} over rounds: mean, worst and best tenth of the clients", measure_figure),
-    Plot(RUN, "models", "Score over the models that a client sent and received", models_figure),
-    Plot(RUN, "time", "Score over the seconds of the run, by its clock", time_figure),
-    Plot(RUN, "train-loss", "Training loss over rounds", loss_figure),
-    Plot(RUN, "clients", "Score of each client, sorted", own_bars),
-    Plot(RUN, "confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
-    Plot(
+PARTS: tuple[PagePlot | PageTable, ...] = (
+    PagePlot(RUN, "", "{} over rounds: mean, worst and best tenth of the clients", measure_figure),
+    PagePlot(RUN, "models", "Score over the models that a client sent and received", models_figure),
+    PagePlot(RUN, "time", "Score over the seconds of the run, by its clock", time_figure),
+    PagePlot(RUN, "train-loss", "Training loss over rounds", loss_figure),
+    PagePlot(RUN, "clients", "Score of each client, sorted", own_bars),
+    PagePlot(RUN, "confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
+    PagePlot(
         RUN,
         "survival",
         "Survival by group of predicted risk, after Kaplan and Meier",
         survival_figure,
     ),
-    Plot(RUN, "weights", "Weight of each client over rounds, as a heat map", weights_figure),
-    Plot(RUN, "", "Plot {}", curve_figures),
-    Plot(RUN, "bytes", "Bytes sent in both directions, summed over rounds", bytes_figure),
-    Plot(RUN, "measures", "Other measures over rounds", other_measures),
-    Table(RUN, _worst),
-    Table(RUN, lambda shown: newcomers_section(shown.run)),
-    Table(RUN, lambda shown: groups_section(shown.run)),
-    Table(RUN, lambda shown: speed_section(shown.run)),
-    Table(REPORT, lambda shown: classes_section(shown.run)),
-    Table(REPORT, lambda shown: survival_section(shown.run)),
-    Table(REPORT, lambda shown: secure_section(shown.run)),
-    Plot(
+    PagePlot(RUN, "weights", "Weight of each client over rounds, as a heat map", weights_figure),
+    PagePlot(RUN, "", "Plot {}", curve_figures),
+    PagePlot(RUN, "bytes", "Bytes sent in both directions, summed over rounds", bytes_figure),
+    PagePlot(RUN, "measures", "Other measures over rounds", other_measures),
+    PageTable(RUN, _worst),
+    PageTable(RUN, lambda shown: newcomers_section(shown.run)),
+    PageTable(RUN, lambda shown: groups_section(shown.run)),
+    PageTable(RUN, lambda shown: speed_section(shown.run)),
+    PageTable(REPORT, lambda shown: classes_section(shown.run)),
+    PageTable(REPORT, lambda shown: survival_section(shown.run)),
+    PageTable(REPORT, lambda shown: secure_section(shown.run)),
+    PagePlot(
         COMPARISON,
         "comparison",
         "Accuracy over rounds, and the clients sorted by accuracy",
         comparison_figure,
     ),
-    Plot(
+    PagePlot(
         COMPARISON,
         "clients",
         "Each client, from worst to best, with one method beside the other",
         _side_by_side,
     ),
-    Table(COMPARISON, _worst),
-    Table(COMPARISON, lambda shown: gains_section(*shown.gains) if shown.gains else None),
-    Table(COMPARISON, lambda shown: gaps_section(shown.rows)),
+    PageTable(COMPARISON, _worst),
+    PageTable(COMPARISON, lambda shown: gains_section(*shown.gains) if shown.gains else None),
+    PageTable(COMPARISON, lambda shown: gaps_section(shown.rows)),
 )
 
 
 def sections(page: str, shown: Shown) -> list[Section]:
     """Return the small tables of a page."""
-    tables = [part for part in PARTS if isinstance(part, Table) and part.page == page]
+    tables = [part for part in PARTS if isinstance(part, PageTable) and part.page == page]
     return [section for table in tables if (section := table.make(shown)) is not None]
 
 
@@ -167,12 +167,12 @@ def run_sections(run: RunFolder, page: str = RUN) -> list[Section]:
     return sections(RUN, shown) + (sections(page, shown) if page != RUN else [])
 
 
-def plots(page: str) -> list[Plot]:
+def plots(page: str) -> list[PagePlot]:
     """Return the plots that a page may have."""
-    return [part for part in PARTS if isinstance(part, Plot) and part.page == page]
+    return [part for part in PARTS if isinstance(part, PagePlot) and part.page == page]
 
 
-def figures(parts: Iterable[Plot], shown: Any) -> dict[str, Figure]:
+def figures(parts: Iterable[PagePlot], shown: Any) -> dict[str, Figure]:
     """Return the plots that apply, by name."""
     return {name: one for part in parts for name, one in part.figures(shown).items()}
 
@@ -182,7 +182,7 @@ def run_figures(run: RunFolder) -> dict[str, Figure]:
     return figures(plots(RUN), run)
 
 
-def charts(parts: Iterable[Plot], shown: Any, theme: Theme = THEME) -> dict[str, Html]:
+def charts(parts: Iterable[PagePlot], shown: Any, theme: Theme = THEME) -> dict[str, Html]:
     """Return the plots that apply as charts of a page, by name."""
     return {
         name: chart(name, part.title.format(sentence(metric_name(name))), figure)

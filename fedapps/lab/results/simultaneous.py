@@ -36,7 +36,7 @@ FEDERATE, ALONE, UNKNOWN = "federate", "alone", "cannot tell"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """What the intervals of the gains over training alone allow.
 
     ``kind``: "federate" (with ``method``), "alone" (nobody gains more than delta) or
@@ -120,7 +120,7 @@ def decide(
     leader: str,
     delta: float,
     near: str = "",
-) -> Verdict:
+) -> Decision:
     """Return the verdict on gains over training alone, for these sites
     (:func:`at_these_sites`). ``leader``: the method chosen before these gains were
     measured.
@@ -139,16 +139,16 @@ def decide(
             behind = tables[leader] - tables[near], halves[leader] - halves[near]
             most = same_sites_interval(*behind, 1 - 2 * LEVEL)
             simpler = (most.high if most else upper_bound(behind[0], LEVEL)) <= delta
-        return Verdict(FEDERATE, near if simpler else leader)
+        return Decision(FEDERATE, near if simpler else leader)
     if all(one.high < delta for one in intervals.values()):
-        return Verdict(ALONE)
+        return Decision(ALONE)
     # the gain whose interval must become shorter: the leader's, or the widest one that
     # could still be above
     open_ = max(
         (name for name, one in intervals.items() if one.high >= delta),
         key=lambda name: (name == leader, intervals[name].high),
     )
-    return Verdict(UNKNOWN, leader, *more_needed(tables[open_], halves[open_], delta))
+    return Decision(UNKNOWN, leader, *more_needed(tables[open_], halves[open_], delta))
 
 
 def more_needed(table: Table, half: Table, delta: float) -> tuple[int, int]:

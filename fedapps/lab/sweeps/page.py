@@ -17,7 +17,7 @@ from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import Colour, Theme
 from fedapps.lab.results.grid_plots import KINDS, MAX_PANELS, PlotSpec, Runs, drawn
-from fedapps.lab.results.parts import SWEEP, Plot, charts, write_figures
+from fedapps.lab.results.parts import SWEEP, PagePlot, charts, write_figures
 from fedapps.lab.results.parts import figures as drawn_parts
 from fedapps.lab.results.run_measures import curve_of, read_measure
 from fedapps.lab.sweeps.grid import SEED
@@ -46,15 +46,15 @@ _SHADES = tuple(
 _ON_DARK, _ON_LIGHT = Colour("#ffffff", "#ffffff"), Colour("#14324d", "#14324d")
 
 
-def parts(results: Results) -> list[Plot]:
+def parts(results: Results) -> list[PagePlot]:
     """Return the plots of a sweep's page: those that its file names, else the usual
     ones.
     """
     measures = ", ".join(read_measure(measure).name for measure in results.measures)
 
-    def plot(name: str, words: str, draw: Callable[..., Figure | None], *more: Any) -> Plot:
+    def plot(name: str, words: str, draw: Callable[..., Figure | None], *more: Any) -> PagePlot:
         title = f"{results.plan.title}: {measures} {words}".replace("{", "{{").replace("}", "}}")
-        return Plot(SWEEP, name, title, lambda shown, theme: draw(shown, *more, theme))
+        return PagePlot(SWEEP, name, title, lambda shown, theme: draw(shown, *more, theme))
 
     if specs := results.plan.grid.options.plot:
         return [plot(spec.file, KINDS[spec.kind], _requested, spec) for spec in specs]

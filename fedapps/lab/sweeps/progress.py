@@ -15,7 +15,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.progress import Progress as RichProgress
 
 from fedapps import json_log
 from fedapps.lab.sweeps.pool import Ended, PlannedRun
@@ -48,21 +47,18 @@ class SweepProgress(Display):
     def __enter__(self) -> Self:
         if self._done:
             self._print(f"{self._done} of {self._total} runs are finished")
-        if self._console.is_interactive and self._rounds and not json_log.chosen():
-            self._bar = RichProgress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=32),
-                MofNCompleteColumn(),
-                TextColumn("rounds"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=self._console,
-                refresh_per_second=2,
-                speed_estimate_period=300,
-            )
-            self._task = self._bar.add_task(self._describe(), total=sum(self._rounds.values()))
-            self._bar.start()
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=32),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        if self._rounds:
+            how = {"refresh_per_second": 2, "speed_estimate_period": 300}
+            self._start_bar(columns, self._describe(), sum(self._rounds.values()), **how)
         if self._rounds and (self._bar or self._cell):
             self._show()
             self._thread.start()
@@ -77,9 +73,7 @@ class SweepProgress(Display):
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
-        if self._bar is not None:
-            self._bar.stop()
-            self._console.show_cursor(True)
+        self._stop_bar()
 
     def show_end(self, ended: Ended) -> None:
         """Print how a run ended."""

@@ -58,14 +58,20 @@ def test_ticks_are_round_numbers_within_the_limits(low, high, most, whole, expec
     assert round_numbers(low, high, most, whole) == pytest.approx(expected)
 
 
-def test_texts_of_ticks():
-    assert plain([0.5, 0.75, 1.0]) == ["0.50", "0.75", "1.00"]
-    assert plain([-2.0, 0.0, 2.0]) == ["\N{MINUS SIGN}2", "0", "2"]
-    assert plain([0.0, 1e6]) == ["0", "1e+06"]
-    assert plain([0.0, 2e-5, 4e-5]) == ["0", "2e\N{MINUS SIGN}05", "4e\N{MINUS SIGN}05"]
-    assert plain([]) == []
-    assert percents([0.1, 0.2]) == ["10", "20"]
-    assert percents([0.99, 0.995]) == ["99.0", "99.5"]
+@pytest.mark.parametrize(
+    ("write", "ticks", "texts"),
+    [
+        (plain, [0.5, 0.75, 1.0], ["0.50", "0.75", "1.00"]),
+        (plain, [-2.0, 0.0, 2.0], ["\N{MINUS SIGN}2", "0", "2"]),
+        (plain, [0.0, 1e6], ["0", "1e+06"]),
+        (plain, [0.0, 2e-5, 4e-5], ["0", "2e\N{MINUS SIGN}05", "4e\N{MINUS SIGN}05"]),
+        (plain, [], []),
+        (percents, [0.1, 0.2], ["10", "20"]),
+        (percents, [0.99, 0.995], ["99.0", "99.5"]),
+    ],
+)
+def test_texts_of_ticks(write, ticks, texts):
+    assert write(ticks) == texts
 
 
 def test_long_texts_of_ticks_have_room():
@@ -75,19 +81,27 @@ def test_long_texts_of_ticks_have_room():
     assert len(axis.marks(0, 7, 240, horizontal=True)[0]) == 8
 
 
-def test_limits():
-    axis, values = Axis(), [np.array([1.0, np.nan, 3.0]), np.array([np.inf, 2.0])]
-    assert axis.limits(values, touches_zero=False) == pytest.approx((0.9, 3.1))
-    assert axis.limits([np.array([0.0, 2.0])], touches_zero=True) == pytest.approx((0, 2.1))
-    assert Axis(low=0).limits(values, touches_zero=False) == pytest.approx((0, 3.1))
-    low, high = axis.limits([np.array([5.0])], touches_zero=False)
-    assert low < 5 < high
-    for wild in ([np.nan], [1e308, -1e308], [1e16, 1e16 + 2], [0.0], [1e-320, 0.0], []):
-        low, high = axis.limits([np.array(wild)], touches_zero=False)
-        assert low < high
-        assert len(plain(round_numbers(low, high, 5))) <= 6
-    low, high = Axis(low=0).limits([np.array([-5.0])], touches_zero=False)
-    assert 0 == low < high
+@pytest.mark.parametrize(
+    ("axis", "values", "on_zero", "limits"),
+    [
+        (Axis(), [1.0, np.nan, 3.0, np.inf, 2.0], False, (0.9, 3.1)),
+        (Axis(), [0.0, 2.0], True, (0, 2.1)),
+        (Axis(low=0), [1.0, 3.0], False, (0, 3.1)),
+        (Axis(), [5.0], False, (4.75, 5.25)),
+        (Axis(low=0), [-5.0], False, (0, 1.0)),
+    ],
+)
+def test_limits(axis, values, on_zero, limits):
+    assert axis.limits([np.array(values)], on_zero) == pytest.approx(limits)
+
+
+@pytest.mark.parametrize(
+    "wild", [[np.nan], [1e308, -1e308], [1e16, 1e16 + 2], [0.0], [1e-320, 0.0], []]
+)
+def test_wild_values_have_limits_and_ticks(wild):
+    low, high = Axis().limits([np.array(wild)], touches_zero=False)
+    assert low < high
+    assert len(plain(round_numbers(low, high, 5))) <= 6
 
 
 def test_pixels_of_shapes():
@@ -132,23 +146,15 @@ def test_missing_numbers_leave_gaps():
     figure, axes = one_panel("Gaps")
     line(axes, range(6), [1, 2, np.nan, 4, np.inf, 6], THEME.series[0], label="seen once")
     legend(figure, axes)
-    assert [shape.points[:, 0].tolist() for shape in axes.shapes if isinstance(shape, Line)] == [
-        [0, 1],
-        [3],
-        [5],
-    ]
+    lines = [shape.points[:, 0].tolist() for shape in axes.shapes if isinstance(shape, Line)]
+    assert lines == [[0, 1], [3], [5]]
     assert [label for label, _ in figure.legend] == ["seen once"]
-    assert file(figure, "png")
-    assert b"nan" not in svg(figure)
-
-
-def test_a_plot_of_unknown_values_is_drawn():
-    figure, axes = one_panel("Nothing")
+    nothing, axes = one_panel("Nothing")
     line(axes, [1, 2], [np.nan, np.nan], THEME.series[0], label="a")
     label_values(axes, "accuracy", "")
-    legend(figure, axes)
-    assert file(figure, "png")
-    assert b"nan" not in svg(figure)
+    for drawn in (figure, nothing):
+        assert file(drawn, "png")
+        assert b"nan" not in svg(drawn)
 
 
 def test_shapes_are_within_the_canvas_and_texts_do_not_cover_data():
@@ -174,13 +180,8 @@ def test_shapes_are_within_the_canvas_and_texts_do_not_cover_data():
 
 def test_heat_map_merges_equal_neighbours_and_omits_unknown_cells():
     figure, axes = one_panel("Heat")
-    heat(
-        axes,
-        ([0, 1, 2, 3], [0, 1, 2]),
-        np.array([[0.0, 0.0, 1.0], [np.nan, 1.0, 1.0]]),
-        (0, 1),
-        (WHITE, BLACK),
-    )
+    table = np.array([[0.0, 0.0, 1.0], [np.nan, 1.0, 1.0]])
+    heat(axes, ([0, 1, 2, 3], [0, 1, 2]), table, (0, 1), (WHITE, BLACK))
     heat_key(axes, (0, 1), (WHITE, BLACK), "key")
     rings = {shape.colour: [ring.tolist() for ring in shape.rings] for shape in axes.shapes}
     assert rings[WHITE] == [[[0, 1], [0, 0], [2, 0], [2, 1]]]

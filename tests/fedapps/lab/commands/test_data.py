@@ -3,6 +3,7 @@ the task.
 """
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from fedapps.commands.parser import main
@@ -17,23 +18,32 @@ def samples(train, test, validation=None):
     return ClientSamples(tuple("abcdef"[: len(counts)]), tuple("xyz"[: counts.shape[2]]), counts)
 
 
-def test_warnings_name_the_clients_they_are_about():
-    assert warnings_of(samples([[5, 5], [6, 4]], [[3, 2], [2, 2]])) == []
-    lonely = warnings_of(samples([[5, 5], [0, 9]], [[3, 2], [0, 4]]))
-    assert lonely == [
-        "1 of 2 clients (b) have one class only: a model that always predicts it is right"
-    ]
-    (few,) = warnings_of(samples([[5, 5], [6, 4]], [[1, 1], [2, 2]]))
-    assert few.startswith("1 of 2 clients (a) have fewer than 3 test samples")
-    (unseen,) = warnings_of(samples([[5, 5, 0], [3, 3, 3]], [[3, 2, 1], [2, 2, 1]]))
-    assert unseen == "1 of 2 clients (a) have test samples of classes that they do not train on"
-    assert warnings_of(samples([[50, 51], [5, 5]], [[3, 2], [2, 2]])) == [
-        "the largest client has 101 training samples, the smallest 10"
-    ]
-    assert warnings_of(samples([[5, 5, 0]] * 2, [[3, 2, 0]] * 2)) == ["no client trains on class z"]
-    alone, unseen = warnings_of(samples([[0, 5], [2, 5]], [[2, 3], [2, 3]], [[5, 0], [0, 0]]))
-    assert alone.startswith("1 of 2 clients (a) have one class only")  # nobody trains on
-    assert unseen.startswith("1 of 2 clients (a) have test samples of")  # validation samples
+ALONE = "1 of 2 clients ({}) have one class only: a model that always predicts it is right"
+UNSEEN = "1 of 2 clients (a) have test samples of classes that they do not train on"
+FEW = "1 of 2 clients (a) have fewer than 3 test samples: their scores are mostly chance"
+
+
+@pytest.mark.parametrize(
+    ("parts", "lines"),
+    [
+        (([[5, 5], [6, 4]], [[3, 2], [2, 2]]), []),
+        (([[5, 5], [0, 9]], [[3, 2], [0, 4]]), [ALONE.format("b")]),
+        (([[5, 5], [6, 4]], [[1, 1], [2, 2]]), [FEW]),
+        (([[5, 5, 0], [3, 3, 3]], [[3, 2, 1], [2, 2, 1]]), [UNSEEN]),
+        (
+            ([[50, 51], [5, 5]], [[3, 2], [2, 2]]),
+            ["the largest client has 101 training samples, the smallest 10"],
+        ),
+        (([[5, 5, 0]] * 2, [[3, 2, 0]] * 2), ["no client trains on class z"]),
+        # nobody trains on validation samples
+        (
+            ([[0, 5], [2, 5]], [[2, 3], [2, 3]], [[5, 0], [0, 0]]),
+            [ALONE.format("a"), UNSEEN],
+        ),
+    ],
+)
+def test_warnings_name_the_clients_they_are_about(parts, lines):
+    assert warnings_of(samples(*parts)) == lines
 
 
 def test_the_table_counts_what_clients_get(capsys, tmp_path):
@@ -52,19 +62,8 @@ def test_the_table_counts_what_clients_get(capsys, tmp_path):
         ):
             assert np.bincount(part.y.numpy(), minlength=10).tolist() == counts.tolist()
     path = tmp_path / "samples.png"
-    assert (
-        main(
-            [
-                "data",
-                "num-clients=5",
-                "data.classes-per-client=3",
-                "data.validation=0.2",
-                "--png",
-                str(path),
-            ]
-        )
-        == 0
-    )
+    words = [f"{key}={value}" for key, value in config.items()]
+    assert main(["data", *words, "--png", str(path)]) == 0
     out = capsys.readouterr().out
     heading = "digits: 5 clients (pathological), 10 classes, counted in training samples\n"
     assert out.startswith(heading)

@@ -28,7 +28,7 @@ from fedapps.lab.contests.trials import (
 )
 from fedapps.lab.contests.verdict import Outcome, elsewhere, outcome, verdict_text
 from fedapps.lab.results.seeds import Interval
-from fedapps.lab.results.simultaneous import Verdict
+from fedapps.lab.results.simultaneous import Decision
 from fedapps.lab.sweeps.execution import Way
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_task
@@ -170,7 +170,7 @@ def test_the_verdict_is_for_these_sites_and_says_what_holds_for_others(
 def test_more_than_one_point_is_what_counts_at_other_sites(kind, bounds, text):
     """The lower bound is what is shown; the largest upper one is what is left open."""
     like = {m: Interval(0.0, 0.0, low, high, 5) for m, (low, high) in bounds.items()}
-    found = Outcome(Verdict(kind, "ditto"), {}, {}, {}, like, [], {})
+    found = Outcome(Decision(kind, "ditto"), {}, {}, {}, like, [], {})
     said = elsewhere("accuracy", found, 0.01)
     assert text in said
     assert bool(text) == bool(said)

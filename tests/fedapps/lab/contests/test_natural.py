@@ -2,7 +2,7 @@
 out, that no stage reads their scores, and the tables that are printed.
 """
 
-import json
+import shutil
 import sys
 from contextlib import nullcontext
 from itertools import chain
@@ -31,10 +31,15 @@ GIVEN = {
 def test_the_tables_are_read_as_the_experiments_say():
     known = contests.federations()
     assert len(known) == 13
-    assert known["InstEval"]["data.categorical"] == "dept"
-    assert (known["Contraception"]["task"], known["School"]["task"]) == ("tabular", "regression")
-    assert (known["BRCA"]["task"], known["BRCA"]["data.label"]) == ("survival", "target")
-    assert known["Shakespeare"]["model.name"] == "char-lstm"
+    for name, key, value in (
+        ("InstEval", "data.categorical", "dept"),
+        ("Contraception", "task", "tabular"),
+        ("School", "task", "regression"),
+        ("BRCA", "task", "survival"),
+        ("BRCA", "data.label", "target"),
+        ("Shakespeare", "model.name", "char-lstm"),
+    ):
+        assert known[name][key] == value
     assert not any("method" in given or "train.learning-rate" in given for given in known.values())
 
 
@@ -48,27 +53,24 @@ def test_every_client_is_held_out_of_one_of_three_contests():
 
 
 @pytest.mark.slow
-def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch, capsys):
+def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch):
+    """Test samples are read in the final only, so only that is repeated."""
     monkeypatch.setattr(contests, "Pool", lambda jobs, gpus: nullcontext(in_process))
     monkeypatch.setattr(contests, "METHODS", ())
-    monkeypatch.setattr(contests, "federations", lambda: {"Seven": GIVEN})
+    given, folder = {**GIVEN, "num-rounds": 8}, tmp_path / "contest"
+    given |= {"data.source": str(tmp_path / "data.csv"), "num-clients": 0, "clients-per-round": 0}
     held_out = contests.third(SITES, 0)
-    found = []
+    results = []
     for poisoned in ([], held_out):
-        folder = tmp_path / str(len(poisoned))
-        folder.mkdir()
-        write_sites(folder / "data.csv", SITES, poisoned, 5)
-        words = ["--data", str(folder), "--out", str(folder / "out"), "--jobs", "1"]
-        monkeypatch.setattr(sys, "argv", ["contests.py", *words])
-        contests.main()
-        found.append(json.loads((folder / "out" / "Seven-0.json").read_text()))
-    plain, poison = found
+        write_sites(tmp_path / "data.csv", SITES, poisoned, 5)
+        for cell in folder.glob("cells/final_*"):
+            shutil.rmtree(cell)
+        results.append(contests.contest(given, 0, folder, 1))
+    plain, poison = results
     assert plain["held-out"] == held_out
     assert plain["sizes"] == [sum(SIZES)] * 7
     assert contests.verdict_of(plain) == contests.verdict_of(poison)
-    same = ("leader", "measure", "delta", "rates", "race", "dropped")
-    assert [plain[key] for key in same] == [poison[key] for key in same]
-    seen, unseen = ([contests.gains(one, held) for one in found] for held in (False, True))
+    seen, unseen = ([contests.gains(one, held) for one in results] for held in (False, True))
     assert seen[0].keys() >= {"fedavg", "finetune"}
     for method, table in seen[0].items():
         assert table.shape == (5, 5)
@@ -80,9 +82,22 @@ def test_scores_of_the_clients_held_out_change_nothing(tmp_path, monkeypatch, ca
     assert contests.verdict_of(plain).kind in ("federate", "cannot tell")
     assert contests.signs(plain)[0] == contests.signs(plain)[1] >= 2
     assert contests.signs(poison)[1] == contests.signs(plain)[1]
-    assert not (tmp_path / "0" / "out" / "Seven-0").exists()
-    # the finished contest is not repeated, and its table is the same
+
+
+def test_a_finished_contest_is_not_repeated_and_leaves_its_numbers(tmp_path, monkeypatch, capsys):
+    def contest(given, number, folder, jobs):
+        folder.mkdir(parents=True)
+        (folder / "verdict.html").touch()
+        return made_up()
+
+    write_sites(tmp_path / "data.csv", SITES)
+    words = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", ["contests.py", *words])
+    monkeypatch.setattr(contests, "federations", lambda: {"Seven": GIVEN})
+    monkeypatch.setattr(contests, "contest", contest)
+    contests.main()
     text = capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"Seven-0.html", "Seven-0.json"}
     monkeypatch.setattr(contests, "contest", None)
     contests.main()
     assert text.endswith(capsys.readouterr().out)
@@ -138,20 +153,24 @@ def test_signs_are_read_at_the_clients_held_out():
 def test_the_tables_count_clients_and_contests():
     one = made_up()
     row = dict(zip(contests.HEADER, contests.row("Nine", one), strict=True))
-    assert row["clients (held out)"] == "9 (3)"
-    assert row["verdict"] == "**federate**, ditto"
-    assert row["leader over training alone"].startswith("+15.0 [14.")
-    assert row["leader over fine-tuning"].startswith("+5.0 [")
-    wins = "fedavg 0 / 0 / 6, finetune 6 / 0 / 0, ditto 5 / 0 / 1"
-    assert row["wins / ties / losses over clients"] == wins
+    for column, start in {
+        "clients (held out)": "9 (3)",
+        "verdict": "**federate**, ditto",
+        "leader over training alone": "+15.0 [14.",
+        "leader over fine-tuning": "+5.0 [",
+        "wins / ties / losses over clients": "fedavg 0 / 0 / 6, finetune 6 / 0 / 0, ditto 5 / 0 / 1",
+    }.items():
+        assert row[column].startswith(start)
     # 2 % of the error of a mean are delta, so that 0.15 are 30 % of it
     error = contests.row("Nine", made_up("rmse"))
     assert error[7].startswith("+30.0 [")
     methods = {cells[0]: cells[1:] for cells in contests.by_method([one, one])}
-    assert methods["fedavg"] == ["0", "0 / 0 / 2", "0", "0"]
-    assert methods["ditto"] == ["2", "0 / 2 / 0", "0", "0"]
-    assert methods["scaffold"] == ["0", "-", "2", "0"]
-    assert methods["ifca"] == ["0", "-", "0", "2"]
+    assert methods == methods | {
+        "fedavg": ["0", "0 / 0 / 2", "0", "0"],
+        "ditto": ["2", "0 / 2 / 0", "0", "0"],
+        "scaffold": ["0", "-", "2", "0"],
+        "ifca": ["0", "-", "0", "2"],
+    }
     first, second = contests.rows_of("Nine", [one, one])
     assert (first[0], second[0], first[-1]) == ("Nine", "", second[-1])
     said = contests.printed({"Nine": [one, {**one, "leader": "fedavg"}]})

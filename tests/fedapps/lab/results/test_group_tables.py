@@ -49,19 +49,12 @@ def test_small_groups_show_counts(write_run):
         ["7"],
     )
     section = groups_section(read_run(path))
-    assert section.header == (
-        "group",
-        "samples",
-        "clients",
-        "accuracy",
-        "predicted 1",
-        "TPR",
-        "FPR",
-        "ECE",
-    )
-    assert section.rows[0] == ("f", "100", "3", "80.0 %", "56.0 %", "80.0 %", "20.0 %", "0.050")
-    assert section.rows[1] == ("m", "30", "2", "90.0 %", "30.0 %", "6 of 8", "13.6 %", "0.110")
-    assert section.rows[2] == ("none", "0", "0", "-", "-", "-", "-", "-")
+    assert [section.header, *section.rows] == [
+        ("group", "samples", "clients", "accuracy", "predicted 1", "TPR", "FPR", "ECE"),
+        ("f", "100", "3", "80.0 %", "56.0 %", "80.0 %", "20.0 %", "0.050"),
+        ("m", "30", "2", "90.0 %", "30.0 %", "6 of 8", "13.6 %", "0.110"),
+        ("none", "0", "0", "-", "-", "-", "-", "-"),
+    ]
     for wanted in (
         "by sex",
         "fewer than 20 samples",
@@ -78,16 +71,15 @@ def test_small_groups_show_counts(write_run):
     assert 5.5 < chance < 7.2
     assert 0.1 < p < 0.35
     page = write_report(path).read_text(encoding="utf-8")
-    assert "<h2>Groups</h2>" in page
-    assert "6 of 8" in page
-    assert "equalised odds gap" in page  # a card
+    for wanted in ("<h2>Groups</h2>", "6 of 8", "equalised odds gap"):  # the last on a card
+        assert wanted in page
 
 
 def test_with_more_than_two_classes_rates_have_no_counts(write_run):
     text = TWO + "a,1,19,10,0.5263,,0.5,0.2,0.1,,,,\nb,1,20,10,0.5,,0.5,0.2,0.1,,,,\n"
     section = groups_section(read_run(with_groups(write_run(), text)))
-    assert section.header == ("group", "samples", "clients", "accuracy", "TPR", "FPR", "ECE")
-    assert section.rows == (
+    assert (section.header, *section.rows) == (
+        ("group", "samples", "clients", "accuracy", "TPR", "FPR", "ECE"),
         ("a", "19", "1", "10 of 19", "-", "-", "-"),
         ("b", "20", "1", "50.0 %", "50.0 %", "20.0 %", "0.100"),
     )

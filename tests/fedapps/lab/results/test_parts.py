@@ -12,7 +12,15 @@ from rich.console import Console
 from fedapps.algorithms.common.survival import GROUPS
 from fedapps.lab.api import load
 from fedapps.lab.results.compare import compare
-from fedapps.lab.results.parts import COMPARISON, PARTS, RUN, Plot, plots, run_figures, run_sections
+from fedapps.lab.results.parts import (
+    COMPARISON,
+    PARTS,
+    RUN,
+    PagePlot,
+    plots,
+    run_figures,
+    run_sections,
+)
 from fedapps.lab.results.report import write_report
 from fedapps.records.reader import read_run
 
@@ -76,6 +84,6 @@ def test_a_comparison_shows_its_parts(full, write_run):
 
 
 def test_every_plot_has_a_description():
-    titles = [(part.page, part.title) for part in PARTS if isinstance(part, Plot)]
+    titles = [(part.page, part.title) for part in PARTS if isinstance(part, PagePlot)]
     assert len(set(titles)) == len(titles)
     assert all(len(title) > 5 for _, title in titles)

@@ -70,14 +70,11 @@ def test_values(run, text, value):
     assert value_found == (None if value is None else pytest.approx(value))
 
 
-def test_a_run_without_a_clock_has_no_seconds_to_a_target(run):
+def test_sums_are_sums_so_far_and_a_run_without_a_clock_has_no_seconds_to_a_target(run):
+    assert curve_of(run, read_measure("sum(train.objective)")) == ([1, 2, 3, 4], [1, 3, 6, 10])
     for row in run.rounds:
         del row["clock-seconds"]
     assert value_of(run, read_measure("seconds-to(accuracy-mean,0.6)")) is None
-
-
-def test_sums_are_sums_so_far(run):
-    assert curve_of(run, read_measure("sum(train.objective)")) == ([1, 2, 3, 4], [1, 3, 6, 10])
 
 
 @pytest.mark.parametrize(
@@ -90,21 +87,21 @@ def test_invalid_measures_are_errors(text):
         read_measure(text)
 
 
-def test_headings():
-    texts = [
-        read_measure(text).name
-        for text in ("accuracy-mean@5", "rounds-to(accuracy-mean,0.85)", "max(clients.train-loss)")
-    ]
-    assert texts == [
-        "accuracy, mean after round 5",
-        "rounds to accuracy, mean 0.85",
-        "train loss, largest of a client",
-    ]
-    assert read_measure("accuracy-mean@200-models").name == "accuracy, mean with 200 models"
-    assert read_measure("rounds-to(accuracy-mean,0.85)").unit == "rounds"
-    to = read_measure("seconds-to(accuracy-mean,0.85)")
-    assert (to.unit, to.name) == ("seconds", "seconds to accuracy, mean 0.85")
-    assert number(to.text, 12.34) == "12.3"
-    assert number(to.text, math.inf) == "never"
-    assert best_of(to.text) is min
-    assert read_measure("sum(train.objective)").name == "sum of training objective"
+@pytest.mark.parametrize(
+    ("text", "unit", "name"),
+    [
+        ("accuracy-mean@5", "accuracy-mean", "accuracy, mean after round 5"),
+        ("accuracy-mean@200-models", "accuracy-mean", "accuracy, mean with 200 models"),
+        ("rounds-to(accuracy-mean,0.85)", "rounds", "rounds to accuracy, mean 0.85"),
+        ("seconds-to(accuracy-mean,0.85)", "seconds", "seconds to accuracy, mean 0.85"),
+        ("max(clients.train-loss)", "train-loss", "train loss, largest of a client"),
+        ("sum(train.objective)", "objective", "sum of training objective"),
+    ],
+)
+def test_headings_and_units(text, unit, name):
+    assert (read_measure(text).unit, read_measure(text).name) == (unit, name)
+
+
+def test_seconds_to_a_target_are_better_if_fewer():
+    to = "seconds-to(accuracy-mean,0.85)"
+    assert (number(to, 12.34), number(to, math.inf), best_of(to)) == ("12.3", "never", min)

@@ -51,10 +51,6 @@ def test_the_interval_covers_the_true_mean_at_its_level():
     assert 0.935 < np.mean(inside) < 0.965
 
 
-def test_differences_are_paired_by_seed():
-    assert paired({0: 5.0, 1: 7.0, 2: 1.0}, {2: 4.0, 0: 1.0, 9: 0.0}) == {0: 4.0, 2: -3.0}
-
-
 def test_a_setting_stands_out_only_against_all_others_and_beyond_the_noise():
     noisy = {
         "a": Measured({0: 1.0, 1: 5.0, 2: 9.0}),
@@ -126,7 +122,7 @@ def test_the_crossed_interval_covers_the_mean_over_all_sites(clients, seeds, mis
     """
     rng = np.random.default_rng(1)
     inside, over_seeds = [], []
-    for _ in range(1500):
+    for _ in range(600):
         table = clients * rng.normal(size=20) + seeds * rng.normal(size=(3, 1))
         table += 2 * rng.normal(size=(3, 20))
         table[rng.random(table.shape) < missing] = np.nan
@@ -134,9 +130,8 @@ def test_the_crossed_interval_covers_the_mean_over_all_sites(clients, seeds, mis
         inside.append(crossed.low <= 0 <= crossed.high)
         alone = t_interval(list(np.nanmean(table, 1)))
         over_seeds.append(alone.low <= 0 <= alone.high)
-    assert 0.935 < np.mean(inside) < 0.975
-    if clients == 3.0:
-        assert np.mean(over_seeds) < 0.9
+    assert 0.93 < np.mean(inside) < 0.98
+    assert np.mean(over_seeds) < (0.9 if clients == 3.0 else 1.0)
 
 
 def measured(rng, shift, same):
@@ -214,6 +209,7 @@ def test_clients_that_are_dealt_anew_are_no_rows_of_a_table():
     repetitions; with the same clients, two intervals answer two questions.
     """
     rng = np.random.default_rng(0)
+    assert paired({0: 5.0, 1: 7.0, 2: 1.0}, {2: 4.0, 0: 1.0, 9: 0.0}) == {0: 4.0, 2: -3.0}
     alone = {same: Measured({0: 0.0, 1: 0.0, 2: 0.0}, zero(), same) for same in (True, False)}
     dealt = difference(measured(rng, 0.5, False), alone[False])
     assert dealt.these is None

@@ -2,8 +2,6 @@
 accuracy if a round is not one model each way.
 """
 
-import json
-
 import numpy as np
 import pytest
 
@@ -14,34 +12,23 @@ from fedapps.lab.results.grid_plots import X_LABELS, line_of
 from fedapps.lab.results.parts import run_figures
 from fedapps.lab.results.run_plots import comparison_figure
 from fedapps.records.reader import read_run
-from tests.helpers import rounds_of
+from tests.helpers import rounds_of, summary_of
 
-JOB = [
-    "run",
-    "--engine",
-    "inline",
-    "--nodes",
-    "6",
-    "clients-per-round=3",
-    "num-rounds=4",
-    "evaluate-every=2",
-    "task=tabular",
-]
+JOB = ["run", "--engine", "inline", "--nodes", "6", "clients-per-round=3", "num-rounds=4"]
+JOB += ["evaluate-every=2", "task=tabular"]
 
 
-@pytest.fixture
-def runs(tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
     for method, own in (("ffgb", ["ffgb.local-steps=2"]), ("fedavg", [])):
-        assert main([*JOB, f"method={method}", *own, "--out", str(tmp_path / method)]) == 0
-    return tmp_path
+        assert main([*JOB, f"method={method}", *own, "--out", str(folder / method)]) == 0
+    return folder
 
 
 def test_rounds_and_summary_count_models(runs):
     for method, up in (("fedavg", 3), ("ffgb", 6)):
-        rounds, summary = (
-            rounds_of(runs / method),
-            json.loads((runs / method / "summary.json").read_text()),
-        )
+        rounds, summary = rounds_of(runs / method), summary_of(runs / method)
         assert [row["models-up"] for row in rounds] == [up] * 4
         for key in ("models-up", "models-down"):
             assert summary[key] == sum(row[key] for row in rounds)
@@ -57,12 +44,9 @@ def test_rounds_and_summary_count_models(runs):
 
 def test_bytes_follow_models(runs):
     fewest, *_, most = sorted(rounds_of(runs / "ffgb")[1:], key=lambda row: row["models-down"])
-    per_model = (most["bytes-down"] - fewest["bytes-down"]) / (
-        most["models-down"] - fewest["models-down"]
-    )
-    assert per_model == pytest.approx(
-        7 * 4 + 7 * 4 + 8 * 4 + 8, abs=8
-    )  # features, thresholds, leaves, coefficient; sizes of rounds
+    more_bytes, more_models = (most[k] - fewest[k] for k in ("bytes-down", "models-down"))
+    # features, thresholds, leaves, coefficient; sizes of rounds
+    assert more_bytes / more_models == pytest.approx(7 * 4 + 7 * 4 + 8 * 4 + 8, abs=8)
 
 
 def test_accuracy_over_models(runs):

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from fedapps.commands.parser import main
 from fedapps.engines import flower
-from fedapps.lab import api
 from fedapps.lab.sweeps import execution as sweep_module
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import read_plan
@@ -682,20 +681,18 @@ def test_two_processes_and_an_interrupt(tmp_path):
     assert [summary_of(one)["status"] for one in out.glob("cells/*")] == ["interrupted"] * 2
 
 
-def test_a_page_has_data_and_methods_as_title_and_the_gain_over_training_alone(tmp_path, caplog):
-    job = {"num_rounds": 2, "num_clients": 3, "train": {"local_epochs": 1}, "progress": False}
-    made = api.sweep(
-        out=tmp_path / "s", jobs=1, method=["fedbn", "fedavg", "local"], seed=[0, 1], **job
-    )
-    page = (tmp_path / "s" / "report.html").read_text()
-    assert "<title>digits: fedbn, fedavg, local" in page
-    table = (tmp_path / "s" / "table.md").read_text()
-    header, _, fedbn, fedavg, local = [line for line in table.splitlines() if line[:1] == "|"]
-    assert "over training alone" in header
-    own = {row["method"]: row["accuracy-mean"] for row in made._results.records()}
-    for line, name in ((fedbn, "fedbn"), (fedavg, "fedavg")):
-        gain = f"{100 * (own[name] - own['local']):+.2f}".replace("-", "\N{MINUS SIGN}")
-        assert f"| {gain} |" in " ".join(line.split())
-    assert "[" not in local
-    notes = [record.getMessage() for record in caplog.records if record.name == "fedapps.notes"]
-    assert len([text for text in notes if "fedbn" in text]) == 1
+def test_a_title_has_data_and_methods_and_rows_their_gain_over_training_alone(results_of):
+    text = 'method = ["fedbn", "fedavg", "local"]\nseed = [0, 1]\n'
+    values = {"fedbn": (0.7, 0.8), "fedavg": (0.6, 0.5), "local": (0.6, 0.6)}
+    accuracy = {f"{m}_seed-{s}": own[s] for m, own in values.items() for s in (0, 1)}
+    results = results_of(text, accuracy)
+    assert results.plan.title == "digits: fedbn, fedavg, local"
+    ((_, header, rows),) = results.tables(str)
+    assert header[2] == "Accuracy, mean, %, over training alone"
+    assert [row[2] for row in rows] == ["+15.00", "\N{MINUS SIGN}5.00", ""]
+
+
+def test_a_note_on_two_runs_is_said_once(plan_of, caplog):
+    plan = plan_of('method = "fedbn"\nseed = [0, 1]\n')
+    assert len(sweep_module.missing_runs(plan, sweep_module.Way())) == 2
+    assert len([text for text in caplog.messages if "fedbn" in text]) == 1
