@@ -425,7 +425,7 @@ def test_projected_fedavg_reaches_the_constrained_optimum():
         [ObjectiveProblem(LeastSquares(np.eye(3), target)) for target in targets],
         ProjectedClient,
     )
-    x_bar, _ = world.run(ProjectedFedAvg(domain, ProjectedOptions(learning_rate=0.001)), 3000)
+    x_bar, _ = world.run(ProjectedFedAvg(domain, ProjectedOptions(learning_rate=0.001)), 1000)
     np.testing.assert_allclose(x_bar, targets.mean(0) / np.linalg.norm(targets.mean(0)), atol=3e-3)
 
 
@@ -443,17 +443,16 @@ def test_the_server_projects_points_outside_the_domain():
 def test_projected_fedavg_is_off_by_the_order_of_its_step():
     """The mean of projections is not the projection of the mean."""
     domain, problems = L1Ball((6,), 0.5), quadratics(6, 4, 8)
-    best, _ = minimum(domain, problems, 3000)
+    best, _ = minimum(domain, problems, 1000)
     errors = []
-    for rate in (0.004, 0.002, 0.001):
+    for rate in (0.004, 0.001):
         world = World(domain, problems, ProjectedClient)
-        x_bar, result = world.run(
-            ProjectedFedAvg(domain, ProjectedOptions(learning_rate=rate)), 800
-        )
-        errors.append(result.evaluate_metrics_clientapp[800]["objective"] - best)
+        strategy = ProjectedFedAvg(domain, ProjectedOptions(learning_rate=rate))
+        x_bar, result = world.run(strategy, 400)
+        errors.append(result.evaluate_metrics_clientapp[400]["objective"] - best)
         assert domain.contains(x_bar)
     assert errors[0] < 0.01 * best
-    assert errors[2] < 0.35 * errors[0]
+    assert errors[1] < 0.35 * errors[0]
 
 
 @pytest.mark.slow
@@ -469,7 +468,7 @@ def test_several_local_steps_and_stochastic_gradients_converge():
             ),
         )
 
-    best, _ = minimum(domain, problems, 2000)
+    best, _ = minimum(domain, problems, 1000)
     zero = sum(p.value(domain.start()) for p in problems) / 4
     for options in (
         FedFWOptions(20.0, local_steps=5),
@@ -477,8 +476,8 @@ def test_several_local_steps_and_stochastic_gradients_converge():
         FedFWOptions(5.0, schedule="non-convex"),
     ):
         world = World(domain, [batch_of(p) for p in problems])
-        _, result = world.run(FedFW(domain, options, "fedfw"), 600)
-        metrics = result.evaluate_metrics_clientapp[600]
+        _, result = world.run(FedFW(domain, options, "fedfw"), 300)
+        metrics = result.evaluate_metrics_clientapp[300]
         assert best <= metrics["objective"] + 1e-9
         assert metrics["objective"] - best < 0.05 * (zero - best), options
         assert metrics["gap"] >= metrics["objective"] - best - 1e-9  # the gap bounds the residual
@@ -538,11 +537,11 @@ def test_sparse_gradients_and_warm_starts_of_matrix_completion():
 def test_a_product_of_domains():
     domain = Product((L1Ball((2, 2), 1.0), L2Ball((2,), 1.0)))
     problems = quadratics(6, 3, 8)
-    best, _ = minimum(domain, problems, 2000)
+    best, _ = minimum(domain, problems, 500)
     world = World(domain, problems)
-    x_bar, result = world.run(FedFW(domain, FedFWOptions(lambda_0=5.0), "fedfw-plus"), 1500)
+    x_bar, result = world.run(FedFW(domain, FedFWOptions(lambda_0=5.0), "fedfw-plus"), 500)
     assert [array.shape for array in result.arrays.values()] == [(2, 2), (2,)]
-    assert result.evaluate_metrics_clientapp[1500]["objective"] < 1.03 * best
+    assert result.evaluate_metrics_clientapp[500]["objective"] < 1.03 * best
     assert domain.contains(x_bar)
 
 
