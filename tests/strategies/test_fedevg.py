@@ -21,7 +21,6 @@ from fedapps.clients import (
     MessageStore,
     Split,
 )
-from fedapps.clients.fedcvae import divergence
 from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net, build_generator
 from fedapps.models.image_nets import build_model
 from fedapps.strategies import (
@@ -412,15 +411,6 @@ def test_generated_images_have_the_tasks_form(kind, shape):
     if kind is ACGAN:
         source, logits = net.discriminate(made)
         assert (source.shape, logits.shape) == ((CLASSES,), (CLASSES, CLASSES))
-
-
-def test_the_divergence_is_torchs():
-    mean, sigma = torch.randn(4, 3), torch.rand(4, 3) + 0.1
-    normal = torch.distributions.Normal
-    wanted = torch.distributions.kl_divergence(
-        normal(mean, sigma), normal(torch.zeros(4, 3), torch.ones(4, 3))
-    ).sum(1)
-    torch.testing.assert_close(divergence(mean, sigma), wanted)
 
 
 def test_a_generated_image_must_be_classified_with_its_own_label(monkeypatch):

@@ -108,6 +108,7 @@ def lasso_rows(radius):
     return domain, problems, lambda x: float(np.square(a @ x - b).sum()), best
 
 
+@pytest.mark.slow
 def test_with_sampled_clients_the_falling_dual_step_beats_the_printed_one_and_fedfw():
     """On a LASSO whose minimum is 0, with 3 of 10 clients a round."""
     domain, problems, f, _ = lasso_rows(1.0)
@@ -121,6 +122,7 @@ def test_with_sampled_clients_the_falling_dual_step_beats_the_printed_one_and_fe
     assert objective("fedfw-plus", lambda_0=0.5) < 0.8 * min(rivals)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("radius", "near"), [(1.0, 0.045), (0.5, 0.018)])
 def test_the_defaults_of_the_lasso_keep_its_solution_and_beat_fedfws_as_printed(radius, near):
     """Bare fedfw-plus, in the paper's setting. With half the radius no point of the
@@ -511,6 +513,7 @@ def test_the_evaluation_is_that_of_the_equations():
     assert world.rounds[-1].evaluated.bytes_up > 4 * 6 * 8
 
 
+@pytest.mark.slow
 def test_sparse_gradients_and_warm_starts_of_matrix_completion():
     rng = np.random.default_rng(0)
     truth = rng.normal(size=(12, 2)) @ rng.normal(size=(2, 9))
