@@ -233,6 +233,28 @@ def refused(call, message, kind=ValueError):
     assert "\n" not in str(error.value)
 
 
+def exchanged(monkeypatch):
+    """Return the list of what inline grids send and receive from now on: the type of a
+    message, its content and that of its reply, if it is no error.
+    """
+    seen, answer = [], InlineGrid._answer
+
+    def noted(self, message):
+        reply = answer(self, message)
+        both = [message.content] if reply.has_error() else [message.content, reply.content]
+        seen.append((message.metadata.message_type, *both))
+        return reply
+
+    monkeypatch.setattr(InlineGrid, "_answer", noted)
+    return seen
+
+
+def arrays_in(*contents):
+    """Return (name, array) of all arrays of messages' contents."""
+    records = [record for one in contents for record in one.array_records.values()]
+    return [(name, array.numpy()) for record in records for name, array in record.items()]
+
+
 class EchoClient(NumPyClient):
     """Returns its model shifted by a constant, with its own weight; FedAvg's result is
     known by hand. ``heard`` gets the configuration of each training.

@@ -46,7 +46,15 @@ from fedapps.strategies import (
     PerFedAvg,
     PerFedAvgOptions,
 )
-from tests.helpers import arrays_of, assert_arrays, blobs, simulate, small_net
+from tests.helpers import (
+    arrays_in,
+    arrays_of,
+    assert_arrays,
+    blobs,
+    exchanged,
+    simulate,
+    small_net,
+)
 
 TRAIN = {
     "learning-rate": 0.05,
@@ -199,16 +207,9 @@ def test_finetune_scores_the_model_that_fedavgs_client_would_send_next():
 def test_what_stays_home_is_in_no_message_and_differs_between_clients(
     make, kind, home, monkeypatch
 ):
-    seen, deliver = set(), InlineGrid._answer
-
-    def watch(self, message):
-        reply = deliver(self, message)
-        for content in (message.content, *([] if reply.has_error() else [reply.content])):
-            seen.update(name for record in content.array_records.values() for name in record)
-        return reply
-
-    monkeypatch.setattr(InlineGrid, "_answer", watch)
+    exchanges = exchanged(monkeypatch)
     final, stores, _ = run(make(), kind, build=normalised)
+    seen = {name for _, *both in exchanges for name, _ in arrays_in(*both)}
     start = normalised(11).state_dict()
     assert seen == {name for name in start if not name.startswith(home)}
     for name, array in final.items():

@@ -5,7 +5,7 @@ reductions, what stays with the client.
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import RecordDict
 
 from fedapps.clients import (
     APFLClient,
@@ -39,7 +39,15 @@ from fedapps.strategies import (
     SuPerFed,
     SuPerFedOptions,
 )
-from tests.helpers import arrays_of, assert_arrays, blobs, simulate, small_net
+from tests.helpers import (
+    arrays_in,
+    arrays_of,
+    assert_arrays,
+    blobs,
+    exchanged,
+    simulate,
+    small_net,
+)
 from tests.quadratics import CONFIG, CURVATURE, TARGET, quadratic
 
 OPTIMUM = 10 / 11
@@ -284,34 +292,21 @@ def test_what_a_client_keeps_is_in_no_message(name, monkeypatch):
     """Every array of every message, in both directions, is compared with everything
     that any client kept.
     """
-    kept, travelled = set(), []
-    save, deliver = MessageStore.save, InlineGrid._answer
+    kept, save, seen = set(), MessageStore.save, exchanged(monkeypatch)
 
     def note(self, store_name, arrays, config):
         kept.update(np.asarray(array).tobytes() for array in arrays)
         save(self, store_name, arrays, config)
 
-    def watch(self, message):
-        reply = deliver(self, message)
-        assert not reply.has_error()
-        for content in (message.content, reply.content):
-            travelled.extend(
-                a.numpy().tobytes() for r in content.array_records.values() for a in r.values()
-            )
-            if message.metadata.message_type == "train":
-                assert all(
-                    isinstance(v, int | float)
-                    for r in content.metric_records.values()
-                    for v in r.values()
-                )
-        return reply
-
     monkeypatch.setattr(MessageStore, "save", note)
-    monkeypatch.setattr(InlineGrid, "_answer", watch)
     make, kind = KEPT[name]
     train_nets(make(), kind)
     assert len(kept) >= 3 * 3 * 2
+    travelled = [array.tobytes() for _, *both in seen for _, array in arrays_in(*both)]
     assert not kept.intersection(travelled)
+    replies = [reply for kind_of, _, reply in seen if kind_of == "train"]
+    said = [v for one in replies for record in one.metric_records.values() for v in record.values()]
+    assert all(isinstance(value, int | float) for value in said)
 
 
 # --- one part shared ------------------------------------------------------------------
@@ -326,22 +321,9 @@ PARTIAL = {
 @pytest.mark.parametrize("name", PARTIAL)
 def test_the_personal_part_never_travels_in_any_message(name, monkeypatch):
     make, kind, head_travels = PARTIAL[name]
-    seen = []
-    deliver = InlineGrid._answer
-
-    def watch(self, message):
-        reply = deliver(self, message)
-        for content in (message.content, reply.content):
-            seen.extend(
-                array
-                for record in content.values()
-                if isinstance(record, ArrayRecord)
-                for array in record
-            )
-        return reply
-
-    monkeypatch.setattr(InlineGrid, "_answer", watch)
+    exchanges = exchanged(monkeypatch)
     final, stores, result = train_nets(make(), kind)
+    seen = [array_name for _, *both in exchanges for array_name, _ in arrays_in(*both)]
     assert set(seen) == ({"3.weight", "3.bias"} if head_travels else {"1.weight", "1.bias"})
     start = small_net(11).state_dict()
     # the run's model keeps, of what stays with clients, what it started with

@@ -238,7 +238,7 @@ def quadratic(kind, i):
     return Quadratic(lambda seed: Scalar(), ClientData(data, data, data), i)
 
 
-def solution(strategy, kind=FedAvgClient, rounds=100, rate=0.2):
+def solution(strategy, kind=FedAvgClient, rounds=40, rate=0.4):
     config = {
         "learning-rate": rate,
         "lr-decay": 1.0,
@@ -282,14 +282,14 @@ def test_the_worst_client_is_better_off_than_in_fedavg(method):
 
 def test_q_fedavgs_fixed_point():
     """Of sum F_k^2 / 2 over the clients: 2 w^3 = (1 - w)^3."""
-    assert solution(QFedAvg(FedAvg(), QFedAvgOptions(q=1.0)), rounds=250) == pytest.approx(
+    assert solution(QFedAvg(FedAvg(), QFedAvgOptions(q=1.0)), rounds=100) == pytest.approx(
         1 / (1 + 2 ** (1 / 3)), abs=2e-3
     )
 
 
 def test_terms_fixed_point():
     """2 e^(lambda w^2 / 2) w = e^(lambda (1 - w)^2 / 2) (1 - w)."""
-    w = solution(TERM(FedAvg(), TERMOptions(5.0)), rounds=200)
+    w = solution(TERM(FedAvg(), TERMOptions(5.0)), rounds=100)
     assert 2 * np.exp(5 * w**2 / 2) * w == pytest.approx(
         np.exp(5 * (1 - w) ** 2 / 2) * (1 - w), rel=1e-3
     )
@@ -300,9 +300,9 @@ def test_propfairs_fixed_point_and_its_limit():
     FedAvg's.
     """
     m = 1.0
-    w = solution(PropFair(FedAvg(), PropFairOptions(m)), PropFairClient, rounds=250, rate=0.1)
+    w = solution(PropFair(FedAvg(), PropFairOptions(m)), PropFairClient, rounds=120, rate=0.2)
     assert 16 * w / (m - w**2 / 2) == pytest.approx((1 - w) / (m - (1 - w) ** 2 / 2), rel=1e-3)
     assert w > 1 / 17 + 0.02
     assert solution(
-        PropFair(FedAvg(), PropFairOptions(1e6)), PropFairClient, rate=0.2e6
+        PropFair(FedAvg(), PropFairOptions(1e6)), PropFairClient, rate=0.4e6
     ) == pytest.approx(1 / 17, abs=1e-4)

@@ -64,14 +64,12 @@ def test_aflboost_reaches_the_saddle_point():
     both losses are equal.
     """
     clients = [Frequencies([1.0, 0.0], 90), Frequencies([0.0, 1.0], 10)]
-    strategy = AFLBoost(
-        TWO, AFLBoostOptions(budget=2, sampling="none", step=0.05, lambda_step=0.05)
-    )
-    run(strategy, clients, 1500)
+    strategy = AFLBoost(TWO, AFLBoostOptions(budget=2, sampling="none", step=0.1, lambda_step=0.1))
+    run(strategy, clients, 300)
     mixed = strategy.average @ TWO.tables
     assert mixed[0] == pytest.approx(0.5, abs=0.02)  # equal losses log 2
-    standard = FedBoost(TWO, FedBoostOptions(budget=2, sampling="none", step=0.05))
-    run(standard, clients, 1500)
+    standard = FedBoost(TWO, FedBoostOptions(budget=2, sampling="none", step=0.1))
+    run(standard, clients, 300)
     assert -np.log(mixed).max() == pytest.approx(np.log(2), abs=0.03)
     assert max(-np.log(strategy.average @ TWO.tables)) < max(-np.log(standard.average @ TWO.tables))
 

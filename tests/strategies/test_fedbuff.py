@@ -121,6 +121,7 @@ def test_weights_by_client_by_hand():
     np.testing.assert_allclose(losses, [11 / 5, 11 / 5, 15 / 3, 11 / 5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_round", [6, 12])
 def test_by_client_slow_clients_count_as_much_as_fast_ones_in_the_long_run(per_round):
     client = lambda i, _: EchoClient(i, num_examples=1 + i % 3)

@@ -20,22 +20,17 @@ from fedapps.clients import (
     FedEvgClient,
     MessageStore,
     Split,
-    to_client_app,
 )
-from fedapps.clients.fedcvae import divergence
-from fedapps.engines.inline import InlineGrid
 from fedapps.models.generative_nets import ACGAN, CVAE, build_energy_net, build_generator
 from fedapps.models.image_nets import build_model
 from fedapps.strategies import (
-    ClientGrid,
     FedEvg,
     FedEvgOptions,
     FedGenerator,
     PrivacyOptions,
     Private,
 )
-from fedapps.strategies.base.messages import arrays_of as records_of
-from tests.helpers import arrays_of, simulate
+from tests.helpers import arrays_in, arrays_of, exchanged, play, simulate
 
 SHAPE, CLASSES, M = (1, 8, 8), 4, 8
 TRAIN = {"batch-size": 16, "learning-rate": 0.001, "local-epochs": 1, "seed": 3}
@@ -99,29 +94,25 @@ def run(strategy, client_fn=evg_client, clients=3, rounds=2, **options):
     return simulate(strategy, client_fn, clients, strategy.first_arrays(), rounds, TRAIN, **options)
 
 
-def test_no_parameter_of_a_clients_net_ever_travels():
+def test_no_parameter_of_a_clients_net_ever_travels(monkeypatch):
     """Checks every message of a run in both directions: none contains a part of a
     client's net.
     """
-    kept, seen = [], []
+    kept, exchanges = [], exchanged(monkeypatch)
 
     class Spied(FedEvgClient):
         def _net(self, config):
             kept.append(super()._net(config))
             return kept[-1]
 
-    class Spy(ClientGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            sent = list(messages)
-            replies = super().send_and_receive(sent, timeout=timeout)
-            seen.extend([(m.metadata.message_type, "down", m.content) for m in sent])
-            seen.extend([(m.metadata.message_type, "up", m.content) for m in replies])
-            return replies
-
-    app = to_client_app(
-        lambda context: Spied(net_fn, model_fn, images(0), context.node_config["partition-id"])
-    )
-    result = run(evg(), grid=Spy(InlineGrid(app, 3)))
+    result = run(evg(), lambda i, _: Spied(net_fn, model_fn, images(0), i))
+    kinds = (MessageType.TRAIN, MessageType.EVALUATE)
+    seen = [
+        (kind, way, content)
+        for kind, *both in exchanges
+        if kind in kinds
+        for way, content in zip(("down", "up"), both, strict=True)
+    ]
     assert len(kept) == 6
     shapes = {
         (MessageType.TRAIN, "down"): [(M, *SHAPE), (M,)],
@@ -134,7 +125,7 @@ def test_no_parameter_of_a_clients_net_ever_travels():
     nets = nets[np.abs(nets) > 1e-6]  # other arrays hold zeros and ones as well
     nets = nets[np.abs(nets - 1) > 1e-6]
     for kind, way, content in seen:
-        arrays = [array.numpy() for record in records_of(content) for array in record.values()]
+        arrays = [array for _, array in arrays_in(content)]
         assert [array.shape for array in arrays] == shapes[kind, way]
         for array in arrays:
             assert np.isin(array.astype(np.float32), nets).mean() < 0.01
@@ -143,21 +134,11 @@ def test_no_parameter_of_a_clients_net_ever_travels():
 
 
 def test_a_client_sends_m_times_d_plus_one_numbers():
-    client_grid = ClientGrid(InlineGrid(to_client_app(lambda context: Signals(1, 0.0)), 3))
     strategy = evg()
-    seen = []
-    simulate(
-        strategy,
-        None,
-        3,
-        strategy.first_arrays(),
-        1,
-        grid=client_grid,
-        callbacks=[lambda now: seen.append(now.trained)],
-    )
+    (now,) = play(strategy, lambda _: Signals(1, 0.0), 3, strategy.first_arrays()).seen
     numbers = 4 * M * (np.prod(SHAPE) + 1)
-    assert 3 * numbers <= seen[0].bytes_up < 3 * (numbers + 600)  # names, shapes and headers
-    assert 3 * numbers <= seen[0].bytes_down < 3 * (numbers + 1000)
+    assert 3 * numbers <= now.trained.bytes_up < 3 * (numbers + 600)  # names, shapes and headers
+    assert 3 * numbers <= now.trained.bytes_down < 3 * (numbers + 1000)
 
 
 def test_the_start_is_noise_with_balanced_labels():
@@ -430,15 +411,6 @@ def test_generated_images_have_the_tasks_form(kind, shape):
     if kind is ACGAN:
         source, logits = net.discriminate(made)
         assert (source.shape, logits.shape) == ((CLASSES,), (CLASSES, CLASSES))
-
-
-def test_the_divergence_is_torchs():
-    mean, sigma = torch.randn(4, 3), torch.rand(4, 3) + 0.1
-    normal = torch.distributions.Normal
-    wanted = torch.distributions.kl_divergence(
-        normal(mean, sigma), normal(torch.zeros(4, 3), torch.ones(4, 3))
-    ).sum(1)
-    torch.testing.assert_close(divergence(mean, sigma), wanted)
 
 
 def test_a_generated_image_must_be_classified_with_its_own_label(monkeypatch):
