@@ -87,8 +87,8 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
 def read_numbers(
     data: Frame, columns: list[str], source: Source, shape: tuple[int, ...], channels: str
 ) -> npt.NDArray[Any]:
-    """Return the samples (N, C, H, W) in ``columns``: uint8 if all of them are arrays of
-    it, or have a ``shape`` (pixels), else float32.
+    """Return the samples (N, C, H, W) in ``columns``: uint8 if all are arrays of it, or
+    have a ``shape`` (pixels), else float32.
 
     ``shape``: reshape each sample to this first; () is as stored. ``channels``: "first"
     or "last" axis of a sample. Raises ``UserError`` for missing, ragged or non-finite

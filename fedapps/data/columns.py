@@ -32,7 +32,7 @@ def check_columns(data: Frame, source: Source, columns: dict[str, str]) -> None:
     (setting -> column; "" is none).
     """
     if len(data) == 0:
-        raise UserError(f"{source.given}: has no samples in this split")
+        raise UserError(f"{source.given}: has no rows in this split")
     for setting, column in columns.items():
         if column and column not in data.columns:
             near = nearest(column, data.columns).strip()
@@ -46,7 +46,7 @@ def check_columns(data: Frame, source: Source, columns: dict[str, str]) -> None:
 def check_plain(data: Frame, setting: str, column: str) -> None:
     """Raise ``UserError`` unless a column has one value per sample."""
     kind = data.columns[column].type
-    if is_list(kind) and kind.num_fields == 1 and getattr(kind, "list_size", 0) == 1:
+    if is_list(kind) and getattr(kind, "list_size", 0) == 1:
         raise UserError(
             f"{setting} = {column!r}: has the shape (N, 1): flatten it to one value per sample, as "
             f"{column}.ravel()"
@@ -144,7 +144,7 @@ def label_column(data: Frame, source: Source, name: str) -> str:
 def numbered(
     data: Frame, name: str, first: int = 0
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Return the different values of a column, sorted, and the number (N,) of the one in
+    """Return the different values of a column, sorted, and the number (N,) of that in
     each cell. Raises ``UserError`` if some are missing.
 
     ``first``: the number of the first row in its file.

@@ -34,7 +34,7 @@ def read_csv(path: Path) -> Frame:
     text = head.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
     body = text.lstrip("\r\n")
     if not body:
-        raise ValueError("the file is empty")
+        raise ValueError("it has no rows")
     first = re.sub(r'"[^"]*"', "", body.partition("\n")[0])
     delimiter = max(",;\t|", key=first.count)
     names = [name.strip() for name in next(csv.reader(io.StringIO(body, ""), delimiter=delimiter))]
@@ -101,7 +101,7 @@ def _without_blanks(table: pa.Table) -> tuple[pa.Table, list[str]]:
 
 
 def _typed(table: pa.Table, account: list[str], semicolons: bool) -> Frame:
-    """Return the columns with numbers as such. A point may be one of thousands in a file
+    """Return the columns with numbers as such. A point may be one of thousands in files
     of semicolons or decimal commas: such columns stay text, to be decided later.
     """
     columns: dict[str, pa.ChunkedArray] = {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported where it is used: a worker with a warm cache does 
 
 @dataclass(frozen=True)
 class Frame:
-    """``columns`` of N cells each. ``classes``: the names of the classes whose numbers a
+    """``columns`` of N cells each. ``classes``: the names of classes whose numbers a
     column holds. ``images``: columns of encoded pictures. ``commas``: the file writes
     decimal commas. ``account``: what was read and what was left out and why, a line
     each.
@@ -30,7 +30,7 @@ class Frame:
     account: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, table: "pa.Table", account: Iterable[str] = ()) -> "Frame":
+    def of(cls, table: "pa.Table") -> "Frame":
         """Return the columns of an Arrow table, with the classes and pictures that the
         library `datasets` notes in its schema.
         """
@@ -45,7 +45,7 @@ class Frame:
             for name, column in columns.items()
             if kinds.get(name, "Image") == "Image" and is_encoded(column.type)
         }
-        return cls(columns, classes, frozenset(images), account=tuple(account))
+        return cls(columns, classes, frozenset(images))
 
     @classmethod
     def of_dataset(cls, data: Any) -> "Frame":
@@ -104,7 +104,7 @@ def joined(parts: Sequence[tuple[str, Frame]], setting: str) -> Frame:
         if differing := frame.columns.keys() ^ part.columns.keys():
             raise UserError(
                 f"{setting}: column {min(differing)!r} is in only one of {first} and {other}: give "
-                "all the same"
+                "all files the same"
             )
     columns = {}
     for name, column in frame.columns.items():

@@ -4,8 +4,8 @@ All files of the kind that a folder has most of are read; each other one is name
 left out. Files are of splits if all of them, or ``train`` and others, lie in folders
 or (tables) have names of splits, at one depth. Of the arrays of NumPy's files those
 belong to a split that are in a file or folder of its name (``train.npz``,
-``train/x.npy``) or whose own names end in it (``x_train``), which is cut off. Nothing is
-unpickled.
+``train/x.npy``) or whose own names end in it (``x_train``), which is cut off. Nothing
+is unpickled.
 """
 
 import csv
@@ -31,7 +31,7 @@ from fedapps.data.source import FILE, PART_NAMES, TEST, TRAIN, VALIDATION, Sourc
 from fedapps.errors import UserError, reason
 
 ARRAYS, MEDIA = "arrays", ("image", "audio")
-#: The kinds of files, by their endings; of several with as many files the first is read.
+#: The kinds of files by their endings; of those with as many files the first is read.
 KINDS = {
     ".npz": ARRAYS,
     ".npy": ARRAYS,

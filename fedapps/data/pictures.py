@@ -1,4 +1,4 @@
-"""Encoded pictures as pixels of 8 bits: scaled by their mode, turned upright, of one size."""
+"""Encoded pictures as pixels of 8 bits: scaled by their mode, upright, of one size."""
 
 import io
 from collections import Counter

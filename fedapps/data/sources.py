@@ -96,8 +96,8 @@ def digits_table() -> npt.NDArray[np.float64]:
 
 
 def from_path(path: Path, source: Source) -> Frame:
-    """Return a split of local files, of what `save_to_disk` wrote, or of a copy of a hub
-    set whose card says which files are which split.
+    """Return a split of local files, of what `save_to_disk` wrote, or of the copy of a
+    hub set whose card says which files are which split.
     """
     from fedapps.data.local_files import check_one_table, read_local
 
