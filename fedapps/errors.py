@@ -51,8 +51,8 @@ SETTINGS = (
     (re.compile(r"\bdata\.natural-id=([\w-]+)"), r"client='\1'"),
     (re.compile(r"\bdata\.label\b"), "label"),
     (re.compile(r"\bdata\.natural-id\b"), "client"),
-    (re.compile(r"[^\s']*/in-memory/DataFrame-[0-9a-f]+"), "the DataFrame"),
-    (re.compile(r"[^\s']*/in-memory/arrays-[0-9a-f]+"), "the table of arrays"),
+    (re.compile(r"[^\s']*/in-memory/DataFrame-[0-9a-f]+(\.arrow)?"), "the DataFrame"),
+    (re.compile(r"[^\s']*/in-memory/arrays-[0-9a-f]+(\.arrow)?"), "the table of arrays"),
 )
 
 #: Exit statuses other than 0 and 1: bad settings or input; stopped by Ctrl-C or

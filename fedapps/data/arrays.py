@@ -15,40 +15,35 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapps.data.columns import is_class, label_column
+from fedapps.data.columns import label_column
+from fedapps.data.frame import Frame, is_list, is_number, is_text
 from fedapps.data.source import FILE, Source
 from fedapps.data.table_columns import check_targets, no_target
 from fedapps.data.tables import ROW_NUMBERS, matching
+from fedapps.data.written_numbers import as_numbers
 from fedapps.errors import UserError
 
 BATCH = 1000
 
 
-def depths_of(data: Any) -> dict[str, int | None]:
-    """Return how deep each column of a `datasets.Dataset` nests lists of numbers, 0 for
-    plain numbers; None for other things.
+def depths_of(data: Frame) -> dict[str, int | None]:
+    """Return how deep each column nests lists of numbers, 0 for plain numbers; None for
+    other things.
     """
     return {
-        field.name: None if is_class(data.features[field.name]) else _depth(field.type)
-        for field in data.data.schema
+        name: None if name in data.classes else _depth(column.type)
+        for name, column in data.columns.items()
     }
 
 
-def _depth(kind: Any) -> int | None:
+def _depth(kind: pa.DataType) -> int | None:
     depth = 0
-    while True:
-        if isinstance(kind, pa.BaseExtensionType):
-            kind = kind.storage_type
-        elif _is_list(kind):
-            kind, depth = kind.value_type, depth + 1
-        else:
-            number = (
-                pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-            )
-            return depth if number else None
+    while is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    return depth if is_number(kind) else None
 
 
-def number_columns(data: Any, source: Source, wanted: str, others: tuple[str, ...]) -> list[str]:
+def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, ...]) -> list[str]:
     """Return the columns that make a sample: those ``wanted`` (names or patterns,
     separated by commas), else the ones found.
 
@@ -90,19 +85,18 @@ def number_columns(data: Any, source: Source, wanted: str, others: tuple[str, ..
 
 
 def read_numbers(
-    data: Any, columns: list[str], source: Source, shape: tuple[int, ...], channels: str
+    data: Frame, columns: list[str], source: Source, shape: tuple[int, ...], channels: str
 ) -> npt.NDArray[Any]:
-    """Return the samples (N, C, H, W) in ``columns``: uint8 if all of them are
-    (pixels), else float32.
+    """Return the samples (N, C, H, W) in ``columns``: uint8 if all are arrays of it, or
+    have a ``shape`` (pixels), else float32.
 
     ``shape``: reshape each sample to this first; () is as stored. ``channels``: "first"
     or "last" axis of a sample. Raises ``UserError`` for missing, ragged or non-finite
     values.
     """
     out: npt.NDArray[Any] | None = None
-    start = 0
-    for table in data.select_columns(columns).with_format("arrow").iter(batch_size=BATCH):
-        cells = [_values(table[name], name, source, start) for name in columns]
+    for start in range(0, len(data), BATCH):
+        cells = [_values(data.columns[n].slice(start, BATCH), n, source, start) for n in columns]
         stored = cells[0].shape[1:]
         for name, cell in zip(columns, cells, strict=True):
             if cell.shape[1:] != stored:
@@ -113,23 +107,23 @@ def read_numbers(
                 )
         sample = stored if len(columns) == 1 else (len(columns), *stored)
         if out is None:
-            kind = np.uint8 if all(cell.dtype == np.uint8 for cell in cells) else np.float32
+            pixels = all(cell.dtype == np.uint8 for cell in cells) and (stored or shape)
+            kind = np.uint8 if pixels else np.float32
             out = np.empty((len(data), *sample), kind)
         if out.shape[1:] != sample:
             raise UserError(
                 _ragged(columns[0], source, start, out.shape[out.ndim - len(stored) :], stored)
             )
-        rows = out[start : start + len(table)]
+        rows = out[start : start + BATCH]
         with np.errstate(over="ignore"):  # reported below, as infinity
             for number, cell in enumerate(cells):
                 (rows if len(columns) == 1 else rows[:, number])[...] = cell
-        start += len(table)
     assert out is not None  # there is at least one row
     if out.dtype == np.float32 and not np.isfinite(out).all():
         finite = np.isfinite(out).reshape(len(out), -1)
         row, number = divmod(int(np.argmin(finite)), finite.shape[1])
         column = columns[number * len(columns) // finite.shape[1]]
-        file = f", of {data[FILE][row]}" if FILE in data.column_names else ""
+        file = f", of {data.columns[FILE][row]}" if FILE in data.columns else ""
         site = source.client == "sites.client" and not shape
         tables = ", choose task=tabular with sites.columns, which fills them" * site
         remedy = f"fill or drop them{tables}"
@@ -141,15 +135,19 @@ def read_numbers(
     return _as_planes(out, columns, source, shape, channels)
 
 
-def targets_of(data: Any, source: Source, label: str) -> npt.NDArray[np.float64]:
+def targets_of(data: Frame, source: Source, label: str) -> npt.NDArray[np.float64]:
     """Return the numbers to predict (N, targets) in a column ("": detected by name),
     one or an array a sample. Raises ``UserError``.
     """
-    name = label_column(data.features, source, label)
+    name = label_column(data, source, label)
     setting = f"data.label = {name!r} of {source}"
-    if depths_of(data)[name] is None:
+    column = data.columns[name]
+    if is_text(column.type) and (found := as_numbers(data[name], name, source, data.commas)):
+        values = found[0]
+    elif depths_of(data)[name] is None:
         raise UserError(no_target(setting, _kind(data, name)))
-    values = _values(data.select_columns([name]).with_format("arrow")[:][name], name, source, 0)
+    else:
+        values = _values(column, name, source, 0)
     out = values.astype(np.float64).reshape(len(values), -1)
     check_targets(out, setting, source.first_row)
     return out
@@ -181,15 +179,14 @@ def _as_planes(
     return np.ascontiguousarray(out)
 
 
-def _values(column: Any, name: str, source: Source, start: int) -> npt.NDArray[Any]:
+def _values(column: pa.ChunkedArray, name: str, source: Source, start: int) -> npt.NDArray[Any]:
     """Return one batch of a column as (n, ...). Raises ``UserError`` for missing cells
     and ragged lists.
     """
-    chunk = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    chunk = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
+    chunk = column.combine_chunks()
     shape, per_row = [len(chunk)], 1
     while True:
-        if chunk.null_count and (shape[1:] or _is_list(chunk.type)):
+        if chunk.null_count and (shape[1:] or is_list(chunk.type)):
             row = (
                 start
                 + int(np.flatnonzero(pc.is_null(chunk).to_numpy(zero_copy_only=False))[0])
@@ -199,7 +196,7 @@ def _values(column: Any, name: str, source: Source, start: int) -> npt.NDArray[A
                 f"column {name!r}: row {row} of {source} has no value in it, or misses one in its "
                 "list: fill or drop it"
             )
-        if not _is_list(chunk.type):
+        if not is_list(chunk.type):
             break
         if pa.types.is_fixed_size_list(chunk.type):
             size = chunk.type.list_size
@@ -227,17 +224,9 @@ def _ragged(
     )
 
 
-def _is_list(kind: Any) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
-def _kind(data: Any, name: str) -> str:
-    if is_class(data.features[name]):
-        return "classes"
-    kind = data.data.schema.field(name).type
-    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind)
+def _kind(data: Frame, name: str) -> str:
+    kind = data.columns[name].type
+    return "classes" if name in data.classes else "text" if is_text(kind) else str(kind)
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -22,7 +22,7 @@ from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.families.ensemble_data import Histogram
 from fedapps.data.columns import check_columns
 from fedapps.data.source import GENERATED, Source
-from fedapps.data.sources import load_quietly
+from fedapps.data.sources import open_split
 from fedapps.errors import UserError, reason
 
 UNKNOWN = "<unk>"
@@ -141,13 +141,13 @@ def read_rows(source: str, split: str, role: str, text: str, table: str) -> list
             "datasets.load_dataset reads, or 'generated'"
         )
     try:
-        data = load_quietly(str(folder.resolve()), split)
-    except Exception as error:  # the library raises exceptions of many types
+        data = open_split(Source(str(folder.resolve()), split))
+    except UserError as error:
         raise UserError(
             f"data.source = {source!r}: split {split!r} cannot be read ({reason(error)}): it "
             "needs train and test"
         ) from error
     columns = {f"{table}.role": role, f"{table}.text": text}
     check_columns(data, Source(source, split), columns)
-    pairs = zip(data[role][:], data[text][:], strict=True)
+    pairs = zip(data[role], data[text], strict=True)
     return [(str(name), str(line)) for name, line in pairs if name is not None and line is not None]

@@ -47,7 +47,7 @@ def samples_of(columns: Columns, options: DataOptions, category: str, label: str
     wanted = matching(free, options.features, source) if options.features else free
     wanted = [name for name in wanted if name not in options.told_apart]
     named = names_in(options.categorical) or (category,)
-    x, found = encode({name: columns[name] for name in wanted}, named, source)
+    x, found = encode(((name, columns[name]) for name in wanted), named, source)
     names, owner = np.unique(columns["client"], return_inverse=True)
     binary = outcome.dtype.kind == "i"
     samples = Samples(

@@ -2,9 +2,7 @@
 a hub set (``fedapps.data.sources``).
 """
 
-import io
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +12,13 @@ from fedapps.algorithms.common.options import names_in
 from fedapps.data.cache import Entry
 from fedapps.data.columns import (
     check_columns,
-    column_of,
     groups_of,
     label_column,
     labels_of,
+    numbered,
     parts_of,
-    with_names,
 )
+from fedapps.data.frame import Frame, left_out
 from fedapps.data.options import DataOptions, PublicOptions
 from fedapps.data.samples import Categorical, Columns, Samples
 from fedapps.data.source import TRAIN, Source
@@ -34,8 +32,6 @@ from fedapps.data.tables import (
 )
 from fedapps.errors import UserError
 
-# The `datasets` library is imported where it is used: it takes a second, which a worker
-# with a warm cache avoids.
 IMAGE_NAMES = ("image", "img", "images", "x")
 
 
@@ -69,6 +65,7 @@ def read_samples(
         parts=parts_in(arrays),
         numbers=Columns(**columns) if facts["numbers"] else None,
         targets=np.array(arrays["targets"]) if targets else None,
+        account=tuple(facts["account"]),
     )
 
 
@@ -110,9 +107,13 @@ def read_pixels(options: PublicOptions) -> npt.NDArray[np.uint8]:
     """
     source = Source(options.source, options.split, table="public")
 
-    def decode(data: Any, *_: Any) -> Entry:
+    def decode(data: Frame, *_: Any) -> Entry:
         check_columns(data, source, {"public.image": options.image})
-        return {"pixels": _pixels(data, source, options.image, options.resize)}, {}
+        column = _find_image(data, source, options.image)
+        from fedapps.data.pictures import read_pictures  # imported here: others do without
+
+        pixels, account = read_pictures(data, column, source, options.resize)
+        return {"pixels": pixels}, {"account": account}
 
     wanted = {"image": options.image, "label": "none", "resize": str(options.resize)}
     arrays, _ = cached(source, wanted, decode)
@@ -131,17 +132,16 @@ def read_named(
     source = replace(Source.of(options), test="", client="sites.client")
     read = replace(options, test="", natural_id=client, partition="iid")
 
-    def decode(data: Any, *_: Any) -> Entry:
+    def decode(data: Frame, *_: Any) -> Entry:
         named = {"data.image": options.image, "data.label": options.label, source.client: client}
         check_columns(data, source, named)
-        column = label_column(data.features, source, options.label)
-        values, place = np.unique(column_of(data, column), return_inverse=True)
-        names = with_names(data.features[column], values, missing=-1)
+        column = label_column(data, source, options.label)
+        names, place = numbered(data.by_name(), column)
         owner, owners = (
             groups_of(data, source, client) if client else (np.zeros(len(data), np.int64), [""])
         )
-        samples = _inputs(data, source, read)
-        arrays = {"x": samples, "labels": place.astype(np.int64), "owner": owner}
+        samples, *_ = _inputs(data, source, read)
+        arrays = {"x": samples, "labels": place, "owner": owner}
         return arrays, {"names": [str(name) for name in names], "owners": owners}
 
     arrays, facts = cached(source, _columns(read) | {"named": "2"}, decode)
@@ -176,15 +176,13 @@ def _digits(options: DataOptions) -> Samples:
 
 
 def _decode(
-    data: Any,
+    data: Frame,
     parts: npt.NDArray[np.int64],
     source: Source,
     options: DataOptions,
     targets: bool = False,
 ) -> Entry:
-    """Turn a `datasets.Dataset`, whose samples are of the splits ``parts`` (N,), into
-    arrays and facts.
-    """
+    """Turn samples, which are of the splits ``parts`` (N,), into arrays and facts."""
     table = is_table(data, source, options)
     if table:
         options = resolved(options, data.column_names, options.partition != "natural")
@@ -197,10 +195,11 @@ def _decode(
         for name in names_in(getattr(options, key)):
             check_columns(data, source, {f"data.{key}": name})
     arrays: dict[str, npt.NDArray[Any]] = {}
+    labels_wanted: tuple[str, ...] = (label,)
     if targets:
         from fedapps.data.arrays import targets_of  # imported here: no other set needs it
 
-        labels_wanted = labels_in(data.column_names, label) or ("",)
+        labels_wanted = labels_in(data.columns, label) or ("",)
         for name in labels_wanted:
             check_columns(data, source, {"data.label": name})
         arrays["targets"] = np.concatenate(
@@ -211,8 +210,13 @@ def _decode(
         labels, classes = labels_of(data, source, label)
     if table:
         samples, columns = features_of(data, source, options)
+        account: list[str] = []
     else:
-        samples, columns = _inputs(data, source, options), Columns()
+        samples, used, account = _inputs(data, source, options)
+        columns = Columns()
+        own = {label_column(data, source, name) for name in labels_wanted}
+        known = {*own, *used, *options.told_apart}
+        account += left_out((n for n in data.columns if n not in known), "columns of no sample")
     arrays |= {"x": samples, "labels": labels}
     names: list[str] = []
     if options.natural_id:
@@ -226,41 +230,45 @@ def _decode(
         "numbers": samples.dtype == np.float32,
         "classes": classes,
         "columns": asdict(columns),
+        "account": account,
     }
 
 
-def is_table(data: Any, source: Source, options: DataOptions) -> bool:
+def is_table(data: Frame, source: Source, options: DataOptions) -> bool:
     """Return whether samples are rows of plain numbers, texts and classes: not images,
     and not arrays or the channels of arrays.
     """
-    if options.image or options.shape or any(map(_is_image, data.features.values())):
+    if options.image or options.shape or data.images:
         return False
     from fedapps.data.arrays import depths_of  # imported here: other sets do without
 
-    depths, others = depths_of(data), options.told_apart
+    depths = depths_of(data)
+    others = {*options.told_apart, options.label, *ROW_NUMBERS}
     free = (
         matching(data.column_names, options.features, source)
         if options.features
-        else [name for name in depths if name not in (*others, options.label, *ROW_NUMBERS)]
+        else [name for name in depths if name not in others]
     )
-    plain = [name for name in free if not depths[name]]
-    pixels = all(getattr(data.features[name], "dtype", "") == "uint8" for name in plain)
-    return len(plain) == len(free) and not (pixels and plain)
+    return not any(depths[name] for name in free)
 
 
-def _inputs(data: Any, source: Source, options: DataOptions) -> npt.NDArray[Any]:
-    """Return the samples (N, C, H, W): the images of a set that has them, else its
-    arrays.
+def _inputs(
+    data: Frame, source: Source, options: DataOptions
+) -> tuple[npt.NDArray[Any], list[str], list[str]]:
+    """Return the samples (N, C, H, W), the images of a set that has them, else its
+    arrays, the columns that they are from, and what is to be said of them.
     """
-    if not options.features and (
-        options.image or any(_is_image(feature) for feature in data.features.values())
-    ):
+    if not options.features and (options.image or data.images):
         if options.shape:
             raise UserError(
                 f"data.shape = {options.shape!r}: is for arrays, but {source} holds images: leave "
                 f"it '' (or set {source.table}.resize)"
             )
-        return _pixels(data, source, options.image, options.resize)
+        column = _find_image(data, source, options.image)
+        from fedapps.data.pictures import read_pictures
+
+        samples, said = read_pictures(data, column, source, options.resize)
+        return samples, [column], said
     # imported here: no other set needs it
     from fedapps.data.arrays import number_columns, read_numbers
 
@@ -269,32 +277,24 @@ def _inputs(data: Any, source: Source, options: DataOptions) -> npt.NDArray[Any]
             f"data.resize = {options.resize}: is for images, but {source} holds arrays or numbers: "
             "leave it 0"
         )
-    others = (label_column(data.features, source, options.label), *options.told_apart)
+    others = (label_column(data, source, options.label), *options.told_apart)
     columns = number_columns(data, source, options.features, others)
-    return read_numbers(data, columns, source, options.axes, options.channels)
+    samples = read_numbers(data, columns, source, options.axes, options.channels)
+    return samples, columns, []
 
 
-def _is_image(feature: Any) -> bool:
-    import datasets
-
-    # In Parquet files written without the library's metadata, an image is a struct of
-    # bytes and path.
-    return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)
-
-
-def _find_image(features: Any, source: Source, name: str) -> str:
+def _find_image(data: Frame, source: Source, name: str) -> str:
     """Return the image column: the named one, else the only one, else the one with a
     common name.
     """
-    columns = ", ".join(features)
+    columns, images = ", ".join(data.columns), sorted(data.images)
     if name:
-        if not _is_image(features[name]):
+        if name not in images:
             raise UserError(
                 f"{source.table}.image = {name!r}: is not an image column; {source} has the "
                 f"columns {columns}; arrays and numbers are named by data.features"
             )
         return name
-    images = [column for column in features if _is_image(features[column])]
     if not images:
         raise UserError(f"{source.given}: holds no images; its columns are {columns}")
     usual = [column for column in IMAGE_NAMES if column in images]
@@ -304,68 +304,3 @@ def _find_image(features: Any, source: Source, name: str) -> str:
             f"{', '.join(images)}"
         )
     return images[0] if len(images) == 1 else usual[0]
-
-
-def _pixels(data: Any, source: Source, name: str, resize: int) -> npt.NDArray[np.uint8]:
-    """Decode the column ``name`` of encoded images, "" to detect it, to (N, C, H, W):
-    one channel if all are greyscale, else three.
-    """
-    import datasets
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    column = _find_image(data.features, source, name)
-    data = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    pixels: npt.NDArray[np.uint8] | None = None
-    row = 0
-    for table in data.with_format("arrow").iter(batch_size=1000):
-        for cell in table[column].to_pylist():
-            try:
-                content: bytes | None = cell["bytes"]
-                with Image.open(cell["path"] if content is None else io.BytesIO(content)) as opened:
-                    picture = (
-                        opened
-                        if opened.mode in ("L", "RGB")
-                        else opened.convert(_plain_mode(opened.mode))
-                    )
-                    if resize:
-                        picture = ImageOps.fit(picture, (resize, resize), Image.Resampling.BILINEAR)
-                    array = np.asarray(picture)
-            except Exception as error:  # corrupt files raise exceptions of many types
-                what = "it holds no image" if isinstance(error, UnidentifiedImageError) else error
-                raise UserError(
-                    f"{source.given}: {_called(row, cell, source)} cannot be decoded: {what}: "
-                    "mend or remove it"
-                ) from error
-            array = array[:, :, None] if array.ndim == 2 else array
-            if pixels is None:
-                pixels = np.empty((len(data), *array.shape), np.uint8)
-            if array.shape[:2] != pixels.shape[1:3]:
-                sizes = (
-                    f"{pixels.shape[1]} x {pixels.shape[2]} and {array.shape[0]} x {array.shape[1]}"
-                )
-                raise UserError(
-                    f"{source.given}: images differ in size ({sizes} in "
-                    f"{_called(row, cell, source)}): set {source.table}.resize"
-                )
-            if array.shape[2] > pixels.shape[3]:  # the first colour image after greyscale ones
-                pixels = np.repeat(pixels, 3, axis=3)
-            pixels[row] = array  # a greyscale image is broadcast to all three channels
-            row += 1
-    assert pixels is not None  # there is at least one row
-    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-
-
-def _called(row: int, cell: dict[str, Any], source: Source) -> str:
-    """Return how messages call an image: its number, and its file, unless it is a
-    site's: the server reads those messages.
-    """
-    path = "" if source.client == "sites.client" else cell["path"] or ""
-    file = "/".join(Path(path).parts[-3:])
-    return f"image {row}" + f" ({file})" * bool(file)
-
-
-def _plain_mode(mode: str) -> str:
-    """Return the PIL mode to convert to: greyscale for one-bit and greyscale-alpha
-    images, else colour.
-    """
-    return "L" if mode in ("1", "LA", "La") else "RGB"

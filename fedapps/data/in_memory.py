@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.data import cache
-from fedapps.data.local_files import arrow_array
-from fedapps.data.sources import quiet
+from fedapps.data.frame import check_names
 from fedapps.errors import UserError, reason
 
 #: Names of arrays, and the setting that each of them answers.
@@ -81,6 +80,8 @@ def _of_arrays(arrays: Mapping[str, Any]) -> Any:
     """Return arrays as an Arrow table, one row per sample. Raises ``UserError``."""
     import pyarrow as pa
 
+    from fedapps.data.local_files import arrow_array
+
     columns, length = {}, None
     for name, value in arrays.items():
         if not is_array(value):
@@ -92,8 +93,7 @@ def _of_arrays(arrays: Mapping[str, Any]) -> Any:
             if array.ndim:
                 columns[name] = arrow_array(array)
         except (pa.ArrowException, TypeError, ValueError, RuntimeError) as error:
-            kind = getattr(value, "dtype", type(value).__name__)
-            raise UserError(f"data: {name} holds {kind}: {reason(error)}") from None
+            raise UserError(f"data: {name} {reason(error)}") from None
         if not array.ndim:
             raise UserError(f"data: {name} is a single value: give one row per sample")
         length = length or (name, len(array))
@@ -117,13 +117,15 @@ def _of_frame(frame: Any) -> Any:
             "leave it out with reset_index(drop=True)"
         )
     names = [str(name) for name in frame.columns]
-    if doubled := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"data: several columns are called {doubled[0]!r}: rename them")
+    try:
+        check_names(names)
+    except ValueError as error:
+        raise UserError(f"data: {error}") from None
     columns = {}
     for name, (_, column) in zip(names, frame.items(), strict=True):
         try:
             values = pa.array(column, from_pandas=True)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"data: column {name!r}: {reason(error)}") from None
         columns[name] = (
             values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
@@ -137,26 +139,19 @@ def _folder() -> Path:
 
 def _written(table: Any, kind: str) -> str:
     """Write an Arrow table made of a ``kind``, unless it is there already; return its
-    folder.
+    path.
     """
-    import datasets
+    import pyarrow as pa
 
     try:
         _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=_folder(), prefix=".new-") as name, quiet():
+        with tempfile.TemporaryDirectory(dir=_folder(), prefix=".new-") as name:
             fresh = Path(name) / "data"
-            datasets.Dataset(table).save_to_disk(fresh)
-            digest = hashlib.sha256()
-            for part in sorted(fresh.glob("*.arrow")):
-                digest.update(part.read_bytes())
-            place = _folder() / f"{kind}-{digest.hexdigest()[:16]}"
-            try:
-                fresh.rename(place)
-            except OSError:
-                if not place.exists():  # otherwise it was written before
-                    raise
+            with pa.OSFile(str(fresh), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+                out.write_table(table)
+            with fresh.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+            place = fresh.replace(_folder() / f"{kind}-{digest}.arrow")
     except OSError as error:
         raise UserError(f"data: cannot be written to {_folder()}: {reason(error)}") from None
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise UserError(f"data: {reason(error)}") from None
     return str(place)

@@ -1,92 +1,329 @@
-"""Local files that `datasets.load_dataset` does not read by itself: NumPy's npz and
-npy, and single files.
+"""Local files as samples: which files of a folder are read, and by which reader.
 
-Of the arrays of a folder or file those belong to a split that are in a file or folder
-of its name (``train.npz``, ``train/x.npy``) or whose own names end in it (``x_train``),
-which is cut off. All have the samples as their first axis. Nothing is unpickled.
+All files of the kind that a folder has most of are read; each other one is named as
+left out. Files are of splits if all of them, or ``train`` and others, lie in folders
+or (tables) have names of splits, at one depth. Of the arrays of NumPy's files those
+belong to a split that are in a file or folder of its name (``train.npz``,
+``train/x.npy``) or whose own names end in it (``x_train``), which is cut off. Nothing
+is unpickled.
 """
 
+import csv
 import itertools
+import json
 import re
 import zipfile
 import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import parquet
 
-from fedapps.data.source import FILE, Source
-from fedapps.errors import UserError
+from fedapps.data.csv_files import read_csv
+from fedapps.data.frame import Frame, joined, left_out
+from fedapps.data.source import FILE, PART_NAMES, TEST, TRAIN, VALIDATION, Source
+from fedapps.errors import UserError, reason
 
-READERS = {
-    ".parquet": "parquet",
+ARRAYS, MEDIA = "arrays", ("image", "audio")
+#: The kinds of files by their endings; of those with as many files the first is read.
+KINDS = {
+    ".npz": ARRAYS,
+    ".npy": ARRAYS,
     ".csv": "csv",
     ".tsv": "csv",
+    ".parquet": "parquet",
     ".json": "json",
     ".jsonl": "json",
     ".arrow": "arrow",
+    **dict.fromkeys(
+        (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".pgm", ".ppm"), "image"
+    ),
+    ".wav": "audio",
+    ".txt": "text",
 }
+COMPRESSED = (".gz", ".bz2", ".zst")
+#: Values of json are nested at most so deeply.
+DEEPEST = 32
 
 
-def reader_of(path: Path, source: Source) -> str:
-    """Return the name of the `datasets` builder for a single file. Raises
+def kind_of(path: Path) -> str:
+    """Return the kind of a file; "" if there is no reader for it."""
+    endings = [ending.lower() for ending in path.suffixes]
+    if endings and endings[-1] in COMPRESSED:
+        kind = KINDS.get(endings[-2], "") if len(endings) > 1 else ""
+        return kind if kind in ("csv", "json") else ""
+    return KINDS.get(endings[-1], "") if endings else ""
+
+
+def client_of(path: Path) -> str:
+    """Return the name of the client that a file or folder is of."""
+    if path.is_dir():
+        return path.name
+    return Path(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
+
+
+def read_local(path: Path, source: Source) -> Frame:
+    """Return the samples of a split in a file, or in the files of a folder. Raises
     ``UserError``.
     """
-    if path.suffix not in READERS:
+    if path.is_file():
+        if (kind := kind_of(path)) in ("", *MEDIA, "text"):
+            tables = [ending for ending, kind in KINDS.items() if kind not in (*MEDIA, "text")]
+            raise UserError(
+                f"{source.setting} = '{path}': a file must be one of {', '.join(tables)}, else "
+                "name a folder"
+            )
+        files, said = [path], []
+        if kind != ARRAYS:
+            check_one_table(source)
+    else:
+        files, said = _of_folder(path, source)
+        kind = kind_of(files[0])
+    if kind == ARRAYS:
+        frame = _of_numpy(files, path, source)
+    elif kind in MEDIA:
+        frame = _media(files, path, kind)
+    else:
+        parts = [(file.name, _read(READERS[kind], file, source.setting)) for file in files]
+        frame = joined(parts, source.setting)
+    read = f"{path.name}: {len(frame)} rows" + f" in {len(files)} files" * path.is_dir()
+    return replace(frame, account=(read, *frame.account, *said))
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files below a folder, in the order of their paths as text."""
+    below = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    seen = [path for path in below if not any(part.startswith(".") for part in path.parts)]
+    return [folder / path for path in sorted(seen, key=Path.as_posix)]
+
+
+def check_one_table(source: Source) -> None:
+    """Raise ``UserError`` for another split or a configuration of a single table: it
+    would be read once more, as test samples that are also trained on.
+    """
+    for key, value in (
+        ("test", source.test),
+        ("validation-split", source.validation_split),
+        ("config", source.config),
+    ):
+        if value:
+            raise UserError(
+                f"{source.table}.{key} = {value!r}: {source} is a single table: name the column "
+                "with the part of each sample (data.part), or a folder with one file per split"
+            )
+
+
+def _of_folder(folder: Path, source: Source) -> tuple[list[Path], list[str]]:
+    """Return the files of a folder that are read, and what is said of the others."""
+    files = files_in(folder)
+    found = Counter(filter(None, map(kind_of, files)))
+    if not found:
         raise UserError(
-            f"{source.setting} = '{path}': a file must be one of "
-            f"{', '.join([*READERS, '.npz'])}, else name a folder"
+            f"{source.given}: cannot be read: {folder} holds no file of {', '.join(KINDS)}"
         )
-    return READERS[path.suffix]
-
-
-def separator(path: Path) -> str:
-    """Return what separates the columns of a csv: the sign that is most often in its
-    first line, outside of quotation marks.
-    """
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        names = re.sub(r'"[^"]*"', "", file.readline())
-    return max(",;\t|", key=names.count)
-
-
-def numpy_table(path: Path, source: Source) -> Any:
-    """Return a split of NumPy files as a `datasets.Dataset`; None if there are no such
-    files. Raises ``UserError``.
-    """
-    if path.is_file() and path.suffix != ".npz":
-        return None
-    files = [path] if path.is_file() else sorted({*path.rglob("*.npz"), *path.rglob("*.npy")})
-    if not files:
-        return None
-    import datasets
-    import pyarrow as pa
-
-    arrays, tables = _arrays(files, source), []
+    order = list(dict.fromkeys(KINDS.values()))
+    kind = max(found, key=lambda one: (one != "text", found[one], -order.index(one)))
+    mine = [file for file in files if kind_of(file) == kind]
+    rest = [file for file in files if kind_of(file) != kind]
+    said = left_out((str(file.relative_to(folder)) for file in rest), f"no {kind} files")
+    if kind == ARRAYS:  # their names say which are of the split
+        return mine, said
+    splits = _splits(mine, folder, kind in MEDIA)
+    if splits is None:
+        check_one_table(source)
+        if PART_NAMES.get(source.split) != TRAIN:
+            raise UserError(
+                f"{source.given_split}: {source} has no files of splits: leave it 'train', for all"
+            )
+        return mine, said
+    chosen: list[Path] = []
     for part in source.split.split("+"):
-        columns = _columns(arrays, path, part.strip(), source)
-        lengths = {name: len(array) for name, array in columns.items()}
+        name = PART_NAMES.get(part.strip(), part.strip())
+        if not (own := [f for f, split in zip(mine, splits, strict=True) if split == name]):
+            known = {NAMES.get(split, split) for split in splits if split is not None}
+            raise UserError(
+                f"{source.given_split}: {source} has {', '.join(sorted(map(str, known)))}"
+            )
+        chosen += own
+    others = (str(f.relative_to(folder)) for f in mine if f not in set(chosen))
+    return chosen, said + left_out(others, "not of this split")
+
+
+#: What the parts are called in messages.
+NAMES: dict[Any, str] = {part: name for name, part in reversed(PART_NAMES.items())}
+_SHARD = re.compile(r"(.+)-\d+-of-\d+")
+
+
+def _splits(files: Sequence[Path], folder: Path, by_folder: bool) -> list[Any] | None:
+    """Return the split of each file, None where it has none; None if they are not of
+    splits. ``by_folder``: names of files are not looked at.
+    """
+    paths = [
+        (*file.relative_to(folder).parent.parts, *(() if by_folder else (client_of(file),)))
+        for file in files
+    ]
+    for depth in range(max(map(len, paths))):
+        names = [path[depth].lower() if depth < len(path) else "" for path in paths]
+        shards = [_SHARD.fullmatch(name) for name in names]
+        exact = [
+            PART_NAMES.get(s[1], s[1]) if s else PART_NAMES.get(name)
+            for name, s in zip(names, shards, strict=True)
+        ]
+        words = [{PART_NAMES.get(w) for w in re.split("[^a-z]+", name)} - {None} for name in names]
+        loose = [next(iter(word)) if len(word) == 1 else None for word in words]
+        if {TRAIN, VALIDATION, TEST} & set(exact) and None not in exact:
+            return exact
+        if TRAIN in exact and len(set(exact) - {None}) > 1:
+            return exact
+        if None not in loose and len(set(loose)) > 1:
+            return loose
+    return None
+
+
+def _read(reader: Callable[[Path], Frame], file: Path, setting: str) -> Frame:
+    try:
+        frame = reader(file)
+    except UNREADABLE as error:
+        raise UserError(f"{setting}: {file} cannot be read: {reason(error)}") from error
+    return replace(frame, account=tuple(f"{file.name}: {line}" for line in frame.account))
+
+
+def _parquet(file: Path) -> Frame:
+    return Frame.of(parquet.ParquetFile(file).read())
+
+
+def _arrow(file: Path) -> Frame:
+    """Read either of the two formats of Arrow files."""
+    with pa.memory_map(str(file)) as mapped:
+        try:
+            return Frame.of(pa.ipc.open_file(mapped).read_all())
+        except pa.ArrowInvalid:
+            mapped.seek(0)
+            return Frame.of(pa.ipc.open_stream(mapped).read_all())
+
+
+def _lines(file: Path) -> Frame:
+    lines = file.read_text(encoding="utf-8-sig").splitlines()
+    return Frame.of(pa.table({"text": pa.array(lines, pa.string())}))
+
+
+def _json(file: Path) -> Frame:
+    """Read a list of rows, one row a line, or the list of each column by its name."""
+    with pa.input_stream(str(file)) as stream:
+        text = stream.read().decode("utf-8-sig")
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    if isinstance(rows, dict):
+        listed = rows and all(isinstance(cells, list) for cells in rows.values())
+        columns = rows if listed else {name: [cell] for name, cell in rows.items()}
+    elif isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+        names = dict.fromkeys(itertools.chain.from_iterable(rows))
+        columns = {name: [row.get(name) for row in rows] for name in names}
+    else:
+        raise ValueError("it holds no rows of named values")
+    arrays = {}
+    for name, cells in columns.items():
+        if _depth(cells) > DEEPEST:
+            raise ValueError(f"column {name!r} is nested more than {DEEPEST} times")
+        try:
+            arrays[name] = pa.array(cells, from_pandas=True)
+        except (pa.ArrowException, OverflowError) as error:
+            raise ValueError(f"column {name!r}: {reason(error)}") from None
+    return Frame.of(pa.table(arrays))
+
+
+def _depth(value: Any) -> int:
+    inside = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, inside), default=0) if isinstance(value, list | dict) else 0
+
+
+def _media(files: list[Path], folder: Path, kind: str) -> Frame:
+    """Return pictures or sounds, labelled by their folders unless they all lie in the
+    folder of all or of a split.
+    """
+    stored = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    cells = pa.array([{"bytes": None, "path": str(file)} for file in files], stored)
+    columns, places = {kind: pa.chunked_array([cells])}, {file.parent for file in files}
+    (first, *more) = places
+    if more or not (first == folder or first.name.lower() in PART_NAMES):
+        names = [None if file.parent == folder else file.parent.name for file in files]
+        columns["label"] = pa.chunked_array([pa.array(names, pa.string())])
+    return Frame(columns, images=frozenset({kind} - {"audio"}))
+
+
+#: Readers of tables in files of their own.
+READERS: dict[str, Callable[[Path], Frame]] = {
+    "csv": read_csv,
+    "parquet": _parquet,
+    "json": _json,
+    "arrow": _arrow,
+    "text": _lines,
+}
+#: What readers raise for a file that they cannot read.
+UNREADABLE = (
+    *(OSError, ValueError, EOFError, MemoryError, RecursionError, NotImplementedError),
+    *(TypeError, KeyError, csv.Error, zipfile.BadZipFile, zlib.error),
+)
+
+
+# NumPy's files
+
+
+def arrow_array(array: npt.NDArray[Any]) -> pa.Array:
+    """Return an array (N, ...) as Arrow, lists of fixed size for all axes but the
+    first; numbers are not copied. Raises ``TypeError`` for complex numbers, records and
+    objects.
+    """
+    kind = array.dtype
+    if kind.kind in "cVO":
+        raise TypeError(f"holds {kind}: give plain numbers or text")
+    if kind.kind == "S":
+        array = np.char.decode(array, "utf-8")
+    elif kind.kind == "f" and kind.itemsize not in (4, 8):
+        array = array.astype(np.float32 if kind.itemsize == 2 else np.float64)
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    out = pa.array(array.reshape(-1))
+    for length in array.shape[:0:-1]:
+        out = pa.FixedSizeListArray.from_arrays(out, length)
+    return out
+
+
+def _of_numpy(files: list[Path], path: Path, source: Source) -> Frame:
+    """Return the arrays of NumPy's files as columns. Raises ``UserError``."""
+    arrays, said = _arrays(files, source), []
+    parts: list[tuple[str, Frame]] = []
+    for split in source.split.split("+"):
+        columns = _columns(arrays, path, split.strip(), source)
+        lengths = {name: len(array) for name, array in columns.items() if array.ndim}
         if len(set(lengths.values())) > 1:
             shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise UserError(
                 f"{source.setting} = '{path}': its arrays differ in length ({shown}): one row a "
                 "sample is needed in each"
             )
-        tables.append(pa.table({name: arrow_array(array) for name, array in columns.items()}))
-    return datasets.Dataset(pa.concat_tables(tables))
-
-
-def arrow_array(array: npt.NDArray[Any]) -> Any:
-    """Return an array (N, ...) as Arrow, lists of fixed size for all axes but the
-    first; numbers are not copied.
-    """
-    import pyarrow as pa
-
-    out = pa.array(np.ascontiguousarray(array).reshape(-1))
-    for length in array.shape[:0:-1]:
-        out = pa.FixedSizeListArray.from_arrays(out, length)
-    return out
+        cells = {}
+        for name, array in columns.items():
+            if array.ndim:
+                try:
+                    cells[name] = arrow_array(array)
+                except (TypeError, ValueError, pa.ArrowException) as error:
+                    raise UserError(
+                        f"{source.setting} = '{path}': array {name!r} {reason(error)}"
+                    ) from error
+        parts.append((f"split {split!r}", Frame.of(pa.table(cells))))
+        said = left_out((name for name in columns if name not in cells), "no rows")
+    frame = joined(parts, source.setting)
+    return replace(frame, account=tuple(said))
 
 
 def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArray[Any]]]:
@@ -95,32 +332,19 @@ def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArr
     """
     out: dict[str, tuple[str, npt.NDArray[Any]]] = {}
     for file in files:
+        single = file.suffix.lower() == ".npy"
         try:
             if not file.is_file():  # reading a pipe would wait for a writer
                 raise ValueError("it is not a regular file")
-            opened: Any = np.load(
-                file, allow_pickle=False, mmap_mode="r" if file.suffix == ".npy" else None
-            )
-            members = (
-                {file.stem: opened}
-                if file.suffix == ".npy"
-                else {name: opened[name] for name in opened.files}
-            )
-        except (
-            OSError,
-            ValueError,
-            EOFError,
-            MemoryError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:
+            opened: Any = np.load(file, allow_pickle=False, mmap_mode="r" if single else None)
+            members = {file.stem: opened} if single else {n: opened[n] for n in opened.files}
+        except UNREADABLE as error:
             raise UserError(
-                f"{source.setting} = '{file}': cannot be read, it must hold plain arrays ({error})"
+                f"{source.setting} = '{file}': cannot be read, it must hold plain arrays "
+                f"({reason(error)})"
             ) from error
-        for name, array in members.items():
-            place = file.parent.name if file.suffix == ".npy" else file.stem
-            if array.ndim:
-                out[f"{place}/{name}"] = (name, array)
+        place = file.parent.name if single else file.stem
+        out |= {f"{place}/{name}": (name, array) for name, array in members.items()}
     return out
 
 
@@ -138,9 +362,9 @@ def _columns(
             own[name[: -len(ending)]] = array
     if own:
         return own
-    if split == "train" and len({key.split("/")[0] for key in arrays}) == 1:
-        return dict(arrays.values())
     places = {key.split("/")[0] for key in arrays}
+    if split == "train" and len(places) == 1:
+        return dict(arrays.values())
     hint = f" (a file per client: {source.client}={FILE})" * (len(places) > 1)
     raise UserError(
         f"{replace(source, split=split).given_split}: no array of '{path}' is of this split: "

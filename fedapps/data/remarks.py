@@ -2,6 +2,7 @@
 way, filled, left out, or looks like a mistake.
 """
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
-from fedapps.data.client_files import looks_by_client, without_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns, Samples
-from fedapps.data.source import FILE
+from fedapps.data.source import FILE, PART_NAMES
+from fedapps.data.tables import some
 
 #: More whole numbers than this are rarely meant as classes.
 FEW = 20
@@ -33,46 +34,54 @@ def _gaps(x: npt.NDArray[Any], columns: Columns) -> list[str]:
     return [f"data.features: missing values are filled with means and shares: {shown}"]
 
 
-def _alike(classes: Sequence[str]) -> list[str]:
-    """Return a line for classes whose names differ in case or blanks only."""
-    names: dict[str, list[str]] = {}
-    for name in classes:
-        names.setdefault(name.strip().casefold(), []).append(name)
+def _alike(setting: str, names: Sequence[str], what: str) -> list[str]:
+    """Return a line for names that differ in case or blanks only."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(" ".join(name.split()).casefold(), []).append(name)
     return [
-        f"data.label: {' and '.join(map(repr, same))} are different classes: write them alike if "
+        f"{setting}: {' and '.join(map(repr, same))} are different {what}: write them alike if "
         "they are one"
-        for same in names.values()
+        for same in alike.values()
         if len(same) > 1
     ]
+
+
+def looks_by_client(folder: Path) -> bool:
+    """Return whether the folders in a folder look like one per client: two hold folders
+    of the same names, the classes.
+    """
+    classes = [
+        {one.name for one in entry.iterdir() if one.is_dir()}
+        for entry in folder.iterdir()
+        if entry.is_dir() and entry.name.lower() not in PART_NAMES
+    ]
+    return any(one and one == other for one, other in itertools.combinations(classes, 2))
 
 
 def remarks_on(samples: Samples, options: DataOptions) -> list[str]:
     """Return a line for each thing that a user should know of the samples and the
     clients: what and who is left out.
     """
-    lines = []
+    lines = [f"data.source: {line}" for line in samples.account]
     if columns := samples.numbers:
         for names, text in (
             (columns.left_out, "left out (neither numbers nor categories)"),
             (columns.categories, "read as categories"),
-            (columns.commas, "read as numbers with a decimal comma"),
         ):
             if names:
-                lines.append(f"data.features: {', '.join(names)}: {text}")
+                lines.append(f"data.features: {some(names)}: {text}")
+        lines += [f"data.features: {line}" for line in columns.written]
         lines += _gaps(samples.x, columns)
         if len(samples.classes) > FEW and all(map(str.isdecimal, samples.classes)):
             lines.append(
                 f"data.label: its {len(samples.classes)} whole numbers are classes here: to "
                 "predict the number choose task=regression"
             )
-    lines += _alike(samples.classes)
+    lines += _alike("data.label", samples.classes, "classes")
     path = Path(options.source).expanduser()
     folder = path if options.source != "digits" and path.is_dir() else None
-    if folder and options.natural_id == FILE:
-        if empty := without_samples(folder, options.split):
-            shown = ", ".join(empty)
-            lines.append(f"data.natural-id = {FILE!r}: left out, without a file: {shown}")
-    elif folder and samples.clients is None and looks_by_client(folder):
+    if folder and samples.clients is None and looks_by_client(folder):
         lines.append(
             f"data.natural-id: {folder.name} looks like one folder per client: choose "
             f"{FILE} to have these in place of random ones"
@@ -84,6 +93,7 @@ def remarks_on(samples: Samples, options: DataOptions) -> list[str]:
                 "these in place of random ones"
             )
         return lines
+    lines += _alike("data.natural-id", samples.clients.names, "clients")
     counts = np.bincount(samples.clients.codes[samples.dealt], minlength=len(samples.clients.names))
     gone = names_in(options.drop_clients)
     small = [

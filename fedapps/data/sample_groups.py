@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.data.cache import Entry
-from fedapps.data.columns import check_columns, check_plain, groups_of, with_names
+from fedapps.data.columns import check_columns, check_plain, groups_of
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Categorical, Samples
 from fedapps.data.source import Source
@@ -92,8 +92,7 @@ def with_groups(samples: Samples, options: DataOptions) -> Samples:
     def decode(data: Any, *_: Any) -> Entry:
         check_columns(data, source, {"data.group": grouping.column})
         check_plain(data, "data.group", grouping.column)
-        values = with_names(data.features[grouping.column], data[grouping.column][:])
-        groups = grouping.number(values)
+        groups = grouping.number(data[grouping.column])
         return {"group": groups.codes}, {"names": list(groups.names)}
 
     wanted = {"group": grouping.column, "group-edges": options.group_edges}

@@ -33,7 +33,7 @@ class Categorical:
 class Columns:
     """The columns of a table; () for arrays. ``used``: the features; ``left_out``:
     columns that hold neither numbers nor categories; ``categories``: columns whose
-    values are features; ``commas``: numbers that were written with a decimal comma;
+    values are features; ``written``: what is to be said of columns of numbers;
     ``scaled`` (F,): which features are numbers. ``known``: those of a preset.
 
     ``client``: the column that names the clients, "" if there is none; ``suggested``:
@@ -43,7 +43,7 @@ class Columns:
     used: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
-    commas: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
     scaled: tuple[bool, ...] = ()
     known: bool = False
     client: str = ""
@@ -63,7 +63,8 @@ class Samples:
     for measures by group; ``persons``: whose rows stay together. ``parts`` (N,): TRAIN,
     VALIDATION or TEST; None: the data do not say. ``by`` (N,): the values that a
     partitioner goes by, if these are not the labels. ``targets`` (N, targets): the
-    numbers to predict, where there are no classes; all labels are then 0.
+    numbers to predict, where there are no classes; all labels are then 0. ``account``:
+    what was read and what was left out and why, a line each.
     """
 
     x: npt.NDArray[Any]
@@ -77,6 +78,7 @@ class Samples:
     numbers: Columns | None = None
     by: npt.NDArray[Any] | None = None
     targets: npt.NDArray[np.float64] | None = None
+    account: tuple[str, ...] = ()
 
     def take(self, rows: npt.NDArray[Any]) -> "Samples":
         """Return the samples with these numbers, or where a mask is true."""

@@ -1,5 +1,6 @@
 """A source of samples, and the settings that name it."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +10,22 @@ from fedapps.errors import UserError
 
 #: Endings of files, which no hub set's name has: one that is not there is not looked
 #: for elsewhere.
-ENDINGS = (".csv", ".tsv", ".parquet", ".arrow", ".json", ".jsonl", ".npz", ".npy", ".txt", ".zip")
+ENDINGS = (
+    *(".csv", ".tsv", ".parquet", ".arrow", ".json", ".jsonl", ".npz", ".npy", ".txt", ".zip"),
+    *(".gz", ".bz2", ".zst", ".xlsx"),
+)
 #: Stands for a column: names a sample's file.
 FILE = "@file"
 #: A set that the task generates.
 GENERATED = "generated"
 #: The parts of a set: samples to train on, to validate with, to be scored on.
 TRAIN, VALIDATION, TEST = range(3)
+#: What people call them.
+PART_NAMES = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), TEST),
+}
 
 
 def is_local(source: str) -> bool:
@@ -25,7 +35,7 @@ def is_local(source: str) -> bool:
     return (
         source.startswith(("/", "./", "../", "~"))
         or source in (".", "..")
-        or source.endswith(ENDINGS)
+        or source.lower().endswith(ENDINGS)
         or Path(source).exists()
     )
 
@@ -80,7 +90,7 @@ class Source:
         """The number of the first row as the file counts: of a csv the header is row
         1.
         """
-        return 2 if self.name.lower().endswith((".csv", ".tsv")) else 0
+        return 2 if re.search(r"\.[ct]sv(\.\w+)?$", self.name.lower()) else 0
 
     def local_path(self) -> Path | None:
         """Return the folder or file; None for a hub name. Raises ``UserError`` if it
@@ -92,7 +102,7 @@ class Source:
             )
         path = Path(self.name).expanduser().resolve() if is_local(self.name) else None
         if path is not None and not path.exists():
-            what = "file" if self.name.endswith(ENDINGS) else "folder"
+            what = "file" if self.name.lower().endswith(ENDINGS) else "folder"
             beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
             hint = nearest(path.name, beside).strip()
             raise UserError(f"{self.given}: there is no such {what}{f': {hint}' if hint else ''}")

@@ -15,15 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapps.algorithms.common.checks import nearest
 from fedapps.data import cache
-from fedapps.data.client_files import one_by_one
-from fedapps.data.local_files import numpy_table, reader_of, separator
+from fedapps.data.frame import Frame, joined
 from fedapps.data.source import FILE, TEST, TRAIN, VALIDATION, Source
 from fedapps.errors import UserError, reason
 
@@ -35,10 +32,10 @@ HUB_SECONDS = 8.0
 def cached(
     source: Source,
     wanted: dict[str, str],
-    decode: Callable[[Any, npt.NDArray[np.int64]], cache.Entry],
+    decode: Callable[[Frame, npt.NDArray[np.int64]], cache.Entry],
 ) -> cache.Entry:
-    """Return the arrays and facts that ``decode`` makes of a source (a
-    `datasets.Dataset`), from the cache if they are there.
+    """Return the arrays and facts that ``decode`` makes of a source, from the cache if
+    they are there; ``account`` among the facts says what was read.
 
     ``wanted``: everything else the arrays depend on. The further splits of the source
     are appended to the first: ``decode`` also gets the part (N,) of each sample, TRAIN,
@@ -53,56 +50,35 @@ def cached(
     if kept is None:
         by_file = FILE in wanted.values()
         data = open_split(source, by_file)
-        parts = np.full(len(data), TRAIN)
+        parts, frames = np.full(len(data), TRAIN), [(f"the split {source.split!r}", data)]
         for setting, name, part in (
             ("data.test", source.test, TEST),
             ("data.validation-split", source.validation_split, VALIDATION),
         ):
             if name:
-                other = replace(source, split=name, split_setting=setting)
-                more = open_split(other, by_file)
-                data = _joined(data, more, source, other)
+                more = open_split(replace(source, split=name, split_setting=setting), by_file)
+                frames.append((f"the split {name!r}", more))
                 parts = np.append(parts, np.full(len(more), part))
+        data = joined(frames, source.given)
         arrays, facts = decode(data, parts)
+        facts["account"] = [*data.account, *facts.get("account", ())]
         kept = cache.save(key, arrays, facts) or (arrays, facts)
     return kept
 
 
-def open_split(source: Source, by_file: bool = False) -> Any:
-    """Return the split of a source as a `datasets.Dataset`. Raises UserError if it
-    cannot be loaded.
+def open_split(source: Source, by_file: bool = False) -> Frame:
+    """Return the samples in the split of a source. Raises UserError if it cannot be
+    loaded.
 
     ``by_file``: with a column ``@file`` that names each sample's file in a local
     folder.
     """
     path = source.local_path()
     if by_file:
-        if path is None or not path.is_dir():
-            near = nearest(source.name, [one.name for one in Path().iterdir()]).strip()
-            hint = f": {near}" * (bool(near) and path is None)
-            raise UserError(
-                f"{source.client} = {FILE!r}: {source.given} is not a folder with one file per "
-                f"client{hint}"
-            )
-        return one_by_one(path, source, _from_path)
-    return _from_hub(source) if path is None else _from_path(path, source)
+        from fedapps.data.client_files import one_by_one
 
-
-def _joined(data: Any, more: Any, source: Source, other: Source) -> Any:
-    import datasets
-
-    if differing := set(data.column_names) ^ set(more.column_names):
-        raise UserError(
-            f"{other.given_split}: column {min(differing)!r} of {source} is in only one of "
-            f"the splits {source.split!r} and {other.split!r}: give both the same"
-        )
-    try:
-        return datasets.concatenate_datasets([data, more])
-    except (ValueError, TypeError) as error:
-        raise UserError(
-            f"{other.given_split}: its columns have other types than those of "
-            f"{source.split!r}: {reason(error)}"
-        ) from error
+        return one_by_one(path, source, from_path)
+    return _from_hub(source) if path is None else from_path(path, source)
 
 
 def digits_table() -> npt.NDArray[np.float64]:
@@ -119,65 +95,34 @@ def digits_table() -> npt.NDArray[np.float64]:
     return np.loadtxt(path, delimiter=",")
 
 
-def _from_path(path: Path, source: Source) -> Any:
-    """Load a split from a file, from files of one kind in a folder, or from what
-    `save_to_disk` wrote.
+def from_path(path: Path, source: Source) -> Frame:
+    """Return a split of local files, of what `save_to_disk` wrote, or of the copy of a
+    hub set whose card says which files are which split.
     """
+    from fedapps.data.local_files import check_one_table, read_local
+
+    card = path / "README.md"
+    carded = card.is_file() and "configs:" in card.read_text(errors="replace")
+    saved = path / "dataset_dict.json", path / "state.json"
+    if not (carded or any(one.exists() for one in saved)):
+        return read_local(path, source)
     import datasets
 
-    split = source.split
     try:
-        if (path / "dataset_dict.json").exists():
-            parts = datasets.load_from_disk(str(path))
-            if split not in parts:
-                raise UserError(f"{source.given_split}: {source} has {', '.join(parts)}")
-            return parts[split]
-        if (path / "state.json").exists():
-            _check_one_table(source)
-            return datasets.load_from_disk(str(path))
-        table = numpy_table(path, source)
-        if table is not None:
-            return table
-        if path.is_file():
-            _check_one_table(source)
-            kind = reader_of(path, source)
-            more = {"sep": separator(path)} if kind == "csv" else {}
-            return load_quietly(kind, split, data_files={split: str(path)}, **more)
-        return load_quietly(str(path), _renamed(path, split), source.config)
+        if carded:
+            return load_quietly(str(path), source.split, source.config)
+        found = datasets.load_from_disk(str(path))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise _unreadable(source, error) from error
+    if isinstance(found, datasets.DatasetDict):
+        if source.split not in found:
+            raise UserError(f"{source.given_split}: {source} has {', '.join(found)}")
+        return Frame.of_dataset(found[source.split])
+    check_one_table(source)
+    return Frame.of_dataset(found)
 
 
-def _check_one_table(source: Source) -> None:
-    """Raise ``UserError`` for another split or a configuration of a single table: it
-    would be read once more, as test samples that are also trained on.
-    """
-    for key, value in (
-        ("test", source.test),
-        ("validation-split", source.validation_split),
-        ("config", source.config),
-    ):
-        if value:
-            raise UserError(
-                f"{source.table}.{key} = {value!r}: {source} is a single table: name the column "
-                "with the part of each sample (data.part), or a folder with one file per split"
-            )
-
-
-def _renamed(path: Path, split: str) -> str:
-    """Return the name by which the library knows a split of a folder: files called
-    valid, val or dev are its ``validation``.
-
-    Unless a README.md says which files are which split, as in a copy of a hub set with
-    its card.
-    """
-    card = path / "README.md"
-    if card.is_file() and "configs:" in card.read_text(errors="replace"):
-        return split
-    return re.sub(r"\b(valid|val|dev)\b", "validation", split)
-
-
-def _from_hub(source: Source) -> Any:
+def _from_hub(source: Source) -> Frame:
     """Load a split of a hub data set: from the library's own cache if it is there, else
     from the hub.
     """
@@ -218,12 +163,12 @@ def quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def load_quietly(path: str, split: str, config: str = "", **more: Any) -> Any:
-    """Call `datasets.load_dataset` without its progress bars."""
+def load_quietly(path: str, split: str, config: str) -> Frame:
+    """Return what `datasets.load_dataset` reads, without its progress bars."""
     import datasets
 
     with quiet():
-        return datasets.load_dataset(path, config or None, split=split, **more)
+        return Frame.of_dataset(datasets.load_dataset(path, config or None, split=split))
 
 
 def _ask_hub(source: Source) -> None:
@@ -268,11 +213,4 @@ def _unreadable(source: Source, error: Exception) -> UserError:
             f"{names.group()[1:-1] if names else 'them'}"
         )
     cause = error.__cause__ or error  # the library's own error says nothing
-    if isinstance(cause, UnicodeDecodeError):
-        return UserError(f"{source.given}: is no UTF-8: save it as that ({reason(cause)})")
-    if "corresponds to no data" in str(error) or type(cause).__name__ in (
-        "EmptyDataError",
-        "StopIteration",
-    ):
-        return UserError(f"{source.given}, {source.given_split}: has no rows")
     return UserError(f"{source.given}, {source.given_split}: cannot be read: {reason(cause)}")

@@ -3,58 +3,47 @@ targets. Messages tell the type of a value, never a sample's value: of a site's 
 table the server reads them.
 """
 
-import csv
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.data.local_files import separator
+from fedapps.data.frame import is_text
 from fedapps.data.source import Source
 from fedapps.data.sources import open_split
+from fedapps.data.written_numbers import as_numbers
 from fedapps.errors import UserError
+from fedapps.notes import logger
 
 Floats = NDArray[np.float64]
-#: What stands for no value in a csv, as pandas reads it.
-MISSING = frozenset(
-    [
-        *("", "NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None", "<NA>"),
-        *("#N/A", "#NA", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
-    ]
-)
 #: The cells of a column; a list, or an array of pandas.
 Column = Sequence[Any] | NDArray[Any]
 
 
 def read_columns(source: str, split: str, by_file: bool = False) -> dict[str, list[Any]]:
-    """Return the columns of a site's CSV file (empty cells as None, numbers as floats)
-    or of a folder that ``datasets`` reads.
+    """Return the columns of a site's table: a file or folder, read as any other.
 
     ``by_file``: with a column ``@file``, of a folder with a file of each client.
     """
-    path = Path(source)
-    if by_file or not path.is_file():
-        table = open_split(Source(source, split, client="sites.client"), by_file)
-        return {name: list(table[name][:]) for name in table.column_names}
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file, delimiter=separator(path)))
-    if not rows:
+    given = Source(source, split, client="sites.client")
+    table = open_split(given, by_file)
+    if not len(table):
         raise UserError(f"{source}: no rows below the line of column names")
-    if any(None in row or None in row.values() for row in rows):
-        raise UserError(f"{source}: not every row has as many cells as there are columns")
-    return {name: [_cell(row[name]) for row in rows] for name in rows[0]}
-
-
-def _cell(text: str) -> float | str | None:
-    if text.strip() in MISSING:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return text.strip()
+    columns = {name: table[name] for name in table.columns}
+    said = [*table.account]
+    for name, column in columns.items():
+        if is_text(table.columns[name].type):
+            columns[name] = [None if cell is None else cell.strip() or None for cell in column]
+            with suppress(UserError):  # columns that nobody asks for may be doubtful
+                if (found := as_numbers(column, name, given, table.commas)) and found[1]:
+                    columns[name] = [None if np.isnan(v) else v for v in found[0].tolist()]
+                    said.append(f"{name}: read as numbers {found[1]}")
+    for line in said:
+        logger.info("%s: %s", source, line)
+    return columns
 
 
 def word(value: Any) -> str:

@@ -11,7 +11,7 @@ site's own table.
 
 import fnmatch
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,16 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
-from fedapps.data.columns import is_class, label_column, with_names
+from fedapps.data.columns import label_column
+from fedapps.data.frame import Frame, is_number, is_text
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns
 from fedapps.data.source import Source
 from fedapps.data.table_columns import Floats, dummies, is_missing, ordered
+from fedapps.data.written_numbers import FEW_VALUES, as_numbers
 from fedapps.errors import UserError
 
-#: A text column with more values is no category; one with so few is, even if most are
-#: numbers.
-MAX_LEVELS, FEW_VALUES = 100, 12
+#: A text column with more values is no category.
+MAX_LEVELS = 100
 # The column of row numbers that pandas writes by default.
 ROW_NUMBERS = ("__index_level_0__", "Unnamed: 0", "")
 #: What a column that names the clients is often called.
@@ -39,7 +40,9 @@ CLIENT_NAMES = (
 )
 #: A column of clients has at most this many values, and as many rows for each.
 MOST_CLIENTS, LEAST_ROWS = 1000, 5
-COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?|[+-]?\d+")
+#: What a column of numbers of rows or people is called, and what is said of it.
+NUMBER = re.compile(r"(?i:^|_|\b)(?:id|index|no|nr|row|number)$|[a-z]I[dD]$")
+ROW = "looks like the number of a row or a person, and is used as a feature: drop it (data.drop)"
 
 
 @dataclass(frozen=True)
@@ -122,14 +125,14 @@ def find_preset(columns: Collection[str], chosen: str) -> Preset | None:
     return None
 
 
-def suggested(data: Any, others: Collection[str]) -> str:
+def suggested(data: Frame, others: Collection[str]) -> str:
     """Return the column that most looks like the one of the clients, with its number of
     values; "" if none does.
     """
-    free = [name for name in data.column_names if name not in (*others, *ROW_NUMBERS)]
+    free = [name for name in data.columns if name not in {*others, *ROW_NUMBERS}]
     likely = [name for name in free if name.lower().removesuffix("_id") in names_in(CLIENT_NAMES)]
     for name in likely:
-        found = len(set(data[name][:]))
+        found = len(data.columns[name].unique())
         if 2 <= found <= min(MOST_CLIENTS, len(data) // LEAST_ROWS):
             return f"{name!r} ({found} values)"
     return ""
@@ -139,7 +142,7 @@ def matching(columns: Sequence[str], wanted: str, source: Source) -> list[str]:
     """Return the columns that names or patterns with commas between them stand for.
     Raises ``UserError``.
     """
-    chosen: list[str] = []
+    chosen: dict[str, None] = {}
     for pattern in names_in(wanted):
         matches = [pattern] if pattern in columns else fnmatch.filter(columns, pattern)
         if not matches:
@@ -147,8 +150,8 @@ def matching(columns: Sequence[str], wanted: str, source: Source) -> list[str]:
                 f"data.features = {wanted!r}: no column is {pattern!r}; {source} has the columns "
                 f"{some(columns)}"
             )
-        chosen += [name for name in matches if name not in chosen]
-    return chosen
+        chosen |= dict.fromkeys(matches)
+    return [*chosen]
 
 
 def some(names: Collection[str], most: int = 30) -> str:
@@ -158,13 +161,11 @@ def some(names: Collection[str], most: int = 30) -> str:
 
 
 def features_of(
-    data: Any, source: Source, options: DataOptions
+    data: Frame, source: Source, options: DataOptions
 ) -> tuple[npt.NDArray[np.float32], Columns]:
-    """Return the features (N, 1, 1, F) of a `datasets.Dataset`, and what they are.
-    Raises ``UserError``.
-    """
-    label = options.label or label_column(data.features, source, "")
-    labels = labels_in(data.column_names, label)
+    """Return the features (N, 1, 1, F), and what they are. Raises ``UserError``."""
+    label = options.label or label_column(data, source, "")
+    labels = labels_in(data.columns, label)
     others = {*labels, *options.told_apart}
     if options.features:
         chosen = matching(data.column_names, options.features, source)
@@ -175,58 +176,55 @@ def features_of(
                     "client or dropped: leave it out"
                 )
     else:
-        chosen = [n for n in data.column_names if n not in (*others, *ROW_NUMBERS)]
-    columns = {name: _values(data, name) for name in chosen}
+        chosen = [n for n in data.columns if n not in {*others, *ROW_NUMBERS}]
     named = names_in(options.categorical)
-    x, found = encode(columns, named, source, bool(options.features))
+    columns = ((name, _values(data, name)) for name in chosen)
+    x, found = encode(columns, named, source, bool(options.features), data.commas)
     hint = "" if options.natural_id else suggested(data, (*labels, *names_in(options.drop)))
     known = find_preset(data.column_names, options.preset) is not None
     return x, replace(found, known=known, client=options.natural_id, suggested=hint)
 
 
-def _values(data: Any, name: str) -> npt.NDArray[Any] | None:
+def _values(data: Frame, name: str) -> npt.NDArray[Any] | None:
     """Return a column: numbers as float64, NaN where one is missing, or texts as
     objects; None for anything else.
     """
-    import pyarrow as pa
-
-    feature = data.features[name]
-    if is_class(feature):
-        return np.array(with_names(feature, data[name][:]), object)
-    column = data.with_format("arrow")[:][name]
-    kind = column.type
-    if pa.types.is_null(kind):
+    column = data.columns[name]
+    kind = str(column.type)
+    if kind == "null":
         return np.full(len(column), np.nan)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        whole = column.cast(pa.int8()) if pa.types.is_boolean(kind) else column
-        return np.asarray(whole.cast(pa.float64(), safe=False).to_numpy(), np.float64)
-    if pa.types.is_decimal(kind):
-        return np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.array(column.to_pylist(), object)
+    if name in data.classes or is_text(column.type):
+        return np.array(data[name], object)
+    if is_number(column.type) or kind.startswith("decimal"):
+        whole = column.cast("int8") if kind == "bool" else column
+        return np.asarray(whole.cast("float64", safe=False).to_numpy(), np.float64)
     return None
 
 
 def encode(
-    columns: Mapping[str, npt.NDArray[Any] | None],
+    columns: Iterable[tuple[str, npt.NDArray[Any] | None]],
     categorical: Collection[str],
     source: Source,
     wanted: bool = False,
+    commas: bool = False,
 ) -> tuple[npt.NDArray[np.float32], Columns]:
     """Return features (N, 1, 1, F) and what they are, given columns of numbers, NaN
     where one is missing, or of texts; None stands for other things.
 
-    ``wanted``: the settings name the columns, so that none is left out.
+    ``wanted``: the settings name the columns, so that none is left out. ``commas``: the
+    file writes decimal commas.
     """
-    numeric: dict[str, Floats] = {}
+    numeric: dict[str, npt.NDArray[np.float32]] = {}
     levels: dict[str, Floats] = {}
-    left_out, commas, categories = [], [], []
-    for name, column in columns.items():
-        if column is not None and column.dtype.kind == "O" and name not in categorical:
-            column, comma = _parsed(column, name, source)
-            commas += [name] if comma else []
+    left_out, written, categories = [], [], []
+    for name, column in columns:
+        text = column is not None and column.dtype.kind == "O" and name not in categorical
+        if text and (found := as_numbers(column.tolist(), name, source, commas)):
+            column, how = found
+            written += [f"{name}: read as numbers {how}"] * bool(how)
         if column is not None and column.dtype.kind == "f" and name not in categorical:
-            numeric[name] = _finite(column, name, source)
+            numeric[name] = _finite(column, name, source).astype(np.float32)
+            written += [f"{name}: {ROW}"] * _counts_rows(column, name)
             continue
         different = (
             [] if column is None else ordered(v for v in column.tolist() if not is_missing(v))
@@ -249,14 +247,12 @@ def encode(
         levels |= _dummies(name, column, different)
     if not numeric and not levels:
         raise UserError(f"data.features: no column of {source} is left to learn from")
-    values = [*numeric.values(), *levels.values()]
-    with np.errstate(over="ignore"):
-        x = np.stack(values, 1).astype(np.float32)
-    return x[:, None, None, :], Columns(
+    values = [*numeric.values(), *(level.astype(np.float32) for level in levels.values())]
+    return np.stack(values, 1)[:, None, None, :], Columns(
         (*numeric, *levels),
         tuple(left_out),
         tuple(categories),
-        tuple(commas),
+        tuple(written),
         (True,) * len(numeric) + (False,) * len(levels),
     )
 
@@ -271,36 +267,16 @@ def _finite(column: Floats, name: str, source: Source) -> Floats:
     return column
 
 
-def _parsed(column: npt.NDArray[Any], name: str, source: Source) -> tuple[npt.NDArray[Any], bool]:
-    """Return a column of text as numbers if it holds some with a decimal comma. Raises
-    ``UserError`` if most but not all cells are numbers.
+def _counts_rows(column: Floats, name: str) -> bool:
+    """Return whether a column looks like the number of a row, or of a person: whole
+    numbers, all different, in order, one after the other, or called so.
     """
-    texts = [None if is_missing(value) else str(value).strip() for value in column.tolist()]
-    present = [text for text in texts if text]
-    plain = [text for text in present if _is_number(text)]
-    if not present or len(plain) < len(present) / 2:
-        return column, False
-    if len(plain) < len(present) and len(set(present)) <= FEW_VALUES:
-        return column, False  # 0, 1, 2, 3+
-    if len(plain) < len(present):
-        odd = next(row for row, text in enumerate(texts) if text and not _is_number(text))
-        raise UserError(
-            f"column {name!r}: {len(present) - len(plain)} of {len(texts)} rows hold text where "
-            f"the others hold numbers (first: row {odd + source.first_row} of {source}): mend "
-            "them, or name it in data.categorical or data.drop"
-        )
-    values = [float(text.replace(",", ".")) if text else np.nan for text in texts]
-    return np.array(values), any("," in text for text in present)
-
-
-def _is_number(text: str) -> bool:
-    if COMMA.fullmatch(text):
-        return True
-    try:
-        float(text)
-    except ValueError:
+    if len(column) < FEW_VALUES or not np.ptp(column) >= len(column) - 1:
+        return False  # also where one is missing
+    if (column != np.floor(column)).any():
         return False
-    return True
+    following = bool((np.diff(column) > 0).all()) or np.ptp(column) == len(column) - 1
+    return (following or bool(NUMBER.search(name))) and len(np.unique(column)) == len(column)
 
 
 def _dummies(name: str, column: npt.NDArray[Any], levels: list[Any]) -> dict[str, Floats]:

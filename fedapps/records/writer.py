@@ -34,6 +34,7 @@ from fedapps.errors import UserError
 from fedapps.formats import one_line
 from fedapps.records.best import Best
 from fedapps.records.confusion_writer import confusion_table
+from fedapps.records.data_record import NAME as DATA
 from fedapps.records.digest import FREE
 from fedapps.records.files import Files, csv_text, replace, write_text
 from fedapps.records.group_writer import SUMS, group_table
@@ -62,6 +63,7 @@ from fedapps.toml_text import Value, file_text, read_toml, to_toml
 # The files of a run. No other files in its folder are ever deleted.
 FILES = (
     "settings.toml",
+    DATA,
     "rounds.jsonl",
     "clients.csv",
     "groups.csv",

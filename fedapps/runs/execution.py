@@ -18,6 +18,7 @@ from fedapps.records.audit import FILE as AUDIT
 from fedapps.records.audit import AuditedGrid, AuditLog
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
+from fedapps.records.data_record import check_same_data, record_data
 from fedapps.records.digest import settings_digest
 from fedapps.records.image_grids import ImageGrids
 from fedapps.records.lock import WRITER, FolderLock, FolderLost
@@ -141,6 +142,10 @@ def _execute(
         task.grid if isinstance(task, HasCurves) else (),
     )
     checkpoints.record = recorder.files
+    if not done:
+        dealt = isinstance(task, SplitsSamples) and not settings.sites.own
+        account = task.remarks(settings.num_clients) if dealt else []
+        record_data(folder, settings.flat(), account)
     if settings.secure.on:
         grid = secured(grid, strategy, settings.secure, settings.bound)
     audited = AuditedGrid(grid, AuditLog(folder / AUDIT), **facts(settings))
@@ -330,6 +335,7 @@ def open_folder(
             )
         return 0, ArrayRecord()
     check_resumable(folder, settings.flat(), default_config(settings.flat()))
+    check_same_data(folder, settings.flat())
     done, arrays = checkpoints.load()
     checkpoints.check_origin(read_rounds(folder))
     return done, arrays

@@ -22,6 +22,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.errors import RunFailed, UserError
 from fedapps.formats import one_line
 from fedapps.notes import each_once, logger
+from fedapps.records.data_record import data_paths
 from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLost, holder_of
 from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.runs.assembly import Parts
@@ -34,7 +35,7 @@ from fedapps.runs.execution import (
     with_folder,
 )
 from fedapps.runs.inline_grid import inline_grid
-from fedapps.runs.prepare import assemble, data_paths, prepare_folder
+from fedapps.runs.prepare import assemble, prepare_folder
 from fedapps.runs.progress import Progress
 from fedapps.settings.settings import Settings
 from fedapps.surroundings import settle_caches

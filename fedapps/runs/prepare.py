@@ -19,6 +19,7 @@ from fedapps.errors import UserError
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.models.options import local_name
+from fedapps.records.data_record import check_same_data
 from fedapps.records.lock import LOCKS, WRITER, FolderLock
 from fedapps.records.writer import FILES, FOLDERS, check_resumable, set_status
 from fedapps.runs.assembly import (
@@ -209,6 +210,7 @@ def _prepare(settings: Settings, folder: Path, overwrite: bool) -> None:
     present = sorted(path.name for path in folder.iterdir() if path.name not in LOCKS)
     if settings.resume:
         check_resumable(folder, settings.flat(), default_config(settings.flat()))
+        check_same_data(folder, settings.flat())
         try:
             set_status(folder, "running")
         except OSError as error:
@@ -231,13 +233,3 @@ def _prepare(settings: Settings, folder: Path, overwrite: bool) -> None:
         (folder / name).unlink(missing_ok=True)
     for name in FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def data_paths(config: Mapping[str, Any]) -> list[Path]:
-    """Return the files and folders that a run reads its data from."""
-    values = [
-        value
-        for key, value in config.items()
-        if key.rpartition(".")[2] in ("source", "synthetic", "test", "library")
-    ]
-    return [Path(value) for value in values if isinstance(value, str) and value.startswith("/")]

@@ -97,7 +97,7 @@ class Words(DealtSamples):
 
 def _decode(split: Any, source: Source, options: WordsOptions, user: str) -> Entry:
     check_columns(split, source, {"words.text": options.text, "data.natural-id": user})
-    texts = [_words(text, options.text) for text in split[options.text][:]]
+    texts = [_words(text, options.text) for text in split[options.text]]
     numbers = vocabulary(texts, options.vocabulary)
     natural, names = (
         groups_of(split, source, user) if user else (np.zeros(len(texts), np.int64), [])

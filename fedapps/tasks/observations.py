@@ -110,10 +110,12 @@ def generated_ratings(options: MatrixCompletionOptions, seed: int) -> Observatio
 
 def read_ratings(options: MatrixCompletionOptions, source: Source) -> Observations:
     """Return the ratings of a table. Raises ``UserError`` if it is invalid."""
+    import pyarrow as pa
+
     table = open_split(source)
     names = {"user": options.user, "item": options.item, "rating": options.rating}
     check_columns(table, source, {f"matrix-completion.{key}": name for key, name in names.items()})
-    frame = table.select_columns(list(names.values())).to_pandas()
+    frame = pa.table({name: table.columns[name] for name in names.values()}).to_pandas()
     places, sizes = [], []
     for key, size, setting in (
         ("user", options.rows, "rows"),

@@ -15,7 +15,6 @@ Statistical Heterogeneity", dissertation, UNIST 2024, arXiv 2408.00050, Chapter 
 
 import io
 import wave
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, groups_of, labels_of
+from fedapps.data.frame import Frame
 from fedapps.data.images import categorical, parts_in
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
@@ -77,7 +77,7 @@ def read_sounds(data: DataOptions, options: SpeechOptions) -> Samples:
 
 
 def _decode(
-    split: Any, parts: NDArray[np.int64], data: DataOptions, options: SpeechOptions, speaker: str
+    split: Frame, parts: NDArray[np.int64], data: DataOptions, options: SpeechOptions, speaker: str
 ) -> Entry:
     source = Source.of(data)
     check_columns(
@@ -87,8 +87,8 @@ def _decode(
     )
     rows = np.arange(len(split))
     if speaker:
-        rows = np.flatnonzero([bool(name) or name == 0 for name in split[speaker][:]])
-        split = split.select(rows)
+        rows = np.flatnonzero([bool(name) or name == 0 for name in split[speaker]])
+        split = split.take(rows)
         if len(split) == 0:
             raise UserError(
                 f"data.natural-id = {speaker!r}: no sound of {source} has a speaker there: choose "
@@ -97,9 +97,9 @@ def _decode(
     labels, called = labels_of(split, source, data.label)
     values, labels = np.unique(labels, return_inverse=True)
     waves = np.zeros((len(split), 1, 1, options.length), np.int16)
-    for row, cell in enumerate(_cells(split, options.audio)):
+    for row, stored in enumerate(split.columns[options.audio]):
         try:
-            samples = waveform(cell)[: options.length]
+            samples = waveform(stored.as_py())[: options.length]
         except (ValueError, TypeError, KeyError, OSError, EOFError, wave.Error) as error:
             raise UserError(
                 f"speech.audio = {options.audio!r}: sound {row} of {source} cannot be read "
@@ -116,19 +116,6 @@ def _decode(
     if speaker:
         arrays["natural"], names = groups_of(split, source, speaker)
     return arrays, {"names": names, "classes": [called[value] for value in values]}
-
-
-def _cells(split: Any, column: str) -> Iterator[Any]:
-    """Yield the cells of a column as stored; decoding them would need further
-    packages.
-    """
-    import datasets
-
-    split = split.select_columns([column])
-    if isinstance(split.features[column], datasets.Audio):
-        split = split.cast_column(column, datasets.Audio(decode=False))
-    for table in split.with_format("arrow").iter(batch_size=1000):
-        yield from table[column].to_pylist()
 
 
 def waveform(cell: Any) -> NDArray[np.int16]:

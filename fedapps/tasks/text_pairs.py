@@ -80,7 +80,7 @@ class TextPairs(DealtSamples):
                 "wants two"
             )
         tokens, _ = tokenise(
-            self.folder, list(split[options.first]), list(split[options.second]), options.length
+            self.folder, split[options.first], split[options.second], options.length
         )
         doctors = groups_of(split, source, doctor) if doctor else None
         clients = Categorical(doctors[0], tuple(doctors[1])) if doctors else None

@@ -634,6 +634,8 @@ def test_wrong_settings_of_arrays():
 def test_a_csv_with_a_broken_line_is_one_line(tmp_path):
     with (tmp_path / "train.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["a", "label"], [1, 0], [1, 0, 3]])
-    with pytest.raises(UserError, match=r"^data.source = .*cannot be read: ") as caught:
+    with pytest.raises(
+        UserError, match=r"^data.source: .*cannot be read: row 3 has 3 cells"
+    ) as caught:
         read(tmp_path / "train.csv")
     assert "\n" not in str(caught.value)

@@ -300,9 +300,9 @@ def test_a_folder_per_clinic_is_suggested_and_an_empty_one_is_named(clinics, cap
         "these in place of random ones"
     ) in noted(capsys, *given, "num-clients=2")
     by_file = (*given, "data.natural-id=@file")
-    assert not any("without a file" in line for line in noted(capsys, *by_file))
+    assert not any("without samples" in line for line in noted(capsys, *by_file))
     (clinics / "d" / "x").mkdir(parents=True)
-    assert "note: data.natural-id = '@file': left out, without a file: d" in noted(capsys, *by_file)
+    assert "note: data.source: left out (without samples): d" in noted(capsys, *by_file)
     (clinics / "c" / "y").rename(clinics / "c" / "Y")
     assert (
         "note: data.label: 'Y' and 'y' are different classes: write them alike if they are one"
@@ -346,7 +346,9 @@ def test_arrays_of_a_site_that_do_not_fit_name_its_file(tmp_path, capsys, monkey
     missing = "data.natural-id = 'clinic': .*; @file stands for a sample's file or folder"
     assert re.search(missing, error_of(sites / "a.npz", "data.natural-id=clinic"))
     np.savez(sites / "b.npz", x=x[:, :3], y=y)
-    assert "'x' has 5 values a sample in a.npz, 3 in b.npz: cut or fill" in error_of(sites, by_file)
+    assert "'x' holds 5 numbers in a.npz, holds 3 numbers in b.npz: write" in error_of(
+        sites, by_file
+    )
     np.savez(sites / "b.npz", x=np.where(x == 7, np.nan, x), y=y)
     assert "(first: column 'x', row 9, of b)" in error_of(sites, by_file)
     (sites / "b.npz").write_bytes((sites / "a.npz").read_bytes()[:300])
@@ -366,7 +368,7 @@ def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
     )
     with pytest.raises(
         UserError,
-        match=r"^data.source: column 'x' holds values of different kinds: numbers in a, text in f: ",
+        match=r"^data.source: column 'x' holds numbers in a.csv, holds text in f.csv: ",
     ):
         load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
     pd.DataFrame({"x": [1], "label": [0]}).to_csv(tmp_path / "sites" / "f.csv", index=False)
@@ -384,7 +386,7 @@ def test_what_is_no_folder_of_files_is_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     given = ["data.partition=natural", "data.natural-id=@file"]
     assert main(["data", f"data.source={tmp_path / 'empty'}", *given]) == 2
-    assert "holds no file of a client: .parquet, .csv" in capsys.readouterr().err
+    assert "holds no file of a client: .npz, .npy" in capsys.readouterr().err
     source = written(tmp_path, rows())
     assert main(["data", f"data.source={source}", "data.validation-split=half", *given]) == 2
     assert "data.validation-split = 'half': no folder half lies beside" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""Csv files as people write them, also compressed: by blocks, with the type of a column
+decided by all of its cells. Raises ``ValueError`` with one line that shows no cell.
+"""
+
+import csv
+import io
+import re
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+
+from fedapps.data.frame import Frame, check_names
+from fedapps.data.written_numbers import has_decimal_commas, is_number, may_have_thousands
+
+#: What stands for no value, as pandas reads it.
+MISSING = (
+    *("", "NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None", "<NA>"),
+    *("#N/A", "#NA", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+)
+#: The line of names is within the first so many bytes.
+HEAD = 1 << 24
+NAMELESS = "its first line holds values: write the names of the columns there"
+
+
+def read_csv(path: Path) -> Frame:
+    """Return the columns of a file: whole numbers, floats, or text."""
+    with pa.input_stream(str(path)) as file:
+        head = file.read(HEAD)
+    encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+    text = head.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
+    body = text.lstrip("\r\n")
+    if not body:
+        raise ValueError("it has no rows")
+    first = re.sub(r'"[^"]*"', "", body.partition("\n")[0])
+    delimiter = max(",;\t|", key=first.count)
+    names = [name.strip() for name in next(csv.reader(io.StringIO(body, ""), delimiter=delimiter))]
+    counted = [[str(place + first) for place in range(len(names))] for first in (0, 1)]
+    if all(map(is_number, names)) and names not in counted:
+        raise ValueError(NAMELESS)
+    names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]  # as pandas does
+    check_names(names)
+    odd: list[Any] = []
+
+    def read(threads: bool) -> pa.Table:
+        return arrow_csv.read_csv(
+            str(path),
+            arrow_csv.ReadOptions(
+                use_threads=threads,
+                column_names=names,
+                skip_rows=len(re.findall(r"\r\n?|\n", text[: len(text) - len(body)])),
+                skip_rows_after_names=1,
+                encoding=encoding,
+            ),
+            arrow_csv.ParseOptions(
+                delimiter=delimiter,
+                newlines_in_values=True,
+                invalid_row_handler=lambda row: odd.append(row) or "skip",
+            ),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),
+                null_values=MISSING,
+                strings_can_be_null=True,
+            ),
+        )
+
+    try:
+        table = read(threads=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" in str(error):
+            raise ValueError("it is no UTF-8: save it as that") from None
+        if "straddl" in str(error):
+            raise ValueError("a quotation mark is not closed, or no line ends") from None
+        raise
+    if odd:
+        odd.clear()
+        read(threads=False)  # rows are numbered only then
+        raise ValueError(
+            f"row {odd[0].number} has {odd[0].actual_columns} cells, and there are "
+            f"{len(names)} columns: not every row has as many"
+        )
+    named = [name for name in names if not is_number(name)]
+    if len(named) < len(names) and all(name in table[name][:100].to_pylist() for name in named):
+        raise ValueError(NAMELESS)
+    return _typed(*_without_blanks(table), delimiter == ";")
+
+
+def _without_blanks(table: pa.Table) -> tuple[pa.Table, list[str]]:
+    """Return a table without the columns and rows that hold nothing but separators."""
+    said = []
+    unnamed = [n for n in table.column_names if n.startswith("Unnamed: ")]
+    table = table.drop_columns([n for n in unnamed if table[n].null_count == len(table)])
+    if len(table) and all(column.null_count for column in table.columns):
+        blank = reduce(pc.and_, (column.is_null() for column in table.columns))
+        if count := pc.sum(blank).as_py():
+            table, said = table.filter(pc.invert(blank)), [f"{count} rows without a value"]
+    return table, said
+
+
+def _typed(table: pa.Table, account: list[str], semicolons: bool) -> Frame:
+    """Return the columns with numbers as such. A point may be one of thousands in files
+    of semicolons or decimal commas: such columns stay text, to be decided later.
+    """
+    columns: dict[str, pa.ChunkedArray] = {}
+    points = {}
+    names, texts = table.column_names, table.columns
+    del table
+    for name in names:
+        text = texts.pop(0)
+        columns[name] = number = _numbers(text)
+        if number.type == pa.float64() and may_have_thousands(text[:1000].to_pylist()):
+            points[name] = text
+    commas = any(
+        has_decimal_commas(column.unique().drop_null().to_pylist())
+        for column in columns.values()
+        if column.type == pa.string()
+    )
+    return Frame(
+        columns | points if commas or semicolons else columns, commas=commas, account=tuple(account)
+    )
+
+
+def _numbers(text: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of numbers, or of no value, as such; any other as it is."""
+    if text.null_count == len(text):
+        return pa.chunked_array([pa.nulls(len(text))])
+    for kind in (pa.int64(), pa.float64()):
+        for trim in (False, True):
+            try:
+                return (pc.utf8_trim_whitespace(text) if trim else text).cast(kind)
+            except pa.ArrowInvalid:
+                pass
+    return text

@@ -1,0 +1,185 @@
+"""The samples of a source as they were read: columns of Arrow, and what they hold."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedapps.errors import UserError
+
+if TYPE_CHECKING:  # imported where it is used: a worker with a warm cache does without
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Frame:
+    """``columns`` of N cells each. ``classes``: the names of classes whose numbers a
+    column holds. ``images``: columns of encoded pictures. ``commas``: the file writes
+    decimal commas. ``account``: what was read and what was left out and why, a line
+    each.
+    """
+
+    columns: "Mapping[str, pa.ChunkedArray]"
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    images: frozenset[str] = frozenset()
+    commas: bool = False
+    account: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, table: "pa.Table") -> "Frame":
+        """Return the columns of an Arrow table, with the classes and pictures that the
+        library `datasets` notes in its schema.
+        """
+        noted = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+        features: dict[str, Any] = noted.get("info", {}).get("features", {})
+        kinds = {name: one.get("_type") for name, one in features.items() if isinstance(one, dict)}
+        check_names(table.column_names)
+        columns = dict(zip(table.column_names, map(_plain, table.columns), strict=True))
+        classes = {n: features[n]["names"] for n, kind in kinds.items() if kind == "ClassLabel"}
+        images = {
+            name
+            for name, column in columns.items()
+            if kinds.get(name, "Image") == "Image" and is_encoded(column.type)
+        }
+        return cls(columns, classes, frozenset(images))
+
+    @classmethod
+    def of_dataset(cls, data: Any) -> "Frame":
+        """Return the columns of a `datasets.Dataset`."""
+        noted = data.features.arrow_schema.metadata
+        return cls.of(data.with_format("arrow")[:].replace_schema_metadata(noted))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def __getitem__(self, name: str) -> list[Any]:
+        """Return the cells of a column as Python's objects, classes by their names."""
+        cells: list[Any] = self.columns[name].to_pylist()
+        if name not in self.classes:
+            return cells
+        names = self.classes[name]
+        return [names[cell] if cell is not None and cell >= 0 else None for cell in cells]
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns, in the order of the file."""
+        return list(self.columns)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "Frame":
+        """Return the samples with these numbers."""
+        import pyarrow as pa
+
+        at = pa.array(rows)
+        return replace(self, columns={name: one.take(at) for name, one in self.columns.items()})
+
+    def with_column(self, name: str, cells: "pa.Array") -> "Frame":
+        """Return the samples with one more column."""
+        import pyarrow as pa
+
+        return replace(self, columns={**self.columns, name: pa.chunked_array([cells])})
+
+    def by_name(self) -> "Frame":
+        """Return the samples with classes by their names, as text."""
+        import pyarrow as pa
+
+        named = {name: pa.chunked_array([pa.array(self[name])]) for name in self.classes}
+        return replace(self, columns={**self.columns, **named}, classes={})
+
+
+def joined(parts: Sequence[tuple[str, Frame]], setting: str) -> Frame:
+    """Return the samples of all parts, of which each has a name for messages: whole
+    numbers of one and fractions of another are fractions. Raises ``UserError``.
+    """
+    import pyarrow as pa
+
+    first, frame = parts[0]
+    if any(part.classes != frame.classes for _, part in parts):
+        parts = [(name, part.by_name()) for name, part in parts]
+        frame = parts[0][1]
+    for other, part in parts[1:]:
+        if differing := frame.columns.keys() ^ part.columns.keys():
+            raise UserError(
+                f"{setting}: column {min(differing)!r} is in only one of {first} and {other}: give "
+                "all files the same"
+            )
+    columns = {}
+    for name, column in frame.columns.items():
+        common = pa.schema([(name, column.type)])
+        for other, part in parts[1:]:
+            here = pa.schema([(name, part.columns[name].type)])
+            try:
+                common = pa.unify_schemas([common, here], promote_options="permissive")
+            except (pa.ArrowInvalid, pa.ArrowTypeError):
+                raise UserError(
+                    f"{setting}: column {name!r} {_differing(column.type, first)}, "
+                    f"{_differing(here.types[0], other)}: write it the same way in all"
+                ) from None
+        kind = common.types[0]
+        pieces = [part.columns[name].cast(kind) for _, part in parts]
+        columns[name] = pa.chunked_array([c for piece in pieces for c in piece.chunks], kind)
+    return Frame(
+        columns,
+        frame.classes,
+        frame.images,
+        any(part.commas for _, part in parts),
+        tuple(dict.fromkeys(line for _, part in parts for line in part.account)),
+    )
+
+
+def left_out(names: Iterable[str], why: str) -> list[str]:
+    """Return the line of an account about files or clients that are left out."""
+    listed = list(names)
+    shown = ", ".join(listed[:5]) + (f", ... ({len(listed)} in all)" if len(listed) > 5 else "")
+    return [f"left out ({why}): {shown}"] if listed else []
+
+
+def check_names(names: Sequence[str], of: str = "") -> None:
+    """Raise ``ValueError`` if several columns have one name."""
+    if doubled := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"several columns are called {doubled[0]!r}: rename them{of}")
+
+
+def is_text(kind: "pa.DataType") -> bool:
+    """Return whether a column of this type holds text."""
+    return str(kind) in ("string", "large_string")
+
+
+def is_number(kind: "pa.DataType") -> bool:
+    """Return whether a column of this type holds numbers."""
+    return str(kind).rstrip("0123456789") in ("int", "uint", "halffloat", "float", "double", "bool")
+
+
+def is_list(kind: "pa.DataType") -> bool:
+    """Return whether a column of this type holds lists."""
+    return str(kind).startswith(("list<", "large_list<", "fixed_size_list<"))
+
+
+def is_encoded(kind: "pa.DataType") -> bool:
+    """Return whether a column of this type holds files: their bytes or their paths."""
+    return str(kind).startswith("struct<") and kind.get_field_index("bytes") >= 0
+
+
+def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
+    """Return a column with categories as their values and extensions as stored."""
+    import pyarrow as pa
+
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
+    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
+
+
+def _differing(kind: "pa.DataType", where: str) -> str:
+    """Return what a column of this type holds, in the user's words: with lists of a
+    fixed size that of a sample, 9 x 128.
+    """
+    sizes = []
+    while str(kind).startswith("fixed_size_list<"):
+        sizes.append(str(kind.list_size))
+        kind = kind.value_type
+    held = "numbers" if is_number(kind) else "text" if is_text(kind) else str(kind)
+    return f"holds {' x '.join(sizes)} {held} in {where}".replace("  ", " ")

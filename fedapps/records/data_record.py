@@ -1,0 +1,57 @@
+"""What a run's data were: a digest of its files, and what was read of them."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedapps.errors import UserError
+from fedapps.records.files import write_text
+
+NAME = "data.json"
+
+
+def data_paths(config: Mapping[str, Any]) -> list[Path]:
+    """Return the files and folders that a run reads its data from."""
+    values = [
+        value
+        for key, value in config.items()
+        if key.rpartition(".")[2] in ("source", "synthetic", "test", "library")
+    ]
+    return [Path(value) for value in values if isinstance(value, str) and value.startswith("/")]
+
+
+def record_data(folder: Path, config: Mapping[str, Any], account: Sequence[str]) -> None:
+    """Write the digests of the files of a new run, and the account of its data."""
+    files = {str(path): digest(path) for path in data_paths(config)}
+    found = {"files": files, "account": account}
+    write_text(folder / NAME, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+def check_same_data(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` if files have changed since a run began; not if its folder,
+    an older one, does not say.
+    """
+    before: dict[str, str] = {}
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        if (folder / NAME).is_file():
+            before = dict(json.loads((folder / NAME).read_text(encoding="utf-8"))["files"])
+    for path in data_paths(config):
+        if before.get(str(path), now := digest(path)) != now:
+            raise UserError(
+                f"{path} has changed since the first rounds of {folder}, which had other data: put "
+                "it back, or start a new run in another folder"
+            )
+
+
+def digest(path: Path) -> str:
+    """Return a digest of the names and the contents of all files below a path."""
+    found = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+        if file.is_file():
+            found.update(str(file.relative_to(path)).encode())
+            with file.open("rb") as content:
+                found.update(hashlib.file_digest(content, "sha256").digest())
+    return found.hexdigest()[:32]

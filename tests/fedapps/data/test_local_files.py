@@ -1,0 +1,250 @@
+"""Local files as people have them: what is read, how, and what is named as left out."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedapps
+from fedapps.data.options import DataOptions
+from fedapps.data.partition import load_samples
+from fedapps.data.table_columns import read_columns
+from fedapps.data.written_numbers import DoubtfulError, has_decimal_commas, numbers_of
+from fedapps.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("own_caches")
+
+
+def column(tmp_path, cells, delimiter=",", other=""):
+    """The feature ``v`` of a csv with these cells, and what is said of it."""
+    quoted = [f'"{cell}"' if delimiter in cell else cell for cell in cells]
+    lines = [f"{cell}{delimiter}{k % 2}{other}" for k, cell in enumerate(quoted)]
+    head = f"v{delimiter}y" + f"{delimiter}w" * bool(other)
+    (tmp_path / "t.csv").write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+    samples = load_samples(DataOptions(source=str(tmp_path / "t.csv"), partition="iid"))
+    return samples.x[:, 0, 0, 0].tolist(), " ".join(samples.numbers.written)
+
+
+@pytest.mark.parametrize(
+    ("cells", "delimiter", "other", "values", "said"),
+    [
+        (["1,234", "950"], ",", "", [1234, 950], "thousands"),
+        (["1.234", "950"], ";", ";0,5", [1234, 950], "thousands"),
+        (["1.234,5", "7"], ";", "", [1234.5, 7], "decimal comma, with thousands"),
+        (["1,5", "2,25"], ";", "", [1.5, 2.25], "decimal comma"),
+        (["1.5", "2.125"], ",", "", [1.5, 2.125], ""),
+        (["12 %", "7%"], ",", "", [12, 7], "in %"),
+        (["$1,200.50", "$3"], ",", "", [1200.5, 3], "in $, with thousands"),
+        (["1 234", "12"], ",", "", [1234, 12], "thousands"),
+        (["\u22125", "+3"], ",", "", [-5, 3], ""),
+        (["TRUE", "false"], ",", "", [1, 0], ""),
+        ([" 5", "7 "], ",", "", [5, 7], ""),
+    ],
+)
+def test_numbers_as_people_write_them(cells, delimiter, other, values, said, tmp_path):
+    x, written = column(tmp_path, cells * 4, delimiter, other)
+    assert x == values * 4
+    assert said in written
+    assert written or not said
+
+
+@pytest.mark.parametrize(
+    ("cells", "delimiter"),
+    [
+        (["1,234", "5,678"], ","),
+        (["1,234", "1500"], ","),
+        (["1.234", "950"], ";"),
+        (["1,234.5", "1.234,5"], ";"),
+        (["12 %", "0.3"], ","),
+        (["5 EUR", "5 USD"], ","),
+    ],
+)
+def test_doubtful_numbers_are_refused(cells, delimiter, tmp_path):
+    with pytest.raises(UserError, match=r"column 'v' of .*: it is doubtful") as error:
+        column(tmp_path, cells * 4, delimiter)
+    assert cells[1] not in str(error.value), "a site's cells stay there"
+
+
+def test_the_file_decides_where_a_column_does_not():
+    assert numbers_of(["1,234", "5"], commas=True)[0] == {"1,234": 1.234, "5": 5}
+    assert has_decimal_commas(["0,5", "3"])
+    assert not has_decimal_commas(["1,234", "3"])
+    with pytest.raises(DoubtfulError):
+        numbers_of(["1.234", "1,234"])
+
+
+def test_types_are_those_of_the_whole_file(tmp_path):
+    lines = [f"{k % 7},{'' if k < 10_500 else 'uvw'[k % 3]},{k % 2}" for k in range(11_000)]
+    lines[10_600] = lines[10_600].replace(",", ".5,", 1)
+    (tmp_path / "long.csv").write_text("v,t,y\n" + "\n".join(lines))
+    samples = load_samples(DataOptions(source=str(tmp_path / "long.csv"), partition="iid"))
+    assert samples.x[10_600, 0, 0, 0] == 10_600 % 7 + 0.5
+    assert samples.numbers.used == ("v", "t=u", "t=v", "t=w")
+
+
+ROWS = [[k, 3 * k % 7, k % 2] for k in range(10)]
+
+
+def table(names="a,b,y", sign=",", end="\n", rows=ROWS):
+    text = [names.replace(",", sign), *(sign.join(map(str, row)) for row in rows)]
+    return (end.join(text) + end).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("plain.csv", table()),
+        ("UPPER.CSV", table()),
+        ("semi.csv", table(sign=";")),
+        ("tabs.tsv", table(sign="\t")),
+        ("bars.csv", table(sign="|")),
+        ("bom.csv", b"\xef\xbb\xbf" + table()),
+        ("utf16.csv", table().decode().encode("utf-16")),
+        ("crlf.csv", table(end="\r\n")),
+        ("mac.csv", table(end="\r")),
+        ("blank.csv", b"\n\n" + table() + b"\n\n,,\n"),
+        ("no-end.csv", table()[:-1]),
+        ("trailing.csv", table("a,b,y,", rows=[[*row, ""] for row in ROWS])),
+        ("spaces.csv", table("a, b, y", rows=[[a, f" {b}", f" {y}"] for a, b, y in ROWS])),
+        ("quoted.csv", b'"a","b","y"\n' + table().partition(b"\n")[2]),
+        ("index.csv", table(",a,b,y", rows=[[k, *row] for k, row in enumerate(ROWS)])),
+        ("packed.csv.gz", gzip.compress(table())),
+        ("rows.json", json.dumps([dict(zip("aby", row, strict=True)) for row in ROWS]).encode()),
+        ("columns.json", json.dumps(dict(zip("aby", map(list, zip(*ROWS, strict=True)), strict=True))).encode()),
+        ("lines.jsonl", "\n".join(json.dumps(dict(zip("aby", row, strict=True))) for row in ROWS).encode()),
+    ],
+)  # fmt: skip
+def test_one_table_in_many_ways(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    samples = load_samples(DataOptions(source=str(tmp_path / name), partition="iid"))
+    assert samples.x[:, 0, 0].tolist() == [row[:2] for row in ROWS]
+    assert (samples.labels.tolist(), samples.classes) == ([k % 2 for k in range(10)], ("0", "1"))
+    site = read_columns(str(tmp_path / name), "train")
+    assert (site["a"], site["y"]) == ([row[0] for row in ROWS], [row[2] for row in ROWS])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("latin.csv", "a,b,y\nZ\xfcrich,1,0\n".encode("latin-1"), "latin.csv .*is no UTF-8"),
+        ("twice.csv", table("a,a,y"), "several columns are called 'a'"),
+        ("short.csv", table() + b"1,2\n", "row 12 has 2 cells, and there are 3 columns"),
+        ("quote.csv", table() + b'1,"2,0\n', "short|quote"),
+        ("nameless.csv", table("0.5,3,1"), "first line holds values"),
+        ("flowers.csv", b"5.1,3.5,setosa\n" + b"4.9,3.0,setosa\n" * 9, "first line holds values"),
+        ("empty.csv", b"", "has no rows"),
+        ("names.csv", b"a,b,y\n", "has no rows"),
+        ("deep.json", b"[" * 120_000, "deep.json cannot be read"),
+        ("nested.json", b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", "nested more than 32 times"),
+        ("sheet.xlsx", b"PK", "a file must be one of"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_with_the_files_name(name, content, said, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=said) as error:
+        load_samples(DataOptions(source=str(tmp_path / name), partition="iid"))
+    assert "\n" not in str(error.value)
+    assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "rows", "said"),
+    [
+        (["part1", "part2_train", "extra"], 30, ""),
+        (["dev_hospital", "train_station"], 10, "left out (not of this split): dev_hospital"),
+        (["train", "test", "extra"], 10, "left out (not of this split): extra.csv, test.csv"),
+        (["mnist_train", "mnist_test"], 10, "left out (not of this split): mnist_test.csv"),
+        (["car", "train", "plane"], 30, ""),
+    ],
+)
+def test_every_file_of_a_folder_is_accounted_for(files, rows, said, tmp_path):
+    for name in files:
+        (tmp_path / f"{name}.csv").write_bytes(table())
+    (tmp_path / "notes.xlsx").write_bytes(b"")
+    samples = load_samples(DataOptions(source=str(tmp_path), partition="iid"))
+    assert len(samples.labels) == rows
+    account = " ".join(samples.account)
+    assert said in account
+    assert "left out (no csv files): notes.xlsx" in account
+
+
+def test_narrow_integers_are_numbers_and_lists_hide_no_column():
+    import pandas as pd
+
+    frame = pd.DataFrame({"q": np.arange(40) % 5, "site": ["a", "b"] * 20, "y": np.arange(40) % 2})
+    given = {"natural_id": "site", "label": "y"}
+    wide, narrow = (
+        fedapps.partition(data={"source": one, **given}).notes
+        for one in (frame, frame.astype({"q": "uint8"}))
+    )
+    assert wide[1:] == narrow[1:]
+    lists = {"source": frame.assign(tags=[[1.0, 2.0]] * 40), **given}
+    notes = fedapps.partition(data=lists).notes
+    assert "data.source: left out (columns of no sample): q" in notes
+
+
+@pytest.mark.parametrize(
+    ("mode", "dark", "bright"),
+    [
+        ("1", 0, 255),
+        ("L", 10, 200),
+        ("P", 10, 200),
+        ("RGB", (9, 9, 9), (200, 200, 200)),
+        ("CMYK", (0, 0, 0, 240), (0, 0, 0, 20)),
+        ("I;16", 2600, 51_400),
+        ("F", 0.04, 0.8),
+        ("RGBA", (0, 0, 0, 255), (0, 0, 0, 60)),
+        ("LA", (0, 255), (0, 60)),
+    ],
+)
+def test_pictures_are_scaled_by_their_mode(mode, dark, bright, tmp_path):
+    for name, colour in (("dark", dark), ("bright", bright)):
+        (tmp_path / name).mkdir()
+        picture = Image.new("L" if mode == "P" else mode, (5, 4), colour).convert(mode)
+        picture.putpixel((0, 0), dark if name == "bright" else bright)
+        picture.save(tmp_path / name / "train 1.tif")
+    samples = load_samples(DataOptions(source=str(tmp_path), partition="iid"))
+    x = samples.x[:, 0, 1:, 1:].reshape(2, -1)
+    assert samples.classes == ("bright", "dark")
+    assert (x[0] > 150).all()
+    assert (x[1] < 20).all()
+
+
+def test_pictures_are_turned_upright_and_shapes_in_transparency_refused(tmp_path):
+    folder = tmp_path / "set"
+    for name, size, turn in (("a", (6, 4), 1), ("b", (4, 6), 6)):
+        (folder / name).mkdir(parents=True)
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        Image.new("RGB", size).save(folder / name / "x.jpg", exif=exif)
+    samples = load_samples(DataOptions(source=str(folder), partition="iid"))
+    assert samples.x.shape == (2, 3, 4, 6)
+    assert "1 of 2 images are turned upright (EXIF)" in samples.account
+    picture = Image.new("RGBA", (6, 4), (255, 255, 255, 0))
+    picture.putpixel((2, 2), (255, 255, 255, 255))
+    picture.save(folder / "a" / "y.png")
+    with pytest.raises(UserError, match="only its transparency holds a shape"):
+        load_samples(DataOptions(source=str(folder), partition="iid"))
+
+
+def test_names_that_look_alike_and_numbers_of_rows_are_noted(tmp_path):
+    lines = [f"{100 + k},{['bern', 'bern ', 'Bern'][k % 3]},{k % 2}" for k in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["patient,ward,y", *lines]))
+    given = {"source": str(tmp_path / "t.csv"), "natural_id": "ward", "label": "y"}
+    notes = " ".join(fedapps.partition(data=given).notes)
+    assert "'Bern' and 'bern' and 'bern ' are different clients" in notes
+    assert "patient: looks like the number of a row" in notes
+
+
+def test_a_resumed_run_has_the_data_of_its_first_rounds(tmp_path):
+    source = tmp_path / "t.csv"
+    source.write_bytes(table(rows=ROWS * 4))
+    job = {"data": {"source": str(source), "partition": "iid"}, "num_clients": 2, "num_rounds": 2}
+    job |= {"progress": False, "checkpoint_every": 1, "out": str(tmp_path / "out")}
+    fedapps.run(**job, until=1)
+    assert json.loads((tmp_path / "out" / "data.json").read_text())["account"]
+    source.write_bytes(table(rows=[[a, b, 1 - y] for a, b, y in ROWS * 4]))
+    with pytest.raises(UserError, match=r"t\.csv has changed since the first rounds"):
+        fedapps.run(**job, resume=True)
