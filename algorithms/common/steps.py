@@ -57,7 +57,7 @@ def batch_sizes(x: Tensor, batch_size: int, module: nn.Module) -> list[int]:
     whole, rest = divmod(len(x), batch_size)
     if rest == 1 and whole and not trains_alone(module, x):
         return [*[batch_size] * (whole - 1), batch_size + 1]
-    return [*[batch_size] * whole, *[rest] * (rest > 0 or not whole)]
+    return [*[batch_size] * whole, *([rest] if rest else [])]
 
 
 def no_surrogate(loss: Tensor) -> Tensor:
