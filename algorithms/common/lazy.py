@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fedapps.algorithms.common.described import describe
 
 #: Names of methods that are a strategy with an argument.
 OTHER_NAMES = {
@@ -43,12 +44,15 @@ def late_exports(
                 raise ImportError(f"cannot import name {name!r} from {package!r}: use {meant}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            return getattr(import_module(modules[name]), name)
+            found = getattr(import_module(modules[name]), name)
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
             raise ModuleNotFoundError(
                 f"{package}.{name} needs PyTorch: pip install 'fedapps[torch]'", name="torch"
             ) from None
+        if isinstance(found, type):
+            describe(found)
+        return found
 
     return find, lambda: sorted(modules), sorted(modules)

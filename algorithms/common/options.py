@@ -20,7 +20,6 @@ from typing import Any
 
 from fedapps.algorithms.common.checks import check_choice, check_range
 
-
 KINDS: dict[type, type] = {int: Integral, float: Real}
 
 

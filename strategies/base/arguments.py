@@ -39,7 +39,9 @@ def checked(made: Callable[..., None]) -> Callable[..., None]:
             raise TypeError(f"{name} has no argument {key!r}{_instead(name, key, kwargs, options)}")
         for key, value in [*zip(kinds, args, strict=False), *kwargs.items()]:
             if kinds.get(key) and not _is(value, kinds[key]):
-                raise TypeError(f"{name}: {key} = {_shown(value)}: {_wanted(name, value, kinds[key])}")
+                raise TypeError(
+                    f"{name}: {key} = {_shown(value)}: {_wanted(name, value, kinds[key])}"
+                )
         made(self, *args, **kwargs)
 
     return init
@@ -59,8 +61,8 @@ def _kinds(annotation: Any) -> tuple[type, ...]:
 
 
 def _is(value: Any, kinds: tuple[type, ...]) -> bool:
-    if isinstance(value, bool) or Sequence in kinds and isinstance(value, str):
-        return bool in kinds or isinstance(value, str) and str in kinds
+    if isinstance(value, bool) or (Sequence in kinds and isinstance(value, str)):
+        return bool in kinds or (isinstance(value, str) and str in kinds)
     return isinstance(value, tuple(NUMBERS.get(kind, kind) for kind in kinds))
 
 

@@ -120,7 +120,11 @@ def rounds_with_kills(folder, tls, phases):
 
         def whole():
             """Return the rounds in which all clients trained and were scored."""
-            seen = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+            seen = (
+                [json.loads(line) for line in rows.read_text().splitlines()]
+                if rows.exists()
+                else []
+            )
             return [row for row in seen if row[1] == row[2] == [0, 1, 2]]
 
         for phase in phases:

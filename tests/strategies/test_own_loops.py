@@ -44,7 +44,9 @@ def test_a_missing_number_of_rounds_is_said_once_with_the_line_to_add(make, capl
     numbered["evaluate_config"] = ConfigRecord({"num-rounds": ROUNDS})
     ours, own = sent_in(make(), type(make()).start), sent_in(make(), Strategy.start, **numbered)
     assert LINE not in caplog.text
-    differ = {key for one, other in zip(ours, own, strict=True) for key in one if one[key] != other[key]}
+    differ = {
+        key for one, other in zip(ours, own, strict=True) for key in one if one[key] != other[key]
+    }
     assert differ == set()
     without = sent_in(make(), Strategy.start)
     assert [{**one, "num-rounds": ROUNDS} for one in without] != ours or make is not SuPerFed
