@@ -21,8 +21,8 @@ NUMBERS = {int: Integral, float: Real}
 
 
 def checked(made: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that raises ``TypeError``, with what to type, for arguments of
-    another kind than it declares and for names that it does not know.
+    """Return a constructor that raises ``TypeError``, with what to type, for arguments
+    of another kind than it declares and for names that it does not know.
     """
     parameters = list(inspect.signature(made).parameters.values())[1:]
     kinds = {p.name: _kinds(p.annotation) for p in parameters if p.kind is not p.VAR_KEYWORD}
@@ -39,9 +39,7 @@ def checked(made: Callable[..., None]) -> Callable[..., None]:
             raise TypeError(f"{name} has no argument {key!r}{_instead(name, key, kwargs, options)}")
         for key, value in [*zip(kinds, args, strict=False), *kwargs.items()]:
             if kinds.get(key) and not _is(value, kinds[key]):
-                raise TypeError(
-                    f"{name}: {key} = {_shown(value)}: {_wanted(name, value, kinds[key])}"
-                )
+                raise TypeError(f"{name}: {key} = {_shown(value)}: {_wanted(value, kinds[key])}")
         made(self, *args, **kwargs)
 
     return init
@@ -70,7 +68,7 @@ def _shown(value: Any) -> str:
     return value.__name__ if isinstance(value, type) else repr(value)[:60]
 
 
-def _wanted(name: str, value: Any, kinds: tuple[type, ...]) -> str:
+def _wanted(value: Any, kinds: tuple[type, ...]) -> str:
     """Return what to type instead of a value."""
     (kind, *_), shown = kinds, _shown(value)
     if Sequence in kinds and isinstance(value, str):

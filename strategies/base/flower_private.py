@@ -73,7 +73,7 @@ def identify_process(run_id: int, node_id: int = 1) -> None:
 def at_exit(close: Callable[[], None]) -> None:
     """Call ``close`` when Flower ends this process, as `flwr stop` makes it do.
 
-    Replaced by: an exception in the ServerApp, whose thread the process does not wait for.
+    Replaced by: an exception in the ServerApp, whose thread is waited for.
     """
     import_module("flwr.supercore.exit.exit_handler").add_exit_handler(close)
 

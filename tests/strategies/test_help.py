@@ -35,7 +35,7 @@ class Client(EchoClient):
         return arrays, number, {**metrics, "loss-before": 1.0, "alpha": 0.5}
 
 
-@pytest.mark.parametrize("package, name", PUBLIC)
+@pytest.mark.parametrize(("package", "name"), PUBLIC)
 def test_every_public_class_says_what_it_takes(package, name):
     kind = getattr(package, name)
     assert kind.__doc__

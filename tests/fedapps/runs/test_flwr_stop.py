@@ -1,4 +1,4 @@
-"""`flwr stop` ends the process of a run without waiting for it: the record is closed."""
+"""`flwr stop` ends a run without waiting for it: its record is closed."""
 
 import json
 import threading
