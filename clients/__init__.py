@@ -67,4 +67,5 @@ if TYPE_CHECKING:
     from fedapps.clients.warm_start import WarmStartClient as WarmStartClient
     # <<< exports
 
-__getattr__, __dir__, __all__ = late_exports(__name__, __file__)
+if not TYPE_CHECKING:  # it would make every name valid
+    __getattr__, __dir__, __all__ = late_exports(__name__, __file__)

@@ -2,24 +2,33 @@
 
 import io
 import json
+import os
+from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from logging import INFO
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
+from safetensors.numpy import save_file
 
 from fedapps.engines.fast_polling import PollingGrid
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.node_grid import shared
 from fedapps.errors import UserError, what_to_install
 from fedapps.lab import write_report
+from fedapps.records.files import replace as place
+from fedapps.records.lock import WRITER, holder_of
+from fedapps.records.writer import set_status
 from fedapps.runs.devices import visible
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.settings.reading import read_settings
-from fedapps.strategies.base.flower_private import is_simulation
+from fedapps.strategies.base.flower_private import at_exit, is_simulation
+from fedapps.strategies.base.rounds import Round
 
 app = ServerApp()
 
@@ -48,20 +57,20 @@ def run(grid: Grid, context: Context) -> None:
         settings = replace(settings, device="cpu")
         if kind := visible():
             log(INFO, 'device cpu: for a GPU set device="%s", and give clients a share', kind)
-    if not settings.out:  # clients then keep their state in messages, so the run cannot be resumed
-        settings = with_folder(
-            replace(settings, checkpoint_every=0),
-            Path.home() / "fedapps-results" / str(context.run_id),
-        )
+    settings = with_folder(settings, Path.home() / "fedapps-results" / str(context.run_id))
     grid = PollingGrid(grid)
     if is_simulation(grid):
         grid = shared(grid, settings.num_clients)
     else:
         settings = settings.deployed()
         grid = GatewayGrid(grid) if settings.sites.client else grid
+    rounds: deque[Round] = deque(maxlen=1)
+    at_exit(partial(close, Path(settings.out), rounds))
     try:
         with page_of(settings, settings.task) if settings.metrics_port else nullcontext():
-            summary = execute(settings, grid, flower_run=str(context.run_id), report=write_report)
+            summary = execute(
+                settings, grid, [rounds.append], flower_run=str(context.run_id), report=write_report
+            )
         for line in ending(Path(settings.out)):  # all that a user of another's SuperLink sees
             log(INFO, "%s", line)
         log(INFO, "summary: %s", json.dumps(summary))
@@ -70,6 +79,20 @@ def run(grid: Grid, context: Context) -> None:
         with suppress(UserError):
             write_report(Path(settings.out))
         log(INFO, "results: %s", settings.out)
+
+
+def close(folder: Path, rounds: Sequence[Round]) -> None:
+    """Close the record of a run that `flwr stop` ends: Flower does not wait for it. A
+    folder without the writer's lock is closed.
+    """
+    if (folder / WRITER).exists() and holder_of(folder / WRITER).get("pid") == os.getpid():
+        set_status(folder, "interrupted")
+        for now in rounds:
+            model = {name: array.numpy() for name, array in now.arrays.items()}
+            place(folder / "model.safetensors", partial(save_file, model))
+        with suppress(UserError):
+            write_report(folder)
+        (folder / WRITER).unlink(missing_ok=True)
 
 
 def ending(folder: Path) -> list[str]:

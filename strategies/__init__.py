@@ -114,4 +114,5 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from fedapps.strategies.warm_start import WarmStartOptions as WarmStartOptions
     # <<< exports
 
-__getattr__, __dir__, __all__ = late_exports(__name__, __file__)
+if not TYPE_CHECKING:  # it would make every name valid
+    __getattr__, __dir__, __all__ = late_exports(__name__, __file__)

@@ -1,10 +1,25 @@
 """Names of a package that are imported when they are first used."""
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from fedapps.algorithms.common.described import describe
+
+#: Names of methods that are a strategy with an argument.
+OTHER_NAMES = {
+    "FedPer": 'PartialSharing(["fc2"], "body"), with the names of your head',
+    "LGFedAvg": 'PartialSharing(["fc2"], "head"), with the names of your head',
+}
+
+
+def _close(name: str, names: Iterable[str]) -> str:
+    """Return the name that was meant, or ""."""
+    small = {one.lower(): one for one in names}
+    return "".join(small[one] for one in get_close_matches(name.lower(), small, 1, 0.8))
 
 
 def late_exports(
@@ -25,14 +40,19 @@ def late_exports(
 
     def find(name: str) -> Any:
         if name not in modules:
+            if meant := OTHER_NAMES.get(name) or _close(name, modules):
+                raise ImportError(f"cannot import name {name!r} from {package!r}: use {meant}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            return getattr(import_module(modules[name]), name)
+            found = getattr(import_module(modules[name]), name)
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
             raise ModuleNotFoundError(
                 f"{package}.{name} needs PyTorch: pip install 'fedapps[torch]'", name="torch"
             ) from None
+        if isinstance(found, type):
+            describe(found)
+        return found
 
     return find, lambda: sorted(modules), sorted(modules)

@@ -39,9 +39,7 @@ def checked(made: Callable[..., None]) -> Callable[..., None]:
             raise TypeError(f"{name} has no argument {key!r}{_instead(name, key, kwargs, options)}")
         for key, value in [*zip(kinds, args, strict=False), *kwargs.items()]:
             if kinds.get(key) and not _is(value, kinds[key]):
-                raise TypeError(
-                    f"{name}: {key} = {_shown(value)}: {_wanted(name, value, kinds[key])}"
-                )
+                raise TypeError(f"{name}: {key} = {_shown(value)}: {_wanted(value, kinds[key])}")
         made(self, *args, **kwargs)
 
     return init
@@ -73,7 +71,7 @@ def _shown(value: Any) -> str:
     return value.__name__ if isinstance(value, type) else repr(value)[:60]
 
 
-def _wanted(name: str, value: Any, kinds: tuple[type, ...]) -> str:
+def _wanted(value: Any, kinds: tuple[type, ...]) -> str:
     """Return what to type instead of a value."""
     (kind, *_), shown = kinds, _shown(value)
     if Sequence in kinds and isinstance(value, str):

@@ -13,7 +13,7 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from importlib import import_module
 from typing import Any, Self
 
@@ -68,6 +68,14 @@ def identify_process(run_id: int, node_id: int = 1) -> None:
     Replaced by: a public way to make messages outside of them.
     """
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, node_id, 1
+
+
+def at_exit(close: Callable[[], None]) -> None:
+    """Call ``close`` when Flower ends this process, as `flwr stop` makes it do.
+
+    Replaced by: an exception in the ServerApp, whose thread is waited for.
+    """
+    import_module("flwr.supercore.exit.exit_handler").add_exit_handler(close)
 
 
 def run_client_program(app: ClientApp) -> None:

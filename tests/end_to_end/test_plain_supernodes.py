@@ -140,7 +140,7 @@ def rounds_with_kills(folder, tls, phases):
     return [json.loads(line) for line in rows.read_text().splitlines()], kills
 
 
-@pytest.mark.parametrize("tls, phases", [(False, PHASES), (True, PHASES[:1])])
+@pytest.mark.parametrize(("tls", "phases"), [(False, PHASES), (True, PHASES[:1])])
 def test_a_supernode_that_died_comes_back(tls, phases, tmp_path):
     rows, kills = rounds_with_kills(tmp_path, tls, phases)
     judge(rows, kills)

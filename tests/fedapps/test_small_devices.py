@@ -52,7 +52,9 @@ def child_of_a_site(method, folder, *, without):
     for number, context in enumerate(grid.contexts.values()):
         rows = [
             f"{age:.1f},{kind},{int(age > 50)}"
-            for age, kind in zip(random.normal(50, 9, 60), random.choice(list("abc"), 60))
+            for age, kind in zip(
+                random.normal(50, 9, 60), random.choice(list("abc"), 60), strict=True
+            )
         ]
         path = folder / f"{number}.csv"
         path.write_text("\n".join(["age,kind,label", *rows]))

@@ -29,7 +29,7 @@ from fedapps.strategies import (
 
 
 @pytest.mark.parametrize(
-    "make, typed",
+    ("make", "typed"),
     [
         (lambda: Robust(FedAvg(), RobustOptions()), "RobustOptions(rule='median')"),
         (lambda: Robust(FedAvg(), "median"), "RobustOptions(rule='median')"),
