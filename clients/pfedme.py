@@ -96,6 +96,7 @@ class Envelope:
     ``state``: ``theta``, ``w``, ``velocity``.
     """
 
+    by_cohort = True
     sgd: Optimiser
     lambda_: float
 
