@@ -12,7 +12,7 @@ from fedapps.algorithms.common.steps import Gradient, Numbers, State
 from fedapps.algorithms.contract.personal import APFLScoring, APFLTraining
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
-from fedapps.clients.steps.sgd import Optimiser, between, inner
+from fedapps.clients.steps.sgd import Optimiser, between, inner, scaled
 
 
 class APFLClient(PersonalClient):
@@ -99,6 +99,7 @@ class Both:
     ``first``, 1 at the first step, else 0.
     """
 
+    by_cohort = True
     sgd: Optimiser
     personal: bool
     adaptive: bool
@@ -114,7 +115,6 @@ class Both:
             if self.adaptive:
                 (slope,) = inner((torch._foreach_sub(v, w), at_mixture))
                 exact.sub_(numbers["first"] * rate * slope).clamp_(0, 1)
-            to_v = list(torch._foreach_mul(at_mixture, alpha))
-            self.sgd(v, to_v, state["velocity-v"], rate)
+            self.sgd(v, scaled(at_mixture, alpha), state["velocity-v"], rate)
         self.sgd(w, to_w, state["velocity-w"], rate)
         return loss

@@ -51,6 +51,7 @@ from fedapps.clients.base.training import (
     trainable,
 )
 from fedapps.clients.steps.batches import epochs
+from fedapps.clients.steps.cohorts import Cohorts, by_cohort
 from fedapps.clients.steps.partial_work import Part
 from fedapps.clients.steps.sgd import Descent, Optimiser, Penalty, optimiser_of
 
@@ -238,45 +239,39 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         round, of which the message may ask for a part (:attr:`came`). ``problem``: by
         default :meth:`problem`.
         """
-        options, seen, runner = TrainOptions.from_config(config), 0, self.runner(config)
+        options, problem = TrainOptions.from_config(config), problem or self.problem(config)
+        runner = self.runner(problem, step, config)
         work, part = PartialWork.from_config(config), None
         if work.to_config() and samples is None and not why_all_steps(type(self)):
             part = Part(work, len(self.data.train), options, self.model, runner.at_once)
-
-        def counted() -> Epochs:
-            nonlocal seen
-            with closing(self.epochs(options, config) if samples is None else samples) as source:
-                for x, y in part.of(source) if part else source:
-                    seen += len(y)
-                    yield x, y
-
         # Closed after an error, too: else torch's generator is set back when the error
         # is let go, in the midst of another's draws.
-        with closing(counted()) as drawn:
-            total = runner.run(
-                problem or self.problem(config),
-                step,
-                state,
-                constants,
-                numbers,
-                drawn,
-                options.batch_size,
+        with closing(self.epochs(options, config) if samples is None else samples) as source:
+            drawn = part.of(source) if part else source
+            total, seen = runner.run(
+                problem, step, state, constants, numbers, drawn, options.batch_size
             )
-        self.came = part.came() if part else None
+        self.came = part.came(seen) if part else None
         return total / seen if seen else 0.0
 
-    def runner(self, config: Config) -> Runner:
+    def runner(self, problem: Problem, step: Step, config: Config) -> Runner:
         """Return the runner of the round's steps: the compiler if the configuration
-        asks for it.
+        asks for it; cohorts for a small net, unless the round ends by the clock.
         """
-        compiler = self.compiler if TrainOptions.from_config(config).compile == "on" else None
-        return compiler or Eager
+        options = TrainOptions.from_config(config)
+        if self.compiler and options.compile == "on":
+            return self.compiler
+        timed = PartialWork.from_config(config).seconds is not None
+        if timed or not by_cohort(problem, step, options.batch_size, len(self.data.train)):
+            return Eager
+        return Cohorts
 
     def problem(self, config: Config) -> Problem:
         """Return the problem that the client minimises."""
         plain = type(self).loss is FedAvgClient.loss
         criterion = self.objective.loss if plain else None
-        return Problem(self.model, self.loss, self.surrogate(config), criterion)
+        by_sample = plain and self.objective.by_sample
+        return Problem(self.model, self.loss, self.surrogate(config), criterion, by_sample)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean training loss of a mini-batch. A class that overrides it

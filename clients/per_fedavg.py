@@ -12,7 +12,7 @@ from fedapps.algorithms.contract.personal import PerFedAvgScoring, PerFedAvgTrai
 from fedapps.clients.base.training import Config, TrainOptions, get_arrays, set_arrays, trainable
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.steps.batches import drawn
-from fedapps.clients.steps.sgd import Optimiser, add, inner
+from fedapps.clients.steps.sgd import Optimiser, add, inner, scaled
 
 #: Length of ``delta v``, the way to either side at which the difference of gradients is
 #: taken.
@@ -92,6 +92,7 @@ class Meta:
     v``. ``state``: ``w``, ``adapted``, ``velocity``. ``numbers``: ``rate``.
     """
 
+    by_cohort = True
     sgd: Optimiser
     alpha: float
     hessian: bool
@@ -102,11 +103,11 @@ class Meta:
         loss, v = gradient(adapted)
         if self.hessian:
             delta = REACH / (inner((v, v))[0].sqrt() + 1e-12)
-            way = [t * delta for t in v]
+            way = scaled(v, delta)
             _, ahead = gradient(list(torch._foreach_add(w, way)))
             _, behind = gradient(list(torch._foreach_sub(w, way)))
             product = torch._foreach_sub(ahead, behind)
-            v = [t - self.alpha / (2 * delta) * d for t, d in zip(v, product, strict=True)]
+            v = list(torch._foreach_sub(v, scaled(product, self.alpha / (2 * delta))))
         self.sgd(w, v, state["velocity"], numbers["rate"])
         _, here = gradient(w)
         torch._foreach_copy_(adapted, torch._foreach_sub(w, here, alpha=self.alpha))

@@ -97,6 +97,7 @@ class Envelope:
     ``state``: ``theta``, ``w``, ``velocity``.
     """
 
+    by_cohort = True
     sgd: Optimiser
     lambda_: float
 

@@ -56,7 +56,7 @@ from fedapps.clients.base.scores import as_global, higher_is_better, with_half
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.candidates import answer
 from fedapps.clients.fedprox import FedProxClient
-from fedapps.clients.steps.sgd import Number, Optimiser, add, between, inner, parted
+from fedapps.clients.steps.sgd import Number, Optimiser, add, between, inner, parted, scaled
 
 Floats = NDArray[np.float64]
 # Metrics reported as curves over lambda, if the objective has them.
@@ -273,6 +273,7 @@ class Mixture:
     0. ``numbers``: ``rate`` and ``lambda``.
     """
 
+    by_cohort = True
     sgd: Optimiser
     mu: float
     nu: float
@@ -284,7 +285,7 @@ class Mixture:
         values = [numbers["lambda"][layer] for layer in self.layers]
         loss, g = gradient(between(gradient, f, own, values))
         if isinstance(scale, Tensor) or scale != 1:
-            torch._foreach_mul_(g, scale)
+            g = scaled(g, scale)
         to_f, to_l = parted(g, values)
         a, b, c = self._angle(f, own, not isinstance(rate, Tensor)) if self.nu else (0.0, 0.0, 0.0)
         add(to_l, f, a)
@@ -301,7 +302,7 @@ class Mixture:
         """
         dots = inner((f, own), (f, f), (own, own))
         # a single GPU synchronisation
-        values: Sequence[Number] = dots.tolist() if floats else dots.unbind()
+        values: Sequence[Number] = dots.tolist() if floats and dots.dim() == 1 else dots.unbind()
         return [self.nu * k for k in cosine_squared_gradient(*values)]
 
 

@@ -101,7 +101,7 @@ def fit_network(
         def numbers(i: int) -> dict[str, float]:
             return {"rate": options.learning_rate, "step": first + i + 1.0}
 
-        return runner.run(problem, adam, state, {}, numbers, epochs(steps), options.batch_size)
+        return runner.run(problem, adam, state, {}, numbers, epochs(steps), options.batch_size)[0]
 
     was_training = module.training
     module.train()

@@ -71,13 +71,15 @@ class Problem:
     where ``loss`` is a mean at ``module``'s parameters.
 
     ``criterion``: the loss is ``criterion(module(x), y)``; ``None``: any other loss,
-    which is not compiled.
+    which is not compiled. ``by_sample``: it is a mean over samples, of which each has
+    its own loss.
     """
 
     module: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
     surrogate: Callable[[Tensor], Tensor] = no_surrogate
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None
+    by_sample: bool = False
 
     @cached_property
     def moving(self) -> dict[str, nn.Parameter]:
@@ -150,18 +152,21 @@ class Eager:
         numbers: Callable[[int], Numbers],
         epochs: Epochs,
         batch_size: int,
-    ) -> float:
+    ) -> tuple[float, int]:
         """As ``Runner.run``."""
-        total, state, steps = None, {**state, **constants}, cls(problem)
+        total, seen, state, steps = None, 0, {**state, **constants}, cls(problem)
         for done, (x, y) in enumerate(in_batches(epochs, batch_size, problem.module)):
             loss = steps.step(step, state, numbers(done), x, y) * len(y)
             total = loss if total is None else total.add_(loss)
+            seen += len(y)
         # read once: reading it in every step would wait for the device
-        return 0.0 if total is None else float(total)
+        return (0.0 if total is None else float(total)), seen
 
 
 class Runner(Protocol):
-    """Runs steps, eagerly or compiled; ``at_once``: how many it takes at a time."""
+    """Runs steps: one by one, compiled, or by the cohort (``clients.steps.cohorts``).
+    ``at_once``: how many it takes at a time.
+    """
 
     at_once: int
 
@@ -174,9 +179,9 @@ class Runner(Protocol):
         numbers: Callable[[int], Numbers],
         epochs: Epochs,
         batch_size: int,
-    ) -> float:
+    ) -> tuple[float, int]:
         """Go through all mini-batches of the epochs (x, y); return the sum of the
-        losses of all samples.
+        losses of all samples, and their number.
 
         ``state``: tensors that the steps change in place; ``constants``: tensors that
         they only read. ``numbers(i)``: the numbers of the i-th step, called in order.

@@ -31,6 +31,7 @@ from fedapps.clients.base.newcomers import newcomer_metrics
 from fedapps.clients.base.options import Config, acknowledged, notice_unread
 from fedapps.clients.base.precision import at_precision
 from fedapps.clients.base.scores import COUNTS
+from fedapps.clients.base.together import one_of_many
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 
@@ -55,6 +56,7 @@ def to_client_app(
     app = ClientApp()
 
     @app.train(mods=list(mods or []))
+    @one_of_many()
     def train(message: Message, context: Context) -> Message:
         names, arrays, config = _open(message.content, writable)
         client = _numpy_client(client_fn(context), config)
@@ -72,6 +74,7 @@ def to_client_app(
         return Message(content=content, reply_to=message)
 
     @app.evaluate()
+    @one_of_many()
     def evaluate(message: Message, context: Context) -> Message:
         _, arrays, config = _open(message.content, writable)
         client = _numpy_client(client_fn(context), config)
@@ -88,6 +91,7 @@ def to_client_app(
         return Message(content=_metric_records(num_examples, reported), reply_to=message)
 
     @app.evaluate("newcomer")
+    @one_of_many()
     def newcomer(message: Message, context: Context) -> Message:
         content = message.content
         arrays, more = content["arrays"], content.get("train-arrays", content["arrays"])

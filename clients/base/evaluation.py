@@ -68,15 +68,18 @@ class Objective:
 
     ``score`` returns at least ``loss`` and a leading score
     (``algorithms.common.measures.LEADING``), over all samples of a split. ``whole``:
-    the loss of a split is not the mean of those of its batches.
+    the loss of a split is not the mean of those of its batches. ``by_sample``: it is a
+    mean over samples of any number, so that the steps of several clients can be taken
+    at once.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
     score: Callable[[nn.Module, Split], Scores]
     whole: bool = False
+    by_sample: bool = False
 
 
-CLASSIFICATION = Objective(functional.cross_entropy, score)
+CLASSIFICATION = Objective(functional.cross_entropy, score, by_sample=True)
 
 
 # --- one logit ------------------------------------------------------------------------
@@ -104,7 +107,7 @@ def score_binary(model: nn.Module, data: Split) -> Scores:
     )
 
 
-BINARY = Objective(binary_loss, score_binary)
+BINARY = Objective(binary_loss, score_binary, by_sample=True)
 
 
 # --- the next token -------------------------------------------------------------------

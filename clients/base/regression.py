@@ -52,4 +52,4 @@ def regression(loss: str = "squared", scale: Sequence[float] = (1.0,)) -> Object
     standardised error of 1 absolute) or absolute.
     """
     of = LOSSES[loss]
-    return Objective(of, partial(score, loss=of, scale=tuple(scale)))
+    return Objective(of, partial(score, loss=of, scale=tuple(scale)), by_sample=True)

@@ -45,6 +45,7 @@ from fedapps.algorithms.common.steps import (
     batch_sizes,
 )
 from fedapps.clients.steps.sgd import SGD
+from fedapps.clients.steps.stacked import plain_facts
 
 #: Steps per graph. In measurements more steps did not make graphs faster, only longer
 #: to compile.
@@ -103,12 +104,12 @@ class Compiler:
         numbers: Callable[[int], Numbers],
         epochs: Epochs,
         batch_size: int,
-    ) -> float:
+    ) -> tuple[float, int]:
         """As ``Runner.run``."""
         training = _Training(problem, step, state, constants)
-        done, losses = 0, list[Tensor]()
+        done, seen, losses = 0, 0, list[Tensor]()
         for x, y in epochs:
-            sizes, start, at = batch_sizes(x, batch_size, problem.module), 0, 0
+            sizes, start, at, seen = batch_sizes(x, batch_size, problem.module), 0, 0, seen + len(y)
             while start < len(y):
                 many = sizes[at : at + UNROLLED] == [batch_size] * UNROLLED
                 count = UNROLLED if many else 1
@@ -123,7 +124,7 @@ class Compiler:
                 losses.append(self._take(training, xs, ys, values, batch_size if many else 0))
                 start, done = end, done + count
         training.write()
-        return float(torch.stack(losses).sum()) if losses else 0.0
+        return (float(torch.stack(losses).sum()) if losses else 0.0), seen
 
     def _take(
         self, training: "_Training", x: Tensor, y: Tensor, numbers: list[Numbers], batch_size: int
@@ -323,7 +324,7 @@ class _Training:
             ],
             "module": [
                 repr(module),
-                [[n, _plain(m), _source(type(m))] for n, m in module.named_modules()],
+                [[n, plain_facts(m), _source(type(m))] for n, m in module.named_modules()],
             ],
             "criterion": _described(self.criterion),
             "surrogate": _described(self.problem.surrogate),
@@ -549,14 +550,6 @@ def _described(function: Callable[..., Any]) -> Any:
         kind.__qualname__,
         _source(kind),
     ]
-
-
-def _plain(module: nn.Module) -> list[str]:
-    """Return the numbers and words that a module keeps, on which its output may
-    depend.
-    """
-    kinds = (bool, int, float, str, tuple, type(None))
-    return [f"{k}={v!r}" for k, v in sorted(vars(module).items()) if isinstance(v, kinds)]
 
 
 def _source(thing: Any) -> str:

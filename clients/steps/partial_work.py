@@ -61,8 +61,8 @@ class Part:
                     if (now - self.began) + (now - before) > seconds:
                         return
 
-    def came(self) -> PartialWork:
-        """Return what the reply says about the work."""
-        share = min(1.0, self.done / (self.samples * self.options.local_epochs))
+    def came(self, done: int) -> PartialWork:
+        """Return what the reply says about the work: ``done`` samples."""
+        share = min(1.0, done / (self.samples * self.options.local_epochs))
         timed = self.work.seconds is not None
         return PartialWork(share, time.monotonic() - self.began if timed else None)

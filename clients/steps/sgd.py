@@ -2,8 +2,11 @@
 without an optimiser object; and operations on such lists for the steps of methods.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +15,22 @@ from fedapps.algorithms.common.adam import descend
 from fedapps.algorithms.common.steps import Gradient, Numbers, State, Tensors
 from fedapps.clients.base.options import TrainOptions
 
+#: A number of one client, or a tensor (clients,) in a cohort (``cohorts``).
 Number = float | Tensor
 #: Tensors t_j and their coefficients c_j in a sum.
 Terms = Sequence[tuple[Tensors, float]]
+#: How many axes of the tensors come before a client's own.
+_before: ContextVar[int] = ContextVar("axes of clients", default=0)
+
+
+@contextmanager
+def stacked() -> Iterator[None]:
+    """Let the first axis of all tensors be the clients of a cohort."""
+    before = _before.set(1)
+    try:
+        yield
+    finally:
+        _before.reset(before)
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,7 @@ class SGD:
         gradients = direction(gradients, scale, self.max_norm, terms)
         decay = self.weight_decay + decay
         numbers = not isinstance(rate, Tensor) and not isinstance(decay, Tensor)
+        numbers = numbers and not _before.get()  # fused, bits depend on a number's place
         # what torch.optim.SGD(fused=True) calls; not a promise of PyTorch's
         fused = getattr(torch, "_fused_sgd_", None)
         if numbers and fused is not None and (self.momentum or decay):
@@ -113,8 +130,9 @@ class Adam:
         gradients = direction(gradients, scale, self.max_norm, terms)
         if isinstance(decay, Tensor) or decay:
             add(gradients, parameters, decay)
-        count, step = len(parameters), velocity[-1]
-        step.add_(1)
+        count, step = len(parameters), velocity[-1].add_(1)
+        if step.dim():  # the same for all clients of a cohort; not fused, as in SGD
+            step, rate = step[0], torch.as_tensor(rate)
         moments = velocity[:count], velocity[count:-1]
         descend(
             parameters,
@@ -163,6 +181,7 @@ class Descent:
     coefficients c_j. ``numbers``: ``rate``.
     """
 
+    by_cohort = True
     sgd: Optimiser
     decay: float = 0.0
     coefficients: tuple[float, ...] = ()
@@ -180,10 +199,11 @@ def direction(gradients: Tensors, scale: Number, max_norm: float, terms: Terms) 
     plus ``terms``.
     """
     if isinstance(scale, Tensor) or scale != 1:
-        gradients = list(torch._foreach_mul(gradients, scale))
+        gradients = scaled(gradients, scale)
     if max_norm:
-        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-        gradients = list(torch._foreach_mul(gradients, max_norm / norm.clamp(min=max_norm)))
+        squares = [g.square().flatten(_before.get()).sum(-1) for g in gradients]
+        norm = torch.stack(squares).sum(0).sqrt()
+        gradients = scaled(gradients, max_norm / norm.clamp(min=max_norm))
     for tensors, coefficient in terms:
         add(gradients, tensors, coefficient)
     return gradients
@@ -192,9 +212,23 @@ def direction(gradients: Tensors, scale: Number, max_norm: float, terms: Terms) 
 def add(tensors: Tensors, others: Tensors | tuple[Tensor, ...], coefficient: Number) -> None:
     """Add ``coefficient * others`` to ``tensors``."""
     if isinstance(coefficient, Tensor):
-        torch._foreach_add_(tensors, torch._foreach_mul(others, coefficient))
+        torch._foreach_add_(tensors, scaled(others, coefficient))
     elif coefficient:
         torch._foreach_add_(tensors, others, alpha=coefficient)
+
+
+def along(number: Number, tensor: Tensor) -> Any:
+    """Return a number in the form in which operations with ``tensor`` take it."""
+    if not isinstance(number, Tensor) or not number.dim():
+        return number
+    return number.view(-1, *[1] * (tensor.dim() - 1))
+
+
+def scaled(tensors: Tensors | tuple[Tensor, ...], number: Number) -> Tensors:
+    """Return ``number tensors``."""
+    if isinstance(number, Tensor) and number.dim():
+        return [t * along(number, t) for t in tensors]
+    return list(torch._foreach_mul(tensors, number))
 
 
 def between(
@@ -205,7 +239,7 @@ def between(
     """
     place = getattr(gradient, "place", None) or [None] * len(tensors)
     return [
-        torch.lerp(a, b, weight, out=out)
+        torch.lerp(a, b, along(weight, a), out=out)
         for a, b, weight, out in zip(tensors, others, weights, place, strict=True)
     ]
 
@@ -215,10 +249,9 @@ def parted(tensors: Tensors, weights: Sequence[Number]) -> tuple[Tensors, Tensor
     place of ``tensors``.
     """
     if isinstance(weights[0], Tensor):
-        second = [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
-        return [
-            tensor.mul_(1 - weight) for tensor, weight in zip(tensors, weights, strict=True)
-        ], second
+        shares = [along(weight, t) for t, weight in zip(tensors, weights, strict=True)]
+        second = [t * share for t, share in zip(tensors, shares, strict=True)]
+        return [t.mul_(1 - share) for t, share in zip(tensors, shares, strict=True)], second
     numbers = [float(weight) for weight in weights]
     second = list(torch._foreach_mul(tensors, numbers))
     torch._foreach_mul_(tensors, [1 - number for number in numbers])
@@ -227,11 +260,11 @@ def parted(tensors: Tensors, weights: Sequence[Number]) -> tuple[Tensors, Tensor
 
 def inner(*pairs: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Tensor:
     """Return the inner products (pairs,) of pairs of lists of tensors, each list taken
-    as one vector.
+    as one vector; (pairs, clients) in a cohort.
     """
-    dots = [
-        torch.dot(a.reshape(-1), b.reshape(-1))
-        for tensors, others in pairs
-        for a, b in zip(tensors, others, strict=True)
-    ]
-    return torch.stack(dots).view(len(pairs), -1).sum(1)
+    each = [(a, b) for pair in pairs for a, b in zip(*pair, strict=True)]
+    if not (axes := _before.get()):
+        dots = torch.stack([torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in each])
+    else:
+        dots = torch.stack([(a * b).flatten(axes).sum(-1) for a, b in each])
+    return dots.unflatten(0, (len(pairs), -1)).sum(1)

@@ -8,11 +8,13 @@ client that never returns is not stopped.
 
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedapps.clients.base.together import together
 from fedapps.engines.node_app import FIRST_NODE
 from fedapps.strategies.base.flower_private import ErrorCode, identify_process, number_message
 from fedapps.strategies.base.roster import Numbered
@@ -111,10 +113,10 @@ class InlineGrid(PulledGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Run the ClientApp on each message immediately; return the message ids."""
-        ids = []
-        for message in messages:
-            ids.append(number_message(message))
-            self._replies[ids[-1]] = self._answer(message)
+        asked = list(messages)
+        ids = [number_message(message) for message in asked]
+        calls = ((m.metadata.dst_node_id, partial(self._answer, m)) for m in asked)
+        self._replies.update(zip(ids, together(calls), strict=True))
         return ids
 
     def _answer(self, message: Message) -> Message:

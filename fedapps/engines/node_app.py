@@ -12,6 +12,7 @@ the previous state is kept.
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from logging import ERROR
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -19,6 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from fedapps.algorithms.common.prefixes import within
+from fedapps.clients.base.together import together
 from fedapps.engines.packing import Part, pack, unpack
 from fedapps.strategies.base.flower_private import forwarded
 
@@ -41,14 +43,13 @@ def answer_for_many(
     def many(message: Message, context: Context) -> Message:
         facts, parts = unpack(message.content)
         states: dict[int | str, RecordDict] = {}
-        answers = []
-        for part in parts:
+
+        def answer(part: Part) -> Part:
             client: int | str = part.facts["client"]
             at_home = isinstance(client, str)
             if not at_home and context.node_config.keys() - PLACE:
                 why = "a site keeps the state of its clients: no message brings or takes it"
-                answers.append(Part({"reason": why}))
-                continue
+                return Part({"reason": why})
             if client not in states:
                 states[client] = (
                     _of(context, f"{client}/") if at_home else part.state or RecordDict()
@@ -58,7 +59,9 @@ def answer_for_many(
             states[client] = states[client] if answer.state is None else answer.state
             if at_home and answer.state is not None:
                 _keep(context, f"{client}/", answer.state)
-            answers.append(replace(answer, state=None) if at_home else answer)
+            return replace(answer, state=None) if at_home else answer
+
+        answers = together((part.facts["client"], partial(answer, part)) for part in parts)
         return Message(pack(answers), reply_to=message)
 
     @app.query("clients")

@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedapps.clients.base.together import together
 from fedapps.engines.inline import InlineGrid, answer
 from fedapps.engines.shared_memory import Place, Segment, pack, unpack
 from fedapps.strategies.base.flower_private import number_message
@@ -83,7 +85,7 @@ def serve(
             for _, _, questions in jobs
             for *_, layout in questions
         }
-        answers = [_answers(grid, job, contents) for job in jobs]
+        answers = together((job[0], partial(_answers, grid, job, contents)) for job in jobs)
         pipe.send((pack(answers, up), logs.copy()))
         logs.clear()
 

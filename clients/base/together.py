@@ -1,0 +1,129 @@
+"""Calls that take work together: the fits and evaluations of several clients, whose
+local steps on a small net are one call (``clients.steps.cohorts``).
+
+    for reply in together([(client, partial(answer, message)), ...]): ...
+
+A call that comes to such work stops there (:class:`Waiting`). When all calls have
+stopped, or hold enough in memory, the work of all is done at once, and each call is made
+again: it gets the result instead of stopping. A call must therefore be repeatable, as
+every client is: the same message and state have the same answer, and what a stopped call
+has written is dropped.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+#: The most calls that wait at a time, and the bytes of their work.
+MOST_CALLS, MOST_BYTES = 512, 64 * 2**20
+
+
+class Work(Protocol):
+    """Work that can be done together with that of others."""
+
+    nbytes: int
+
+    @staticmethod
+    def done(together: Sequence[Any]) -> list[Any]:
+        """Return the results of several."""
+
+
+class Waiting(BaseException):
+    """A call stops: its work waits for that of others. No ``except Exception`` of a
+    client's may take it for a failure.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+
+@dataclass
+class Attempt:
+    """A call that is being made; ``results``: of its works up to here. ``alone``: it
+    waits for no other.
+    """
+
+    alone: bool = False
+    results: list[Any] = field(default_factory=list)
+    place: int = 0
+
+
+_attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
+
+
+def is_together() -> bool:
+    """Return whether this call is one of several, or counts as one."""
+    return _attempt.get() is not None
+
+
+def result(work: Callable[[], Work]) -> Any:
+    """Return the result of the work, within a call. ``work`` is called once, though the
+    call may be made again.
+    """
+    attempt = _attempt.get()
+    assert attempt is not None
+    if attempt.place < len(attempt.results):
+        attempt.place += 1
+        return attempt.results[attempt.place - 1]
+    asked = work()
+    if not attempt.alone:
+        raise Waiting(asked)
+    return asked.done([asked])[0]
+
+
+@contextmanager
+def one_of_many() -> Iterator[None]:
+    """Let a call give the numbers that it gives together with others. Within
+    :func:`together`, this changes nothing.
+    """
+    if is_together():
+        yield
+        return
+    before = _attempt.set(Attempt(alone=True))
+    try:
+        yield
+    finally:
+        _attempt.reset(before)
+
+
+def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
+    """Return the results of the calls, in their order. Of two calls with the same key,
+    the second begins when the first has ended.
+    """
+    results: list[T | None] = []
+    waiting: dict[int, tuple[Hashable, Callable[[], T], Attempt, Work]] = {}
+
+    def make(place: int, key: Hashable, call: Callable[[], T], attempt: Attempt) -> None:
+        attempt.place, before = 0, _attempt.set(attempt)
+        try:
+            results[place] = call()
+        except Waiting as stopped:
+            waiting[place] = key, call, attempt, stopped.work
+        finally:
+            _attempt.reset(before)
+
+    def finish() -> None:
+        while waiting:
+            stopped = list(waiting.items())
+            waiting.clear()
+            works = [work for _, (*_, work) in stopped]
+            for (place, (key, call, attempt, _)), one in zip(
+                stopped, works[0].done(works), strict=True
+            ):
+                attempt.results.append(one)
+                make(place, key, call, attempt)
+
+    for place, (key, call) in enumerate(calls):
+        if (
+            len(waiting) >= MOST_CALLS
+            or sum(work.nbytes for *_, work in waiting.values()) >= MOST_BYTES
+            or any(key == other for other, *_ in waiting.values())
+        ):
+            finish()
+        results.append(None)
+        make(place, key, call, Attempt())
+    finish()
+    return results  # type: ignore[return-value]  # all calls have ended

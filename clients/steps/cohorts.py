@@ -1,0 +1,322 @@
+"""Local steps of several clients at once, for small nets, on which PyTorch needs longer
+to start its operations than to carry them out.
+
+The tensors of a cohort have its clients as their first axis. A step
+(``algorithms.common.steps``) is taken for all of them: the gradient is that of each
+client's own mini-batch (``clients.steps.stacked``), arithmetic is elementwise, and
+numbers that change from step to step are tensors (clients,). Steps that say so
+(``by_cohort``) are written for both.
+
+Clients draw their mini-batches as they do alone. Smaller ones are padded, and padded
+samples weigh nothing. The results of a client, to the last bit, do not depend on the
+others of its cohort: sizes follow from its own samples, and a client alone is two equal
+ones. They differ from those of steps that are taken one by one in the last bits.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedapps.algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
+from fedapps.clients.base.together import is_together, result
+from fedapps.clients.steps.sgd import stacked
+from fedapps.clients.steps.stacked import Kernel, kernel_of, operations_of_sample
+
+#: The most operations of a client's step that are taken by the cohort: beyond, one
+#: client keeps a core busy. Measured with ``benchmarks/speed.py cohorts``.
+MOST_OPERATIONS = 4e6
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a client's steps have made of its state, and the losses and number of its
+    samples.
+    """
+
+    state: State
+    total: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """One client's steps: copies of its tensors, its numbers in every step, and its
+    samples, which are cut into mini-batches.
+    """
+
+    problem: Problem
+    step: Step
+    state: State
+    constants: State
+    others: Tensors
+    numbers: list[Numbers]
+    samples: list[tuple[Tensor, Tensor]]
+    batch_size: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors."""
+        lists = [*self.state.values(), *self.constants.values(), self.others, *self.samples]
+        return sum(t.nbytes for tensors in lists for t in tensors)
+
+    @cached_property
+    def rows(self) -> int:
+        """The samples of a mini-batch with padding."""
+        return rows_of(max((len(y) for _, y in self.samples), default=1), self.batch_size)
+
+    @cached_property
+    def fixed(self) -> dict[str, Any]:
+        """The numbers that are the same in all steps."""
+        first = self.numbers[0] if self.numbers else {}
+        return {n: v for n, v in first.items() if all(of[n] == v for of in self.numbers)}
+
+    @cached_property
+    def kernel(self) -> Kernel | None:
+        """The gradients of the net, or ``None`` if they are not taken together."""
+        if not self.numbers:
+            return None
+        return kernel_of(self.problem, *(t[:1] for t in self.samples[0]), self.rows)
+
+    @cached_property
+    def key(self) -> Hashable:
+        """What all clients of a cohort have in common."""
+        shapes = tuple(
+            (name, tuple(t.shape for t in tensors))
+            for name, tensors in (*self.state.items(), *self.constants.items())
+        )
+        fixed = tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in self.fixed.items())
+        return id(self.kernel), self.step, self.rows, shapes, fixed, len(self.others)
+
+    @staticmethod
+    def done(together: Sequence["Training"]) -> list[Result]:
+        """Take the steps of clients, by cohorts."""
+        results: dict[int, Result] = {}
+        cohorts: dict[Hashable, list[int]] = {}
+        for place, training in enumerate(together):
+            cohorts.setdefault(training.key, []).append(place)
+        for places in cohorts.values():
+            members = [together[place] for place in places]
+            kernel = members[0].kernel
+            done = _by_cohort(kernel, members) if kernel else [_alone(one) for one in members]
+            results.update(zip(places, done, strict=True))
+        return [results[place] for place in range(len(together))]
+
+
+class Cohorts:
+    """Runs a client's steps together with those of other clients (a ``Runner``)."""
+
+    at_once = 1
+
+    @staticmethod
+    def run(
+        problem: Problem,
+        step: Step,
+        state: State,
+        constants: State,
+        numbers: Callable[[int], Numbers],
+        epochs: Epochs,
+        batch_size: int,
+    ) -> tuple[float, int]:
+        """As ``Runner.run``."""
+
+        def training() -> Training:
+            samples = [(x, y) for x, y in epochs if len(y)]
+            steps = sum(-(-len(y) // batch_size) for _, y in samples)
+            moving = problem.moving.keys()
+            return Training(
+                problem,
+                step,
+                {name: [t.clone() for t in tensors] for name, tensors in state.items()},
+                {name: [t.clone() for t in tensors] for name, tensors in constants.items()},
+                [
+                    p.detach().clone()
+                    for name, p in problem.module.named_parameters()
+                    if name not in moving
+                ],
+                [numbers(i) for i in range(steps)],
+                samples,
+                batch_size,
+            )
+
+        found: Result = result(training)
+        for name, tensors in state.items():
+            if tensors:
+                torch._foreach_copy_(tensors, found.state[name])
+        return found.total, found.samples
+
+
+def by_cohort(problem: Problem, step: Step, batch_size: int, samples: int) -> bool:
+    """Return whether a client's steps are taken together with those of others; the
+    decision is the client's own.
+    """
+    if not is_together() or not samples or not getattr(step, "by_cohort", False):
+        return False
+    if not problem.by_sample or (operations := operations_of_sample(problem.module)) is None:
+        return False
+    if 3 * operations * rows_of(samples, batch_size) > MOST_OPERATIONS:
+        return False
+    _say_once()
+    return True
+
+
+@cache
+def _say_once() -> None:
+    logging.getLogger("flwr").debug(
+        "local steps below %g MFLOP are taken for several clients at once", MOST_OPERATIONS / 1e6
+    )
+
+
+def rows_of(samples: int, batch_size: int) -> int:
+    """Return the padded size of mini-batches: ``batch_size``, or of fewer samples the
+    next power of two.
+    """
+    return batch_size if samples >= batch_size else min(batch_size, 1 << (samples - 1).bit_length())
+
+
+def _alone(one: Training) -> Result:
+    """Take the steps one by one."""
+    places = dict(one.problem.module.named_parameters())
+    for name in one.problem.moving:
+        del places[name]
+    torch._foreach_copy_([p.detach() for p in places.values()], one.others) if places else None
+    total, samples = Eager.run(
+        one.problem,
+        one.step,
+        one.state,
+        one.constants,
+        one.numbers.__getitem__,
+        (pair for pair in one.samples),
+        one.batch_size,
+    )
+    return Result(one.state, total, samples)
+
+
+def _by_cohort(kernel: Kernel, members: Sequence[Training]) -> list[Result]:
+    # the longest first, so that those who are done leave at the end
+    order = sorted(range(len(members)), key=lambda place: -len(members[place].numbers))
+    sorted_ = [members[place] for place in order]
+    cohort = _Cohort(kernel, sorted_ if len(sorted_) > 1 else sorted_ * 2)
+    with stacked():
+        ended = cohort.ended()
+    return [ended[order.index(place)] for place in range(len(members))]
+
+
+class _Cohort:
+    """The tensors of clients, one after the other along the first axis."""
+
+    def __init__(self, kernel: Kernel, members: Sequence[Training]) -> None:
+        self.kernel, self.members = kernel, members
+        self.steps = np.array([len(one.numbers) for one in members])
+        first = members[0]
+        self.module, self.device = first.problem.module, first.samples[0][1].device
+        self.module.train()
+        self.state = {name: self._lists(lambda t, n=name: t.state[n]) for name in first.state}
+        self.constants = {
+            name: self._lists(lambda t, n=name: t.constants[n]) for name in first.constants
+        }
+        self.others = self._lists(lambda t: t.others)
+        self.numbers = self._numbers()
+        rows, weights, self.sizes = _plan(members, first.rows)
+        at = torch.from_numpy(rows).to(self.device)
+        x, y = (
+            torch.cat([pair[i] for one in members for pair in one.samples])[at] for i in range(2)
+        )
+        self.x, self.y, self.weights = x, y, torch.from_numpy(weights).to(self.device)
+        self.batch: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def _lists(self, of: Callable[[Training], Tensors]) -> Tensors:
+        return [torch.stack(column) for column in zip(*map(of, self.members), strict=True)]
+
+    def _numbers(self) -> list[Numbers]:
+        """Return the numbers of all steps; those that change as tensors (clients,)."""
+        fixed, longest = self.members[0].fixed, int(self.steps[0])
+        moving: dict[str, Any] = {}
+        for name, value in self.members[0].numbers[0].items():
+            if name in fixed:
+                continue
+            many = isinstance(value, Sequence)
+            table = np.zeros((longest, len(self.members), len(value) if many else 1), np.float32)
+            for i, one in enumerate(self.members):
+                table[: len(one.numbers), i] = np.array([n[name] for n in one.numbers]).reshape(
+                    len(one.numbers), -1
+                )
+            of_step = torch.from_numpy(table).to(self.device).unbind()
+            moving[name] = [list(t.unbind(1)) if many else t[:, 0] for t in of_step]
+        return [
+            {**fixed, **{name: values[s] for name, values in moving.items()}}
+            for s in range(longest)
+        ]
+
+    def __call__(self, at: Tensors) -> tuple[Tensor, Tensors]:
+        """Return losses (clients,) and gradients at the parameters ``at``."""
+        assert self.batch is not None
+        x, y, weights = self.batch
+        others = [t[: len(y)] for t in self.others]
+        return self.kernel(self.module, at, others, x, y, weights)
+
+    def ended(self) -> list[Result]:
+        """Take all steps; return what they made of each client."""
+        ends: list[Any] = [None] * len(self.members)
+        losses = torch.zeros(int(self.steps[0]), len(self.members), device=self.device)
+        step, done, active = self.members[0].step, 0, len(self.members)
+        while active:
+            size, until = max(active, 2), int(self.steps[active - 1])
+            state = {
+                name: [t[:size] for t in tensors]
+                for name, tensors in (*self.state.items(), *self.constants.items())
+            }
+            for s in range(done, until):
+                self.batch = self.x[s, :size], self.y[s, :size], self.weights[s, :size]
+                numbers = {
+                    name: [v[:size] for v in value] if isinstance(value, list)
+                    else value[:size] if isinstance(value, Tensor) else value
+                    for name, value in self.numbers[s].items()
+                } if size < len(self.members) else self.numbers[s]  # fmt: skip
+                losses[s, :size] = step(self, state, numbers)
+            done, left = until, int((self.steps > until).sum())
+            for i in range(left, active):  # the second of two goes on with the first
+                ends[i] = {
+                    name: [t[i].clone() if i < 2 else t[i] for t in tensors]
+                    for name, tensors in self.state.items()
+                }
+            active = left
+        sums = losses.cpu().numpy().T.astype(np.float64) * self.sizes.T
+        return [
+            Result(end, float(of[:n].sum()), int(size.sum()))
+            for end, of, n, size in zip(ends, sums, self.steps, self.sizes.T, strict=True)
+        ]
+
+
+def _plan(
+    members: Sequence[Training], rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """Return, of all members' samples one after the other, those of every step (steps,
+    clients, rows), their weights, and the sizes of mini-batches (steps, clients).
+    """
+    size = members[0].batch_size
+    lengths = np.array([len(y) for one in members for _, y in one.samples])
+    clients = np.repeat(np.arange(len(members)), [len(one.samples) for one in members])
+    batches = -(-lengths // size)
+    pieces = np.repeat(np.arange(len(lengths)), batches)
+    within = np.arange(len(pieces)) - np.repeat(batches.cumsum() - batches, batches)
+    steps_of = np.bincount(clients, batches, len(members)).astype(np.int64)
+    step = np.arange(len(pieces)) - np.repeat(steps_of.cumsum() - steps_of, steps_of)
+    client = clients[pieces]
+    count = np.minimum(size, lengths[pieces] - within * size)
+    begin = (lengths.cumsum() - lengths)[pieces] + within * size
+    shape = int(steps_of.max()), len(members), rows
+    at, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    sizes = np.zeros(shape[:2], np.int64)
+    column = np.arange(rows)
+    # padded with the last sample of the mini-batch itself
+    at[step, client] = begin[:, None] + np.minimum(column, count[:, None] - 1)
+    weights[step, client] = (column < count[:, None]) / count[:, None]
+    sizes[step, client] = count
+    return at, weights, sizes

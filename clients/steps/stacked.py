@@ -1,0 +1,216 @@
+"""The gradients of a small net for several clients at once: ``torch.func.vmap`` over
+stacked parameters and mini-batches.
+
+After some calls, what vmap has dispatched is recorded as a graph of PyTorch's basic
+operations, for any number of clients, which starts them several times faster. It takes
+the same operations, so numbers are the same to the last bit; that is checked whenever
+the number of clients is new.
+"""
+
+import operator
+from collections.abc import Callable, Hashable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.fx import GraphModule, Node
+from torch.fx.graph import CodeGen
+
+from fedapps.algorithms.common.precision import Bfloat16
+from fedapps.algorithms.common.steps import Problem, Tensors
+
+#: Calls before a kernel's operations are recorded, which takes as long as some hundred.
+WARM_UP = 60
+#: Numbers of clients, of which one is no factor of any size in a net.
+PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
+#: Modules without parameters whose outputs for a sample depend on other samples, or on
+#: draws, or which keep something.
+REFUSED = (nn.RNNBase, nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
+_operations: WeakKeyDictionary[nn.Module, tuple[type, int | None]] = WeakKeyDictionary()
+_facts: WeakKeyDictionary[nn.Module, tuple[Hashable, ...]] = WeakKeyDictionary()
+_kernels: dict[Hashable, "Kernel | None"] = {}
+
+
+def operations_of_sample(net: nn.Module) -> int | None:
+    """Return the operations of a forward pass of one sample, or ``None`` if the net is
+    not one of linear layers in single precision without buffers and draws.
+    """
+    kind, found = _operations.get(net, (None, None))
+    if kind is not type(net):  # another one in bfloat16
+        found = _counted(net)
+        _operations[net] = type(net), found
+    return found
+
+
+def _counted(net: nn.Module) -> int | None:
+    layers = [m for m in net.modules() if list(m.parameters(recurse=False))]
+    odd = any(isinstance(m, (*REFUSED, Bfloat16)) or _has_tensors(m) for m in net.modules())
+    if odd or any(True for _ in net.buffers()) or not layers:
+        return None
+    if any(type(layer) is not nn.Linear for layer in layers):
+        return None
+    if any(p.dtype != torch.float32 for p in net.parameters()):
+        return None
+    return sum(2 * layer.weight.numel() for layer in layers)  # type: ignore[misc,operator]
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    return any(isinstance(value, Tensor) for value in vars(module).values())
+
+
+def plain_facts(module: nn.Module) -> list[str]:
+    """Return the numbers and words that a module keeps, on which its output may
+    depend.
+    """
+    kinds = (bool, int, float, str, tuple, type(None))
+    return [f"{k}={v!r}" for k, v in sorted(vars(module).items()) if isinstance(v, kinds)]
+
+
+def kernel_of(problem: Problem, x: Tensor, y: Tensor, rows: int) -> "Kernel | None":
+    """Return the kernel for a problem and samples like x (1, ...), y (1, ...) in
+    mini-batches of ``rows``; ``None`` if vmap refuses the net or the loss, or the
+    outputs for a sample depend on the others.
+    """
+    net = problem.module
+    if net not in _facts:
+        net.train()
+        _facts[net] = tuple((n, type(m), *plain_facts(m)) for n, m in net.named_modules())
+    sizes = tuple(p.shape for p in net.parameters())
+    key = (
+        _facts[net],
+        sizes,
+        tuple(problem.moving),
+        problem.criterion,
+        problem.surrogate,
+        (rows, x.shape, x.dtype, y.shape, y.dtype, y.device),
+    )
+    if key not in _kernels:
+        if len(_kernels) >= 64:
+            _kernels.pop(next(iter(_kernels)))
+        _kernels[key] = Kernel(problem) if _separate(net, x) else None
+    return _kernels[key]
+
+
+@torch.no_grad()
+def _separate(net: nn.Module, x: Tensor) -> bool:
+    """Return whether the outputs for a sample are the same beside others, and by
+    vmap.
+    """
+    if not x.is_floating_point():
+        return False
+    draws = torch.Generator().manual_seed(0)
+    samples = torch.randn(4, *x.shape[1:], generator=draws).to(x)
+    names, values = zip(*net.named_parameters(), strict=True)
+    net.train()
+    try:
+        outputs = vmap(lambda p, s: functional_call(net, dict(zip(names, p, strict=True)), (s,)))(
+            [v.detach().expand(2, *v.shape) for v in values], samples.expand(2, *samples.shape)
+        )
+        return bool(torch.allclose(outputs[1, :2], net(samples[:2]), 1e-3, 1e-5))
+    except Exception:  # vmap cannot take it
+        return False
+
+
+class Kernel:
+    """Losses and gradients of clients at mini-batches of their own."""
+
+    def __init__(self, problem: Problem) -> None:
+        assert problem.criterion is not None
+        self.moving, self.criterion = list(problem.moving), problem.criterion
+        self.names = [n for n, _ in problem.module.named_parameters() if n not in self.moving]
+        self.surrogate = problem.surrogate
+        self.calls = 0
+        self.graph: GraphModule | None = None
+        self.same: dict[int, bool] = {}
+
+    def __call__(
+        self, net: nn.Module, at: Tensors, others: Tensors, x: Tensor, y: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensors]:
+        """Return losses (clients,) and gradients (clients, ...) at the parameters
+        ``at``; ``others``: those that do not move. A mini-batch's loss is the weighted
+        sum of those of its samples.
+        """
+        inputs, clients = [*at, *others, x, y, weights], len(y)
+        self.calls += 1
+        if self.calls > WARM_UP and self.same.get(clients, True):
+            if self.graph is None:
+                self.graph = recorded(self.function(net), inputs)
+            loss, *gradients = self.graph(clients, *inputs)
+            if clients not in self.same:
+                expected = self.function(net)(*inputs)
+                self.same[clients] = all(map(_equal, expected, (loss, *gradients)))
+                loss, *gradients = expected
+            return loss, gradients
+        loss, *gradients = self.function(net)(*inputs)
+        return loss, gradients
+
+    def function(self, net: nn.Module) -> Callable[..., Any]:
+        """Return the function of all tensors, each with clients as its first axis."""
+        count, names = len(self.moving), (*self.moving, *self.names)
+
+        def loss(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+            *values, x, y, weights = tensors
+            outputs = functional_call(net, dict(zip(names, values, strict=True)), (x,))
+            each = vmap(lambda o, t: self.criterion(o[None], t[None]))(outputs, y)
+            mean = (each * weights).sum()
+            return self.surrogate(mean), mean
+
+        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            gradients, (_, mean) = grad_and_value(loss, tuple(range(count)), has_aux=True)(*tensors)
+            return mean, *gradients
+
+        return vmap(flat)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def recorded(function: Callable[..., Any], inputs: Tensors) -> GraphModule:
+    """Return (clients, *inputs) -> outputs as a graph of basic operations for any number
+    of clients.
+
+    It is recorded with a number of clients that is a factor of no other size, so that
+    it is found wherever a shape depends on it.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    sizes = {size for t in inputs for size in t.shape[1:]} | {t[0].numel() for t in inputs}
+    number = next(p for p in PRIMES if all(size % p for size in sizes))
+    places = torch.arange(number, device=inputs[0].device) % len(inputs[0])
+    made = make_fx(function)(*(t[places] for t in inputs))
+    graph = made.graph
+    with graph.inserting_before(next(iter(graph.nodes))):
+        clients = graph.placeholder("clients")
+    aten: Any = torch.ops.aten
+    same_shape = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
+
+    def sized(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [sized(v) for v in value]
+        if type(value) is not int or not value or value % number:
+            return value
+        times = value // number
+        return clients if times == 1 else graph.call_function(operator.mul, (clients, times))
+
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        source = node.args[0] if node.args else None
+        if (
+            node.target in same_shape
+            and isinstance(source, Node)
+            and source.meta["val"].shape == node.meta["val"].shape
+        ):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+            continue
+        with graph.inserting_before(node):
+            node.args = sized(node.args)
+            node.kwargs = {name: sized(value) for name, value in node.kwargs.items()}
+    graph.eliminate_dead_code()
+    graph.set_codegen(CodeGen())  # of flat inputs
+    made.recompile()
+    return made

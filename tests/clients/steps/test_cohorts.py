@@ -1,0 +1,315 @@
+"""Local steps by the cohort: each client's equal those that it takes alone."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch import nn
+
+from fedapps.algorithms.common.steps import Eager
+from fedapps.algorithms.contract.personal import (
+    APFLTraining,
+    DittoSent,
+    FedRepSent,
+    FinetuneSent,
+    IFCASent,
+    PerFedAvgTraining,
+    PFedMeSent,
+    ShareSent,
+    SuPerFedTraining,
+)
+from fedapps.algorithms.contract.sent import FedDynSent, ProximalSent
+from fedapps.clients import (
+    APFLClient,
+    ClientData,
+    DittoClient,
+    FedAvgClient,
+    FedDynClient,
+    FedProxClient,
+    FinetuneClient,
+    IFCAClient,
+    PerFedAvgClient,
+    PFedMeClient,
+    ScaffoldClient,
+    Split,
+    SuPerFedClient,
+)
+from fedapps.clients.base.regression import regression
+from fedapps.clients.base.store import MessageStore
+from fedapps.clients.base.together import one_of_many, together
+from fedapps.clients.base.training import get_arrays
+from fedapps.clients.partial_sharing import FedRepClient, PartialClient
+from fedapps.clients.steps import cohorts, stacked
+
+SIZES = (23, 9, 3, 1, 20, 14)
+PLAIN = {"seed": 1, "server-round": 2, "local-epochs": 3, "batch-size": 5, "learning-rate": 0.05}
+
+
+def small_net(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    net.head = ("2.",)  # type: ignore[assignment]  # prefixes of parameter names
+    return net
+
+
+def data(size: int, number: int) -> ClientData:
+    rng = np.random.default_rng(number)
+    x = torch.from_numpy(rng.normal(size=(size, 6)).astype(np.float32))
+    split = Split(x, torch.from_numpy(rng.integers(0, 3, size)))
+    return ClientData(split, split, split)
+
+
+Client = Callable[[int, RecordDict, nn.Module], FedAvgClient]
+
+
+def client(
+    kind: type[FedAvgClient], number: int, state: RecordDict, net: nn.Module
+) -> FedAvgClient:
+    return kind(small_net, data(SIZES[number], number), number, MessageStore(state), net)
+
+
+def fits(
+    kind: type[FedAvgClient], config: dict[str, Any], who: Sequence[int], copies: int = 1
+) -> list[tuple[Any, ...]]:
+    """Return replies and states of two rounds of clients that share a net."""
+    net, states = small_net(0), {number: RecordDict() for number in who}
+    out = []
+
+    def fit(number: int, config: dict[str, Any]) -> tuple[Any, ...]:
+        own = RecordDict(dict(states[number]))
+        arrays = get_arrays(small_net(5))
+        if kind is ScaffoldClient:
+            arrays += [np.full_like(a, 0.01) for a in arrays]
+        if kind is PartialClient or kind is FedRepClient:
+            arrays = arrays[2:] if config.get("share") == "head" else arrays[:2]
+        answer = client(kind, number, own, net).fit(arrays * copies, config)
+        return answer, own
+
+    for of_round in (2, 3):
+        replies = together(
+            (number, partial(fit, number, {**config, "server-round": of_round})) for number in who
+        )
+        for number, (answer, own) in zip(who, replies, strict=True):
+            states[number] = own
+            out.append((answer, own))
+    return out
+
+
+def one_by_one(kind: type[FedAvgClient], config: dict[str, Any]) -> list[tuple[Any, ...]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cohorts, "is_together", lambda: False)
+        return fits(kind, config, range(len(SIZES)))
+
+
+def numbers(result: tuple[Any, ...]) -> list[np.ndarray[Any, Any]]:
+    (arrays, samples, metrics), state = result
+    kept = [a.numpy() for r in state.array_records.values() for a in r.values()]
+    return [*arrays, *kept, np.array([samples, *(v for v in metrics.values())])]
+
+
+METHODS: dict[str, tuple[type[FedAvgClient], dict[str, Any]]] = {
+    "fedavg": (FedAvgClient, {}),
+    "momentum 0, bounded": (FedAvgClient, {"momentum": 0.0, "max-gradient-norm": 0.1}),
+    "adam": (FedAvgClient, {"optimizer": "adamw", "max-gradient-norm": 0.5}),
+    "a part of the round": (FedAvgClient, {"work-share": 0.4}),
+    "all rows at once": (FedAvgClient, {"batch-size": 1000}),
+    "fedprox": (FedProxClient, ProximalSent(0.3).to_config()),
+    "scaffold": (ScaffoldClient, {}),
+    "feddyn": (FedDynClient, FedDynSent(0.1).to_config()),
+    "ditto": (DittoClient, DittoSent(0.2, 2).to_config()),
+    "apfl": (APFLClient, APFLTraining(0.4, True).to_config()),
+    "pfedme": (PFedMeClient, PFedMeSent(2.0, 0.0, 4).to_config()),
+    "pfedme, same batches": (PFedMeClient, PFedMeSent(2.0, 0.0, 3, "same").to_config()),
+    "per-fedavg": (PerFedAvgClient, PerFedAvgTraining(0.02, "differences").to_config()),
+    "superfed-mm": (SuPerFedClient, {**ProximalSent(0.1).to_config(), **SuPerFedTraining(0.5, mixing="model").to_config()}),
+    "superfed-lm": (SuPerFedClient, {**ProximalSent(0.1).to_config(), **SuPerFedTraining(0.5, mixing="layer").to_config()}),
+    "fedper": (PartialClient, ShareSent("body").to_config()),
+    "lg-fedavg": (PartialClient, ShareSent("head").to_config()),
+    "fedrep": (
+        FedRepClient,
+        {**ShareSent("body").to_config(), **FedRepSent(2, 1).to_config()},
+    ),
+    "ifca": (IFCAClient, IFCASent(1).to_config()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cohort_equals_its_clients_one_by_one(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, config = METHODS[method]
+    config = {**PLAIN, **config}
+    alone = one_by_one(kind, config)
+    # no step is taken outside of the cohort
+    monkeypatch.setattr(Eager, "run", None)
+    for found, expected in zip(fits(kind, config, range(len(SIZES))), alone, strict=True):
+        for a, b in zip(numbers(found), numbers(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_bits_of_a_client_do_not_depend_on_the_others(method: str) -> None:
+    kind, config = METHODS[method]
+    config = {**PLAIN, **config}
+    every = fits(kind, config, range(len(SIZES)))
+    for who in ([0], [4, 1], [3, 5, 2]):
+        some = fits(kind, config, who)
+        for place, (of_round, number) in enumerate(itertools.product(range(2), who)):
+            expected = numbers(every[of_round * len(SIZES) + number])
+            for a, b in zip(numbers(some[place]), expected, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_a_client_that_waits_for_no_other_has_the_same_bits() -> None:
+    (expected,) = fits(FedAvgClient, PLAIN, [0])[:1]
+    with one_of_many():
+        found = client(FedAvgClient, 0, RecordDict(), small_net(0)).fit(
+            get_arrays(small_net(5)), PLAIN
+        )
+    for a, b in zip(found[0], expected[0][0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert found[1:] == expected[0][1:]
+
+
+def test_a_recorded_graph_has_the_bits_of_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**PLAIN, "local-epochs": 5}
+    results = []
+    for warm_up in (10**6, 3):
+        monkeypatch.setattr(stacked, "WARM_UP", warm_up)
+        stacked._kernels.clear()
+        results.append(fits(FedAvgClient, config, range(len(SIZES))))
+    assert any(kernel and kernel.graph for kernel in stacked._kernels.values())
+    assert all(all(kernel.same.values()) for kernel in stacked._kernels.values() if kernel)
+    for found, expected in zip(*results, strict=True):
+        for a, b in zip(numbers(found), numbers(expected), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_client_without_finite_numbers_leaves_the_others_alone() -> None:
+    net, config = small_net(0), PLAIN
+
+    def fit(number: int, broken: bool) -> Any:
+        own = data(SIZES[number], number)
+        if broken:
+            own.train.x[0, 0] = float("nan")
+        return FedAvgClient(small_net, own, number, model=net).fit(get_arrays(net), config)
+
+    start = get_arrays(small_net(0))
+
+    def all_of(broken: Sequence[int]) -> list[Any]:
+        for p, a in zip(net.parameters(), start, strict=True):
+            p.data.copy_(torch.from_numpy(a))
+        return together(
+            (number, partial(_from, start, net, fit, number, number in broken))
+            for number in (0, 1, 4)
+        )
+
+    whole, broken = all_of([]), all_of([1])
+    assert np.isnan(broken[1][2]["loss"])
+    for number in (0, 2):
+        for a, b in zip(whole[number][0], broken[number][0], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def _from(start: Any, net: nn.Module, fit: Callable[[int, bool], Any], *args: Any) -> Any:
+    for p, a in zip(net.parameters(), start, strict=True):
+        p.data.copy_(torch.from_numpy(a))
+    return fit(*args)
+
+
+class Centred(nn.Module):
+    """A net whose outputs for a sample depend on the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x - x.mean(0))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
+        nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)),
+        nn.Linear(6, 3).double(),
+        nn.Sequential(nn.Linear(6, 3000), nn.Linear(3000, 3000), nn.Linear(3000, 3)),
+    ],
+)
+def test_other_nets_take_their_steps_one_by_one(
+    net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohorts.Training, "done", None)
+    own = data(5, 0)
+    split = Split(own.train.x.to(next(net.parameters()).dtype), own.train.y)
+    with one_of_many():
+        FedAvgClient(lambda _: net, ClientData(split, split, split)).fit(
+            get_arrays(net), {**PLAIN, "local-epochs": 1}
+        )
+
+
+def test_a_net_that_looks_at_other_samples_trains_as_alone() -> None:
+    own, replies = data(9, 0), []
+    for many in (False, True):
+        torch.manual_seed(0)
+        net = Centred()
+        of = FedAvgClient(lambda _, net=net: net, own)
+        if many:
+            with one_of_many():
+                replies.append(of.fit(get_arrays(net), PLAIN))
+        else:
+            replies.append(of.fit(get_arrays(net), PLAIN))
+    for a, b in zip(replies[0][0], replies[1][0], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_memory_is_bounded_without_a_change_of_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = fits(FedAvgClient, PLAIN, range(len(SIZES)))
+    sizes: list[int] = []
+    done = cohorts.Training.done
+    monkeypatch.setattr("fedapps.clients.base.together.MOST_BYTES", 3000)
+    monkeypatch.setattr(
+        cohorts.Training, "done", staticmethod(lambda all_: sizes.append(len(all_)) or done(all_))
+    )
+    some = fits(FedAvgClient, PLAIN, range(len(SIZES)))
+    assert len(sizes) > 2
+    for found, expected in zip(some, every, strict=True):
+        for a, b in zip(numbers(found), numbers(expected), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_regression_and_fine_tuning_before_use() -> None:
+    def evaluate(number: int) -> tuple[float, int, dict[str, Any]]:
+        torch.manual_seed(0)
+        own, net = data(SIZES[number], number), nn.Linear(6, 1)
+        split = Split(own.train.x, own.train.x[:, :1] * 2)
+        of = FinetuneClient(
+            lambda _: net, ClientData(split, split, split), number, model=net,
+            objective=regression("huber"),
+        )  # fmt: skip
+        return of.evaluate(get_arrays(net), {**PLAIN, **FinetuneSent(3, 0.0).to_config()})
+
+    alone = [evaluate(number) for number in range(len(SIZES))]
+    found = together((number, partial(evaluate, number)) for number in range(len(SIZES)))
+    for a, b in zip(found, alone, strict=True):
+        assert a[0] == pytest.approx(b[0], rel=1e-5)
+        assert a[0] < a[2]["global-loss"]
+
+
+def test_calls_with_the_same_key_follow_one_another() -> None:
+    states = {0: 0}
+    net = small_net(0)
+
+    def add(place: int) -> int:
+        before = states[0]
+        client(FedAvgClient, 0, RecordDict(), net).fit(get_arrays(small_net(5)), PLAIN)
+        states[0] = before + 1
+        return states[0]
+
+    assert together(("same", partial(add, place)) for place in range(3)) == [1, 2, 3]
