@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps import json_log
-from fedapps.commands.options import Options, add
 from fedapps.errors import INTERRUPTED
 from fedapps.extensions.own_code import check_trusted, code_named
+from fedapps.lab.commands.options import Options, add
 
 if TYPE_CHECKING:
     from fedapps.settings.settings import Settings

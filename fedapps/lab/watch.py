@@ -108,8 +108,13 @@ def watch(folder: Path, until_end: bool = False) -> int:
         os.nice(10)  # the run comes first
     print(f"watch:   {(folder / 'report.html').as_uri()}", file=sys.stderr, flush=True)
     ended = threading.Event()
+
+    def wait_for_input() -> None:
+        sys.stdin.buffer.read()
+        ended.set()
+
     if until_end:
-        threading.Thread(target=lambda: (sys.stdin.buffer.read(), ended.set()), daemon=True).start()
+        threading.Thread(target=wait_for_input, daemon=True).start()
     one, pause = Watch(folder), 1.0
     try:
         while not ended.wait(pause):

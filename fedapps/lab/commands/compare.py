@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedapps.commands.options import Options, add
+from fedapps.lab.commands.options import Options, add
 
 
 def _share(text: str) -> float:

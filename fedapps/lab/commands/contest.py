@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from fedapps.commands.options import Options, add
 from fedapps.errors import INTERRUPTED
+from fedapps.lab.commands.options import Options, add
 from fedapps.toml_text import given_by
 
 

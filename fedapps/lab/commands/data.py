@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.commands.options import Options, add
 from fedapps.data.overlap import common_share
 from fedapps.lab.client_samples import (
     MAX_CLASSES,
@@ -16,6 +15,7 @@ from fedapps.lab.client_samples import (
     client_samples,
     figure,
 )
+from fedapps.lab.commands.options import Options, add
 from fedapps.runs.prepare import with_defaults
 from fedapps.toml_text import given_by
 

@@ -5,8 +5,8 @@ for papers.
 import argparse
 from pathlib import Path
 
-from fedapps.commands.options import Options, add
 from fedapps.errors import UserError
+from fedapps.lab.commands.options import Options, add
 from fedapps.lab.results.compare import compared
 from fedapps.lab.results.parts import run_figures, write_figures
 from fedapps.records.reader import read_run, run_folder

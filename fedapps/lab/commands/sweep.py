@@ -14,9 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from fedapps import json_log
-from fedapps.commands.options import Options, add
 from fedapps.errors import INTERRUPTED, RunFailed
 from fedapps.formats import seconds_text
+from fedapps.lab.commands.options import Options, add
 from fedapps.lab.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.lab.sweeps.plan import Plan, read_plans
 from fedapps.lab.sweeps.pool import finished

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from fedapps.commands.options import Options, add
+from fedapps.lab.commands.options import Options, add
 
 OPTIONS: Options = {
     "folder": {"type": Path, "metavar": "DIR", "help": "results folder"},

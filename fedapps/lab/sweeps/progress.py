@@ -57,8 +57,10 @@ class SweepProgress(Display):
             TimeRemainingColumn(),
         )
         if self._rounds:
-            how = {"refresh_per_second": 2, "speed_estimate_period": 300}
-            self._start_bar(columns, self._describe(), sum(self._rounds.values()), **how)
+            total = sum(self._rounds.values())
+            self._start_bar(
+                columns, self._describe(), total, refresh_per_second=2, speed_estimate_period=300
+            )
         if self._rounds and (self._bar or self._cell):
             self._show()
             self._thread.start()
