@@ -56,9 +56,8 @@ def copy_app(
         (app / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, app / place)
     if own:
-        (app / PACKED).write_text(
-            pack({place: own[place] for place in own.keys() - code.keys()}), encoding="utf-8"
-        )
+        if beside := {place: own[place] for place in own.keys() - code.keys()}:
+            (app / PACKED).write_text(pack(beside), encoding="utf-8")
         known = flatten_toml(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
         more = {
             f"tool.flwr.app.config.{key}": value
@@ -66,7 +65,7 @@ def copy_app(
             if key not in known
         }
         listed = "".join(
-            f"{json.dumps(place)}, " for place in (*code, PACKED)
+            f"{json.dumps(place)}, " for place in (*code, *[PACKED][: len(beside)])
         )  # Flower leaves out files and rejects settings that are not listed
         text = text.replace("fab-include = [", f"fab-include = [{listed}", 1) + (
             "\n" + to_toml(more) if more else ""

@@ -132,13 +132,15 @@ class Rules:
         return their names: a score that a client's samples leave undefined (of one
         class, say) costs no model, and no other score.
 
-        What a strategy needs stays: the weight, the loss before training.
+        What a strategy needs stays: the weight, the loss before training; and the loss
+        of an evaluation, which says that the model diverged.
         """
         needed, metrics = {"num-examples", self.weight, LOSS_BEFORE}, metrics_of(reply.content)
+        kept = needed if trains(message) else needed | {"loss"}
         found = [
             name
             for name, value in metrics.items()
-            if name not in needed and np.isnan(np.asarray(value, np.float64)).any()
+            if name not in kept and np.isnan(np.asarray(value, np.float64)).any()
         ]
         model = self.like_model or self.updates
         if not (model if trains(message) else metrics.keys() - needed - {*found}):

@@ -121,6 +121,19 @@ def test_an_undefined_score_costs_the_score_and_not_the_model(kind, caplog):
     assert caplog.text.count("client 2: metric 'auc' is not a number") == 2
 
 
+def test_an_evaluation_whose_loss_is_not_a_number_is_one_of_a_model_that_diverged():
+    class Diverged(EchoClient):
+        def evaluate(self, parameters, config):
+            return float("nan"), 1, {"accuracy": 0.1}
+
+    failures = []
+    simulate(
+        FedAvg(), lambda i, _: [EchoClient(0), Diverged(0)][i], 2, START, 1,
+        callbacks=[lambda now: failures.extend(now.evaluated.failures)],
+    )  # fmt: skip
+    assert [(f.client, f.reason) for f in failures] == [(1, "metric 'loss' is not finite")]
+
+
 def test_a_metric_that_only_some_clients_report_does_not_end_the_run():
     clients = [
         EchoClient(0, 1, {"m": 1.0, "list": [1.0]}),
