@@ -152,7 +152,7 @@ def _execute(
     if timing:
         timing.log = TimeLog(recorder.files, folder, done, recorder.called)
     if not done:
-        dealt = isinstance(task, SplitsSamples) and not settings.sites.own
+        dealt = not settings.sites.own and isinstance(task, SplitsSamples)
         account = task.remarks(settings.num_clients) if dealt else []
         record_data(folder, settings.flat(), account)
     trackers = track(settings, folder, done, recorder) if settings.track else None
