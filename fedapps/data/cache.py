@@ -37,15 +37,15 @@ def fingerprint(source: str | Path, asked: dict[str, str]) -> str:
     """Return the name of the entry for a source and what is ``asked`` of it.
 
     A folder or file is identified by the names, sizes and modification times of its
-    files, so a changed one gets another entry; a hub data set by its name only, so that
+    files and the names of its folders, so a changed one gets another entry; a hub data set by its name only, so that
     no network is needed: remove the cache to fetch a newer version.
     """
     files: list[tuple[str, int, int]] = []
     if isinstance(source, Path):
         for path in [source] if source.is_file() else sorted(source.rglob("*")):
-            if path.is_file():
-                status = path.stat()
-                files.append((str(path.relative_to(source)), status.st_size, status.st_mtime_ns))
+            status = path.stat()
+            kept = (status.st_size, status.st_mtime_ns) if path.is_file() else (0, 0)
+            files.append((str(path.relative_to(source)), *kept))
     content = json.dumps([FORMAT, str(source), files, asked])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 

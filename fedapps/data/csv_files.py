@@ -114,7 +114,7 @@ def _typed(table: pa.Table, account: list[str], semicolons: bool) -> Frame:
         if number.type == pa.float64() and may_have_thousands(text[:1000].to_pylist()):
             points[name] = text
     commas = any(
-        has_decimal_commas(column.unique().drop_null().to_pylist())
+        has_decimal_commas(column.unique().drop_null().to_pylist(), semicolons)
         for column in columns.values()
         if column.type == pa.string()
     )

@@ -111,12 +111,15 @@ def joined(parts: Sequence[tuple[str, Frame]], setting: str) -> Frame:
         common = pa.schema([(name, column.type)])
         for other, part in parts[1:]:
             here = pa.schema([(name, part.columns[name].type)])
+            sizes = _sizes(column.type), _sizes(here.types[0])
             try:
+                if all(sizes) and sizes[0] != sizes[1]:  # would be lists of any size
+                    raise pa.ArrowTypeError
                 common = pa.unify_schemas([common, here], promote_options="permissive")
             except (pa.ArrowInvalid, pa.ArrowTypeError):
                 raise UserError(
-                    f"{setting}: column {name!r} {_differing(column.type, first)}, "
-                    f"{_differing(here.types[0], other)}: write it the same way in all"
+                    f"{setting}: column {name!r} {_holds(column.type, first)}, "
+                    f"{_holds(here.types[0], other)}: write it the same way in all"
                 ) from None
         kind = common.types[0]
         pieces = [part.columns[name].cast(kind) for _, part in parts]
@@ -173,13 +176,17 @@ def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
     return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
 
 
-def _differing(kind: "pa.DataType", where: str) -> str:
-    """Return what a column of this type holds, in the user's words: with lists of a
-    fixed size that of a sample, 9 x 128.
-    """
+def _sizes(kind: "pa.DataType") -> list[str]:
+    """Return the size of a sample in a column of lists of fixed sizes: 9, 128."""
     sizes = []
     while str(kind).startswith("fixed_size_list<"):
         sizes.append(str(kind.list_size))
         kind = kind.value_type
+    return sizes
+
+
+def _holds(kind: "pa.DataType", where: str) -> str:
+    """Return what a column of this type holds, in the user's words."""
     held = "numbers" if is_number(kind) else "text" if is_text(kind) else str(kind)
-    return f"holds {' x '.join(sizes)} {held} in {where}".replace("  ", " ")
+    sizes = _sizes(kind)
+    return f"holds {' x '.join(sizes) + ' values' if sizes else held} in {where}"

@@ -39,12 +39,13 @@ def is_number(text: str) -> bool:
     return bool(_POINT.fullmatch(bare) or _COMMA.fullmatch(bare))
 
 
-def has_decimal_commas(texts: Collection[str]) -> bool:
+def has_decimal_commas(texts: Collection[str], semicolons: bool) -> bool:
     """Return whether all texts are numbers, some with a comma that can only be that of
-    a fraction.
+    a fraction or, in a file of semicolons, each with a comma.
     """
     bare = [_bare(text) for text in texts]
-    return all(map(_COMMA.fullmatch, bare)) and not all(map(_POINT.fullmatch, bare))
+    sure = not all(map(_POINT.fullmatch, bare)) or (semicolons and all("," in t for t in bare))
+    return sure and all(map(_COMMA.fullmatch, bare))
 
 
 def may_have_thousands(texts: Iterable[str | None]) -> bool:

@@ -143,7 +143,7 @@ def _execute(
     )
     checkpoints.record = recorder.files
     if not done:
-        dealt = isinstance(task, SplitsSamples) and not settings.sites.own
+        dealt = not settings.sites.own and isinstance(task, SplitsSamples)
         account = task.remarks(settings.num_clients) if dealt else []
         record_data(folder, settings.flat(), account)
     if settings.secure.on:

@@ -69,8 +69,8 @@ def test_doubtful_numbers_are_refused(cells, delimiter, tmp_path):
 
 def test_the_file_decides_where_a_column_does_not():
     assert numbers_of(["1,234", "5"], commas=True)[0] == {"1,234": 1.234, "5": 5}
-    assert has_decimal_commas(["0,5", "3"])
-    assert not has_decimal_commas(["1,234", "3"])
+    assert has_decimal_commas(["0,5", "3"], semicolons=False)
+    assert not has_decimal_commas(["1,234", "3"], semicolons=True)
     with pytest.raises(DoubtfulError):
         numbers_of(["1.234", "1,234"])
 

@@ -346,9 +346,7 @@ def test_arrays_of_a_site_that_do_not_fit_name_its_file(tmp_path, capsys, monkey
     missing = "data.natural-id = 'clinic': .*; @file stands for a sample's file or folder"
     assert re.search(missing, error_of(sites / "a.npz", "data.natural-id=clinic"))
     np.savez(sites / "b.npz", x=x[:, :3], y=y)
-    assert "'x' holds 5 numbers in a.npz, holds 3 numbers in b.npz: write" in error_of(
-        sites, by_file
-    )
+    assert "'x' holds 5 values in a.npz, holds 3 values in b.npz: write" in error_of(sites, by_file)
     np.savez(sites / "b.npz", x=np.where(x == 7, np.nan, x), y=y)
     assert "(first: column 'x', row 9, of b)" in error_of(sites, by_file)
     (sites / "b.npz").write_bytes((sites / "a.npz").read_bytes()[:300])

@@ -131,9 +131,7 @@ def test_two_classes_have_one_logit_whatever_they_are_called(tmp_path):
 def test_semicolons_and_decimal_commas_are_read(tmp_path):
     plain = task_of(write(tmp_path / "a.csv", rows()), data__natural_id="plant")
     german = task_of(write(tmp_path / "b.csv", rows(), ";", ","), data__natural_id="plant")
-    commas = task_of(write(tmp_path / "c.csv", rows(), ",", ","), data__natural_id="plant")
-    for other in (german, commas):
-        np.testing.assert_array_equal(other.samples.x, plain.samples.x)
+    np.testing.assert_array_equal(german.samples.x, plain.samples.x)
     assert any("decimal comma" in line for line in german.remarks(4))
 
 
