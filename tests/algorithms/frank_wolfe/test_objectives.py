@@ -138,6 +138,20 @@ def test_observations_may_come_in_any_order():
     )
 
 
+def test_the_parts_of_an_assignment_sum_to_the_whole():
+    rng = np.random.default_rng(6)
+    a, b, x = rng.normal(size=(3, 4, 4))
+    places = list(itertools.product(range(4), repeat=2))
+    parts = [QuadraticAssignment(a, b, places[i : i + 2]) for i in range(0, 16, 2)]
+    whole = QuadraticAssignment(a, b)
+    assert (
+        sum(part.value(x) for part in parts)
+        == pytest.approx(whole.value(x))
+        == pytest.approx(np.trace(a @ x @ b.T @ x.T))
+    )
+    np.testing.assert_allclose(sum(part.gradient(x) for part in parts), whole.gradient(x))
+
+
 # QAPLIB's nug5: a 5 x 5 grid instance small enough to search. Its optimum by
 # enumeration, 50, is the published one.
 NUG5 = """5

@@ -293,6 +293,7 @@ def test_what_does_not_fit_is_refused_in_one_line(settings, message):
             with_defaults({"task": "regression", "num-clients": 3, "device": "cpu", **settings})
         ),
         message,
+        (UserError, ValueError),
     )
 
 
@@ -497,7 +498,11 @@ def test_arrays_that_cannot_be_learned_are_refused_in_one_line(
     changed, settings, message, tmp_path
 ):
     given = embeddings(tmp_path / "set.npz", **changed)
-    refused(lambda: assemble(with_defaults(given | {"num-clients": 4} | settings)), message)
+    refused(
+        lambda: assemble(with_defaults(given | {"num-clients": 4} | settings)),
+        message,
+        (UserError, ValueError),
+    )
 
 
 # --- sites ----------------------------------------------------------------------------
