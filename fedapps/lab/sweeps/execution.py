@@ -167,14 +167,19 @@ def execute_sweep(
         write_record(plan)
         due = time.monotonic() + page_every
         with SweepProgress([point.run for point in plan.points], missing, console) as progress:
-            for ended in ended_runs(missing, way):
-                progress.show_end(ended)
-                prune(ended.run.folder, keep)
-                if ended.error:
-                    failed[ended.run.folder.name] = ended.error
-                if (began := time.monotonic()) >= due:
-                    write_page(read(), plan.out, failed, going=True)
-                    due = time.monotonic() + max(page_every, (time.monotonic() - began) / SHARE)
+            try:
+                for ended in ended_runs(missing, way):
+                    progress.show_end(ended)
+                    prune(ended.run.folder, keep)
+                    if ended.error:
+                        failed[ended.run.folder.name] = ended.error
+                    if (began := time.monotonic()) >= due:
+                        write_page(read(), plan.out, failed, going=True)
+                        due = time.monotonic() + max(page_every, (time.monotonic() - began) / SHARE)
+            except BaseException:
+                if (plan.out / "report.html").exists():  # it must not reload for ever
+                    write_page(read(), plan.out, failed)
+                raise
         for point in plan.points:
             prune(point.run.folder, keep)
         results = read()

@@ -255,7 +255,9 @@ def write_page(
 
 def _html(results: Results, folder: Path, failed: Mapping[str, str], going: bool) -> str:
     plan = results.plan
-    state = "failed" if failed else "running" if going else "completed"
+    missing = len(results.runs) < len(plan.points)
+    ended = "failed" if failed else "interrupted" if missing else "completed"
+    state = "running" if going and not failed else ended
     body = [
         html.header(plan.title, "", _subtitle(plan), state, _state(results, failed, going)),
         html.paragraph(results.note(), "quiet"),
@@ -319,11 +321,11 @@ def _state(results: Results, failed: Mapping[str, str], going: bool) -> str:
     done = f"{len(results.runs)} of {len(results.plan.points)} runs finished"
     if going:
         return f"… {done}{f', {len(failed)} failed' if failed else ''}."
-    return (
-        f"✗ {done}, {len(failed)} failed. Repeat the command to try them again."
-        if failed
-        else f"✓ {done}."
-    )
+    if failed:
+        return f"✗ {done}, {len(failed)} failed. Repeat the command to try them again."
+    if len(results.runs) < len(results.plan.points):
+        return f"✗ {done}. Repeat the command to go on."
+    return f"✓ {done}."
 
 
 def _run_table(results: Results, folder: Path | None) -> Html:

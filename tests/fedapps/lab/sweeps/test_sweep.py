@@ -467,6 +467,22 @@ def test_the_page_is_drawn_again_while_the_sweep_goes_on(plan_of, in_process):
     assert "reload()" not in (plan.out / "report.html").read_text()
 
 
+def test_the_page_of_an_interrupted_sweep_does_not_reload(plan_of, in_process):
+    plan = plan_of(LASSO + "seed = [0, 1, 2, 3]\n")
+
+    def stopped(name):
+        if name == "seed-2":
+            raise KeyboardInterrupt
+
+    in_process.before = stopped
+    missing = sweep_module.missing_runs(plan, sweep_module.Way(jobs=1))
+    with pytest.raises(KeyboardInterrupt):
+        sweep_module.execute_sweep(plan, missing, sweep_module.Way(jobs=1), page_every=0.0)
+    page = (plan.out / "report.html").read_text()
+    assert "2 of 4 runs finished. Repeat the command to go on." in page
+    assert "reload()" not in page
+
+
 def test_the_page_of_a_sweep_that_goes_on_links_to_the_reports_that_are_drawn(results_of, tmp_path):
     results = results_of('method = ["fedavg", "local"]\n', {"fedavg": 0.5, "local": None})
     (tmp_path / "out/cells/local").mkdir()
