@@ -68,7 +68,7 @@ def _shown(value: Any) -> str:
     return value.__name__ if isinstance(value, type) else repr(value)[:60]
 
 
-def _wanted(value: Any, kinds: tuple[type, ...]) -> str:
+def _wanted(value: Any, kinds: tuple[Any, ...]) -> str:
     """Return what to type instead of a value."""
     (kind, *_), shown = kinds, _shown(value)
     if Sequence in kinds and isinstance(value, str):

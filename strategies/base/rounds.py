@@ -421,8 +421,8 @@ def _log_replies(phase: str, strategy: Strategy, exchange: Exchange) -> None:
 
 
 def _callers() -> Iterator[FrameType]:
-    frame = sys._getframe(2)
-    while frame := frame.f_back:
+    frame: FrameType | None = sys._getframe(2)
+    while frame := frame.f_back if frame else None:
         yield frame
 
 
