@@ -6,7 +6,7 @@ From Python use ``fedapps.run(method="superfed-mm", num_rounds=20)``, ``load``,
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -16,22 +16,12 @@ if not (Path(__file__).parent / "strategies").is_dir():
     __path__.append(str(Path(__file__).parents[1]))
 
 
-if TYPE_CHECKING:
-    from fedapps.lab.api import Run as Run
-    from fedapps.lab.api import compare as compare
-    from fedapps.lab.api import contest as contest
-    from fedapps.lab.api import load as load
-    from fedapps.lab.api import partition as partition
-    from fedapps.lab.api import run as run
-    from fedapps.lab.api import sweep as sweep
-else:
+def __getattr__(name: str) -> Any:
+    if name not in ("Run", "compare", "contest", "load", "partition", "run", "sweep"):
+        raise AttributeError(f"module 'fedapps' has no attribute {name!r}")
+    from importlib import import_module
 
-    def __getattr__(name: str) -> Any:
-        if name not in ("Run", "compare", "contest", "load", "partition", "run", "sweep"):
-            raise AttributeError(f"module 'fedapps' has no attribute {name!r}")
-        from importlib import import_module
+    from fedapps.errors import check_system
 
-        from fedapps.errors import check_system
-
-        check_system()
-        return getattr(import_module("fedapps.lab.api"), name)
+    check_system()
+    return getattr(import_module("fedapps.lab.api"), name)

@@ -26,16 +26,13 @@ def checked(made: Callable[..., None]) -> Callable[..., None]:
     """
     parameters = list(inspect.signature(made).parameters.values())[1:]
     kinds = {p.name: _kinds(p.annotation) for p in parameters if p.kind is not p.VAR_KEYWORD}
-    named = set(kinds)
-    for rest in [p.annotation for p in parameters if p.kind is p.VAR_KEYWORD]:
-        typed, *_ = get_args(rest) or (None,)
-        named |= set(getattr(typed, "__annotations__", ()))
+    rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
     options = next((k for of in kinds.values() for k in of if issubclass(k, Options)), None)
 
     @wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         name = type(self).__name__
-        for key in kwargs.keys() - named if named - set(kinds) else ():
+        for key in kwargs.keys() - _names(type(self)) if rest else ():
             raise TypeError(f"{name} has no argument {key!r}{_instead(name, key, kwargs, options)}")
         for key, value in [*zip(kinds, args, strict=False), *kwargs.items()]:
             if kinds.get(key) and not _is(value, kinds[key]):
@@ -43,6 +40,12 @@ def checked(made: Callable[..., None]) -> Callable[..., None]:
         made(self, *args, **kwargs)
 
     return init
+
+
+def _names(kind: type) -> set[str]:
+    """Return the arguments that a class and its bases know."""
+    made = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    return {name for one in made[:-1] for name in inspect.signature(one).parameters}
 
 
 def _kinds(annotation: Any) -> tuple[type, ...]:
@@ -71,7 +74,7 @@ def _shown(value: Any) -> str:
     return value.__name__ if isinstance(value, type) else repr(value)[:60]
 
 
-def _wanted(value: Any, kinds: tuple[type, ...]) -> str:
+def _wanted(value: Any, kinds: tuple[Any, ...]) -> str:
     """Return what to type instead of a value."""
     (kind, *_), shown = kinds, _shown(value)
     if Sequence in kinds and isinstance(value, str):
@@ -83,9 +86,8 @@ def _wanted(value: Any, kinds: tuple[type, ...]) -> str:
         return f"options have names: {kind.__name__}({given})"
     if isinstance(value, type) and issubclass(value, kind):
         return f"make one: {shown}()"
-    made = ", ".join(sorted(one.__name__ for one in kind.__subclasses__())[:8])
-    known = f", for example {made}" if made and not issubclass(kind, Strategy) else ""
-    return f"must be of the kind {kind.__name__}{known}"
+    place = "" if issubclass(kind, Strategy) else f" ({kind.__module__.rpartition('.')[0]})"
+    return f"must be of the kind {kind.__name__}{place}"
 
 
 def _instead(name: str, key: str, kwargs: Mapping[str, Any], options: type[Options] | None) -> str:

@@ -449,8 +449,8 @@ def _await_minimum(strategy: Strategy, grid: ClientGrid) -> None:
 
 
 def _callers() -> Iterator[FrameType]:
-    frame = sys._getframe(2)
-    while frame := frame.f_back:
+    frame: FrameType | None = sys._getframe(2)
+    while frame := frame.f_back if frame else None:
         yield frame
 
 

@@ -41,7 +41,7 @@ from fedapps.strategies import (
         (lambda: FedProx(mu=0.1), "FedProx(FedProxOptions(mu=0.1))"),
         (lambda: FedProxOptions(mu="0.1"), "FedProxOptions(mu=0.01)"),
         (lambda: FedProxOptions(mu=True), "FedProxOptions(mu=0.01)"),
-        (lambda: FedFW("l1"), "L1Ball"),
+        (lambda: FedFW("l1"), "Domain (fedapps.algorithms.frank_wolfe)"),
         (lambda: AAggFFS(FedAvg), "FedAvg()"),
         (lambda: AAggFFS(flower.FedAvg), "FedAvg()"),
     ],
