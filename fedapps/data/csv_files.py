@@ -45,6 +45,10 @@ def read_csv(path: Path) -> Frame:
     check_names(names)
     odd: list[Any] = []
 
+    def skip(row: Any) -> str:
+        odd.append(row)
+        return "skip"
+
     def read(threads: bool) -> pa.Table:
         return arrow_csv.read_csv(
             str(path),
@@ -58,7 +62,7 @@ def read_csv(path: Path) -> Frame:
             arrow_csv.ParseOptions(
                 delimiter=delimiter,
                 newlines_in_values=True,
-                invalid_row_handler=lambda row: odd.append(row) or "skip",
+                invalid_row_handler=skip,
             ),
             arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),

@@ -152,8 +152,9 @@ def _execute(
     if timing:
         timing.log = TimeLog(recorder.files, folder, done, recorder.called)
     if not done:
-        dealt = not settings.sites.own and isinstance(task, SplitsSamples)
-        account = task.remarks(settings.num_clients) if dealt else []
+        account: list[str] = []
+        if not settings.sites.own and isinstance(task, SplitsSamples):
+            account = task.remarks(settings.num_clients)
         record_data(folder, settings.flat(), account)
     trackers = track(settings, folder, done, recorder) if settings.track else None
     image_grids = (

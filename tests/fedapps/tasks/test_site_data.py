@@ -111,7 +111,11 @@ def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
             r"a\.csv: label 'label' holds 1 values that are none of 0, 1",
         ),
         (["1,a,0,,z", *valid_rows()], None, r"label 'label' holds 1 values that are none of 0, 1"),
-        (["1,a,0,1", *valid_rows()], None, r"a\.csv cannot be read: row 2 has 4 cells, and there are 5 columns"),
+        (
+            ["1,a,0,1", *valid_rows()],
+            None,
+            r"a\.csv cannot be read: row 2 has 4 cells, and there are 5 columns",
+        ),
         (
             valid_rows(),
             "age,sort,sex,label,unused",
