@@ -37,7 +37,8 @@ def fingerprint(source: str | Path, asked: dict[str, str]) -> str:
     """Return the name of the entry for a source and what is ``asked`` of it.
 
     A folder or file is identified by the names, sizes and modification times of its
-    files and the names of its folders, so a changed one gets another entry; a hub data set by its name only, so that
+    files and the names of its folders, so a changed one gets another entry; a hub data
+    set by its name only, so that
     no network is needed: remove the cache to fetch a newer version.
     """
     files: list[tuple[str, int, int]] = []

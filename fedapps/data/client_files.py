@@ -34,7 +34,9 @@ def one_by_one(folder: Path | None, source: Source, read: Callable[[Path, Source
     if inside.is_dir():
         folder, source = inside, replace(source, split="train")
     parts: list[tuple[str, Frame]] = []
-    empty, strange, said = [], [], []
+    empty: list[str] = []
+    strange: list[str] = []
+    said: list[str] = []
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith("."):
             continue
@@ -61,5 +63,5 @@ def one_by_one(folder: Path | None, source: Source, read: Callable[[Path, Source
             f"{source.client} = {FILE!r}: {folder} holds no file of a client: {', '.join(KINDS)}"
             + "".join(f"; {line}" for line in said)
         )
-    read = f"{folder.name}: {sum(len(part) for _, part in parts)} rows of {len(parts)} clients"
-    return replace(joined(parts, source.setting), account=(read, *said))
+    line = f"{folder.name}: {sum(len(part) for _, part in parts)} rows of {len(parts)} clients"
+    return replace(joined(parts, source.setting), account=(line, *said))

@@ -45,6 +45,10 @@ def read_csv(path: Path) -> Frame:
     check_names(names)
     odd: list[Any] = []
 
+    def skip(row: Any) -> str:
+        odd.append(row)
+        return "skip"
+
     def read(threads: bool) -> pa.Table:
         return arrow_csv.read_csv(
             str(path),
@@ -58,7 +62,7 @@ def read_csv(path: Path) -> Frame:
             arrow_csv.ParseOptions(
                 delimiter=delimiter,
                 newlines_in_values=True,
-                invalid_row_handler=lambda row: odd.append(row) or "skip",
+                invalid_row_handler=skip,
             ),
             arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
@@ -85,7 +89,10 @@ def read_csv(path: Path) -> Frame:
     named = [name for name in names if not is_number(name)]
     if len(named) < len(names) and all(name in table[name][:100].to_pylist() for name in named):
         raise ValueError(NAMELESS)
-    return _typed(*_without_blanks(table), delimiter == ";")
+    table, account = _without_blanks(table)
+    names, texts = table.column_names, table.columns
+    del table
+    return _typed(names, texts, account, delimiter == ";")
 
 
 def _without_blanks(table: pa.Table) -> tuple[pa.Table, list[str]]:
@@ -100,16 +107,16 @@ def _without_blanks(table: pa.Table) -> tuple[pa.Table, list[str]]:
     return table, said
 
 
-def _typed(table: pa.Table, account: list[str], semicolons: bool) -> Frame:
+def _typed(
+    names: list[str], texts: list[pa.ChunkedArray], account: list[str], semicolons: bool
+) -> Frame:
     """Return the columns with numbers as such. A point may be one of thousands in files
     of semicolons or decimal commas: such columns stay text, to be decided later.
     """
     columns: dict[str, pa.ChunkedArray] = {}
     points = {}
-    names, texts = table.column_names, table.columns
-    del table
     for name in names:
-        text = texts.pop(0)
+        text = texts.pop(0)  # freed: memory holds either the text or the numbers
         columns[name] = number = _numbers(text)
         if number.type == pa.float64() and may_have_thousands(text[:1000].to_pylist()):
             points[name] = text

@@ -136,13 +136,13 @@ def read_named(
         named = {"data.image": options.image, "data.label": options.label, source.client: client}
         check_columns(data, source, named)
         column = label_column(data, source, options.label)
-        names, place = numbered(data.by_name(), column)
+        called, place = numbered(data.by_name(), column)
         owner, owners = (
             groups_of(data, source, client) if client else (np.zeros(len(data), np.int64), [""])
         )
-        samples, *_ = _inputs(data, source, read)
+        samples = _inputs(data, source, read)[0]
         arrays = {"x": samples, "labels": place, "owner": owner}
-        return arrays, {"names": [str(name) for name in names], "owners": owners}
+        return arrays, {"names": [str(name) for name in called], "owners": owners}
 
     arrays, facts = cached(source, _columns(read) | {"named": "2"}, decode)
     labels, owners = (

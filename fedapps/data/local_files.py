@@ -72,6 +72,7 @@ def read_local(path: Path, source: Source) -> Frame:
     """Return the samples of a split in a file, or in the files of a folder. Raises
     ``UserError``.
     """
+    said: list[str] = []
     if path.is_file():
         if (kind := kind_of(path)) in ("", *MEDIA, "text"):
             tables = [ending for ending, kind in KINDS.items() if kind not in (*MEDIA, "text")]
@@ -79,7 +80,7 @@ def read_local(path: Path, source: Source) -> Frame:
                 f"{source.setting} = '{path}': a file must be one of {', '.join(tables)}, else "
                 "name a folder"
             )
-        files, said = [path], []
+        files = [path]
         if kind != ARRAYS:
             check_one_table(source)
     else:

@@ -33,7 +33,7 @@ def read_pictures(
             content: bytes | None = cell["bytes"]
             with Image.open(cell["path"] if content is None else io.BytesIO(content)) as opened:
                 if opened.mode in DEEP:
-                    brightest = max(brightest, int(opened.getextrema()[1]))
+                    brightest = max(brightest, int(np.asarray(opened).max()))
                 picture = _upright(opened, seen)
                 if resize:
                     picture = ImageOps.fit(picture, (resize, resize), Image.Resampling.BILINEAR)
@@ -91,11 +91,11 @@ def _upright(opened: Image.Image, seen: Counter[str]) -> Image.Image:
     grey = mode in ("LA", "La")
     if turned.has_transparency_data:
         layer = turned.convert("RGBA")
-        if layer.getextrema()[3][0] < 255:
+        if np.asarray(layer)[:, :, 3].min() < 255:
             seen["are transparent: laid on white"] += 1
             ground = Image.new("RGBA", layer.size, "white")
             laid = Image.alpha_composite(ground, layer).convert("RGB")
-            if all(low == high for low, high in laid.getextrema()):
+            if not np.ptp(np.asarray(laid), (0, 1)).any():
                 raise ValueError("only its transparency holds a shape")
             return laid.convert("L") if grey else laid
     if mode in ("L", "RGB"):

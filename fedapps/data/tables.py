@@ -218,9 +218,8 @@ def encode(
     levels: dict[str, Floats] = {}
     left_out, written, categories = [], [], []
     for name, column in columns:
-        text = column is not None and column.dtype.kind == "O" and name not in categorical
-        if text and (found := as_numbers(column.tolist(), name, source, commas)):
-            column, how = found
+        if column is not None and column.dtype.kind == "O" and name not in categorical:
+            column, how = as_numbers(column.tolist(), name, source, commas) or (column, "")
             written += [f"{name}: read as numbers {how}"] * bool(how)
         if column is not None and column.dtype.kind == "f" and name not in categorical:
             numeric[name] = _finite(column, name, source).astype(np.float32)

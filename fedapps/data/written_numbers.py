@@ -102,8 +102,9 @@ def as_numbers(
         return np.array([truth.get(text or "", np.nan) for text in texts]), ""
     total, odd = counts.total(), {text for text in counts if not is_number(text)}
     plain = total - sum(counts[text] for text in odd)
-    if not total or plain < total / 2 or (odd and len(counts) <= FEW_VALUES):
-        return None  # also 0, 1, 2, 3+
+    words = not any(re.search(r"\d", text) for text in odd) and plain > 0.9 * total
+    if not total or plain < total / 2 or (odd and len(counts) <= FEW_VALUES and not words):
+        return None  # also 0, 1, 2, 3+, but not a few "unknown" among numbers
     remedy = "mend them, or name it in data.categorical or data.drop"
     if odd:
         row = next(row for row, text in enumerate(texts) if text in odd) + source.first_row

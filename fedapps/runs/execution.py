@@ -143,8 +143,9 @@ def _execute(
     )
     checkpoints.record = recorder.files
     if not done:
-        dealt = not settings.sites.own and isinstance(task, SplitsSamples)
-        account = task.remarks(settings.num_clients) if dealt else []
+        account: list[str] = []
+        if not settings.sites.own and isinstance(task, SplitsSamples):
+            account = task.remarks(settings.num_clients)
         record_data(folder, settings.flat(), account)
     if settings.secure.on:
         grid = secured(grid, strategy, settings.secure, settings.bound)
