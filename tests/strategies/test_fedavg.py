@@ -89,8 +89,11 @@ def test_a_mask_travels_as_it_is_and_spoils_nothing_beside_it(name):
 def test_a_new_infinity_is_still_a_fault():
     start = {"w": np.zeros(2, np.float32), "mask": MASK, "v": np.ones(1, np.float32)}
     client = lambda i, _: Lossy(np.inf if i else 1.0, 1.0, 10)
-    result = simulate(FedAvg(), client, 2, start, 1)
+    failed = []
+    note = lambda now: failed.extend(failure.reason for failure in now.failures)
+    result = simulate(FedAvg(), client, 2, start, 1, callbacks=[note])
     np.testing.assert_array_equal(arrays_of(result)["w"], 1.0)
+    assert failed == ["array 'w' holds values that are not finite"]
 
 
 def test_complex_arrays_are_averaged_to_flowers_numbers():
