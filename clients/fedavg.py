@@ -42,6 +42,7 @@ from fedapps.clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from fedapps.clients.base.scores import ScoresValidation, with_half
 from fedapps.clients.base.scores import as_global as as_global
 from fedapps.clients.base.store import MessageStore, Store
+from fedapps.clients.base.together import known
 from fedapps.clients.base.training import (
     Arrays,
     Config,
@@ -239,32 +240,36 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         round, of which the message may ask for a part (:attr:`came`). ``problem``: by
         default :meth:`problem`.
         """
-        options, problem = TrainOptions.from_config(config), problem or self.problem(config)
-        runner = self.runner(problem, step, config)
-        work, part = PartialWork.from_config(config), None
+        options, work = TrainOptions.from_config(config), PartialWork.from_config(config)
+        problem, part = problem or self.problem(config), None
+        runner = self.runner(problem, step, options, work)
         if work.to_config() and samples is None and not why_all_steps(type(self)):
             part = Part(work, len(self.data.train), options, self.model, runner.at_once)
         # Closed after an error, too: else torch's generator is set back when the error
         # is let go, in the midst of another's draws.
         with closing(self.epochs(options, config) if samples is None else samples) as source:
-            drawn = part.of(source) if part else source
-            total, seen = runner.run(
-                problem, step, state, constants, numbers, drawn, options.batch_size
-            )
+            if (before := known()) is not None:  # the call is made again
+                total, seen = before.written(state)
+            else:
+                drawn = part.of(source) if part else source
+                total, seen = runner.run(
+                    problem, step, state, constants, numbers, drawn, options.batch_size
+                )
         self.came = part.came(seen) if part else None
         return total / seen if seen else 0.0
 
-    def runner(self, problem: Problem, step: Step, config: Config) -> Runner:
-        """Return the runner of the round's steps: the compiler if the configuration
-        asks for it; cohorts for a small net, unless the round ends by the clock.
+    def runner(
+        self, problem: Problem, step: Step, options: TrainOptions, work: PartialWork
+    ) -> Runner:
+        """Return the runner of the round's steps: the compiler if the options ask for
+        it; cohorts for a small net, unless the round ends by the clock.
         """
-        options = TrainOptions.from_config(config)
         if self.compiler and options.compile == "on":
             return self.compiler
-        timed = PartialWork.from_config(config).seconds is not None
-        if timed or not by_cohort(problem, step, options.batch_size, len(self.data.train)):
-            return Eager
-        return Cohorts
+        small = work.seconds is None and by_cohort(
+            problem, step, options.batch_size, len(self.data.train)
+        )
+        return Cohorts if small else Eager
 
     def problem(self, config: Config) -> Problem:
         """Return the problem that the client minimises."""

@@ -18,8 +18,8 @@ A client class lists its declarations in ``reads``; other keys are logged
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from functools import cache
-from typing import Any, ClassVar, Self
+from functools import cache, lru_cache
+from typing import Any, ClassVar, Self, TypeVar
 
 from fedapps.algorithms.common.options import kebab
 
@@ -27,6 +27,7 @@ Config = Mapping[str, Any]
 #: Name of the text in a training reply that says which methods made it.
 METHOD = "method"
 CASTS: tuple[type, ...] = (bool, int, float, str)
+AnySent = TypeVar("AnySent", bound="Sent")
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,22 @@ class Sent:
                     f"{key!r} is missing in the configuration: the server's strategy must send "
                     f"{cls.__name__}"
                 )
-        return cls(**arguments)
+        try:
+            made: Self = _made(cls, *arguments.items())  # type: ignore[arg-type]
+            return made
+        except TypeError:  # a list among the values
+            return cls(**arguments)
 
     def to_config(self) -> dict[str, Any]:
         """Return the fields by their keys in a message's configuration."""
         named = {self.key(part.name): getattr(self, part.name) for part in fields(self)}
         return {key: value for key, value in named.items() if value is not None}
+
+
+@lru_cache(1024)
+def _made(kind: type[AnySent], *arguments: tuple[str, Any]) -> AnySent:
+    """Return the declaration with these values: all clients of a round get the same."""
+    return kind(**dict(arguments))
 
 
 #: What client classes declare as ``reads``.

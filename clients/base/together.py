@@ -4,10 +4,10 @@ local steps on a small net are one call (``clients.steps.cohorts``).
     for reply in together([(client, partial(answer, message)), ...]): ...
 
 A call that comes to such work stops there (:class:`Waiting`). When all calls have
-stopped, or hold enough in memory, the work of all is done at once, and each call is made
-again: it gets the result instead of stopping. A call must therefore be repeatable, as
-every client is: the same message and state have the same answer, and what a stopped call
-has written is dropped.
+stopped, or hold enough in memory, the work of all is done at once, and each call is
+made again: it gets the result instead of stopping. A call must therefore be repeatable,
+as every client is: the same message and state have the same answer, and what a stopped
+call has written is dropped.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -24,7 +24,9 @@ MOST_CALLS, MOST_BYTES = 512, 64 * 2**20
 class Work(Protocol):
     """Work that can be done together with that of others."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it holds."""
 
     @staticmethod
     def done(together: Sequence[Any]) -> list[Any]:
@@ -59,19 +61,25 @@ def is_together() -> bool:
     return _attempt.get() is not None
 
 
-def result(work: Callable[[], Work]) -> Any:
-    """Return the result of the work, within a call. ``work`` is called once, though the
-    call may be made again.
+def known() -> Any:
+    """Return the result of the next work, if this call stopped there before; else
+    ``None``.
     """
     attempt = _attempt.get()
-    assert attempt is not None
-    if attempt.place < len(attempt.results):
-        attempt.place += 1
-        return attempt.results[attempt.place - 1]
-    asked = work()
-    if not attempt.alone:
-        raise Waiting(asked)
-    return asked.done([asked])[0]
+    if attempt is None or attempt.place == len(attempt.results):
+        return None
+    attempt.place += 1
+    return attempt.results[attempt.place - 1]
+
+
+def result(work: Work) -> Any:
+    """Return the result of the work. In a call that waits for others, raise
+    ``Waiting``; made again, the call gets the result from :func:`known`.
+    """
+    attempt = _attempt.get()
+    if attempt is None or attempt.alone:
+        return work.done([work])[0]
+    raise Waiting(work)
 
 
 @contextmanager
@@ -95,6 +103,7 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
     """
     results: list[T | None] = []
     waiting: dict[int, tuple[Hashable, Callable[[], T], Attempt, Work]] = {}
+    keys, held = set[Hashable](), 0
 
     def make(place: int, key: Hashable, call: Callable[[], T], attempt: Attempt) -> None:
         attempt.place, before = 0, _attempt.set(attempt)
@@ -106,6 +115,9 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
             _attempt.reset(before)
 
     def finish() -> None:
+        nonlocal held
+        held = 0
+        keys.clear()
         while waiting:
             stopped = list(waiting.items())
             waiting.clear()
@@ -117,13 +129,12 @@ def together(calls: Iterable[tuple[Hashable, Callable[[], T]]]) -> list[T]:
                 make(place, key, call, attempt)
 
     for place, (key, call) in enumerate(calls):
-        if (
-            len(waiting) >= MOST_CALLS
-            or sum(work.nbytes for *_, work in waiting.values()) >= MOST_BYTES
-            or any(key == other for other, *_ in waiting.values())
-        ):
+        if len(waiting) >= MOST_CALLS or held >= MOST_BYTES or key in keys:
             finish()
         results.append(None)
         make(place, key, call, Attempt())
+        if place in waiting:
+            keys.add(key)
+            held += waiting[place][-1].nbytes
     finish()
     return results  # type: ignore[return-value]  # all calls have ended

@@ -24,7 +24,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedapps.algorithms.common.steps import Eager, Epochs, Numbers, Problem, State, Step, Tensors
+from fedapps.algorithms.common.steps import (
+    Eager,
+    Epochs,
+    Numbers,
+    Problem,
+    State,
+    Step,
+    Tensors,
+    no_surrogate,
+)
 from fedapps.clients.base.together import is_together, result
 from fedapps.clients.steps.sgd import stacked
 from fedapps.clients.steps.stacked import Kernel, kernel_of, operations_of_sample
@@ -32,6 +41,9 @@ from fedapps.clients.steps.stacked import Kernel, kernel_of, operations_of_sampl
 #: The most operations of a client's step that are taken by the cohort: beyond, one
 #: client keeps a core busy. Measured with ``benchmarks/speed.py cohorts``.
 MOST_OPERATIONS = 4e6
+#: The last numbers of a tensor, for which PyTorch takes functions of another precision
+#: than for the others. They are those of spare clients.
+TAIL = 32
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,13 @@ class Result:
     state: State
     total: float
     samples: int
+
+    def written(self, state: State) -> tuple[float, int]:
+        """Write the tensors to the client's own; return the losses and the number."""
+        for name, tensors in state.items():
+            if tensors:
+                torch._foreach_copy_(tensors, self.state[name])
+        return self.total, self.samples
 
 
 @dataclass(frozen=True)
@@ -82,7 +101,8 @@ class Training:
         """The gradients of the net, or ``None`` if they are not taken together."""
         if not self.numbers:
             return None
-        return kernel_of(self.problem, *(t[:1] for t in self.samples[0]), self.rows)
+        x, y = self.samples[0]
+        return kernel_of(self.problem, x[:1], y[:1], self.rows)
 
     @cached_property
     def key(self) -> Hashable:
@@ -125,31 +145,22 @@ class Cohorts:
         batch_size: int,
     ) -> tuple[float, int]:
         """As ``Runner.run``."""
-
-        def training() -> Training:
-            samples = [(x, y) for x, y in epochs if len(y)]
-            steps = sum(-(-len(y) // batch_size) for _, y in samples)
-            moving = problem.moving.keys()
-            return Training(
+        samples = [(x, y) for x, y in epochs if len(y)]
+        steps = sum(-(-len(y) // batch_size) for _, y in samples)
+        named = problem.module.named_parameters()
+        found: Result = result(
+            Training(
                 problem,
                 step,
                 {name: [t.clone() for t in tensors] for name, tensors in state.items()},
                 {name: [t.clone() for t in tensors] for name, tensors in constants.items()},
-                [
-                    p.detach().clone()
-                    for name, p in problem.module.named_parameters()
-                    if name not in moving
-                ],
+                [p.detach().clone() for name, p in named if name not in problem.moving],
                 [numbers(i) for i in range(steps)],
                 samples,
                 batch_size,
             )
-
-        found: Result = result(training)
-        for name, tensors in state.items():
-            if tensors:
-                torch._foreach_copy_(tensors, found.state[name])
-        return found.total, found.samples
+        )
+        return found.written(state)
 
 
 def by_cohort(problem: Problem, step: Step, batch_size: int, samples: int) -> bool:
@@ -174,10 +185,10 @@ def _say_once() -> None:
 
 
 def rows_of(samples: int, batch_size: int) -> int:
-    """Return the padded size of mini-batches: ``batch_size``, or of fewer samples the
-    next power of two.
+    """Return the padded size of mini-batches, in whole fours (``stacked.Aligned``):
+    ``batch_size``, or for fewer samples the next power of two.
     """
-    return batch_size if samples >= batch_size else min(batch_size, 1 << (samples - 1).bit_length())
+    return -(-min(batch_size, 1 << (samples - 1).bit_length()) // 4) * 4
 
 
 def _alone(one: Training) -> Result:
@@ -202,9 +213,8 @@ def _by_cohort(kernel: Kernel, members: Sequence[Training]) -> list[Result]:
     # the longest first, so that those who are done leave at the end
     order = sorted(range(len(members)), key=lambda place: -len(members[place].numbers))
     sorted_ = [members[place] for place in order]
-    cohort = _Cohort(kernel, sorted_ if len(sorted_) > 1 else sorted_ * 2)
     with stacked():
-        ended = cohort.ended()
+        ended = _Cohort(kernel, sorted_).ended()
     return [ended[order.index(place)] for place in range(len(members))]
 
 
@@ -212,16 +222,20 @@ class _Cohort:
     """The tensors of clients, one after the other along the first axis."""
 
     def __init__(self, kernel: Kernel, members: Sequence[Training]) -> None:
-        self.kernel, self.members = kernel, members
-        self.steps = np.array([len(one.numbers) for one in members])
         first = members[0]
+        self.kernel, self.clients = kernel, len(members)
+        self.spare = -(-TAIL // (first.rows if kernel.surrogate is no_surrogate else 1))
+        self.members = members = [*members, *[members[-1]] * self.spare]
+        self.steps = np.array([len(one.numbers) for one in members])
         self.module, self.device = first.problem.module, first.samples[0][1].device
         self.module.train()
-        self.state = {name: self._lists(lambda t, n=name: t.state[n]) for name in first.state}
-        self.constants = {
-            name: self._lists(lambda t, n=name: t.constants[n]) for name in first.constants
+        self.state = {
+            name: self._lists([one.state[name] for one in members]) for name in first.state
         }
-        self.others = self._lists(lambda t: t.others)
+        self.constants = {
+            name: self._lists([one.constants[name] for one in members]) for name in first.constants
+        }
+        self.others = self._lists([one.others for one in members])
         self.numbers = self._numbers()
         rows, weights, self.sizes = _plan(members, first.rows)
         at = torch.from_numpy(rows).to(self.device)
@@ -231,8 +245,9 @@ class _Cohort:
         self.x, self.y, self.weights = x, y, torch.from_numpy(weights).to(self.device)
         self.batch: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def _lists(self, of: Callable[[Training], Tensors]) -> Tensors:
-        return [torch.stack(column) for column in zip(*map(of, self.members), strict=True)]
+    @staticmethod
+    def _lists(lists: Sequence[Tensors]) -> Tensors:
+        return [torch.stack(column) for column in zip(*lists, strict=True)]
 
     def _numbers(self) -> list[Numbers]:
         """Return the numbers of all steps; those that change as tensors (clients,)."""
@@ -263,11 +278,11 @@ class _Cohort:
 
     def ended(self) -> list[Result]:
         """Take all steps; return what they made of each client."""
-        ends: list[Any] = [None] * len(self.members)
+        ends: list[State | None] = [None] * len(self.members)
         losses = torch.zeros(int(self.steps[0]), len(self.members), device=self.device)
-        step, done, active = self.members[0].step, 0, len(self.members)
+        step, done, active = self.members[0].step, 0, self.clients
         while active:
-            size, until = max(active, 2), int(self.steps[active - 1])
+            size, until = active + self.spare, int(self.steps[active - 1])
             state = {
                 name: [t[:size] for t in tensors]
                 for name, tensors in (*self.state.items(), *self.constants.items())
@@ -280,10 +295,11 @@ class _Cohort:
                     for name, value in self.numbers[s].items()
                 } if size < len(self.members) else self.numbers[s]  # fmt: skip
                 losses[s, :size] = step(self, state, numbers)
-            done, left = until, int((self.steps > until).sum())
-            for i in range(left, active):  # the second of two goes on with the first
+            done, left = until, int((self.steps[: self.clients] > until).sum())
+            for i in range(left, active):  # some go on as the spare ones of the others
+                again = left > 0 and i < left + self.spare
                 ends[i] = {
-                    name: [t[i].clone() if i < 2 else t[i] for t in tensors]
+                    name: [t[i].clone() if again else t[i] for t in tensors]
                     for name, tensors in self.state.items()
                 }
             active = left
@@ -291,6 +307,7 @@ class _Cohort:
         return [
             Result(end, float(of[:n].sum()), int(size.sum()))
             for end, of, n, size in zip(ends, sums, self.steps, self.sizes.T, strict=True)
+            if end is not None
         ]
 
 

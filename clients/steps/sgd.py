@@ -213,6 +213,8 @@ def add(tensors: Tensors, others: Tensors | tuple[Tensor, ...], coefficient: Num
     """Add ``coefficient * others`` to ``tensors``."""
     if isinstance(coefficient, Tensor):
         torch._foreach_add_(tensors, scaled(others, coefficient))
+    elif _before.get() and coefficient not in (0, 1):  # one rounding less, but not everywhere
+        torch._foreach_add_(tensors, torch._foreach_mul(others, coefficient))
     elif coefficient:
         torch._foreach_add_(tensors, others, alpha=coefficient)
 
@@ -237,9 +239,12 @@ def between(
     """Return ``(1 - weight) tensors + weight others``, written to the tensors at which
     ``gradient`` is computed, if it has any.
     """
+    if _before.get():
+        moves = zip(tensors, others, weights, strict=True)
+        return [a + along(weight, a) * (b - a) for a, b, weight in moves]
     place = getattr(gradient, "place", None) or [None] * len(tensors)
     return [
-        torch.lerp(a, b, along(weight, a), out=out)
+        torch.lerp(a, b, weight, out=out)
         for a, b, weight, out in zip(tensors, others, weights, place, strict=True)
     ]
 
@@ -267,4 +272,4 @@ def inner(*pairs: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Tensor:
         dots = torch.stack([torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in each])
     else:
         dots = torch.stack([(a * b).flatten(axes).sum(-1) for a, b in each])
-    return dots.unflatten(0, (len(pairs), -1)).sum(1)
+    return dots.view(len(pairs), len(each) // len(pairs), *dots.shape[1:]).sum(1)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from fedapps.algorithms.common.precision import Bfloat16
 from fedapps.algorithms.common.steps import Problem, Tensors
@@ -152,7 +154,8 @@ class Kernel:
 
         def loss(*tensors: Tensor) -> tuple[Tensor, Tensor]:
             *values, x, y, weights = tensors
-            outputs = functional_call(net, dict(zip(names, values, strict=True)), (x,))
+            with Aligned():
+                outputs = functional_call(net, dict(zip(names, values, strict=True)), (x,))
             each = vmap(lambda o, t: self.criterion(o[None], t[None]))(outputs, y)
             mean = (each * weights).sum()
             return self.surrogate(mean), mean
@@ -164,13 +167,30 @@ class Kernel:
         return vmap(flat)
 
 
+class Aligned(TorchFunctionMode):
+    """Lets every client's matrices begin at a multiple of 16 bytes: elsewhere, products
+    have other last bits, which would depend on a client's place in its cohort.
+
+    Mini-batches have a multiple of four rows; weights get columns of zeros.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call ``func``."""
+        if func is functional.linear and args[1].numel() % 4:
+            more = (0, -args[1].shape[1] % 4)
+            args = *(functional.pad(tensor, more) for tensor in args[:2]), *args[2:]
+        return func(*args, **(kwargs or {}))
+
+
 def _equal(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def recorded(function: Callable[..., Any], inputs: Tensors) -> GraphModule:
-    """Return (clients, *inputs) -> outputs as a graph of basic operations for any number
-    of clients.
+    """Return (clients, *inputs) -> outputs as a graph of basic operations for any
+    number of clients.
 
     It is recorded with a number of clients that is a factor of no other size, so that
     it is found wherever a shape depends on it.

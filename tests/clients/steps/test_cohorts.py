@@ -52,14 +52,14 @@ PLAIN = {"seed": 1, "server-round": 2, "local-epochs": 3, "batch-size": 5, "lear
 
 def small_net(seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3))  # odd sizes
     net.head = ("2.",)  # type: ignore[assignment]  # prefixes of parameter names
     return net
 
 
 def data(size: int, number: int) -> ClientData:
     rng = np.random.default_rng(number)
-    x = torch.from_numpy(rng.normal(size=(size, 6)).astype(np.float32))
+    x = torch.from_numpy(rng.normal(size=(size, 7)).astype(np.float32))
     split = Split(x, torch.from_numpy(rng.integers(0, 3, size)))
     return ClientData(split, split, split)
 
@@ -227,7 +227,7 @@ class Centred(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(6, 3)
+        self.layer = nn.Linear(7, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x - x.mean(0))
@@ -236,10 +236,10 @@ class Centred(nn.Module):
 @pytest.mark.parametrize(
     "net",
     [
-        nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
-        nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)),
-        nn.Linear(6, 3).double(),
-        nn.Sequential(nn.Linear(6, 3000), nn.Linear(3000, 3000), nn.Linear(3000, 3)),
+        nn.Sequential(nn.Linear(7, 3), nn.BatchNorm1d(3)),
+        nn.Sequential(nn.Linear(7, 3), nn.Dropout(0.5)),
+        nn.Linear(7, 3).double(),
+        nn.Sequential(nn.Linear(7, 3000), nn.Linear(3000, 3000), nn.Linear(3000, 3)),
     ],
 )
 def test_other_nets_take_their_steps_one_by_one(
@@ -287,7 +287,7 @@ def test_memory_is_bounded_without_a_change_of_bits(monkeypatch: pytest.MonkeyPa
 def test_regression_and_fine_tuning_before_use() -> None:
     def evaluate(number: int) -> tuple[float, int, dict[str, Any]]:
         torch.manual_seed(0)
-        own, net = data(SIZES[number], number), nn.Linear(6, 1)
+        own, net = data(SIZES[number], number), nn.Linear(7, 1)
         split = Split(own.train.x, own.train.x[:, :1] * 2)
         of = FinetuneClient(
             lambda _: net, ClientData(split, split, split), number, model=net,
