@@ -247,7 +247,8 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         # Closed after an error, too: else torch's generator is set back when the error
         # is let go, in the midst of another's draws.
         with closing(self.epochs(options, config) if samples is None else samples) as source:
-            if (before := known()) is not None:  # the call is made again
+            before = known() if runner is Cohorts else None
+            if before is not None:  # the call is made again
                 total, seen = before.written(state)
             else:
                 drawn = part.of(source) if part else source
