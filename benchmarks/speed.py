@@ -2,6 +2,7 @@
 
     python benchmarks/speed.py rounds [--data FOLDER] [--rounds 10] [--ray]
     python benchmarks/speed.py steps [--nets two-nn mlp ...] [--rounds 10]
+    python benchmarks/speed.py cohorts [--rounds 20]
     python benchmarks/speed.py commands [--rounds 3]
 
 rounds: both engines beside a plain PyTorch loop: ``nn.Module``, ``torch.optim.SGD``,
@@ -15,6 +16,9 @@ speed has changed.
 steps: CPU time of a local step of FedAvg and SuPerFed, eager and compiled, and of the
 plain loop; batch 10, momentum 0.9, weight decay, both penalties of SuPerFed.
 
+cohorts: CPU time of a round of small clients in the inline engine, least of all rounds,
+beside the plain loop on the same samples.
+
 commands: CPU seconds (user and system) and peak memory of a fresh process, medians.
 """
 
@@ -26,7 +30,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +43,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import ROOT, TWO_NN, in_turns, options, show
+from benchmarks.common import ROOT, TWO_NN, cpu, in_turns, options, show
 from fedapps.clients import ClientData, FedAvgClient, Split, SuPerFedClient
 from fedapps.clients.base.training import get_arrays
 from fedapps.clients.steps.compiled import Compiler
@@ -145,26 +150,34 @@ def plain_seconds(settings: Settings) -> float:
     return statistics.median(walls[WARM_UP:])
 
 
-def train_plainly(model: nn.Module, data: Split, optimiser: torch.optim.Optimizer) -> None:
+def train_plainly(
+    model: nn.Module,
+    data: Split,
+    optimiser: torch.optim.Optimizer,
+    batch: int = BATCH,
+    loss: Callable[..., torch.Tensor] = functional.cross_entropy,
+) -> None:
     """Train for one epoch as a tutorial does, but on tensors instead of through a
     DataLoader.
     """
-    for rows in torch.randperm(len(data)).split(BATCH):
+    for rows in torch.randperm(len(data)).split(batch):
         optimiser.zero_grad()
-        functional.cross_entropy(model(data.x[rows]), data.y[rows]).backward()
+        loss(model(data.x[rows]), data.y[rows]).backward()
         optimiser.step()
 
 
-def inline_seconds(settings: Settings, workers: int) -> list[float]:
+def inline_seconds(
+    settings: Settings, workers: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """Return the seconds of each round of the inline engine, records written included;
     data are in memory, as in the loop.
     """
     parts = assembled(settings)
-    for client in range(CLIENTS):
-        parts.task.client_data(client, CLIENTS)
-    marks = [time.perf_counter()]
+    for client in range(settings.num_clients):
+        parts.task.client_data(client, settings.num_clients)
+    marks = [clock()]
     with inline_grid(settings, parts, workers) as grid:
-        note = [lambda _: marks.append(time.perf_counter())]
+        note = [lambda _: marks.append(clock())]
         execute(settings, grid, callbacks=note, parts=parts)
     return [b - a for a, b in itertools.pairwise(marks)]
 
@@ -220,6 +233,54 @@ def step_rows(nets: Sequence[str], repeats: int, folder: Path) -> Iterator[list[
         yield [net, method, *(f"{v:.0f}" for v in step.values()), *(f"{r:.2f}" for r in ratios)]
 
 
+# --- cohorts --------------------------------------------------------------------------
+
+#: Settings and target of CPU / plain loop.
+COHORTS: dict[str, tuple[dict[str, Any], float]] = {
+    "linear 7-1, 160 clients of 27": (
+        {"task": "regression", "model.name": "linear", "num-clients": 160, "clients-per-round": 0,
+         "data.source": "{}/rows.npz", "data.natural-id": "who", "train.local-epochs": 5,
+         "train.batch-size": 20}, 0.35,
+    ),
+    "64-32-10, 10 of 50 clients (the default job)": (
+        {"num-clients": 50, "clients-per-round": 10}, 0.5,
+    ),
+}  # fmt: skip
+
+
+def cohort_rows(rounds: int) -> Iterator[list[str]]:
+    """Yield milliseconds of CPU of a round, by job."""
+    fixed = {"device": "cpu", "evaluate-every": 0, "checkpoint-every": 0, "num-rounds": rounds}
+    x = np.random.default_rng(0).normal(size=(160 * 45, 7)).astype(np.float32)
+    for name, (own, target) in COHORTS.items():
+        with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as folder:
+            np.savez(f"{folder}/rows.npz", x=x, y=x.sum(1), who=np.arange(len(x)) % 160)
+            job = {key: v.format(folder) if isinstance(v, str) else v for key, v in own.items()}
+            settings = read_settings({**fixed, **job, "out": f"{folder}/run"})
+            ours = min(inline_seconds(settings, 1, time.process_time)[2:-1])
+            task, train, clients = assembled(settings).task, settings.train, settings.num_clients
+            data, model = (
+                [task.client_data(i, clients).train for i in range(clients)],
+                task.model_fn(0),
+            )
+            plain = partial(
+                train_plainly,
+                model,
+                optimiser=torch.optim.SGD(model.parameters(), train.learning_rate, train.momentum),
+                batch=train.batch_size,
+                loss=task.objective.loss,
+            )
+            each = data[: settings.clients_per_round or clients] * train.local_epochs
+            base = min(cpu(lambda: [plain(data=one) for one in each]) for _ in range(5))  # noqa: B023
+            yield [
+                name,
+                f"{1e3 * base:.1f}",
+                f"{1e3 * ours:.1f}",
+                f"{ours / base:.2f}",
+                f"{target}",
+            ]
+
+
 # --- commands -------------------------------------------------------------------------
 
 
@@ -270,7 +331,7 @@ def main() -> None:
     given = options(
         __doc__,
         {
-            "study": ("rounds", "steps", "commands"),
+            "study": ("rounds", "steps", "cohorts", "commands"),
             "--data": "",
             "--rounds": 10,
             "--ray": False,
@@ -287,9 +348,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             rows = step_rows(given.nets, given.rounds, Path(name))
             show("CPU time of a local step (median)", columns, rows)
+    elif given.study == "cohorts":
+        show(
+            "CPU time of a round of small clients",
+            ("", "plain loop, ms", "a round, ms", "ratio", "target"),
+            cohort_rows(given.rounds),
+        )
     else:
-        rows = command_rows(given.rounds)
-        show("A fresh process", ("", "CPU, s", "peak memory, MB"), rows)
+        show("A fresh process", ("", "CPU, s", "peak memory, MB"), command_rows(given.rounds))
 
 
 if __name__ == "__main__":

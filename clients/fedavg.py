@@ -242,13 +242,21 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         """
         options, work = TrainOptions.from_config(config), PartialWork.from_config(config)
         problem, part = problem or self.problem(config), None
-        runner = self.runner(problem, step, options, work)
+        runner = self.runner(config)
+        timed = work.seconds is not None
+        if (
+            runner is Eager
+            and not timed
+            and by_cohort(problem, step, options.batch_size, len(self.data.train))
+        ):
+            runner = Cohorts
         if work.to_config() and samples is None and not why_all_steps(type(self)):
             part = Part(work, len(self.data.train), options, self.model, runner.at_once)
         # Closed after an error, too: else torch's generator is set back when the error
         # is let go, in the midst of another's draws.
         with closing(self.epochs(options, config) if samples is None else samples) as source:
-            if (before := known()) is not None:  # the call is made again
+            before = known() if runner is Cohorts else None
+            if before is not None:  # the call is made again
                 total, seen = before.written(state)
             else:
                 drawn = part.of(source) if part else source
@@ -258,18 +266,12 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         self.came = part.came(seen) if part else None
         return total / seen if seen else 0.0
 
-    def runner(
-        self, problem: Problem, step: Step, options: TrainOptions, work: PartialWork
-    ) -> Runner:
-        """Return the runner of the round's steps: the compiler if the options ask for
-        it; cohorts for a small net, unless the round ends by the clock.
+    def runner(self, config: Config) -> Runner:
+        """Return the runner of steps that are taken alone: the compiler if the
+        configuration asks for it.
         """
-        if self.compiler and options.compile == "on":
-            return self.compiler
-        small = work.seconds is None and by_cohort(
-            problem, step, options.batch_size, len(self.data.train)
-        )
-        return Cohorts if small else Eager
+        compiler = self.compiler if TrainOptions.from_config(config).compile == "on" else None
+        return compiler or Eager
 
     def problem(self, config: Config) -> Problem:
         """Return the problem that the client minimises."""

@@ -313,3 +313,21 @@ def test_calls_with_the_same_key_follow_one_another() -> None:
         return states[0]
 
     assert together(("same", partial(add, place)) for place in range(3)) == [1, 2, 3]
+
+
+class TwoTrainings(FedAvgClient):
+    """Takes steps of its own before the others."""
+
+    def train(self, config: Any) -> float:
+        """Train twice."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedapps.clients.fedavg.by_cohort", lambda *_: False)
+            super().train(config)
+        return super().train(config)
+
+
+def test_steps_of_its_own_stay_before_those_of_the_cohort() -> None:
+    alone = one_by_one(TwoTrainings, PLAIN)
+    for found, expected in zip(fits(TwoTrainings, PLAIN, range(6)), alone, strict=True):
+        for a, b in zip(numbers(found), numbers(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
