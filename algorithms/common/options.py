@@ -100,9 +100,8 @@ class Options:
                 continue
             value = getattr(self, part.name)
             kind = type(part.default)
-            if not isinstance(value, KINDS.get(kind, kind)) or (
-                isinstance(value, bool) and kind is not bool
-            ):
+            fits = isinstance(value, KINDS.get(kind, kind))
+            if not fits or (isinstance(value, bool) and kind is not bool):
                 shown = f"{type(self).__name__}({part.name}={part.default!r})"
                 raise ValueError(f"{kebab(part.name)} = {value!r}: must be like {shown}")
             if declared.choices:

@@ -56,7 +56,7 @@ def to_client_app(
     app = ClientApp()
 
     @app.train(mods=list(mods or []))
-    @one_of_many()
+    @one_of_many
     def train(message: Message, context: Context) -> Message:
         names, arrays, config = _open(message.content, writable)
         client = _numpy_client(client_fn(context), config)
@@ -74,7 +74,7 @@ def to_client_app(
         return Message(content=content, reply_to=message)
 
     @app.evaluate()
-    @one_of_many()
+    @one_of_many
     def evaluate(message: Message, context: Context) -> Message:
         _, arrays, config = _open(message.content, writable)
         client = _numpy_client(client_fn(context), config)
@@ -91,7 +91,7 @@ def to_client_app(
         return Message(content=_metric_records(num_examples, reported), reply_to=message)
 
     @app.evaluate("newcomer")
-    @one_of_many()
+    @one_of_many
     def newcomer(message: Message, context: Context) -> Message:
         content = message.content
         arrays, more = content["arrays"], content.get("train-arrays", content["arrays"])

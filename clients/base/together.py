@@ -10,10 +10,10 @@ as every client is: the same message and state have the same answer, and what a 
 call has written is dropped.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -82,17 +82,25 @@ def result(work: Work) -> Any:
     raise Waiting(work)
 
 
-@contextmanager
-def one_of_many() -> Iterator[None]:
-    """Let a call give the numbers that it gives together with others. Within
-    :func:`together`, this changes nothing.
+def one_of_many(function: Callable[..., T]) -> Callable[..., T]:
+    """Let the calls of a function give the numbers that they give together with others.
+    Within :func:`together`, this changes nothing.
     """
-    if is_together():
-        yield
-        return
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> T:
+        if is_together():
+            return function(*args, **kwargs)
+        return alone(partial(function, *args, **kwargs))
+
+    return call
+
+
+def alone(call: Callable[[], T]) -> T:
+    """Return the result of a call that waits for no other."""
     before = _attempt.set(Attempt(alone=True))
     try:
-        yield
+        return call()
     finally:
         _attempt.reset(before)
 

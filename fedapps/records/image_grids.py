@@ -53,7 +53,7 @@ class ImageGrids(Observer):
         """Write the animation, and the set of the last round, unless the run failed."""
         from PIL import Image
 
-        if ending.error:
+        if ending.error or ending.arrays is None:
             return
         self.folder.mkdir(exist_ok=True)
         x, y = self.strategy.samples(ending.arrays)

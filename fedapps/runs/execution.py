@@ -217,7 +217,8 @@ def ending_of(error: BaseException) -> Ending:
     stopped = isinstance(error, KeyboardInterrupt | SystemExit)
     few = isinstance(error, TooFewReplies)  # raised between two rounds
     result = error.result if isinstance(error, TooFewReplies) else None
-    return Ending("interrupted" if stopped else "failed", result and result.arrays, error, few)
+    arrays = result.arrays if result else None
+    return Ending("interrupted" if stopped else "failed", arrays, error, few)
 
 
 def count_releases(settings: Settings, strategy: Strategy, lock: FolderLock, done: int) -> None:

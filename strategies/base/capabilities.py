@@ -193,7 +193,7 @@ def sends_updates(strategy: Strategy) -> bool:
     return (found.later if found and found.later else replies_of(strategy)) in ("model", "update")
 
 
-def is_flowers_privacy(strategy: Strategy) -> bool:
+def is_flowers_privacy(strategy: object) -> bool:
     """Return whether this is one of Flower's wrappers for differential privacy."""
     kind = type(strategy)
     return kind.__module__.startswith("flwr.") and kind.__name__.startswith("DifferentialPrivacy")

@@ -210,11 +210,11 @@ class NamedGrid(WrappedGrid):
         live = {self._ids[node]: node for node in connected if node in self._ids}
         # what the SuperLink knows of nodes whose keys are registered
         known = {one.node_id: one for one in self.grid.get_nodes()}
-        owners = {getattr(one, "name", ""): node for node, one in known.items()}
+        owners = {getattr(told, "name", ""): node for node, told in known.items()}
         for node in [node for node in self._claims if node in set(nodes)]:  # in order of answers
             client = self._claims[node]
-            one = known.get(node)  # only registered nodes have a name; others make new keys
-            key = one.public_key if one and getattr(one, "name", "") else b""
+            info = known.get(node)  # only registered nodes have a name; others make new keys
+            key = info.public_key if info and info.name else b""
             if owners.get(client, node) != node or self._keys.get(client, key) != key:
                 self._refuse(
                     node,

@@ -168,7 +168,7 @@ class Plan(TypedDict, total=False):
 
     first_round: int
     evaluate_every: int
-    patience: Patience | None
+    patience: Patience
     callbacks: Sequence[Callback]
     log_result: bool
     new_epochs: Sequence[int]
@@ -221,7 +221,8 @@ def run_rounds(
     for phase, config in configs.items():
         log(INFO, "\t├── ConfigRecord (%s): %s", phase, told(config))
     strategy.summary()
-    plan["patience"] = plan.get("patience") or Patience()
+    if plan.get("patience") is None:
+        plan["patience"] = Patience()
     return _Loop(
         strategy,
         client_grid,

@@ -167,10 +167,8 @@ def test_the_bits_of_a_client_do_not_depend_on_the_others(method: str) -> None:
 
 def test_a_client_that_waits_for_no_other_has_the_same_bits() -> None:
     (expected,) = fits(FedAvgClient, PLAIN, [0])[:1]
-    with one_of_many():
-        found = client(FedAvgClient, 0, RecordDict(), small_net(0)).fit(
-            get_arrays(small_net(5)), PLAIN
-        )
+    fit = one_of_many(client(FedAvgClient, 0, RecordDict(), small_net(0)).fit)
+    found = fit(get_arrays(small_net(5)), PLAIN)
     for a, b in zip(found[0], expected[0][0], strict=True):
         np.testing.assert_array_equal(a, b)
     assert found[1:] == expected[0][1:]
@@ -248,10 +246,8 @@ def test_other_nets_take_their_steps_one_by_one(
     monkeypatch.setattr(cohorts.Training, "done", None)
     own = data(5, 0)
     split = Split(own.train.x.to(next(net.parameters()).dtype), own.train.y)
-    with one_of_many():
-        FedAvgClient(lambda _: net, ClientData(split, split, split)).fit(
-            get_arrays(net), {**PLAIN, "local-epochs": 1}
-        )
+    fit = one_of_many(FedAvgClient(lambda _: net, ClientData(split, split, split)).fit)
+    fit(get_arrays(net), {**PLAIN, "local-epochs": 1})
 
 
 def test_a_net_that_looks_at_other_samples_trains_as_alone() -> None:
@@ -260,11 +256,8 @@ def test_a_net_that_looks_at_other_samples_trains_as_alone() -> None:
         torch.manual_seed(0)
         net = Centred()
         of = FedAvgClient(lambda _, net=net: net, own)
-        if many:
-            with one_of_many():
-                replies.append(of.fit(get_arrays(net), PLAIN))
-        else:
-            replies.append(of.fit(get_arrays(net), PLAIN))
+        fit = one_of_many(of.fit) if many else of.fit
+        replies.append(fit(get_arrays(net), PLAIN))
     for a, b in zip(replies[0][0], replies[1][0], strict=True):
         np.testing.assert_array_equal(a, b)
 
