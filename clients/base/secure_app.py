@@ -31,6 +31,7 @@ from fedapps.algorithms.contract.sent import METHOD
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.secure.wire import CLEAR, CLEARED, MASKED, QUERY, RECORD, packed, unpacked
 from fedapps.clients.base.secure_client import SecureClient, secure_client
+from fedapps.clients.base.together import alone
 
 #: Begins the names of the records in the state that hold a reply until it is masked.
 KEPT = "secure-kept"
@@ -117,7 +118,8 @@ class SecureApp(ClientApp):
         with secure_client(context) as client:
             # before the work, of which the server sees nothing
             client.claim(session, "train" if terms.clear else "mask")
-        reply = self.app(message, context)
+        # a step that is claimed is not taken again
+        reply = alone(self.app, message, context)
         if reply.has_error():
             return reply
         arrays, records = _arrays(reply.content), reply.content.values()

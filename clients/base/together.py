@@ -13,7 +13,7 @@ call has written is dropped.
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -91,16 +91,16 @@ def one_of_many(function: Callable[..., T]) -> Callable[..., T]:
     def call(*args: Any, **kwargs: Any) -> T:
         if is_together():
             return function(*args, **kwargs)
-        return alone(partial(function, *args, **kwargs))
+        return alone(function, *args, **kwargs)
 
     return call
 
 
-def alone(call: Callable[[], T]) -> T:
-    """Return the result of a call that waits for no other."""
+def alone(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a function that waits for no other: for what must not be done twice."""
     before = _attempt.set(Attempt(alone=True))
     try:
-        return call()
+        return function(*args, **kwargs)
     finally:
         _attempt.reset(before)
 

@@ -144,7 +144,7 @@ def _execute(
     checkpoints.record = recorder.files
     if not done:
         account: list[str] = []
-        if not settings.sites.own and isinstance(task, SplitsSamples):
+        if settings.num_clients and not settings.sites.own and isinstance(task, SplitsSamples):
             account = task.remarks(settings.num_clients)
         record_data(folder, settings.flat(), account)
     if settings.secure.on:

@@ -14,7 +14,7 @@ import json
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from logging import ERROR
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from fedapps.clients.base.adapter import client_id
+from fedapps.clients.base.together import alone
 from fedapps.engines.packing import CLIENTS, MANY
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import code_named
@@ -145,6 +146,8 @@ class Guarded(ClientApp):
         answer = super().__call__ if kind in (MANY, CLIENTS) else self.app
         if {"policy", "audit", "store-dir"}.isdisjoint(context.node_config):
             return answer(message, context)
+        if kind not in (MANY, CLIENTS):  # what is counted and logged is done once
+            answer = partial(alone, self.app)
         outer = self.site
         self.site = site = outer or Site(context)
         facts: dict[str, Any] = {"bytes-down": content_bytes(message.content)}
