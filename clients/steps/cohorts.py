@@ -169,6 +169,8 @@ def by_cohort(problem: Problem, step: Step, batch_size: int, samples: int) -> bo
     """
     if not is_together() or not samples or not getattr(step, "by_cohort", False):
         return False
+    if any(p.device.type != "cpu" for p in problem.moving.values()):
+        return False
     if not problem.by_sample or (operations := operations_of_sample(problem.module)) is None:
         return False
     if 3 * operations * rows_of(samples, batch_size) > MOST_OPERATIONS:

@@ -97,8 +97,8 @@ def kernel_of(problem: Problem, x: Tensor, y: Tensor, rows: int) -> "Kernel | No
 
 @torch.no_grad()
 def _separate(net: nn.Module, x: Tensor) -> bool:
-    """Return whether the outputs for a sample are the same beside others, and by
-    vmap.
+    """Return whether the outputs for a sample are the same beside others, and by vmap,
+    and depend on all parameters: one without a gradient stays.
     """
     if not x.is_floating_point():
         return False
@@ -110,7 +110,12 @@ def _separate(net: nn.Module, x: Tensor) -> bool:
         outputs = vmap(lambda p, s: functional_call(net, dict(zip(names, p, strict=True)), (s,)))(
             [v.detach().expand(2, *v.shape) for v in values], samples.expand(2, *samples.shape)
         )
-        return bool(torch.allclose(outputs[1, :2], net(samples[:2]), 1e-3, 1e-5))
+        with torch.enable_grad():
+            own = net(samples[:2])
+        moving = [value for value in values if value.requires_grad]
+        used = torch.autograd.grad(own.sum(), moving, allow_unused=True)
+        alike = torch.allclose(outputs[1, :2], own, 1e-3, 1e-5)
+        return bool(alike) and all(gradient is not None for gradient in used)
     except Exception:  # vmap cannot take it
         return False
 

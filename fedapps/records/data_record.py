@@ -10,7 +10,7 @@ from typing import Any
 from fedapps.errors import UserError
 from fedapps.records.files import write_text
 
-NAME = "data.json"
+NAME = "dataset.json"
 
 
 def data_paths(config: Mapping[str, Any]) -> list[Path]:

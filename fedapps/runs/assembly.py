@@ -223,9 +223,9 @@ def _plain(settings: Settings, task: Any) -> Strategy:
             return _checked(settings, strategy)
     assert method.wrap is not None
     wrapped = _plain(settings.base, task)
-    client_factory(settings)
     with guarded("method", settings.method, "cannot make its strategy", own):
         try:
+            client_factory(settings)
             return _checked(settings, method.wrap(wrapped, settings.options))
         except ValueError as error:
             raise UserError(f"{of_base(settings)}: {error}") from None

@@ -355,7 +355,7 @@ def test_a_superlink_is_on_its_way_before_the_settings_are_checked_and_ends_with
         superlink.SuperLink, "launch", lambda self: (launch(self), launched.append(self))[0]
     )
 
-    def refuse(settings, asked):
+    def refuse(settings, asked, **_):
         assert all(link.alive() for link in launched)
         raise UserError("no such data")
 

@@ -70,7 +70,7 @@ def child_of_a_site(method, folder, *, without):
 
 @pytest.mark.parametrize("method", ["ffgb", "ffgb-c", "histogram-boosting"])
 def test_a_site_with_a_csv_needs_no_pytorch_for_trees(method, tmp_path):
-    done = child_of_a_site(method, tmp_path, without=HEAVY | {"torchvision", "pyarrow"})
+    done = child_of_a_site(method, tmp_path, without=HEAVY | {"torchvision"})
     assert done.returncode == 0, done.stderr
 
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -260,6 +260,28 @@ def test_a_net_that_looks_at_other_samples_trains_as_alone() -> None:
         replies.append(fit(get_arrays(net), PLAIN))
     for a, b in zip(replies[0][0], replies[1][0], strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+class HalfUsed(nn.Module):
+    """A net with a layer that its output does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(7, 3), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.used(x))
+
+
+def test_an_unused_layer_stays_as_in_a_step_alone() -> None:
+    start = get_arrays(HalfUsed())
+    config = {**PLAIN, "weight-decay": 0.1, "momentum": 0.9}
+    fit = FedAvgClient(lambda _: HalfUsed(), data(9, 0)).fit
+    (arrays,) = together([(0, lambda: fit(start, config)[0])])
+    for found, expected in zip(arrays, fit(start, config)[0], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for place in (2, 3):
+        np.testing.assert_array_equal(arrays[place], start[place])
 
 
 def test_memory_is_bounded_without_a_change_of_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ def test_the_results_folder(tmp_path):
         "model.safetensors",
         "curves.json",
         "confusion.csv",
+        "dataset.json",
     }
     assert files | {"checkpoint", "clients", "run.log"} == names
     summary = summary_of(out)

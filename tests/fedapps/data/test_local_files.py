@@ -244,7 +244,7 @@ def test_a_resumed_run_has_the_data_of_its_first_rounds(tmp_path):
     job = {"data": {"source": str(source), "partition": "iid"}, "num_clients": 2, "num_rounds": 2}
     job |= {"progress": False, "checkpoint_every": 1, "out": str(tmp_path / "out")}
     fedapps.run(**job, until=1)
-    assert json.loads((tmp_path / "out" / "data.json").read_text())["account"]
+    assert json.loads((tmp_path / "out" / "dataset.json").read_text())["account"]
     source.write_bytes(table(rows=[[a, b, 1 - y] for a, b, y in ROWS * 4]))
     with pytest.raises(UserError, match=r"t\.csv has changed since the first rounds"):
         fedapps.run(**job, resume=True)

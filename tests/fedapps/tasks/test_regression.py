@@ -365,10 +365,7 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"price": ["dear"]},
-            r"data.label = 'price' of .*: holds text, and regression predicts numbers",
-        ),
+        ({"price": ["dear"]}, r"column 'price': 1 of 90 rows hold text where the others hold"),
         ({"price": ["", ""]}, r"data.label = 'price' of .*: 2 of 90 rows hold no value to predict"),
         ({"price": ["inf"]}, r"1 of 90 rows hold no value to predict, or an infinite one"),
         (
