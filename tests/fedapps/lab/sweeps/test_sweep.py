@@ -692,7 +692,7 @@ def test_two_processes_and_an_interrupt(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error.endswith("\ninterrupted; repeat the command to continue\n")
+    assert error.endswith("interrupted; repeat the command to continue\n")
     assert "Traceback" not in error
     assert [summary_of(one)["status"] for one in out.glob("cells/*")] == ["interrupted"] * 2
 
