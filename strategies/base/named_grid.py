@@ -213,8 +213,9 @@ class NamedGrid(WrappedGrid):
         owners = {getattr(one, "name", ""): node for node, one in known.items()}
         for node in [node for node in self._claims if node in set(nodes)]:  # in order of answers
             client = self._claims[node]
-            one = known.get(node)  # only registered nodes have a name; others make new keys
-            key = one.public_key if one and getattr(one, "name", "") else b""
+            # only registered nodes have a name; others make new keys
+            named = bool(getattr(known.get(node), "name", ""))
+            key = known[node].public_key if named else b""
             if owners.get(client, node) != node or self._keys.get(client, key) != key:
                 self._refuse(
                     node,
