@@ -1,8 +1,10 @@
 """Names of a package that are imported when they are first used."""
 
 import ast
+import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from dis import opname
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ OTHER_NAMES = {
 def _close(name: str, names: Iterable[str]) -> str:
     """Return the name that was meant, or ""."""
     small = {one.lower(): one for one in names}
-    return "".join(small[one] for one in get_close_matches(name.lower(), small, 1, 0.8))
+    return "".join(small[one] for one in get_close_matches(name.lower(), small, 1, 0.9))
 
 
 def late_exports(
@@ -40,9 +42,13 @@ def late_exports(
 
     def find(name: str) -> Any:
         if name not in modules:
-            if meant := OTHER_NAMES.get(name) or _close(name, modules):
+            meant = OTHER_NAMES.get(name) or _close(name, modules)
+            asking = sys._getframe(1)
+            if meant and opname[asking.f_code.co_code[max(asking.f_lasti, 0)]] == "IMPORT_FROM":
+                # of an AttributeError Python would hide the text
                 raise ImportError(f"cannot import name {name!r} from {package!r}: use {meant}")
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            hint = f": use {meant}" if meant else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         try:
             found = getattr(import_module(modules[name]), name)
         except ModuleNotFoundError as error:

@@ -98,10 +98,11 @@ class Options:
             declared: Declared | None = part.metadata.get("option")
             if declared is None:
                 continue
-            value = getattr(self, part.name)
+            value: Any = getattr(self, part.name)
             kind = type(part.default)
-            fits = isinstance(value, KINDS.get(kind, kind))
-            if not fits or (isinstance(value, bool) and kind is not bool):
+            if not issubclass(type(value), KINDS.get(kind, kind)) or (
+                type(value) is bool and kind is not bool
+            ):
                 shown = f"{type(self).__name__}({part.name}={part.default!r})"
                 raise ValueError(f"{kebab(part.name)} = {value!r}: must be like {shown}")
             if declared.choices:

@@ -110,10 +110,10 @@ def _separate(net: nn.Module, x: Tensor) -> bool:
         outputs = vmap(lambda p, s: functional_call(net, dict(zip(names, p, strict=True)), (s,)))(
             [v.detach().expand(2, *v.shape) for v in values], samples.expand(2, *samples.shape)
         )
+        moving = [value for value in values if value.requires_grad]
         with torch.enable_grad():
             own = net(samples[:2])
-        moving = [value for value in values if value.requires_grad]
-        used = torch.autograd.grad(own.sum(), moving, allow_unused=True)
+            used = torch.autograd.grad(own.sum(), moving, allow_unused=True)
         alike = torch.allclose(outputs[1, :2], own, 1e-3, 1e-5)
         return bool(alike) and all(gradient is not None for gradient in used)
     except Exception:  # vmap cannot take it

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
-from numbers import Integral, Real
+from numbers import Integral, Number, Real
 from types import UnionType
 from typing import Any, get_args, get_origin
 
@@ -17,6 +17,7 @@ from fedapps.algorithms.common.options import Options
 
 #: Flower's names of options that have another one here.
 FLOWERS = {"proximal_mu": "mu", "eta": "server_learning_rate"}
+PLAIN = (Number, str, bytes, list, tuple, dict, type, Options)
 NUMBERS = {int: Integral, float: Real}
 
 
@@ -65,6 +66,8 @@ def _kinds(annotation: Any) -> tuple[type, ...]:
 
 
 def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+    if not isinstance(value, PLAIN):
+        return True  # what behaves like it will do
     if isinstance(value, bool) or (Sequence in kinds and isinstance(value, str)):
         return bool in kinds or (isinstance(value, str) and str in kinds)
     return isinstance(value, tuple(NUMBERS.get(kind, kind) for kind in kinds))

@@ -213,8 +213,9 @@ class NamedGrid(WrappedGrid):
         owners = {getattr(told, "name", ""): node for node, told in known.items()}
         for node in [node for node in self._claims if node in set(nodes)]:  # in order of answers
             client = self._claims[node]
-            info = known.get(node)  # only registered nodes have a name; others make new keys
-            key = info.public_key if info and info.name else b""
+            # only registered nodes have a name; others make new keys
+            named = bool(getattr(known.get(node), "name", ""))
+            key = known[node].public_key if named else b""
             if owners.get(client, node) != node or self._keys.get(client, key) != key:
                 self._refuse(
                     node,

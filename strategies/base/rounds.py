@@ -481,7 +481,11 @@ class RunsRounds(Strategy):
             self._heard = None
         elif self._heard is None:
             self._heard = Acknowledgements()
-            if any(is_flowers_privacy(frame.f_locals.get("self")) for frame in callers):
+            if any(
+                is_flowers_privacy(frame.f_locals["self"])
+                for frame in callers
+                if "self" in frame.f_locals
+            ):
                 notice_noise(self)
 
     def rounds_in(self, config: ConfigRecord, server_round: int) -> int:

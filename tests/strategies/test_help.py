@@ -79,6 +79,8 @@ def test_names_that_are_meant_are_named():
         "FedPer": "PartialSharing",
     }.items():
         with pytest.raises(ImportError, match=right):
+            exec(f"from fedapps.strategies import {wrong}")
+        with pytest.raises(AttributeError, match=right):
             getattr(strategies, wrong)
     assert fedapps.__version__
 

@@ -91,7 +91,6 @@ OPTIONS = [
     (FedBoostOptions, {"budget": -1}, "budget = -1"),
     (FedBoostOptions, {"sampling": "even"}, "sampling = 'even'"),
     (FedBoostOptions, {"step": 0.0}, "step = 0.0"),
-    (FedBoostOptions, {"floor": 0.0}, "floor"),
     (DFWTrace, {"domain": L1Ball((4,), 1.0)}, "L1Ball has no power iteration: choose a nuclear-"),
     (WarmStart, {"first": FedAvg(), "rounds": 0, "then": FedAvg()}, "rounds = 0"),
     (FedBuffOptions, {"staleness": 0.1, "weights": "clients"}, "does not use it"),

@@ -52,7 +52,7 @@ def settings(source, options, natural="", model="", pretrained=False, **values):
     data = DataOptions(source=source, **(partition | values))
     return Settings(
         data=data,
-        model=ModelOptions(model or NETS[type(options)], pretrained),
+        model=ModelOptions(model or NETS[type(options)], pretrained=pretrained),
         problem=options,
         device="cpu",
     )
