@@ -18,9 +18,10 @@ from fedapps.engines.node_grid import NodeGrid
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import ClientGrid, HistogramBoosting, HistogramBoostingOptions
+from fedapps.strategies.histogram_boosting import CELLS
 from tests.helpers import arrays_of, assert_arrays, simulate, write_csv
 
-OPTIONS = {"depth": 2, "bins": 16, "cells": 128}
+OPTIONS = {"depth": 2, "bins": 16}
 
 
 def rows(n, seed=0):
@@ -108,7 +109,7 @@ def replayed(datas, rounds, used, options=None):
                 np.concatenate([getattr(datas[k].train, name) for k in who]) for name in ("x", "y")
             )
             forest.step(
-                forest.sums(x, y, forest.values(x), o.loss), o.growth, o.loss, o.cells, o.bins
+                forest.sums(x, y, forest.values(x), o.loss), o.growth, o.loss, CELLS, o.bins
             )
     return forest.to_arrays()
 
@@ -161,7 +162,7 @@ def test_clients_that_share_nodes_give_the_same_trees(nodes):
 def test_the_trees_are_as_good_as_those_of_scikit_learn():
     (x, y), (x_test, y_test) = rows(4000), rows(4000, 1)
     owner = np.random.default_rng(2).integers(0, 5, len(y))
-    options = {"depth": 3, "bins": 64, "cells": 512, "learning_rate": 0.2, "l2": 0.0}
+    options = {"depth": 3, "bins": 64, "learning_rate": 0.2, "l2": 0.0}
     arrays = Federation(dealt(x, y, owner)).run(2 + 3 * 30, options, evaluate_every=0)
     theirs = HistGradientBoostingClassifier(
         max_iter=30,

@@ -11,7 +11,6 @@ from fedapps.algorithms.secure.vector import Terms, to_vector
 from fedapps.clients import SecureApp, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.prepare import with_defaults
 from fedapps.strategies import (
     AAggFFS,
@@ -212,6 +211,5 @@ def test_a_run_reports_its_budget(method, tmp_path):
     run_inline(tmp_path / "r", method=method, **JOB)
     spent = [row["train"]["epsilon"] for row in rounds_of(tmp_path / "r")]
     assert spent == pytest.approx([concentrated_epsilon(n / (2 * 0.25), 1e-5) for n in (1, 2)])
-    settings = with_defaults({**JOB, "method": method, "max-update-norm": 1.0})
     with pytest.raises(UserError, match=r"dp\.clipping-norm"):
-        build_strategy(settings, build_task(settings))
+        with_defaults({**JOB, "method": method, "max-update-norm": 1.0})

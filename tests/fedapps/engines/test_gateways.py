@@ -73,7 +73,7 @@ def names_of(files):
     for site, wards in WARDS.items():
         task = SiteTable(settings.problem, settings.context, str(files[site]))
         for ward in wards:
-            at = task.columns["ward"].index(float(ward) if ward.isdigit() else ward)
+            at = [str(value).removesuffix(".0") for value in task.columns["ward"]].index(ward)
             ids[site, ward] = f"{site}:{task.owners[at]}"
     return ids
 
@@ -305,7 +305,7 @@ def test_the_column_of_clients_is_of_sites_own_data():
         ),
         (
             lambda: read_settings(JOB | {"sites.client": "ward", "num-clients": 0}),
-            r"num-clients = 0: with sites\.client = 'ward', set it to the number",
+            r"num-clients = 0: with sites\.client = 'ward': set it to the number",
         ),
     ):
         refused(call, message, UserError)
