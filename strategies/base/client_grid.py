@@ -256,7 +256,9 @@ class ClientGrid(NamedGrid):
     def _fault(self, client: ClientId, message: Message, reply: Message) -> str | None:
         """Return why a reply is invalid; an undefined score only costs itself."""
         reason = self.rules.fault(message, reply)
-        if not reason or not (names := self.rules.take_undefined(message, reply)):
+        # a strategy that needs them alike would lose all clients' score
+        kept = reason is None or (self.rules.alike and not trains(message))
+        if kept or not (names := self.rules.take_undefined(message, reply)):
             return reason
         self._undefined.update(names)
         log(
