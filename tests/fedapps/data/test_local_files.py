@@ -110,7 +110,7 @@ def table(names="a,b,y", sign=",", end="\n", rows=ROWS):
         ("spaces.csv", table("a, b, y", rows=[[a, f" {b}", f" {y}"] for a, b, y in ROWS])),
         ("quoted.csv", b'"a","b","y"\n' + table().partition(b"\n")[2]),
         ("index.csv", table(",a,b,y", rows=[[k, *row] for k, row in enumerate(ROWS)])),
-        ("packed.csv.gz", gzip.compress(table())),
+        ("packed.csv.gz", gzip.compress(table(), mtime=0)),
         ("rows.json", json.dumps([dict(zip("aby", row, strict=True)) for row in ROWS]).encode()),
         ("columns.json", json.dumps(dict(zip("aby", map(list, zip(*ROWS, strict=True)), strict=True))).encode()),
         ("lines.jsonl", "\n".join(json.dumps(dict(zip("aby", row, strict=True))) for row in ROWS).encode()),
