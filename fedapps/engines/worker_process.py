@@ -85,8 +85,6 @@ def serve(
             for _, _, questions in jobs
             for *_, layout in questions
         }
-        main = sys.modules["__main__"]  # PyTorch's vmap looks for its file
-        main.__file__ = getattr(main, "__file__", None) or __file__
         answers = together((job[0], partial(_answers, grid, job, contents)) for job in jobs)
         pipe.send((pack(answers, up), logs.copy()))
         logs.clear()

@@ -24,7 +24,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
 from typing import Any, Self
@@ -131,7 +131,8 @@ class WorkerGrid(InlineGrid):
             args=(program, theirs, self._life[0], inherited, self.board, up),
             name="fedapps worker",
         )
-        with without_main():
+        # a forked process imports nothing, and would never see its main program again
+        with nullcontext() if forked else without_main():
             process.start()
         theirs.close()
         return Worker(process, ours, up)
