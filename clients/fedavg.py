@@ -42,7 +42,7 @@ from fedapps.clients.base.evaluation import CLASSIFICATION, Objective, Scores
 from fedapps.clients.base.scores import ScoresValidation, with_half
 from fedapps.clients.base.scores import as_global as as_global
 from fedapps.clients.base.store import MessageStore, Store
-from fedapps.clients.base.together import known
+from fedapps.clients.base.together import known, once
 from fedapps.clients.base.training import (
     Arrays,
     Config,
@@ -309,7 +309,7 @@ class FedAvgClient(ScoresValidation, NumPyClient):
         """Return the metrics of ``self.model`` on all samples of a split, including
         ``accuracy`` and ``loss``.
         """
-        return with_half(partial(self.objective.score, self.model), data)
+        return once(lambda: with_half(partial(self.objective.score, self.model), data))
 
     def penalty(self, tensors: Tensors, config: Config) -> Penalty:
         """Return the terms that are added to the gradient; FedAvg adds none.

@@ -53,6 +53,7 @@ from fedapps.algorithms.personal.shared_layer import SharedFirstLayer
 from fedapps.clients.base.data import Split
 from fedapps.clients.base.evaluation import Scores
 from fedapps.clients.base.scores import as_global, higher_is_better, with_half
+from fedapps.clients.base.together import once
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
 from fedapps.clients.families.candidates import answer
 from fedapps.clients.fedprox import FedProxClient
@@ -149,8 +150,12 @@ class SuPerFedClient(FedProxClient):
     ) -> list[list[Scores]]:
         """Return the scores of the mixtures over lambda, on each split."""
         set_arrays(self.model, parameters)
+        personal = self.personal(config)
+        return once(lambda: self._mixtures(personal, splits))
+
+    def _mixtures(self, personal: list[Tensor], splits: Sequence[Split]) -> list[list[Scores]]:
         mixed = [p.detach() for p in trainable(self.model).values()]
-        federated, personal = [t.clone() for t in mixed], self.personal(config)
+        federated = [t.clone() for t in mixed]
         estimates = has_running_statistics(self.model)
         inputs = [split.x for split in splits]
         shared = (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 T = TypeVar("T")
 #: The most calls that wait at a time, and the bytes of their work.
@@ -44,8 +44,8 @@ class Waiting(BaseException):
 
 @dataclass
 class Attempt:
-    """A call that is being made; ``results``: of its works up to here. ``alone``: it
-    waits for no other.
+    """A call that is being made; ``results``: of its works, and of what it computes
+    :func:`once`, up to here. ``alone``: it waits for no other.
     """
 
     alone: bool = False
@@ -70,6 +70,19 @@ def known() -> Any:
         return None
     attempt.place += 1
     return attempt.results[attempt.place - 1]
+
+
+def once(function: Callable[[], T]) -> T:
+    """Return the result of a function that does no such work. A call that is made again
+    does not compute it again.
+    """
+    attempt = _attempt.get()
+    if attempt is None or attempt.alone:
+        return function()
+    if (found := known()) is None:
+        attempt.results.append(found := alone(function))
+        attempt.place += 1
+    return cast(T, found)
 
 
 def result(work: Work) -> Any:

@@ -41,7 +41,7 @@ from fedapps.clients import (
 )
 from fedapps.clients.base.regression import regression
 from fedapps.clients.base.store import MessageStore
-from fedapps.clients.base.together import one_of_many, together
+from fedapps.clients.base.together import known, once, one_of_many, result, together
 from fedapps.clients.base.training import get_arrays
 from fedapps.clients.partial_sharing import FedRepClient, PartialClient
 from fedapps.clients.steps import cohorts, stacked
@@ -282,6 +282,37 @@ def test_an_unused_layer_stays_as_in_a_step_alone() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     for place in (2, 3):
         np.testing.assert_array_equal(arrays[place], start[place])
+
+
+class Doubled:
+    """Work that doubles numbers."""
+
+    nbytes = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    @staticmethod
+    def done(together: Sequence["Doubled"]) -> list[int]:
+        return [2 * work.number for work in together]
+
+
+def test_a_call_that_is_made_again_computes_once() -> None:
+    """Also within what is computed once, and between two works."""
+    made: list[int] = []
+
+    def noted(number: int) -> int:
+        made.append(number)
+        return once(lambda: number)
+
+    def call(number: int) -> list[int]:
+        out = [once(lambda: noted(number)), known() or result(Doubled(number))]
+        out += [once(lambda: noted(number + 10)), known() or result(Doubled(number + 10))]
+        return out
+
+    replies = together((number, partial(call, number)) for number in (1, 2, 3))
+    assert replies == [[n, 2 * n, n + 10, 2 * n + 20] for n in (1, 2, 3)]
+    assert sorted(made) == [1, 2, 3, 11, 12, 13]
 
 
 def test_memory_is_bounded_without_a_change_of_bits(monkeypatch: pytest.MonkeyPatch) -> None:
