@@ -211,7 +211,7 @@ def assert_arrays(found, wanted, rtol=0.0, atol=0.0):
 
 
 def play(strategy, client_fn, num_clients, start, rounds=1, config=(), inner=InlineGrid, **options):
-    """Run a strategy, whoever's, in our loop with the clients ``client_fn(number)``;
+    """Run any strategy in our loop with the clients ``client_fn(number)``;
     return its Result with ``seen``, the rounds. ``on``: options of its ClientGrid.
     """
     app = to_client_app(lambda context: client_fn(int(context.node_config["partition-id"])))

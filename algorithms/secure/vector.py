@@ -236,7 +236,7 @@ def sum_fault(
     the server sees that. ``decided``: the sum of the weights, if the server decided
     them. ``honest``: as in :func:`to_vector`.
     """
-    kinds, place, norm = terms.exponents(), 0, 0.0
+    kinds, place, real, squares = terms.exponents(), 0, 0, 0.0
     e, most = kinds["weight"]
     slack = math.ldexp(members, -e)  # rounding: at most half a unit per client
     weight, count = decode(total[-2:], e)
@@ -246,29 +246,23 @@ def sum_fault(
         0 < count <= members * most + slack and abs(weight - expected) <= 2 * slack
     ):
         return f"{terms.weight} = {count:.6g}, weight {weight:.6g}"
-    sizes = [math.prod(shape) for _, shape, _ in layout.arrays]
-    real = sum(
-        size for size, row in zip(sizes, layout.arrays, strict=True) if np.dtype(row[2]).kind == "f"
-    )
-    e, most = kinds["real"]
-    units, mass = math.ldexp(members, -e), members if terms.replies == "sums" else weight
+    units = math.ldexp(members, -kinds["real"][0])
+    mass = members if terms.replies == "sums" else weight
     spread = terms.noise * terms.max_norm * math.sqrt(members / honest)  # of the noise
     largest = mass * (terms.max_norm or terms.bound) + ROOM * spread + units
-    longest = mass * terms.max_norm + spread * (math.sqrt(real) + ROOM) + units * math.sqrt(real)
-    for size, (name, _, kind) in zip(sizes, layout.arrays, strict=True):
-        part = total[place : (place := place + size)]
-        if np.dtype(kind).kind != "f":
-            e, most = kinds["whole"]
-            limit = members * most
-        else:
-            e, limit = kinds["real"][0], largest
-        values = decode(part, e)
-        if np.abs(values).max(initial=0) > limit:
-            return f"a number of array {name!r} is {np.abs(values).max():.3g} (limit {limit:.3g})"
-        if np.dtype(kind).kind == "f":
-            norm += float(np.vdot(values, values))
-    if terms.max_norm and math.sqrt(norm) > longest:
-        return f"its norm is {math.sqrt(norm):.4g} (limit {longest:.4g})"
+    for name, shape, kind in layout.arrays:
+        is_real = np.dtype(kind).kind == "f"
+        e, most = kinds["real" if is_real else "whole"]
+        values = decode(total[place : (place := place + math.prod(shape))], e)
+        size, limit = np.abs(values).max(initial=0), largest if is_real else members * most
+        if size > limit:
+            return f"a number of array {name!r} is {size:.3g} (limit {limit:.3g})"
+        if is_real:
+            real, squares = real + values.size, squares + float(np.vdot(values, values))
+    noise = spread * (math.sqrt(real) + ROOM)
+    longest = mass * terms.max_norm + noise + units * math.sqrt(real)
+    if terms.max_norm and math.sqrt(squares) > longest:
+        return f"its norm is {math.sqrt(squares):.4g} (limit {longest:.4g})"
     e, most = kinds["metric"]
     rest = decode(total[place:-2], e)
     if np.abs(rest).max(initial=0) > members * most * (1 + 1e-9):

@@ -21,7 +21,7 @@ MISSING = (
     *("", "NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None", "<NA>"),
     *("#N/A", "#NA", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
 )
-#: The line of names is within the first so many bytes.
+#: The most bytes of a header line.
 HEAD = 1 << 24
 NAMELESS = "its first line holds values: write the names of the columns there"
 

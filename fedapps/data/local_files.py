@@ -215,7 +215,7 @@ def _lines(file: Path) -> Frame:
 
 
 def _json(file: Path) -> Frame:
-    """Read a list of rows, one row a line, or the list of each column by its name."""
+    """Read JSON: a list of rows, one row per line, or a list per column name."""
     with pa.input_stream(str(file)) as stream:
         text = stream.read().decode("utf-8-sig")
     try:

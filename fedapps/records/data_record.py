@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,16 @@ def digest(path: Path) -> str:
     found = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
         if file.is_file():
+            status = file.stat()
             found.update(str(file.relative_to(path)).encode())
-            with file.open("rb") as content:
-                found.update(hashlib.file_digest(content, "sha256").digest())
+            found.update(_content(file, status.st_size, status.st_mtime_ns))
     return found.hexdigest()[:32]
+
+
+@cache
+def _content(file: Path, size: int, changed: int) -> bytes:
+    """Return the digest of a file of this size and time: the runs of a sweep have the
+    same data, which one process reads once.
+    """
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").digest()

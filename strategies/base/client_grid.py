@@ -271,7 +271,7 @@ class ClientGrid(NamedGrid):
 
     def _alike(self, exchange: Exchange, answers: list[Answer]) -> list[Answer]:
         """Return the replies that agree with most others, where replies must."""
-        if exchange.kind.startswith("train") and not self.rules.relative:  # private
+        if not self.rules.relative and answers and trains(answers[0].question):  # private
             keep_common([one.reply for one in answers])
             return answers
         for one in answers if self.rules.alike else ():  # no mean without one of them

@@ -159,9 +159,9 @@ def reached(port):
 def test_a_run_is_isolated_and_shares_gpus_and_an_app_that_raises_gives_the_reason(
     app, tmp_path, monkeypatch
 ):
-    """One run, many checks, in an environment made to mislead it. Two shares of 0.39
-    fit on each of two GPUs, which Ray is told of: as many clients run at a time, and
-    each sees its GPU. Flower alone would start a fifth worker and wait for it forever.
+    """One run, many checks, in an environment made to mislead it. Ray is told that
+    there are two GPUs. Two shares of 0.39 fit on each, so four clients run at a time,
+    and each sees its GPU. Flower alone would start a fifth worker and wait forever.
     """
     decoy = tmp_path / "decoy"  # the current directory holds a package with the app's name
     (decoy / "tinyapp").mkdir(parents=True)
