@@ -233,7 +233,7 @@ def recorded(function: Callable[..., Any], inputs: Tensors) -> GraphModule:
             graph.erase_node(node)
             continue
         with graph.inserting_before(node):
-            node.args = sized(node.args)
+            node.args = tuple(map(sized, node.args))
             node.kwargs = {name: sized(value) for name, value in node.kwargs.items()}
     graph.eliminate_dead_code()
     graph.set_codegen(CodeGen())  # of flat inputs
