@@ -5,6 +5,7 @@
 # make test-library  the tests of strategies and clients with the lowest versions that the library allows, in .venv-library (three minutes)
 # make test-lowest  the test suite with the lowest versions that the application allows, in .venv-lowest
 # make reproduce PAPER=superfed SCALE=small [DATA=DIR]  all tables and figures of a paper (experiments/); first shows how long it takes
+# make claims  every quoted experiment, cut to seconds: names the claims that a change moves (ARGS=--write: takes the new numbers)
 # make generate  updates everything that is generated from declarations: settings in pyproject.toml and docs/, exports, table of methods
 # make app    makes the folder to publish on Flower Hub, build/app/fedapps, and says what to type
 # make docs   builds the site into build/site/html; fails on broken links, missing references and stale generated tables
@@ -18,7 +19,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run reproduce quick test test-deployment test-library test-lowest generate app docs lint clean
+.PHONY: help run reproduce quick test test-deployment test-library test-lowest claims generate app docs lint clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -84,6 +85,9 @@ test-library: $(LIBRARY)/.installed
 
 test-lowest: $(LOWEST)/.installed
 	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest $(TOGETHER) $(ARGS)
+
+claims: $(VENV)/.installed
+	@$(BIN)/python -m tools.fingerprints $(ARGS)
 
 generate: $(VENV)/.installed
 	@$(BIN)/python -m tools.generate
