@@ -19,7 +19,8 @@ def test_every_quoted_sweep_with_bundled_data_or_a_stand_in_has_numbers():
         for run in cut_runs(path)
     }
     assert expected == known.keys()
-    assert all(len(numbers) > 1 for numbers in known.values())
+    (private,) = (name for name, numbers in known.items() if not numbers)
+    assert private.startswith("fedevg/privacy ")  # its noise has no seed
     assert len({name.split()[0] for name in known}) > 45
 
 
@@ -29,11 +30,11 @@ def test_every_quoted_sweep_with_bundled_data_or_a_stand_in_has_numbers():
         ({"loss-mean": 1.0 + CLOSE / 2}, False),
         ({"loss-mean": 1.0 - CLOSE / 2}, False),
         ({"loss-mean": 1.0 + 2 * CLOSE}, True),
-        ({"loss-mean": 1.0, "objective": 2.0}, True),
+        ({"loss-mean": 1.0, "objective": 2.0}, False),  # a number that is not kept
         ({}, True),
     ],
 )
-def test_a_number_has_moved_if_it_differs_comes_or_goes(new, moved):
+def test_a_number_has_moved_if_it_differs_or_goes(new, moved):
     assert bool(differences({"loss-mean": 1.0}, new)) == moved
 
 
