@@ -23,6 +23,7 @@ MISSING = (
 )
 #: The most bytes of a header line.
 HEAD = 1 << 24
+NO_UTF8 = "it is no UTF-8: save it as that"
 NAMELESS = "its first line holds values: write the names of the columns there"
 
 
@@ -39,7 +40,8 @@ def read_csv(path: Path) -> Frame:
     delimiter = max(",;\t|", key=first.count)
     names = [name.strip() for name in next(csv.reader(io.StringIO(body, ""), delimiter=delimiter))]
     counted = [[str(place + first) for place in range(len(names))] for first in (0, 1)]
-    if all(map(is_number, names)) and names not in counted:
+    doubled = any(names.count(name) > 1 for name in filter(is_number, names))
+    if doubled or (all(map(is_number, names)) and names not in counted):
         raise ValueError(NAMELESS)
     names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]  # as pandas does
     check_names(names)
@@ -49,11 +51,13 @@ def read_csv(path: Path) -> Frame:
         odd.append(row)
         return "skip"
 
-    def read(threads: bool) -> pa.Table:
-        return arrow_csv.read_csv(
+    try:
+        # threads of Arrow abort the process if it ends soon after; rows are numbered
+        # only without them
+        table = arrow_csv.read_csv(
             str(path),
             arrow_csv.ReadOptions(
-                use_threads=threads,
+                use_threads=False,
                 column_names=names,
                 skip_rows=len(re.findall(r"\r\n?|\n", text[: len(text) - len(body)])),
                 skip_rows_after_names=1,
@@ -70,18 +74,13 @@ def read_csv(path: Path) -> Frame:
                 strings_can_be_null=True,
             ),
         )
-
-    try:
-        table = read(threads=True)
     except pa.ArrowInvalid as error:
         if "UTF8" in str(error):
-            raise ValueError("it is no UTF-8: save it as that") from None
+            raise ValueError(NO_UTF8) from None
         if "straddl" in str(error):
             raise ValueError("a quotation mark is not closed, or no line ends") from None
         raise
     if odd:
-        odd.clear()
-        read(threads=False)  # rows are numbered only then
         raise ValueError(
             f"row {odd[0].number} has {odd[0].actual_columns} cells, and there are "
             f"{len(names)} columns: not every row has as many"

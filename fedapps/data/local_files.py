@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from fedapps.data.csv_files import read_csv
+from fedapps.data.csv_files import NO_UTF8, read_csv
 from fedapps.data.frame import Frame, joined, left_out
 from fedapps.data.source import FILE, PART_NAMES, TEST, TRAIN, VALIDATION, Source
 from fedapps.errors import UserError, reason
@@ -191,7 +191,8 @@ def _read(reader: Callable[[Path], Frame], file: Path, setting: str) -> Frame:
     try:
         frame = reader(file)
     except UNREADABLE as error:
-        raise UserError(f"{setting}: {file} cannot be read: {reason(error)}") from error
+        why = NO_UTF8 if isinstance(error, UnicodeDecodeError) else reason(error)
+        raise UserError(f"{setting}: {file} cannot be read: {why}") from error
     return replace(frame, account=tuple(f"{file.name}: {line}" for line in frame.account))
 
 

@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,8 +137,14 @@ def test_one_table_in_many_ways(name, content, tmp_path):
         ("quote.csv", table() + b'1,"2,0\n', "short|quote"),
         ("nameless.csv", table("0.5,3,1"), "first line holds values"),
         ("flowers.csv", b"5.1,3.5,setosa\n" + b"4.9,3.0,setosa\n" * 9, "first line holds values"),
+        ("credit.csv", b"A11,6,A34,4,4,1\n" * 9, "first line holds values"),
         ("empty.csv", b"", "has no rows"),
         ("names.csv", b"a,b,y\n", "has no rows"),
+        (
+            "latin.json",
+            '[{"a": "Z\xfcrich", "y": 1}]'.encode("latin-1"),
+            "latin.json .*is no UTF-8",
+        ),
         ("deep.json", b"[" * 120_000, "deep.json cannot be read"),
         ("nested.json", b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", "nested more than 32 times"),
         ("sheet.xlsx", b"PK", "a file must be one of"),
@@ -248,3 +257,22 @@ def test_a_resumed_run_has_the_data_of_its_first_rounds(tmp_path):
     source.write_bytes(table(rows=[[a, b, 1 - y] for a, b, y in ROWS * 4]))
     with pytest.raises(UserError, match=r"t\.csv has changed since the first rounds"):
         fedapps.run(**job, resume=True)
+
+
+THREADS = """
+import os, sys
+from pathlib import Path
+from fedapps.data.csv_files import read_csv
+before = len(os.listdir("/proc/self/task"))
+read_csv(Path(sys.argv[1]))
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads on Linux")
+def test_a_csv_is_read_without_threads_that_abort_a_process_which_ends_soon(tmp_path):
+    wide = tmp_path / "wide.csv"
+    wide.write_bytes(table(",".join(f"c{i}" for i in range(60)), rows=[range(60)] * 200))
+    words = [sys.executable, "-c", THREADS, str(wide)]
+    more = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert int(more) <= 1  # one that reads ahead
