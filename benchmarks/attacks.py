@@ -346,7 +346,7 @@ def rule_rows(given: Any) -> Iterator[list[str]]:
 
 #: The column of runs without a liar.
 HONEST = "no liar"
-COLUMNS: dict[str, dict[str, Any]] = {HONEST: {}, "defaults": {}, "hardened": {"hardened": True}}
+COLUMNS: dict[str, dict[str, Any]] = {HONEST: {}, "simulation": {}, "hardened": {"hardened": True}}
 
 
 def settings_of(lie: Lie) -> dict[str, Any]:
