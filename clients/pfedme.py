@@ -1,5 +1,6 @@
 """pFedMe's client; source and equations: ``strategies/pfedme.py``."""
 
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -76,19 +77,16 @@ def repeated(epochs: Epochs, batch_size: int, times: int, module: nn.Module) -> 
     """Yield samples that are cut into the same mini-batches, each repeated several
     times in a row.
     """
-    for x, y in epochs:
-        whole = batch_size * batch_sizes(x, batch_size, module).count(batch_size)
-        places = (
-            torch.arange(whole, device=y.device)
-            .view(-1, 1, batch_size)
-            .expand(-1, times, -1)
-            .flatten()
-        )
-        if whole:
-            yield x[places], y[places]
-        # the last one may have another size: on its own, so that cuts fall right
-        for _ in range(times if whole < len(y) else 0):
-            yield x[whole:], y[whole:]
+    with closing(epochs):
+        for x, y in epochs:
+            whole = batch_size * batch_sizes(x, batch_size, module).count(batch_size)
+            places = torch.arange(whole, device=y.device).view(-1, 1, batch_size)
+            if whole:
+                repeats = places.expand(-1, times, -1).flatten()
+                yield x[repeats], y[repeats]
+            # the last one may have another size: on its own, so that cuts fall right
+            for _ in range(times if whole < len(y) else 0):
+                yield x[whole:], y[whole:]
 
 
 @dataclass(frozen=True)

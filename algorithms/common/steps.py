@@ -25,6 +25,7 @@ same steps at a time.
 """
 
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -44,9 +45,10 @@ Epochs = Generator[tuple[Tensor, Tensor], None, None]
 
 def in_batches(epochs: Epochs, batch_size: int, module: nn.Module) -> Epochs:
     """Yield the mini-batches (x, y) of epochs (x, y), of :func:`batch_sizes`."""
-    for x, y in epochs:
-        sizes = batch_sizes(x, batch_size, module)
-        yield from zip(x.split(sizes), y.split(sizes), strict=True)
+    with closing(epochs):  # from Python 3.12 on, a loop that is left does not close it
+        for x, y in epochs:
+            sizes = batch_sizes(x, batch_size, module)
+            yield from zip(x.split(sizes), y.split(sizes), strict=True)
 
 
 def batch_sizes(x: Tensor, batch_size: int, module: nn.Module) -> list[int]:

@@ -12,7 +12,7 @@ clients that it has run before, whose samples it keeps as tensors.
 Workers are processes of ``multiprocessing``. On Linux they are forked: that takes some
 milliseconds, and they share the loaded data and libraries with this process. A fork
 copies only the thread that asks for it, together with locks that other threads hold.
-So where other threads run (a notebook), where CUDA is in use, and on macOS, whose
+So where other threads run (a notebook, PyTorch's for gradients), and on macOS, whose
 system libraries do not support it, workers are started as new programs. That takes some
 seconds, and each loads the data itself.
 """
@@ -20,6 +20,7 @@ seconds, and each loads the data itself.
 import itertools
 import logging
 import math
+import os
 import signal
 import sys
 import threading
@@ -276,10 +277,24 @@ class WorkerGrid(InlineGrid):
 
 def usual_method() -> str:
     """Return how worker processes start: see the module docstring."""
-    torch = sys.modules.get("torch")
     if sys.platform != "linux" or threading.active_count() > 1:
         return "spawn"
-    return "spawn" if torch and torch.cuda.is_initialized() else "fork"
+    return "fork" if forks_train() else "spawn"
+
+
+def forks_train() -> bool:
+    """Return whether PyTorch computes gradients in a process that is forked from this
+    one: not once it has threads for them here, as with a visible GPU or after it has
+    compiled. It does not say so before.
+    """
+    if not (torch := sys.modules.get("torch")):
+        return True
+    if not (child := os.fork()):
+        with suppress(BaseException):
+            torch.ones(1, requires_grad=True).sum().backward()
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def death(process: Any) -> str:

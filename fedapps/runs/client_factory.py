@@ -17,6 +17,7 @@ from fedapps.clients.base.adapter import client_id
 from fedapps.clients.base.store import DiskStore, MessageStore, Store
 from fedapps.errors import UserError, what_to_install
 from fedapps.runs.assembly import build_client, build_task
+from fedapps.runs.devices import repeatable
 from fedapps.settings.reading import read_settings
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import Task
@@ -46,6 +47,7 @@ def _keep(key: tuple[frozenset[tuple[str, Any]], str], settings: Settings, task:
     RUNS[key] = settings, task
     while len(RUNS) > MAX_RUNS:
         RUNS.popitem(last=False)
+    repeatable(settings.device)
     one_thread()
 
 

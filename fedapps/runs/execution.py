@@ -33,7 +33,7 @@ from fedapps.runs.assembly import (
     validation_setting,
 )
 from fedapps.runs.compilation import with_compilation
-from fedapps.runs.devices import for_server
+from fedapps.runs.devices import for_server, repeatable
 from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.timing import timing_of
 from fedapps.settings.reading import default_config
@@ -112,6 +112,7 @@ def _execute(
     report: Report,
 ) -> dict[str, Any]:
     folder = Path(settings.out)
+    repeatable(settings.device)
     _, task, strategy = parts or assembled(for_server(settings))
     settings = with_compilation(settings, task, takes_steps)
     names = client_names(task, settings.num_clients)

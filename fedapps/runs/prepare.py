@@ -102,9 +102,11 @@ def assemble(settings: Settings, asked: Asked | None = None, here: bool = False)
     task = build_task(given)
     settings = with_clients(given, task)
     check_sizes(settings)
+    if settings.num_clients != given.num_clients:
+        task = build_task(settings)
     device = chosen_device(replace(settings, device=wanted), task, asked or Asked())
-    settings = replace(settings, device=device if here else "cpu")
-    if (settings.num_clients, settings.device) != (given.num_clients, given.device):
+    if here and device != "cpu":
+        settings = replace(settings, device=device)
         task = build_task(settings)
     with guarded("task", settings.task, "check failed", own=settings.task not in TASKS):
         task.check(settings.num_clients)

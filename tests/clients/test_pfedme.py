@@ -85,7 +85,7 @@ def test_repeated_mini_batches_are_cut_where_the_plain_ones_are(n):
     x = torch.arange(n)
     parts = [
         part
-        for x_, y in repeated(iter([(x, x)]), 4, 3, nn.Identity())
+        for x_, y in repeated((pair for pair in [(x, x)]), 4, 3, nn.Identity())
         for part in x_.split(4)
         if torch.equal(x_, y)
     ]

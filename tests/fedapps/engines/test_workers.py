@@ -269,5 +269,25 @@ def test_processes_with_other_threads_do_not_fork(monkeypatch):
     monkeypatch.setattr(workers.threading, "active_count", lambda: 2)
     assert workers.usual_method() == "spawn"
     monkeypatch.setattr(workers.threading, "active_count", lambda: 1)
+    assert workers.usual_method() == ("fork" if workers.forks_train() else "spawn")
     monkeypatch.setattr(workers.sys, "platform", "darwin")
     assert workers.usual_method() == "spawn"
+
+
+@pytest.mark.slow
+def test_after_compiling_workers_are_not_forked():
+    """PyTorch then computes no gradients in a forked process."""
+    program = """
+import sys, torch
+from fedapps.engines.workers import usual_method
+print(usual_method())
+layer = torch.nn.Linear(2, 1)
+if sys.argv[1] == "compiled":
+    torch.compile(lambda x: layer(x).sum(), backend="aot_eager")(torch.ones(3, 2)).backward()
+print(usual_method())
+"""
+    for kind, expected in (("plain", "fork fork"), ("compiled", "fork spawn")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, kind], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == expected.split(), done.stderr

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Context, Message
 
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.workers import WorkerGrid
+from fedapps.engines.workers import WorkerGrid, forks_train
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_factory import share
 from fedapps.runs.execution import execute
@@ -57,7 +57,8 @@ def failing_app():
     return answer
 
 
-def run(folder, workers, callbacks=(), start="fork", **config):
+def run(folder, workers, callbacks=(), start=None, **config):
+    start = start or ("fork" if forks_train() else "spawn")
     settings = with_defaults({**JOB, **config, "out": str(folder)})
     flat = settings.flat()
     share(flat, settings, build_task(settings))
@@ -93,6 +94,7 @@ def test_workers_are_many_where_a_run_has_much_work(monkeypatch):
     """Decided by steps. On one core, and for a task without a net, there is none."""
     monkeypatch.setattr("fedapps.runs.inline_grid.cores", lambda: 6)
     monkeypatch.setattr("fedapps.engines.workers.threading.active_count", lambda: 1)
+    monkeypatch.setattr("fedapps.engines.workers.forks_train", lambda: True)
 
     def number(given=None, **keys):
         settings = with_defaults({"method": "fedavg", "num-clients": 20, **keys})

@@ -1,9 +1,11 @@
 """One decision on the device of a run, from the job and what was asked for."""
 
+import os
 import re
 import shlex
 import socket
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -42,8 +44,14 @@ SMALL = {
     "data.partition": "iid",
     "train.local-epochs": 1,
 }
-#: A step of 33 MFLOP: clients have fewer samples than a batch.
-LARGE = {**SMALL, "model.name": "small-cnn", "train.batch-size": 512, "data.max-samples": 300}
+#: A step of 118 MFLOP: clients have fewer samples than a batch.
+LARGE = {
+    **SMALL,
+    "model.name": "two-cnn",
+    "clients-per-round": 1,
+    "train.batch-size": 512,
+    "data.max-samples": 300,
+}
 
 
 @pytest.fixture
@@ -94,7 +102,7 @@ def test_a_large_step_takes_the_gpu_and_gives_the_numbers_of_the_cpu(tmp_path, m
         assert main([*run, str(tmp_path / "gpu")]) == 0
         ((_, task),) = client_factory.RUNS.values()
         assert task.client_data(0, 3).train.x.device.type == "cuda"
-    assert "device cuda: a step of 33 MFLOP pays on a GPU; device=cpu leaves it out" in caplog.text
+    assert "device cuda: a step of 118 MFLOP pays on a GPU; device=cpu leaves it out" in caplog.text
     assert read_toml(tmp_path / "gpu" / "settings.toml")["device"] == "cuda"
     for name in ("model.safetensors", "clients.csv"):
         one, other = (tmp_path / folder / name for folder in ("cpu", "gpu"))
@@ -105,10 +113,36 @@ def test_a_large_step_takes_the_gpu_and_gives_the_numbers_of_the_cpu(tmp_path, m
     ("cores", "sampled", "device"), [(1, 3, "cuda"), (64, 3, "cpu"), (64, 1, "cuda")]
 )
 def test_a_gpu_has_to_beat_all_cores_that_would_train(cores, sampled, device, gpus, monkeypatch):
-    """Four layers on a GPU take as long as 8 MFLOP on a core."""
+    """Five layers on a GPU take as long as 75 MFLOP on a core."""
     monkeypatch.setattr(devices, "cores", lambda: cores)
-    job = LARGE | {"train.batch-size": 30, "clients-per-round": sampled}  # 16.5 MFLOP
-    assert chosen(job) == device
+    assert chosen(LARGE | {"clients-per-round": sampled}) == device
+
+
+def test_a_run_on_a_gpu_takes_kernels_that_give_the_same_numbers_again(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with pretended_cuda(monkeypatch):
+        assert main(["run", *words(SMALL), "--out", str(tmp_path / "cpu"), "device=cpu"]) == 0
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert main(["run", *words(SMALL), "--out", str(tmp_path / "gpu"), "device=cuda"]) == 0
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.allow_tf32
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_clients_in_another_process_take_such_kernels_too(monkeypatch):
+    with pretended_cuda(monkeypatch):
+        flat = with_defaults(SMALL | {"device": "cuda"}).flat()
+        client_factory.prepare(frozenset(flat.items()))
+        assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("source", ["regression", "digits"])
+def test_the_size_of_a_step_is_known_where_the_data_say_how_many_clients(gpus, source, tmp_path):
+    rows = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=rows, y=rows.sum(1), who=np.arange(60) % 4)
+    data = {"data.source": str(tmp_path / "rows.npz"), "data.natural-id": "who"}
+    job = {"task": source, "num-clients": 0, **(data if source == "regression" else {})}
+    assert chosen(job | {"method": "fedavg"}) == "cpu"
 
 
 def test_without_a_gpu_nothing_is_said(caplog, gpus):
