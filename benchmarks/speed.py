@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py rounds [--data FOLDER] [--rounds 10] [--ray]
     python benchmarks/speed.py steps [--nets two-nn mlp ...] [--rounds 10]
-    python benchmarks/speed.py cohorts [--rounds 20]
+    python benchmarks/speed.py cohorts [--rounds 20] [--device cuda]
     python benchmarks/speed.py commands [--rounds 3]
 
 rounds: both engines beside a plain PyTorch loop: ``nn.Module``, ``torch.optim.SGD``,
@@ -16,8 +16,8 @@ speed has changed.
 steps: CPU time of a local step of FedAvg and SuPerFed, eager and compiled, and of the
 plain loop; batch 10, momentum 0.9, weight decay, both penalties of SuPerFed.
 
-cohorts: CPU time of a round of small clients in the inline engine, least of all rounds,
-beside the plain loop on the same samples.
+cohorts: time of a round of small clients in the inline engine, least of all rounds,
+beside the plain loop on the same samples and device: CPU time, on a GPU wall time.
 
 commands: CPU seconds (user and system) and peak memory of a fresh process, medians.
 """
@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import ROOT, TWO_NN, cpu, in_turns, options, show
+from benchmarks.common import ROOT, TWO_NN, in_turns, options, show
 from fedapps.clients import ClientData, FedAvgClient, Split, SuPerFedClient
 from fedapps.clients.base.training import get_arrays
+from fedapps.clients.steps import cohorts
 from fedapps.clients.steps.compiled import Compiler
 from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
@@ -235,7 +237,7 @@ def step_rows(nets: Sequence[str], repeats: int, folder: Path) -> Iterator[list[
 
 # --- cohorts --------------------------------------------------------------------------
 
-#: Settings and target of CPU / plain loop.
+#: Settings and target of a round / plain loop.
 COHORTS: dict[str, tuple[dict[str, Any], float]] = {
     "linear 7-1, 160 clients of 27": (
         {"task": "regression", "model.name": "linear", "num-clients": 160, "clients-per-round": 0,
@@ -245,19 +247,32 @@ COHORTS: dict[str, tuple[dict[str, Any], float]] = {
     "64-32-10, 10 of 50 clients (the default job)": (
         {"num-clients": 50, "clients-per-round": 10}, 0.5,
     ),
+    "784-200-200-10, 10 of 20 clients, batch 64": (
+        {"num-clients": 20, "clients-per-round": 10, "model.name": "mcmahan-2nn",
+         "data.source": "{}/pictures.npz", "data.natural-id": "who", "train.local-epochs": 3,
+         "train.batch-size": 64}, 1.15,
+    ),
 }  # fmt: skip
 
 
-def cohort_rows(rounds: int) -> Iterator[list[str]]:
-    """Yield milliseconds of CPU of a round, by job."""
-    fixed = {"device": "cpu", "evaluate-every": 0, "checkpoint-every": 0, "num-rounds": rounds}
+def cohort_rows(rounds: int, device: str) -> Iterator[list[str]]:
+    """Yield milliseconds of a round, by job."""
+    fixed = {"device": device, "evaluate-every": 0, "checkpoint-every": 0, "num-rounds": rounds}
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    pictures = np.random.default_rng(0).integers(0, 256, (12_000, 1, 28, 28)).astype(np.uint8)
     x = np.random.default_rng(0).normal(size=(160 * 45, 7)).astype(np.float32)
     for name, (own, target) in COHORTS.items():
         with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as folder:
             np.savez(f"{folder}/rows.npz", x=x, y=x.sum(1), who=np.arange(len(x)) % 160)
+            number = np.arange(len(pictures))
+            np.savez(f"{folder}/pictures.npz", x=pictures, y=number % 7, who=number % 20)
             job = {key: v.format(folder) if isinstance(v, str) else v for key, v in own.items()}
             settings = read_settings({**fixed, **job, "out": f"{folder}/run"})
-            ours = min(inline_seconds(settings, 1, time.process_time)[2:-1])
+            ours = min(inline_seconds(settings, 1, clock)[2:-1])
+            most, cohorts.MOST_OPERATIONS = cohorts.MOST_OPERATIONS, {}
+            alone = replace(settings, out=f"{folder}/alone")
+            one_by_one = min(inline_seconds(alone, 1, clock)[2:-1])
+            cohorts.MOST_OPERATIONS = most
             task, train, clients = assembled(settings).task, settings.train, settings.num_clients
             data, model = (
                 [task.client_data(i, clients).train for i in range(clients)],
@@ -271,14 +286,16 @@ def cohort_rows(rounds: int) -> Iterator[list[str]]:
                 loss=task.objective.loss,
             )
             each = data[: settings.clients_per_round or clients] * train.local_epochs
-            base = min(cpu(lambda: [plain(data=one) for one in each]) for _ in range(5))  # noqa: B023
-            yield [
-                name,
-                f"{1e3 * base:.1f}",
-                f"{1e3 * ours:.1f}",
-                f"{ours / base:.2f}",
-                f"{target}",
-            ]
+            base = float("inf")
+            for _ in range(5):
+                began = clock()
+                for one in each:
+                    plain(data=one)
+                if device != "cpu":
+                    torch.accelerator.synchronize()
+                base = min(base, clock() - began)
+            times = [f"{1e3 * seconds:.1f}" for seconds in (base, one_by_one, ours)]
+            yield [name, *times, f"{ours / base:.2f}", f"{target}"]
 
 
 # --- commands -------------------------------------------------------------------------
@@ -336,6 +353,7 @@ def main() -> None:
             "--rounds": 10,
             "--ray": False,
             "--nets": list(NETS),
+            "--device": "cpu",
         },
     )
     torch.set_num_threads(1)
@@ -350,9 +368,9 @@ def main() -> None:
             show("CPU time of a local step (median)", columns, rows)
     elif given.study == "cohorts":
         show(
-            "CPU time of a round of small clients",
-            ("", "plain loop, ms", "a round, ms", "ratio", "target"),
-            cohort_rows(given.rounds),
+            f"A round of small clients on {given.device}",
+            ("", "plain loop, ms", "one by one, ms", "a round, ms", "/ plain loop", "target"),
+            cohort_rows(given.rounds, given.device),
         )
     else:
         show("A fresh process", ("", "CPU, s", "peak memory, MB"), command_rows(given.rounds))

@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
+from fedapps.clients.steps import cohorts
+
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten
 # Operations that take tensors of two devices: copies between them, and indices, which a
@@ -175,7 +177,10 @@ def computed(func, args, kwargs):
 
 @contextmanager
 def pretended_cuda(monkeypatch, gpus=1):
-    """Let ``device="cuda"`` be the pretended device, of which ``gpus`` are visible."""
+    """Let ``device="cuda"`` be the pretended device, of which ``gpus`` are visible.
+    Clients take steps alone: vmap looks at tensors below what is pretended.
+    """
+    monkeypatch.setitem(cohorts.MOST_OPERATIONS, "cuda", 0.0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
@@ -188,3 +193,4 @@ def pretended_cuda(monkeypatch, gpus=1):
             yield CUDA
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(before)
+        torch.use_deterministic_algorithms(False)

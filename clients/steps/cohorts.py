@@ -39,8 +39,8 @@ from fedapps.clients.steps.sgd import stacked
 from fedapps.clients.steps.stacked import Kernel, kernel_of, operations_of_sample
 
 #: The most operations of a client's step that are taken by the cohort: beyond, one
-#: client keeps a core busy. Measured with ``benchmarks/speed.py cohorts``.
-MOST_OPERATIONS = 4e6
+#: client keeps a core, or a GPU, busy. Measured with ``benchmarks/speed.py cohorts``.
+MOST_OPERATIONS = {"cpu": 4e6, "cuda": 4e8}
 #: The last numbers of a tensor, for which PyTorch takes functions of another precision
 #: than for the others. They are those of spare clients.
 TAIL = 32
@@ -169,20 +169,19 @@ def by_cohort(problem: Problem, step: Step, batch_size: int, samples: int) -> bo
     """
     if not is_together() or not samples or not getattr(step, "by_cohort", False):
         return False
-    if any(p.device.type != "cpu" for p in problem.moving.values()):
-        return False
+    most = min(MOST_OPERATIONS.get(p.device.type, 0.0) for p in problem.moving.values())
     if not problem.by_sample or (operations := operations_of_sample(problem.module)) is None:
         return False
-    if 3 * operations * rows_of(samples, batch_size) > MOST_OPERATIONS:
+    if 3 * operations * rows_of(samples, batch_size) > most:
         return False
-    _say_once()
+    _say_once(most)
     return True
 
 
 @cache
-def _say_once() -> None:
+def _say_once(most: float) -> None:
     logging.getLogger("flwr").debug(
-        "local steps below %g MFLOP are taken for several clients at once", MOST_OPERATIONS / 1e6
+        "local steps below %g MFLOP are taken for several clients at once", most / 1e6
     )
 
 

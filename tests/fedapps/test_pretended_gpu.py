@@ -54,6 +54,19 @@ def run(method, device, folder, **keys):
     return {one["round"]: {key: one.get(key) for key in ("train", "evaluate")} for one in rounds}
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", NETS)
+def test_a_run_on_a_gpu_can_be_repeated_and_is_near_the_run_on_the_cpu(method, tmp_path):
+    first, again = (run(method, "cuda", tmp_path / name) for name in ("first", "again"))
+    assert_same(first, again)
+    for number, wanted in run(method, "cpu", tmp_path / "cpu").items():
+        for phase, scores in wanted.items():
+            losses = {name: value for name, value in (scores or {}).items() if name == "loss"}
+            found = {name: first[number][phase][name] for name in losses}
+            near = 0.2 if method == "feddm" else 0.01  # its draws are the GPU's own
+            assert found == pytest.approx(losses, rel=near), (number, phase)
+
+
 @pytest.mark.parametrize(
     "method",
     some_slow(unlike_at_clients(NETS), "fedavg", "superfed-mm", "ffgb", "fedboost", "fedfw"),

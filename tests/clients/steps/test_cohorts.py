@@ -49,6 +49,8 @@ from fedapps.clients.partial_sharing import FedRepClient, PartialClient
 from fedapps.clients.steps import cohorts, stacked
 
 SIZES = (23, 9, 3, 1, 20, 14)
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICE = "cpu"
 PLAIN = {"seed": 1, "server-round": 2, "local-epochs": 3, "batch-size": 5, "learning-rate": 0.05}
 
 
@@ -56,14 +58,20 @@ def small_net(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3))  # odd sizes
     net.head = ("2.",)  # type: ignore[assignment]  # prefixes of parameter names
-    return net
+    return net.to(DEVICE)
 
 
 def data(size: int, number: int) -> ClientData:
     rng = np.random.default_rng(number)
     x = torch.from_numpy(rng.normal(size=(size, 7)).astype(np.float32))
-    split = Split(x, torch.from_numpy(rng.integers(0, 3, size)))
+    split = Split(x.to(DEVICE), torch.from_numpy(rng.integers(0, 3, size)).to(DEVICE))
     return ClientData(split, split, split)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nets and samples be there, on machines with a GPU also on that."""
+    monkeypatch.setitem(globals(), "DEVICE", request.param)
 
 
 Client = Callable[[int, RecordDict, nn.Module], FedAvgClient]
@@ -143,6 +151,7 @@ METHODS: dict[str, tuple[type[FedAvgClient], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cohort_equals_its_clients_one_by_one(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -168,9 +177,10 @@ def _power(loss: torch.Tensor) -> torch.Tensor:
 
 def narrow_net(seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(7, 1), nn.Softplus(), nn.Linear(1, 3))
+    return nn.Sequential(nn.Linear(7, 1), nn.Softplus(), nn.Linear(1, 3)).to(DEVICE)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("kind", [FedAvgClient, PowerClient])
 def test_the_last_numbers_of_a_tensor_are_those_of_no_client(
     kind: type[FedAvgClient], monkeypatch: pytest.MonkeyPatch
@@ -187,6 +197,7 @@ def test_the_last_numbers_of_a_tensor_are_those_of_no_client(
                 np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_bits_of_a_client_do_not_depend_on_the_others(method: str) -> None:
     kind, config = METHODS[method]
@@ -209,6 +220,7 @@ def test_a_client_that_waits_for_no_other_has_the_same_bits() -> None:
     assert found[1:] == expected[0][1:]
 
 
+@pytest.mark.usefixtures("device")
 def test_a_recorded_graph_has_the_bits_of_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**PLAIN, "local-epochs": 5}
     results = []
