@@ -50,7 +50,7 @@ from sklearn.metrics import log_loss
 from benchmarks.common import ROOT, options, show
 from fedapps import strategies
 from fedapps.algorithms.common.partitioners import dirichlet_clients
-from fedapps.clients import MessageStore, terms, to_client_app
+from fedapps.clients import MessageStore, to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.lab.results.seeds import t_interval
 
@@ -186,7 +186,7 @@ class ProximalSoftmax(Softmax):
         """Train from the server's weights."""
         (weights,) = parameters
         for _ in range(20):
-            (term,) = terms.proximal_term([weights], parameters, config["proximal-mu"])
+            term = config["proximal-mu"] * (weights - parameters[0])
             weights = weights - config["lr"] * (self.gradient(weights) + term)
         return [weights], len(self.y), {"method": "fedprox"}
 
@@ -196,14 +196,13 @@ class ScaffoldSoftmax(Softmax):
 
     def fit(self, parameters: Any, config: Any) -> Any:
         """Train from the server's weights."""
-        start, c = terms.scaffold_received(parameters)
-        own = self.store.load("control", config, before=True) or terms.zeros(c)
-        (weights,), (term,) = start, terms.scaffold_term(c, own)
+        weights, c = parameters
+        (own,) = self.store.load("control", config, before=True) or [0 * c]
         for _ in range(20):
-            weights = weights - config["lr"] * (self.gradient(weights) + term)
-        own, reply = terms.scaffold_finished(start, [weights], c, own, k_eta=20 * config["lr"])
-        self.store.save("control", own, config)
-        return reply, len(self.y), {"method": "scaffold"}
+            weights = weights - config["lr"] * (self.gradient(weights) + c - own)
+        direction = (parameters[0] - weights) / (20 * config["lr"])
+        self.store.save("control", [own - c + direction], config)
+        return [weights, direction], len(self.y), {"method": "scaffold"}
 
 
 class DittoSoftmax(Softmax):
@@ -215,7 +214,7 @@ class DittoSoftmax(Softmax):
         (own,) = self.store.load("own", config, before=True) or parameters
         for _ in range(20):
             weights = weights - config["lr"] * self.gradient(weights)
-            (term,) = terms.proximal_term([own], parameters, config["ditto-mu"])
+            term = config["ditto-mu"] * (own - parameters[0])
             own = own - config["lr"] * (self.gradient(own) + term)
         self.store.save("own", [own], config)
         return [weights], len(self.y), {"method": "ditto"}
@@ -283,7 +282,7 @@ class ProximalSklearn(Sklearn):
         """Train from the server's weights."""
         model = self.model(parameters[0], config["lr"])
         for rows in self.pieces():
-            term = terms.proximal_term([weights_of(model)], parameters, config["proximal-mu"])
+            term = config["proximal-mu"] * (weights_of(model) - parameters[0])
             model.partial_fit(self.x[rows], self.y[rows])
             step(model, term, len(rows) * config["lr"])
         return [weights_of(model)], len(self.y), {"method": "fedprox"}
@@ -294,16 +293,15 @@ class ScaffoldSklearn(Sklearn):
 
     def fit(self, parameters: Any, config: Any) -> Any:
         """Train from the server's weights."""
-        start, c = terms.scaffold_received(parameters)
-        own = self.store.load("control", config, before=True) or terms.zeros(c)
-        model = self.model(start[0], config["lr"])
+        start, c = parameters
+        (own,) = self.store.load("control", config, before=True) or [0 * c]
+        model = self.model(start, config["lr"])
         for rows in self.pieces():
             model.partial_fit(self.x[rows], self.y[rows])
-            step(model, terms.scaffold_term(c, own), len(rows) * config["lr"])
-        k_eta = 2 * len(self.y) * config["lr"]
-        own, reply = terms.scaffold_finished(start, [weights_of(model)], c, own, k_eta)
-        self.store.save("control", own, config)
-        return reply, len(self.y), {"method": "scaffold"}
+            step(model, c - own, len(rows) * config["lr"])
+        direction = (start - weights_of(model)) / (2 * len(self.y) * config["lr"])
+        self.store.save("control", [own - c + direction], config)
+        return [weights_of(model), direction], len(self.y), {"method": "scaffold"}
 
 
 class DittoSklearn(Sklearn):
@@ -316,7 +314,7 @@ class DittoSklearn(Sklearn):
         own = self.model(kept, config["lr"])
         for rows in self.pieces():
             model.partial_fit(self.x[rows], self.y[rows])
-            term = terms.proximal_term([weights_of(own)], parameters, config["ditto-mu"])
+            term = config["ditto-mu"] * (weights_of(own) - parameters[0])
             own.partial_fit(self.x[rows], self.y[rows])
             step(own, term, len(rows) * config["lr"])
         self.store.save("own", [weights_of(own)], config)
@@ -344,10 +342,10 @@ def weights_of(model: SGDClassifier) -> Any:
     return np.vstack([model.coef_.T, model.intercept_])
 
 
-def step(model: SGDClassifier, term: Sequence[Any], length: float) -> None:
+def step(model: SGDClassifier, term: Any, length: float) -> None:
     """Move a classifier against a term."""
-    model.coef_ -= length * term[0][:-1].T
-    model.intercept_ -= length * term[0][-1]
+    model.coef_ -= length * term[:-1].T
+    model.intercept_ -= length * term[-1]
 
 
 SOFTMAX: dict[str, type[ArrayClient]] = {
