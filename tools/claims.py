@@ -21,8 +21,11 @@ from fedapps.lab.charts.canvas import Area, Shape, Text, svg
 from fedapps.lab.charts.theme import THEME, Colour
 
 NOT_TRIED = "not tried"
-#: All verdicts, in the order of the index.
-VERDICTS = ("holds", "holds in part", "does not hold", NOT_TRIED)
+#: All verdicts, in the order of the index. As scored there: by the paper's rule, not
+#: by ours, such as a choice on validation samples.
+VERDICTS = ("holds", "as scored there", "holds in part", "does not hold", NOT_TRIED)
+#: How what we ask and no paper claims begins.
+OURS = "(ours) "
 PAPER = "paper.toml"
 #: Sources that need no download.
 BUILT_IN = ("digits", "generated", "letters", "ratings")
@@ -32,7 +35,7 @@ START = "<!-- claims: generated from experiments/*/*.toml by `make generate` -->
 END = "<!-- /claims -->"
 #: Height of a bar, width of a claim and of the names on the left, in points.
 BAR, CLAIM, NAMES = 17.0, 24.0, 100.0
-COLOURS = [Colour(THEME.series[n].dark, THEME.series[n].dark) for n in (0, 5, 1, 6)]
+COLOURS = [Colour(THEME.series[n].dark, THEME.series[n].dark) for n in (0, 2, 5, 1, 6)]
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,14 @@ class Paper:
     page: str
     claims: tuple[Claim, ...]
 
-    @property
-    def counts(self) -> list[int]:
-        """The numbers of claims by verdict."""
-        return [sum(claim.verdict == verdict for claim in self.claims) for verdict in VERDICTS]
+    def of(self, ours: bool) -> list[Claim]:
+        """Return our questions, or the paper's claims."""
+        return [claim for claim in self.claims if claim.says.startswith(OURS) == ours]
+
+    def counts(self, ours: bool = False) -> list[int]:
+        """Return the numbers of the paper's claims by verdict, or of our questions."""
+        found = [claim.verdict for claim in self.of(ours)]
+        return [found.count(verdict) for verdict in VERDICTS]
 
 
 def papers(root: Path) -> list[Paper]:
@@ -139,27 +146,23 @@ def _needs_folder(table: Mapping[str, Any]) -> bool:
 
 def index(known: Sequence[Paper]) -> str:
     """Return the text of the index."""
-    totals = [sum(numbers) for numbers in zip(*(paper.counts for paper in known), strict=True)]
-    counts = ", ".join(f"{n} {verdict}" for n, verdict in zip(totals, VERDICTS, strict=True))
     lines = [
         "# Results",
         "",
         START,
         "",
-        "What papers claim, and what we found. Each paper has a page with all numbers, a verdict "
-        f"on each claim, and the commands that repeat them. Of {sum(totals)} claims: {counts}.",
+        "Every table and figure of the papers, and what we found. Each paper has a page with all "
+        "numbers, a verdict on each claim, and the commands that repeat them. "
+        f"{_totals(known, False, 'claims of papers')} *As scored there*: by the paper's rule, for "
+        "example a mixture chosen on test samples, and not by ours.",
         "",
         f"![Verdicts on the claims of each paper](../{CHART})",
         "",
-        f"| paper | claims | {' | '.join(VERDICTS)} |",
-        "| --- |" + " ---: |" * (1 + len(VERDICTS)),
-    ]
-    lines += [
-        f"| [{paper.title}]({paper.page}) | {len(paper.claims)} | "
-        f"{' | '.join(map(str, paper.counts))} |"
-        for paper in known
-    ]
-    lines += [
+        *_counted(known, False),
+        "",
+        f"What no paper claims and we asked: {_totals(known, True, 'questions')[3:]}",
+        "",
+        *_counted(known, True),
         "",
         "Jobs that compare methods: [contests on natural federations](natural-contests.md), "
         "[many small sites](many-sites.md), where federation pays, "
@@ -176,9 +179,34 @@ def index(known: Sequence[Paper]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _totals(known: Sequence[Paper], ours: bool, what: str) -> str:
+    numbers = _sums(known, ours)
+    counts = ", ".join(f"{n} {verdict}" for n, verdict in zip(numbers, VERDICTS, strict=True) if n)
+    return f"Of {sum(numbers)} {what}: {counts}."
+
+
+def _sums(known: Sequence[Paper], ours: bool) -> list[int]:
+    return [sum(column) for column in zip(*(paper.counts(ours) for paper in known), strict=True)]
+
+
+def _counted(known: Sequence[Paper], ours: bool) -> list[str]:
+    """Return a table of the verdicts that occur, one row per paper."""
+    what = "questions" if ours else "claims"
+    some = [place for place, number in enumerate(_sums(known, ours)) if number]
+    rows = [[what, *(VERDICTS[place] for place in some)]]
+    names = ["paper"]
+    for paper in known:
+        if own := paper.of(ours):
+            names.append(f"[{paper.title}]({paper.page})")
+            rows.append([str(len(own)), *(str(paper.counts(ours)[place]) for place in some)])
+    lines = [f"| {name} | {' | '.join(row)} |" for name, row in zip(names, rows, strict=True)]
+    return [lines[0], "| --- |" + " ---: |" * len(rows[0]), *lines[1:]]
+
+
 def chart(known: Sequence[Paper]) -> str:
     """Return the picture of the index, SVG: one bar per paper, one part per verdict."""
-    longest = max(len(paper.claims) for paper in known)
+    known = [paper for paper in known if paper.of(False)]
+    longest = max(len(paper.of(False)) for paper in known)
     shapes: list[Shape] = []
     for place, (verdict, colour) in enumerate(zip(VERDICTS, COLOURS, strict=True)):
         left = NAMES + 96 * place
@@ -187,12 +215,12 @@ def chart(known: Sequence[Paper]) -> str:
         left, middle = NAMES, 14 + 24.0 * row
         name = re.split(r" \(|:", paper.title)[0]
         shapes.append(_text(left - 8, middle, name, "end"))
-        for count, colour in zip(paper.counts, COLOURS, strict=True):
+        for count, colour in zip(paper.counts(), COLOURS, strict=True):
             if count:
                 shapes.append(_box(left, middle, CLAIM * count, colour))
                 shapes.append(_text(left + CLAIM * count / 2, middle, str(count), "middle"))
             left += CLAIM * count
-    size = (NAMES + CLAIM * max(longest, 16) + 16, 24.0 * len(known) + 30)
+    size = (NAMES + CLAIM * max(longest, 20) + 16, 24.0 * len(known) + 30)
     return svg(shapes, size, THEME.surface).decode()
 
 
@@ -217,13 +245,12 @@ def with_claims(text: str, paper: Paper) -> str:
 
 def table(paper: Paper) -> str:
     """Return the claims of a paper, one row each."""
-    lines = [
-        "[Other papers](README.md). *(ours)*: not claimed by the paper.",
-        "",
-        "| claim | the paper says | we found | verdict |",
-        "| --- | --- | --- | --- |",
-    ]
-    lines += [_row(claim) for claim in paper.claims if claim.verdict != NOT_TRIED]
+    lines = ["[Other papers](README.md)."]
+    for says, claims in (("the paper says", paper.of(False)), ("we asked", paper.of(True))):
+        rows = [_row(claim) for claim in claims if claim.verdict != NOT_TRIED]
+        if rows:
+            lines += ["", f"| claim | {says} | we found | verdict |", "| --- | --- | --- | --- |"]
+            lines += rows
     if untried := [claim for claim in paper.claims if claim.verdict == NOT_TRIED]:
         lines += ["", f"Not tried: {'; '.join(map(_untried, untried))}."]
     return "\n".join(lines)
@@ -238,7 +265,7 @@ def _untried(claim: Claim) -> str:
 def _row(claim: Claim) -> str:
     cells = (
         f"[{claim.item}](#{claim.section})",
-        claim.says,
+        claim.says.removeprefix(OURS),
         claim.have,
         f"**{claim.verdict}**" + " (1 seed)" * (claim.seeds == 1),
     )
