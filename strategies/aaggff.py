@@ -14,6 +14,7 @@ training configuration requests by ``loss-before`` = true. Clients keep no state
 """
 
 from dataclasses import KW_ONLY, dataclass
+from types import MappingProxyType
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
@@ -28,9 +29,9 @@ from fedapps.strategies.families.reweighting import BY_LOSSES, Decision, Replies
 
 @dataclass(frozen=True)
 class AAggFFOptions(FairOptions):
-    """Options of AAggFF. The paper uses ``rate = 1``, ``step = "paper"``, ``cap = 0``,
-    ``prior = "uniform"``.
-    """
+    """Options of AAggFF."""
+
+    PRINTED = MappingProxyType({"step": "paper", "cap": 0.0})
 
     cdf: str = option(
         "normal", "distribution function by which losses become responses", choices=CDFS

@@ -27,6 +27,7 @@ If it holds ``phase`` = "train-predictor", the reply holds one predictor instead
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
+from types import MappingProxyType
 from typing import Any, Unpack
 
 import numpy as np
@@ -77,6 +78,8 @@ DEFAULT_BUDGET = 32
 @dataclass(frozen=True)
 class FedBoostOptions(Options):
     """Options of FedBoost."""
+
+    PRINTED = MappingProxyType({"centred": False})
 
     budget: int = option(
         0,

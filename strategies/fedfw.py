@@ -28,6 +28,7 @@ Derivation: ``docs/fedfw.md``.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
+from types import MappingProxyType
 from typing import Any, Unpack
 
 import numpy as np
@@ -67,6 +68,8 @@ PATIENCE = 3
 @dataclass(frozen=True)
 class FedFWOptions(Options):
     """Options of FedFW, FedFW+ and naive federated Frank-Wolfe."""
+
+    PRINTED = MappingProxyType({"dual_step": 0.0})
 
     lambda_0: float = option(0.0, "penalty on the distance from consensus; 0: the task's", low=0)
     dual_step: float = option(

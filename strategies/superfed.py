@@ -30,7 +30,8 @@ takes the place of ``accuracy`` in these names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Unpack
 
 import numpy as np
@@ -57,53 +58,27 @@ from fedapps.strategies.families.pooled_choice import CHOICES, PooledChoice
 from fedapps.strategies.fedavg import FedAvgArguments
 
 Floats = NDArray[np.float64]
-#: The values of options that are not given, by form: chosen on held-out jobs
-#: (``experiments/personal-forms.toml``), or printed in the thesis.
-FORMS: dict[str, dict[str, Any]] = {
-    "chosen": {
-        "nu": 0.0,
-        "init": "global",
-        "step_scale": 2.0,
-        "catch_up": 1,
-        "lambda_choice": "shrunk",
-        "tune": 8,
-    },
-    "thesis": {
-        "nu": 1.0,
-        "init": "own",
-        "step_scale": 1.0,
-        "catch_up": 0,
-        "lambda_choice": "own",
-        "tune": 0,
-    },
-}
-#: The values that stand for an option that is not given.
-NOT_GIVEN = {
-    "nu": -1.0,
-    "init": "auto",
-    "step_scale": 0.0,
-    "catch_up": -1,
-    "lambda_choice": "auto",
-    "tune": -1,
-}
 
 
 @dataclass(frozen=True)
 class SuPerFedOptions(Options):
-    """Options of SuPerFed; what is not given follows from the form
-    (:attr:`filled`).
+    """Options of SuPerFed; defaults were chosen on held-out jobs
+    (``experiments/personal-forms.toml``).
     """
 
-    form: str = option(
-        "chosen",
-        "values of the other options that are not given; thesis: as printed",
-        choices=FORMS,
+    PRINTED = MappingProxyType(
+        {
+            "nu": 1.0,
+            "init": "own",
+            "step_scale": 1.0,
+            "catch_up": 0,
+            "lambda_choice": "own",
+            "tune": 0,
+        }
     )
     mu: float = option(0.01, "weight of the proximal term", low=0)
     nu: float = option(
-        -1.0,
-        "weight of the squared cosine between federated and personal model; -1: by the form",
-        low=-1,
+        0.0, "weight of the squared cosine between federated and personal model", low=0
     )
     start: float = option(0.4, "L / T, the share of the rounds before mixing starts", low=0, high=1)
     start_draws: float = option(
@@ -112,44 +87,31 @@ class SuPerFedOptions(Options):
         low=0,
     )
     init: str = option(
-        "auto",
-        "initial theta_l: random for each client, or the received model; auto: by the form",
-        choices=["auto", "own", "global"],
+        "global",
+        "initial theta_l: random for each client, or the received model",
+        choices=["own", "global"],
     )
     step_scale: float = option(
-        0.0,
-        "factor on both models' gradients; 2 makes up for E[lambda] = 1/2; 0: by the form",
+        2.0,
+        "factor on both models' gradients; 2 makes up for E[lambda] = 1/2",
         low=0,
+        open_low=True,
     )
     catch_up: int = option(
-        -1,
-        "local epochs before scoring for a client that has not mixed yet; -1: by the form",
-        low=-1,
+        1, "local epochs before scoring for a client that has not mixed yet", low=0
     )
     lambda_choice: str = option(
-        "auto",
+        "shrunk",
         "validation losses that choose lambda: own, own shrunk towards all clients', or all "
-        "clients'; auto: by the form",
-        choices=["auto", *CHOICES],
+        "clients'",
+        choices=CHOICES,
     )
     tune: int = option(
-        -1,
+        8,
         "local epochs after which the federated and the personal model are candidates beside the "
-        "mixtures, unless lambda-choice is own; -1: by the form",
-        low=-1,
+        "mixtures, unless lambda-choice is own",
+        low=0,
     )
-
-    def check(self) -> None:
-        """Check that nu is a weight, or not given."""
-        if -1 < self.nu < 0:
-            raise ValueError(f"nu = {self.nu:g}: choose 0 or more, or -1, by the form")
-
-    @property
-    def filled(self) -> "SuPerFedOptions":
-        """The same options, with the form's values where none is given."""
-        values = FORMS[self.form]
-        missing = [name for name, value in NOT_GIVEN.items() if getattr(self, name) == value]
-        return replace(self, **{name: values[name] for name in missing})
 
 
 class SuPerFed(PooledChoice):
@@ -168,7 +130,7 @@ class SuPerFed(PooledChoice):
     ) -> None:
         super().__init__(**kwargs)
         check_choice("mixing", mixing, ["model", "layer"])
-        self.options = (options or SuPerFedOptions()).filled
+        self.options = options or SuPerFedOptions()
         self.mixing = mixing
         self.own_measures: Mapping[str, float] = {}
         self.draws = 0.0  # times a client was sampled so far, on average

@@ -12,11 +12,11 @@ documentation all follow from these fields.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from fedapps.algorithms.common.checks import check_choice, check_range
 
@@ -91,6 +91,16 @@ class Options:
     """Base of dataclasses of options. ``ValueError`` names the option, its value and
     what is allowed.
     """
+
+    #: Of a method: the values of its paper's algorithm where our defaults differ.
+    PRINTED: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def printed(cls, **given: Any) -> Self:
+        """Return the options of the algorithm as its paper prints it, but for those
+        that are given.
+        """
+        return cls(**{**cls.PRINTED, **given})
 
     def __post_init__(self) -> None:
         """Check every option alone, then all together with :meth:`check`."""

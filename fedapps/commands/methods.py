@@ -17,6 +17,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     from fedapps.extensions.registered import registered
     from fedapps.methods import METHODS, registered_methods
+    from fedapps.settings.reading import printed
 
     entries = registered("method")
     if arguments.names:
@@ -32,5 +33,10 @@ def execute(arguments: argparse.Namespace) -> int:
         origin = [entries[name].package if name in installed else ""] if installed else []
         table.add_row(name, method.summary, method.trait, method.paper, *origin)
     width = max(140, shutil.get_terminal_size().columns)
-    Console(width=None if sys.stdout.isatty() else width).print(table)
+    console = Console(width=None if sys.stdout.isatty() else width)
+    console.print(table)
+    print("\nform=printed: as its paper prints it, where our defaults differ:")
+    for name, method in METHODS.items():
+        if papers := [f"{key} = {value!r}" for key, (_, value) in printed(method).items()]:
+            print(f"{name}: {', '.join(papers)}")
     return 0

@@ -103,7 +103,7 @@ def superfed_start(options: SuPerFedOptions) -> str:
     """Return "random" if the two models start apart, else "": the task's. The angle
     between two models that are 0 is not defined.
     """
-    return "random" if options.filled.init == "own" else ""
+    return "random" if options.init == "own" else ""
 
 
 METHODS: dict[str, Method] = {

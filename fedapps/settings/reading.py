@@ -130,6 +130,15 @@ def _parts() -> Mapping[str, Value]:
     return MappingProxyType({key: value for part in parts for key, value in part.items()})
 
 
+def printed(method: Method) -> dict[str, tuple[Value, Value]]:
+    """Return the options whose default is not the paper's value, with both."""
+    if method.options is None:
+        return {}
+    usual = defaults_of(method.options, method.table)
+    values = {f"{method.table}.{kebab(name)}": v for name, v in method.options.PRINTED.items()}
+    return {key: (usual[key], value) for key, value in values.items()}
+
+
 def check_used(given: Mapping[str, Any], used: Container[str]) -> None:
     """Raise ``UserError`` for a given option that is not in ``used``, the settings of
     the run or runs.
@@ -181,6 +190,14 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             raise UserError(unknown(key, known))
     method, task = chosen(config)
     config["task"] = task
+    if config.get("form") == "printed":
+        # Flower's run configuration has all keys: a default there is no choice
+        whole = config.keys() >= known.keys()
+        config |= {
+            key: value
+            for key, (usual, value) in printed(method).items()
+            if key not in config or (whole and config[key] == usual)
+        }
     kind = find_task(task)
     named = config.get("data.natural-id") and kind.data is None
     dealt = kind.defaults.get("data.partition", DataOptions.partition)
@@ -210,6 +227,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     if values.get("evaluate_every", Settings.evaluate_every) < 0:
         tenth = max(1, values.get("num_rounds", Settings.num_rounds) // 10)
         values["evaluate_every"] = min(LONGEST_INTERVAL, tenth)
+    values["form"] = Settings.form  # what it stands for is in the options now
     settings: Settings = built(Settings, values, "")
     check_data_used(settings, method)
     refuse(settings, GIVEN)

@@ -50,6 +50,12 @@ class Settings(Options):
         "learning task: of fedapps/tasks/registry.py, or your own as module:NAME; auto: the "
         "method's default",
     )
+    form: str = option(
+        "usual",
+        "printed: options that are not given take the values of the method's paper, where our "
+        "defaults differ",
+        choices=["usual", "printed"],
+    )
     seed: int = option(0, "seed of all random numbers", low=0)
     num_rounds: int = option(50, "rounds of training", low=1)
     num_clients: int = option(

@@ -50,35 +50,11 @@ def test_lambda_nu_mu_zero_is_fedavg_to_the_last_bit(start):
     """start = 1: never mixes. start = 0: the mixing code itself, with every lambda
     drawn as 0.
     """
-    strategy = SuPerFed(SuPerFedOptions(form="thesis", mu=0.0, nu=0.0, start=start))
+    strategy = SuPerFed(SuPerFedOptions.printed(mu=0.0, nu=0.0, start=start))
     result = arrays_of(
         simulate(strategy, lambda i, c: superfed(i, c, AtZero), 3, INITIAL, 4, CONFIG)
     )
     assert_arrays(fedavg(), result)
-
-
-def test_the_form_fills_in_what_is_not_given():
-    def values(options):
-        filled = SuPerFed(options).options
-        own = filled.nu, filled.init, filled.step_scale, filled.catch_up
-        return *own, filled.lambda_choice, filled.tune
-
-    assert values(SuPerFedOptions()) == (0.0, "global", 2.0, 1, "shrunk", 8)
-    assert values(SuPerFedOptions(form="thesis")) == (1.0, "own", 1.0, 0, "own", 0)
-    given = {"nu": 0.0, "init": "global", "step_scale": 3.0, "catch_up": 2}
-    given |= {"lambda_choice": "shared", "tune": 1}
-    assert values(SuPerFedOptions(form="thesis", **given)) == tuple(given.values())
-    assert values(SuPerFedOptions(catch_up=0, tune=0))[3::2] == (0, 0)
-
-
-def test_the_thesiss_form_sends_what_the_printed_options_send():
-    """The same messages, hence the same numbers; the default's differ."""
-    printed = SuPerFedOptions(nu=1.0, init="own", step_scale=1.0, catch_up=0)
-    sent = [
-        (strategy.train_options(9, 10), strategy.evaluate_options(9, 10))
-        for strategy in map(SuPerFed, (printed, SuPerFedOptions(form="thesis"), SuPerFedOptions()))
-    ]
-    assert sent[0] == sent[1] != sent[2]
 
 
 LAMBDAS = {

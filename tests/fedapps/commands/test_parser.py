@@ -269,7 +269,7 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
                 "model.start=zero",
                 "method=propfair",
                 "propfair.base=superfed-mm",
-                "superfed.form=thesis",
+                "form=printed",
             ],
             "model.start = 'zero': superfed-mm mixes two models that must differ: choose 'random'",
         ),

@@ -288,6 +288,10 @@ print(usual_method())
 """
     for kind, expected in (("plain", "fork fork"), ("compiled", "fork spawn")):
         done = subprocess.run(
-            [sys.executable, "-c", program, kind], capture_output=True, text=True, check=True
+            [sys.executable, "-c", program, kind],
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert done.stdout.split() == expected.split(), done.stderr

@@ -149,7 +149,7 @@ def test_the_command(capsys):
     assert main(["settings"]) == 0
     assert "superfed" in capsys.readouterr().out
     assert main(["settings", "superfed"]) == 0
-    assert "superfed.nu: number, default -1.0, from -1\n" in capsys.readouterr().out
+    assert "superfed.nu: number, default 0.0, from 0\n" in capsys.readouterr().out
     assert main(["settings", "aaggff.ridge"]) == 0
     assert "paper | reference" in capsys.readouterr().out
     assert main(["settings", "superfed.nuu"]) == 2

@@ -33,7 +33,7 @@ REFUSED = [
         "max-update-norm = 2.0: with secure.on = true, dp.clipping-norm",
     ),
     (
-        {"method": "superfed-mm", "superfed.form": "thesis", "model.start": "zero"},
+        {"method": "superfed-mm", "form": "printed", "model.start": "zero"},
         "model.start = 'zero': superfed-mm mixes",
     ),
     ({"task": "tabular", "data.synthetic": "x"}, "data.synthetic = 'x': task 'tabular'"),

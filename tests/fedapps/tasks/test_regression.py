@@ -218,7 +218,7 @@ def test_a_net_of_one_layer_starts_at_the_trivial_prediction():
     assert loss_at_start() == pytest.approx(1.0, abs=1e-5)
     assert loss_at_start(model__start="random") > 1.2
     assert loss_at_start(method="superfed-mm") == pytest.approx(1.0, abs=1e-5)
-    thesis = {"method": "superfed-mm", "superfed__form": "thesis"}
+    thesis = {"method": "superfed-mm", "form": "printed"}
     assert loss_at_start(**thesis) > 1.2  # its two models must differ
     logits = task_of(task="tabular").initial_arrays()
     assert all((array == 0).all() for array in logits.values())
