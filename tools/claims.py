@@ -209,7 +209,7 @@ def chart(known: Sequence[Paper]) -> str:
     longest = max(len(paper.of(False)) for paper in known)
     shapes: list[Shape] = []
     for place, (verdict, colour) in enumerate(zip(VERDICTS, COLOURS, strict=True)):
-        left = NAMES + 96 * place
+        left = NAMES + 104 * place
         shapes += [_box(left, 12, 12, colour), _text(left + 18, 12, verdict)]
     for row, paper in enumerate(known, 1):
         left, middle = NAMES, 14 + 24.0 * row
