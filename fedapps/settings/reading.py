@@ -227,7 +227,8 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     if values.get("evaluate_every", Settings.evaluate_every) < 0:
         tenth = max(1, values.get("num_rounds", Settings.num_rounds) // 10)
         values["evaluate_every"] = min(LONGEST_INTERVAL, tenth)
-    values["form"] = Settings.form  # what it stands for is in the options now
+    if values.get("form") == "printed":  # what it stands for is in the options now
+        values["form"] = Settings.form
     settings: Settings = built(Settings, values, "")
     check_data_used(settings, method)
     refuse(settings, GIVEN)

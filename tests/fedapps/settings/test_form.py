@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedapps.commands.parser import main
+from fedapps.errors import UserError
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.strategies import SuPerFedOptions
 from fedapps.toml_text import read_toml
@@ -106,3 +107,8 @@ def test_the_papers_experiments_set_it():
 def test_the_command_methods_lists_what_differs(capsys):
     assert main(["methods"]) == 0
     assert "fedfw-plus: fedfw.dual-step = 0.0\n" in capsys.readouterr().out
+
+
+def test_another_form_is_refused():
+    with pytest.raises(UserError, match="form = 'printedd': did you mean 'printed'"):
+        read_settings({"form": "printedd"})
