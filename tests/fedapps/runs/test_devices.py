@@ -129,6 +129,13 @@ def test_a_run_on_a_gpu_takes_kernels_that_give_the_same_numbers_again(tmp_path,
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
+def test_a_server_that_trains_takes_such_kernels_without_clients(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_factory, "repeatable", lambda device: None)
+    with pretended_cuda(monkeypatch):
+        assert main(["run", *words(SMALL), "--out", str(tmp_path / "run"), "device=cuda"]) == 0
+        assert torch.are_deterministic_algorithms_enabled()
+
+
 def test_clients_in_another_process_take_such_kernels_too(monkeypatch):
     with pretended_cuda(monkeypatch):
         flat = with_defaults(SMALL | {"device": "cuda"}).flat()
