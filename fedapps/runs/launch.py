@@ -35,7 +35,7 @@ from fedapps.runs.execution import (
     with_folder,
 )
 from fedapps.runs.inline_grid import inline_grid
-from fedapps.runs.prepare import assemble, prepare_folder
+from fedapps.runs.prepare import assemble, ended_before_it_began, prepare_folder
 from fedapps.runs.progress import Progress
 from fedapps.settings.settings import Settings
 from fedapps.surroundings import settle_caches
@@ -146,6 +146,9 @@ def launch(
         name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
         settings = with_folder(settings, Path("results") / name)
         folder = Path(settings.out)
+        if settings.resume and ended_before_it_began(folder):
+            logger.warning("--resume: the start before ended before its record: this one begins")
+            settings = replace(settings, resume=False)
         lock = locks.enter_context(FolderLock(folder, LAUNCHER))
         resources = checked_resources(settings, how) if how.engine == "ray" else None
         if settings.resume or how.overwrite:

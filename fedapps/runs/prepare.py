@@ -195,6 +195,14 @@ def check_client(settings: Settings, task: Task) -> None:
         )
 
 
+def ended_before_it_began(folder: Path) -> bool:
+    """Return whether a start of a run that was killed has left its locks, and no more
+    than a log.
+    """
+    held = {path.name for path in folder.glob("*")}
+    return bool(held & {*LOCKS}) and held <= {*LOCKS, "run.log"}
+
+
 def prepare_folder(settings: Settings, overwrite: bool) -> None:
     """Create the results folder. With ``overwrite``, delete the run in it, but nothing
     else. Raises ``UserError``, also if a run is writing to the folder.

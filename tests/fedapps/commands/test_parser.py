@@ -164,7 +164,7 @@ def test_the_settings_of_a_folder_repeat_its_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_mistakes_about_the_folder(tmp_path, capsys):
+def test_mistakes_about_the_folder(tmp_path, capsys, caplog):
     def error_of(*arguments):
         assert run(*QUICK, "--out", tmp_path / "r", *arguments) == 2
         error = capsys.readouterr().err
@@ -173,6 +173,13 @@ def test_mistakes_about_the_folder(tmp_path, capsys):
         return error
 
     assert "holds no run to resume" in error_of("--resume")
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "launch.lock").write_text("{}")
+    for said in (True, False):  # as a job that is started again with the same command
+        caplog.clear()
+        assert run(*QUICK, "--out", tmp_path / "killed", "--resume") == 0
+        assert ("this one begins" in caplog.text) == said
+    capsys.readouterr()
     (tmp_path / "r" / "notes.txt").write_text("mine")
     assert "is not empty (notes.txt): add --overwrite or --resume" in error_of()
     assert "is not the folder of a run, so --overwrite deletes nothing in it" in error_of(
