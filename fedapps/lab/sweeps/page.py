@@ -300,16 +300,10 @@ def _html(results: Results, folder: Path, failed: Mapping[str, str], going: bool
 def tables_html(results: Results) -> list[tuple[str, Html]]:
     """Return the tables with their headings."""
     tables = []
-    for name, header, rows in results.tables(lambda text: f"<b>{text}</b>"):
-        # Names of cases come from the file and must be escaped: only the mark of the
-        # best value is markup.
-        cells = [[row[0], *(_best_or_text(text) for text in row[1:])] for row in rows]
-        tables.append((name, html.table(header, cells)))
+    for name, header, rows in results.tables(lambda text: Html(f"<b>{html.text(text)}</b>")):
+        # Other cells, such as those of ``sweep.printed``, come from the file: text.
+        tables.append((name, html.table(header, rows)))
     return tables
-
-
-def _best_or_text(text: str) -> Html:
-    return Html(text) if text.startswith("<b>") else html.text(text)
 
 
 def _subtitle(plan: Plan) -> str:

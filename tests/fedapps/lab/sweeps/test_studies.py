@@ -13,7 +13,7 @@ from fedapps.errors import UserError
 from fedapps.lab.results.grid_plots import KINDS, read_plot
 from fedapps.lab.results.seeds import Measured, with_intervals
 from fedapps.lab.sweeps.options import prune
-from fedapps.lab.sweeps.page import figures
+from fedapps.lab.sweeps.page import figures, tables_html
 from fedapps.lab.sweeps.plan import read_plan
 from fedapps.lab.sweeps.texts import difference_text
 
@@ -149,6 +149,25 @@ def test_differences_by_seed_and_printed_numbers_are_columns(results_of):
     interval = "sites like these [\N{MINUS SIGN}0.48, +4.48]"
     assert rows[1] == ["local", "62.00 ± 9.00", "", f"+2.00, {interval}, 3 of 3"]
     assert 2 - 4.302653 / math.sqrt(3) == pytest.approx(-0.48, abs=0.005)
+
+
+def test_printed_numbers_are_text_on_the_page_and_the_best_values_are_bold(results_of):
+    text = """
+        method = ["fedavg", "local"]
+        seed = [0, 1, 2, 3]
+        [sweep]
+        measures = ["accuracy-mean"]
+        [sweep.printed.accuracy-mean]
+        fedavg = "<b><script>"
+    """
+    accuracy = {
+        f"{m}_seed-{s}": a + s / 99
+        for m, a in {"fedavg": 0.1, "local": 0.9}.items()
+        for s in range(4)
+    }
+    ((_, table),) = tables_html(results_of(text, accuracy))
+    assert "<td>&lt;b&gt;&lt;script&gt;</td>" in table
+    assert re.search(r"<td><b>9[\d.]+ ± [\d.]+</b></td>", table)
 
 
 def test_each_row_can_have_its_partner_and_each_column_its_printed_numbers(results_of):
