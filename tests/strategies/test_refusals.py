@@ -68,7 +68,7 @@ OPTIONS = [
     (FedOptOptions, {"beta_1": 1.0}, f"beta-1 = 1.0: {RANGE}"),
     (FedOptOptions, {"beta_2": -0.1}, f"beta-2 = -0.1: {RANGE}"),
     (FedOptOptions, {"tau": 0.0}, f"tau = 0.0: {RANGE}"),
-    (SuPerFedOptions, {"nu": -0.5}, r"nu = -0\.5: choose 0 or more, or -1"),
+    (SuPerFedOptions, {"nu": -0.5}, r"nu = -0\.5: choose a value in"),
     (FedFWOptions, {"lambda_0": -1.0}, "lambda-0 = -1"),
     (FedFWOptions, {"schedule": "convexe"}, "did you mean 'convex'"),
     (FedFWOptions, {"local_steps": 0}, "local-steps = 0"),
