@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ def needs_browser(test):
     why = "needs Chromium, from the distribution (apt install chromium)"
     test = pytest.mark.skipif(CHROMIUM is None, reason=why)(test)
     return pytest.mark.browser(pytest.mark.slow(test))
+
+
+class Navigated(Exception):
+    """The page was replaced before it answered."""
 
 
 class Browser:
@@ -107,6 +112,8 @@ class Browser:
         while True:
             answer = self._read()
             if answer.get("id") == self._count:
+                if "navigated" in str(answer.get("error")):
+                    raise Navigated
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
             self.events.append(answer)
@@ -136,14 +143,14 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, expression, seconds=30):
-        """Wait until an expression is true."""
-        loop = f"""new Promise((yes, no) => {{ const until = Date.now() + {1000 * seconds};
-            const look = () => {{ const v = ({expression});
-                if (v || Date.now() > until) yes(Boolean(v)); else setTimeout(look, 50); }};
-            look(); }})"""
-        value = self.ask(loop)
-        assert value, f"never came true: {expression}"
-        return value
+        """Wait until an expression is true, also on the page that replaces this one."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(Navigated):
+                if self.ask(f"Boolean({expression})"):
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"never came true: {expression}")
 
     def point(self, x, y, kind="mouseMoved"):
         """Move the pointer, or press and release it with ``kind`` "click"."""

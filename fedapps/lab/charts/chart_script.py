@@ -220,17 +220,20 @@ function setUp(figure) {
 }
 
 document.querySelectorAll("figure.chart").forEach(setUp);
+for (const part of document.querySelectorAll("details")) {
+  const title = part.querySelector("summary").firstChild.textContent;
+  part.open = (history.state || {})[title] ?? part.open;
+}
 })();
 """
 
 #: Reloads the page of a run that goes on, unless nobody looks at it or a chart shows
-#: values. Parts that the reader has opened stay open.
+#: values. ``SCRIPT`` keeps parts open that the reader has opened, also at the end.
 RELOAD = r"""
 (() => {
 "use strict";
 const parts = [...document.querySelectorAll("details")];
 const title = part => part.querySelector("summary").firstChild.textContent;
-for (const part of parts) part.open = (history.state || {})[title(part)] ?? part.open;
 setInterval(() => {
   if (document.hidden || document.querySelector(".mark")) return;
   history.replaceState(Object.fromEntries(parts.map(part => [title(part), part.open])), "");

@@ -114,7 +114,9 @@ def test_in_a_browser_the_page_moves_when_a_round_ends(write_run, width):
         end(path, "failed")
         watch.draw(time.time())
         browser.wait("document.querySelector('.state.failed')")
-        assert browser.ask(opened) == wanted
+        browser.wait(
+            f"JSON.stringify({opened}) === {json.dumps(json.dumps(wanted, separators=(',', ':')))}"
+        )
         browser.ask("document.querySelector('figure[data-name=accuracy]').focus()")
         browser.press("End")
         tip = browser.ask("document.querySelector('.tip:not([hidden])').innerText")
