@@ -173,8 +173,7 @@ def index(known: Sequence[Paper]) -> str:
         "Accuracy is that of each client on its own test samples ([measures](../measures.md)). "
         "*(1 seed)* proves nothing; other verdicts rest on three or more. "
         "With `--data DIR` a command reads `DIR/heart` and so on ([which files](../tasks.md)); "
-        "without it, `ylecun/mnist` and the like come from the hub. "
-        "`make reproduce PAPER=superfed SCALE=small DATA=DIR` repeats a paper at a small scale.",
+        "without it, `ylecun/mnist` and the like come from the hub.",
     ]
     return "\n".join(lines) + "\n"
 
