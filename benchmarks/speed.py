@@ -35,6 +35,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 # from a checkout that is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -261,18 +262,17 @@ def cohort_rows(rounds: int, device: str) -> Iterator[list[str]]:
     clock = time.process_time if device == "cpu" else time.perf_counter
     pictures = np.random.default_rng(0).integers(0, 256, (12_000, 1, 28, 28)).astype(np.uint8)
     x = np.random.default_rng(0).normal(size=(160 * 45, 7)).astype(np.float32)
-    for name, (own, target) in COHORTS.items():
-        with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as folder:
-            np.savez(f"{folder}/rows.npz", x=x, y=x.sum(1), who=np.arange(len(x)) % 160)
-            number = np.arange(len(pictures))
-            np.savez(f"{folder}/pictures.npz", x=pictures, y=number % 7, who=number % 20)
+    with tempfile.TemporaryDirectory(prefix="fedapps-benchmark-") as folder:
+        np.savez(f"{folder}/rows.npz", x=x, y=x.sum(1), who=np.arange(len(x)) % 160)
+        number = np.arange(len(pictures))
+        np.savez(f"{folder}/pictures.npz", x=pictures, y=number % 7, who=number % 20)
+        for place, (name, (own, target)) in enumerate(COHORTS.items()):
             job = {key: v.format(folder) if isinstance(v, str) else v for key, v in own.items()}
-            settings = read_settings({**fixed, **job, "out": f"{folder}/run"})
+            settings = read_settings({**fixed, **job, "out": f"{folder}/{place}"})
             ours = min(inline_seconds(settings, 1, clock)[2:-1])
-            most, cohorts.MOST_OPERATIONS = cohorts.MOST_OPERATIONS, {}
-            alone = replace(settings, out=f"{folder}/alone")
-            one_by_one = min(inline_seconds(alone, 1, clock)[2:-1])
-            cohorts.MOST_OPERATIONS = most
+            alone = replace(settings, out=f"{folder}/{place}-alone")
+            with mock.patch.object(cohorts, "MOST_OPERATIONS", {}):
+                one_by_one = min(inline_seconds(alone, 1, clock)[2:-1])
             task, train, clients = assembled(settings).task, settings.train, settings.num_clients
             data, model = (
                 [task.client_data(i, clients).train for i in range(clients)],

@@ -195,9 +195,9 @@ def _counted(known: Sequence[Paper], ours: bool) -> list[str]:
     rows = [[what, *(VERDICTS[place] for place in some)]]
     names = ["paper"]
     for paper in known:
-        if own := paper.of(ours):
+        if sum(counts := paper.counts(ours)):
             names.append(f"[{paper.title}]({paper.page})")
-            rows.append([str(len(own)), *(str(paper.counts(ours)[place]) for place in some)])
+            rows.append([str(sum(counts)), *(str(counts[place]) for place in some)])
     lines = [f"| {name} | {' | '.join(row)} |" for name, row in zip(names, rows, strict=True)]
     return [lines[0], "| --- |" + " ---: |" * len(rows[0]), *lines[1:]]
 

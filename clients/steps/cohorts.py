@@ -169,7 +169,8 @@ def by_cohort(problem: Problem, step: Step, batch_size: int, samples: int) -> bo
     """
     if not is_together() or not samples or not getattr(step, "by_cohort", False):
         return False
-    most = min(MOST_OPERATIONS.get(p.device.type, 0.0) for p in problem.moving.values())
+    kinds = {p.device.type for p in problem.moving.values()}
+    most = min((MOST_OPERATIONS.get(kind, 0.0) for kind in kinds), default=0.0)
     if not problem.by_sample or (operations := operations_of_sample(problem.module)) is None:
         return False
     if 3 * operations * rows_of(samples, batch_size) > most:

@@ -15,9 +15,9 @@ from fedapps.settings.settings import Settings
 from fedapps.tasks.base import device_of
 from fedapps.tasks.capabilities import HasNet
 
-#: A step on a GPU lasts as long as starting its kernels if these are small: so many
-#: seconds for each layer (forward, backward and update), measured on an H100. In this
-#: time a core beside it takes so many operations a second of a large step.
+#: The GPU needs this many seconds to start the kernels of one layer (forward, backward
+#: and update), which is all that a small layer costs. A core does this many operations
+#: per second of a large step. Both were measured on a machine with an H100.
 SECONDS_A_LAYER, OPERATIONS_OF_A_CORE = 3e-4, 5e10
 
 

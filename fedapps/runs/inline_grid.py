@@ -83,6 +83,7 @@ def pays(settings: Settings, task: Any) -> bool:
     """Return whether worker processes would save time in this run."""
     from fedapps.engines.workers import usual_method
 
-    least = WORTH_A_RUN[usual_method()]
     work = work_of(settings, task)
-    return work is not None and work.of_client >= WORTH_A_CLIENT and work.of_run >= least
+    if work is None or work.of_client < WORTH_A_CLIENT or work.of_run < min(WORTH_A_RUN.values()):
+        return False
+    return work.of_run >= WORTH_A_RUN[usual_method()]  # which tries a fork

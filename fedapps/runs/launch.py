@@ -146,13 +146,14 @@ def launch(
         name = f"{settings.method}-{task.name}-seed{settings.seed}".replace(":", "-")
         settings = with_folder(settings, Path("results") / name)
         folder = Path(settings.out)
-        if settings.resume and ended_before_it_began(folder):
-            logger.warning("--resume: the start before ended before its record: this one begins")
-            settings = replace(settings, resume=False)
+        killed = settings.resume and ended_before_it_began(folder)  # before this lock is there
         lock = locks.enter_context(FolderLock(folder, LAUNCHER))
         resources = checked_resources(settings, how) if how.engine == "ray" else None
         if settings.resume or how.overwrite:
             settle(folder, how)
+        if killed and ended_before_it_began(folder):  # nor has what it left running begun
+            logger.warning("--resume: the start before ended before its record: this one begins")
+            settings = replace(settings, resume=False)
         if settings.metrics_port:
             check_port(settings.metrics_port, settings.metrics_host)
         prepare_folder(settings, overwrite=how.overwrite)

@@ -192,7 +192,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     config["task"] = task
     if config.get("form") == "printed":
         # Flower's run configuration has all keys: a default there is no choice
-        whole = config.keys() >= known.keys()
+        whole = config.keys() >= _general().keys()
         config |= {
             key: value
             for key, (usual, value) in printed(method).items()

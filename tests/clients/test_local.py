@@ -80,7 +80,8 @@ def test_training_in_shares_is_the_same_as_whole_rounds_of_training(
             stores[i].load("model", {}, before=False),
             alone(i, visits, optimizer=optimizer),
             rtol=1e-05,
-            atol=1e-04,
+            # Adam divides by roots that may be small: processors differ more
+            atol=1e-05 if optimizer == "sgd" else 1e-04,
         )
 
 

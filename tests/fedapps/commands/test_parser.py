@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from fedapps.clients import FedAvgClient, MessageStore
 from fedapps.commands.parser import main
 from fedapps.methods import METHODS
+from fedapps.runs import launch
 from fedapps.runs.assembly import build_client
 from fedapps.runs.prepare import assemble, with_defaults
 from tests.helpers import (
@@ -164,7 +165,7 @@ def test_the_settings_of_a_folder_repeat_its_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_mistakes_about_the_folder(tmp_path, capsys, caplog):
+def test_mistakes_about_the_folder(tmp_path, capsys, caplog, monkeypatch):
     def error_of(*arguments):
         assert run(*QUICK, "--out", tmp_path / "r", *arguments) == 2
         error = capsys.readouterr().err
@@ -175,10 +176,14 @@ def test_mistakes_about_the_folder(tmp_path, capsys, caplog):
     assert "holds no run to resume" in error_of("--resume")
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "launch.lock").write_text("{}")
+    settled = []
+    monkeypatch.setattr(launch, "settle", lambda folder, how: settled.append(folder.name))
     for said in (True, False):  # as a job that is started again with the same command
         caplog.clear()
+        settled.clear()
         assert run(*QUICK, "--out", tmp_path / "killed", "--resume") == 0
         assert ("this one begins" in caplog.text) == said
+        assert settled == ["killed"]  # what a killed command left running is waited for
     capsys.readouterr()
     (tmp_path / "r" / "notes.txt").write_text("mine")
     assert "is not empty (notes.txt): add --overwrite or --resume" in error_of()

@@ -72,6 +72,16 @@ def test_in_flowers_run_configuration_every_default_is_as_if_not_given():
     assert read_settings(given).options == SuPerFedOptions.printed(start=0.2)
 
 
+def test_the_projects_run_configuration_is_such_a_one_also_where_a_table_of_ones_own_is_not_in_it():
+    place = "tool.flwr.app.config."
+    written = read_toml(Path(__file__).parents[3] / "pyproject.toml")
+    flower = {key.removeprefix(place): v for key, v in written.items() if key.startswith(place)}
+    given = {**flower, "method": "fedboost", "form": "printed"}
+    assert not read_settings(given).options.centred
+    del given["fedboost.budget"]  # as an option that the file does not know
+    assert not read_settings(given).options.centred
+
+
 def test_a_run_records_the_options_and_can_be_repeated_from_its_record(tmp_path):
     job = [
         "method=superfed-mm",
