@@ -32,7 +32,7 @@ from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.options import Options, option
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.client_grid import ClientGrid
-from fedapps.strategies.base.messages import metrics_of
+from fedapps.strategies.base.messages import answered, metrics_of
 from fedapps.strategies.base.records import average_arrays, average_metrics
 from fedapps.strategies.base.rounds import RunsRounds
 
@@ -175,7 +175,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         """Average the models by ``num-examples`` or uniformly, and the metrics by
         ``num-examples``.
         """
-        valid = [reply for reply in replies if not reply.has_error()]
+        valid = answered(replies)
         self.hear(valid)
         contents = [reply.content for reply in valid]
         if not contents:
@@ -187,7 +187,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Average the metrics by ``num-examples``."""
-        contents = [reply.content for reply in replies if not reply.has_error()]
+        contents = [reply.content for reply in answered(replies)]
         return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
 
     # --- parts ------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class Finetune(PooledChoice):
     """Strategy of fine-tuning; the averaging is FedAvg's."""
 
     client_half: Reads = (FinetuneSent,)
+    unasked = "epochs=1"
 
     def __init__(
         self, options: FinetuneOptions | None = None, **kwargs: Unpack[FedAvgArguments]

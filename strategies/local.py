@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 
 from fedapps.algorithms.contract.personal import LocalSent
 from fedapps.strategies.base.capabilities import Capabilities
+from fedapps.strategies.base.messages import answered
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.fedavg import FedAvg
 
@@ -58,7 +59,7 @@ class Local(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the metrics only."""
-        contents = [message.content for message in replies if not message.has_error()]
+        contents = [reply.content for reply in answered(replies)]
         return None, self.train_metrics_aggr_fn(
             contents, self.weighted_by_key
         ) if contents else None

@@ -27,6 +27,7 @@ from fedapps.strategies.base.capabilities import (
     Capabilities,
     require_declaration,
 )
+from fedapps.strategies.base.messages import answered
 from fedapps.strategies.base.wrapper import Wrapper
 
 
@@ -73,6 +74,6 @@ class PropFair(Wrapper):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Delegate to the wrapped strategy."""
-        heard = list(replies)
-        self.hear([reply for reply in heard if not reply.has_error()])
-        return self.strategy.aggregate_train(server_round, heard)
+        valid = answered(replies)
+        self.hear(valid)
+        return self.strategy.aggregate_train(server_round, valid)

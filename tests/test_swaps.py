@@ -85,6 +85,37 @@ def test_the_example_ends_as_the_page_says(variant, word, module, capsys):
     assert reached[-1] == pytest.approx(said, abs=0.1)
 
 
+def test_a_loop_that_does_not_choose_lambda_is_asked_once_only(module, capsys, caplog):
+    """It scores one mixture, so the question costs an evaluation. Then each client has
+    one per round, scored as if the clients chose by themselves.
+    """
+    reached, calls = [], []
+    for given in ("", "SuPerFedOptions(lambda_choice='own'), "):
+        client = module(
+            "client_superfed",
+            lambda text: text.replace("def evaluate(msg", "def evaluate_(msg").replace(
+                "@app.evaluate()", ""
+            ),
+        )
+
+        @client.app.evaluate()
+        def evaluate(message, context, client=client, given=given):
+            calls.append(given)
+            return client.evaluate_(message, context)
+
+        server = module(
+            "server_superfed",
+            lambda text, given=given: text.replace("SuPerFed(", f"SuPerFed({given}").replace(
+                "import SuPerFed", "import SuPerFed, SuPerFedOptions"
+            ),
+        )
+        reached.append(accuracies(server, client, capsys, clients=4, **{"num-server-rounds": 3}))
+    assert reached[0] == reached[1]
+    assert (len(calls) - calls.count(""), calls.count("")) == (12, 16)
+    (said,) = [one.message for one in caplog.records if "validation losses" in one.message]
+    assert "lambda_choice='own'" in said
+
+
 def recipes():
     """Return (method, strategy, class) of every row of the page's table; if a row has
     two classes or strategies, the first.

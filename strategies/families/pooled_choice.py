@@ -11,7 +11,8 @@ unsound, is not pooled and gets the choice of all.
 Contract: the configuration of an evaluation message that asks holds
 :meth:`PooledChoice.question`. The reply's metrics are ``candidate-losses``, one for
 each candidate, ``validation-samples`` and ``num-examples`` above 0. A client without
-validation samples reports ``validation-samples`` = 0.
+validation samples reports ``validation-samples`` = 0. If nobody reports them, as where
+a training loop is the user's own, the server warns and does not ask again.
 """
 
 import math
@@ -19,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
@@ -36,7 +37,7 @@ from fedapps.algorithms.personal.choice import (
     sound_curve,
 )
 from fedapps.strategies.base.client_grid import TIMEOUT
-from fedapps.strategies.base.messages import metrics_of
+from fedapps.strategies.base.messages import answered, metrics_of
 from fedapps.strategies.fedavg import FedAvg
 
 #: Whose validation losses choose: the samples as which those of all clients count.
@@ -58,6 +59,10 @@ class PooledChoice(FedAvg):
     """FedAvg whose clients are scored with one of several candidates."""
 
     choices = Choices()
+    #: Whether clients are asked: until all that answer do not know the question.
+    asks = True
+    #: The option with which they never are.
+    unasked: ClassVar[str]
 
     @property
     def chosen_by(self) -> str:
@@ -88,7 +93,7 @@ class PooledChoice(FedAvg):
     ) -> Iterable[Message]:
         """Choose, once a round, and send every client its choice."""
         messages = list(super().configure_evaluate(server_round, arrays, config, grid))
-        if not messages or not self.candidates or self.chosen_by == "own":
+        if not (messages and self.asks and self.candidates) or self.chosen_by == "own":
             return messages
         nodes = [message.metadata.dst_node_id for message in messages]
         if self.choices.server_round != server_round:
@@ -111,10 +116,19 @@ class PooledChoice(FedAvg):
     def choose(self, server_round: int, replies: Iterable[Message]) -> None:
         """Choose by the answers of the clients."""
         answers = {
-            reply.metadata.src_node_id: metrics_of(reply.content)
-            for reply in replies
-            if not reply.has_error()
+            reply.metadata.src_node_id: metrics_of(reply.content) for reply in answered(replies)
         }
+        before, self.choices = self.choices, Choices(server_round)
+        known = any("candidate-losses" in one for one in answers.values())
+        if answers and not known and before.of_all is None:
+            self.asks = False
+            log(
+                WARNING,
+                "the clients do not report validation losses at the candidates, so nothing is "
+                "chosen by them and they are not asked again (%s spares the question)",
+                self.unasked,
+            )
+            return
         answers = {
             node: one
             for node, one in answers.items()
@@ -122,7 +136,6 @@ class PooledChoice(FedAvg):
                 one.get("candidate-losses"), one.get("validation-samples"), len(self.candidates)
             )
         }
-        self.choices = Choices(server_round)
         if not answers:
             log(WARNING, "no client has reported its validation losses: nothing is chosen by them")
             return

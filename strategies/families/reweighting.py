@@ -53,6 +53,7 @@ from fedapps.algorithms.fairness.simplex import bounded, normalise
 from fedapps.strategies.base.capabilities import Capabilities, declarer, require_declaration
 from fedapps.strategies.base.messages import (
     LOSS_BEFORE,
+    answered,
     arrays_of,
     innermost,
     metrics_of,
@@ -181,10 +182,8 @@ class Reweighting(WeightMemory):
         """Decide the weights from this round's replies and let the wrapped strategy
         aggregate with them.
         """
-        received = list(replies)
-        failed = [reply for reply in received if reply.has_error()]
-        answered = [reply for reply in received if not reply.has_error()]
-        used, decision = self._weighed(answered) if self._ahead else self._decided(answered)
+        heard = answered(replies)
+        used, decision = self._weighed(heard) if self._ahead else self._decided(heard)
         if not used:
             self.last_weights = {}
             return None, None
@@ -199,7 +198,7 @@ class Reweighting(WeightMemory):
             for reply, w, model in zip(used, decision.weights, models, strict=True)
         ]
         with metrics_as_replied(self.strategy, contents):
-            arrays, metrics = self.strategy.aggregate_train(server_round, [*weighted, *failed])
+            arrays, metrics = self.strategy.aggregate_train(server_round, weighted)
         return arrays, MetricRecord(
             {**(metrics or {}), **decision.facts, "weight-max": float(decision.weights.max())}
         )

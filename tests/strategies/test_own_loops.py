@@ -12,7 +12,16 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from fedapps.algorithms.frank_wolfe.vector_domains import L1Ball
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.strategies import AAggFFD, FedAvg, FedFW, SuPerFed
+from fedapps.strategies import (
+    AAggFFD,
+    FedAvg,
+    FedFW,
+    PropFair,
+    Robust,
+    RobustOptions,
+    SuPerFed,
+    SuPerFedOptions,
+)
 from tests.helpers import EchoClient
 
 ROUNDS = 4
@@ -74,6 +83,51 @@ def test_privacy_is_warned_of_where_it_is_used(caplog):
         assert "epsilon" not in caplog.text
         run(DifferentialPrivacyServerSideFixedClipping(fair(), 1.0, 1.0, 3))
     assert caplog.text.count("the epsilon does not hold") == 1
+
+
+class Failing(EchoClient):
+    """Client 1 fails; every reply has what AAggFF needs."""
+
+    def __init__(self, number):
+        super().__init__(1.0)
+        self.number = number
+
+    def fit(self, parameters, config):
+        if self.number == 1:
+            raise RuntimeError("out of reach")
+        arrays, number, metrics = super().fit(parameters, config)
+        return arrays, number, {**metrics, "loss-before": 1.0}
+
+    def evaluate(self, parameters, config):
+        if self.number == 1:
+            raise RuntimeError("not scored")
+        return super().evaluate(parameters, config)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FedAvg(),
+        SuPerFed(SuPerFedOptions(lambda_choice="own")),
+        AAggFFD(FedAvg()),
+        PropFair(FedAvg()),
+        Robust(FedAvg(), RobustOptions(rule="median")),
+    ],
+    ids=lambda strategy: type(strategy).__name__,
+)
+def test_a_client_that_fails_is_named_in_any_loop(strategy, caplog):
+    """Once a phase; in our own loop, it is named there."""
+    number = {"num-rounds": 1}
+    app = to_client_app(lambda context: Failing(context.node_config["partition-id"]))
+    arrays = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    for loop in (Strategy.start, type(strategy).start):
+        caplog.clear()
+        configs = {f"{phase}_config": ConfigRecord(number) for phase in ("train", "evaluate")}
+        loop(strategy, InlineGrid(app, 3), arrays, num_rounds=1, **configs)
+        warned = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+        named = [text for text in warned if "out of reach" in text or "not scored" in text]
+        assert len(named) == 2, named
+        assert all("1" in text for text in named)
 
 
 def test_a_loop_that_sends_the_number_still_hears_who_does_the_client_half(caplog):

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -371,45 +373,50 @@ def test_a_task_without_a_declaration_is_refused():
         with_privacy(FedAvg(), read_settings({"dp.noise-multiplier": 1.0}), Silent())
 
 
-def killed_in_round_5(folder, monkeypatch, *words):
+KILLED = """
+import os, signal, sys
+from fedapps.commands.parser import main
+from fedapps.runs import assembly
+
+class Dies(assembly.Private):
+    def configure_evaluate(self, server_round, *arguments):
+        if server_round == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().configure_evaluate(server_round, *arguments)
+
+assembly.Private = Dies
+main(sys.argv[1:])
+"""
+
+
+def killed_in_round_5(folder, *words):
     """Run a command that is killed, as by ``kill -9``, when the model of round 5
     leaves; the last checkpoint is of round 4.
     """
     pytest.importorskip("matplotlib", reason="needs the extra 'app', for the report")
     job = ["method=fedadam", "num-rounds=6", "checkpoint-every=2", "train.local-epochs=1"]
     job += ["num-clients=6", "dp.noise-multiplier=1.1", "dp.clipping-norm=0.3", *words]
-    child = os.fork()
-    if not child:
-
-        class Dies(Private):
-            def configure_evaluate(self, server_round, *arguments):
-                if server_round == 5:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return super().configure_evaluate(server_round, *arguments)
-
-        monkeypatch.setattr("fedapps.runs.assembly.Private", Dies)
-        main(["run", "--engine", "inline", *job, "--out", str(folder)])
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    command = [sys.executable, "-c", KILLED, "run", "--engine", "inline", "--out", str(folder)]
+    assert subprocess.run([*command, *job], check=False).returncode == -signal.SIGKILL
     assert main(["run", "--engine", "inline", "--resume", "--out", str(folder)]) == 0
     return summary_of(folder)
 
 
-def test_a_repeated_round_is_a_further_release(tmp_path, monkeypatch):
+def test_a_repeated_round_is_a_further_release(tmp_path):
     """Clients have seen two noisy sums of round 5."""
-    summary = killed_in_round_5(tmp_path / "r", monkeypatch)
+    summary = killed_in_round_5(tmp_path / "r")
     assert summary["epsilon"] == pytest.approx(gaussian_epsilon(1.1, 7, 1e-5))
     assert summary["delta"] == 1e-5
     lines = (tmp_path / "r" / "releases.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 5, 6]
 
 
-def test_releases_before_a_resume_use_up_the_budget(tmp_path, monkeypatch, capsys):
+def test_releases_before_a_resume_use_up_the_budget(tmp_path, capsys):
     """Five have happened, and a sixth would spend more: the run ends with the model of
     its checkpoint.
     """
     most = gaussian_epsilon(1.1, 5, 1e-5) + 0.01
-    summary = killed_in_round_5(tmp_path / "r", monkeypatch, f"dp.max-epsilon={most}")
+    summary = killed_in_round_5(tmp_path / "r", f"dp.max-epsilon={most}")
     assert summary["epsilon"] == pytest.approx(most - 0.01)
     assert (summary["rounds-completed"], summary["status"]) == (4, "completed")
     model, kept = (
