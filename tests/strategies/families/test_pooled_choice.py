@@ -37,7 +37,9 @@ def data_of(client, shift):
     return replace(own, validation=other if shift >= 0 else replace(other, y=(other.y + 1) % 3))
 
 
-def run(kind=FinetuneClient, shift=0.0, clients=4, data=data_of, options=None, grid=InlineGrid):
+def run(
+    kind=FinetuneClient, shift=0.0, clients=4, data=data_of, options=None, grid=InlineGrid, every=0
+):
     """Return the strategy, the rounds and, by client, its last reply and model."""
     seen, models, rounds = {}, {}, []
 
@@ -62,7 +64,7 @@ def run(kind=FinetuneClient, shift=0.0, clients=4, data=data_of, options=None, g
         TRAIN,
         grid=ClientGrid(grid(to_client_app(client), clients)),
         evaluate_config=ConfigRecord(TRAIN),
-        evaluate_every=0,
+        evaluate_every=every,
         callbacks=[rounds.append],
     )
     return strategy, rounds, seen, models
@@ -154,6 +156,25 @@ class Silent(FinetuneClient):
         if config["finetune-epochs"] < 0:
             raise RuntimeError("out of reach")
         return super().evaluate(parameters, config)
+
+
+@pytest.mark.parametrize("deaf", [1, 2])
+def test_only_clients_that_never_knew_the_question_are_spared_it(deaf, caplog):
+    """Deaf in one of two rounds: after a choice, the question stays."""
+    asked = []
+
+    class Deaf(FinetuneClient):
+        def evaluate(self, parameters, config):
+            if config["finetune-epochs"] < 0:
+                asked.append(config["server-round"])
+                if config["server-round"] == deaf:
+                    return FedAvgClient.evaluate(self, parameters, config)
+            return super().evaluate(parameters, config)
+
+    strategy = run(Deaf, every=1)[0]
+    assert asked == ([1] * 4 if deaf == 1 else [1] * 4 + [2] * 4)
+    assert strategy.asks == (deaf != 1)
+    assert ("epochs=1 spares the question" in caplog.text) == (deaf == 1)
 
 
 def without_validation(client, shift):
