@@ -93,10 +93,10 @@ class PooledChoice(FedAvg):
     ) -> Iterable[Message]:
         """Choose, once a round, and send every client its choice."""
         messages = list(super().configure_evaluate(server_round, arrays, config, grid))
-        if not (messages and self.asks and self.candidates) or self.chosen_by == "own":
+        if not messages or not self.candidates or self.chosen_by == "own":
             return messages
         nodes = [message.metadata.dst_node_id for message in messages]
-        if self.choices.server_round != server_round:
+        if self.asks and self.choices.server_round != server_round:
             asked = {**config, **self.question()}
             for extra in (*Scoring.keys(), *Asked.keys()):
                 asked.pop(extra, None)
