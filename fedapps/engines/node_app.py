@@ -5,8 +5,8 @@ Every client runs as on its own node, with its own configuration, context and st
 exception is the failure of the client that raised it. In a simulation the state comes
 with the message and returns with the reply, so that any node can run any client. A
 client with a name belongs to its node, and its state stays in that node's context; a
-site, of which more is configured than its place, has no other clients. After a failure,
-the previous state is kept.
+site, of which more is configured than its place, answers for no others. After a
+failure, the previous state is kept.
 """
 
 import traceback
@@ -43,19 +43,23 @@ def answer_for_many(
     def many(message: Message, context: Context) -> Message:
         facts, parts = unpack(message.content)
         states: dict[int | str, RecordDict] = {}
+        is_site = bool(context.node_config.keys() - PLACE)
+        own = set(clients(context)) if is_site and clients else None
 
         def answer(part: Part) -> Part:
             client: int | str = part.facts["client"]
             at_home = isinstance(client, str)
-            if not at_home and context.node_config.keys() - PLACE:
+            if not at_home and is_site:
                 why = "a site keeps the state of its clients: no message brings or takes it"
                 return Part({"reason": why})
+            if at_home and own is not None and client not in own:
+                return Part({"reason": f"{client[:100]!r} is no client of this site"})
             if client not in states:
                 states[client] = (
                     _of(context, f"{client}/") if at_home else part.state or RecordDict()
                 )
-            own = _context(context, client, facts["num-clients"], states[client])
-            answer = _answer(app, message, own, part)
+            place = _context(context, client, facts["num-clients"], states[client])
+            answer = _answer(app, message, place, part)
             states[client] = states[client] if answer.state is None else answer.state
             if at_home and answer.state is not None:
                 _keep(context, f"{client}/", answer.state)

@@ -74,7 +74,7 @@ class Site:
         """Return why a message of a kind is not answered, or "". A site that refuses a
         run still names itself, without a look at its data.
         """
-        if kind in (IDENTITY, MANY) or self.policy is None:
+        if kind == IDENTITY or self.policy is None:
             return ""
         return self.refusal or self._count(kind.partition(".")[0], context)
 
@@ -175,9 +175,7 @@ class Guarded(ClientApp):
             return _error(message, HIDDEN)
         finally:
             self.site = outer
-            # the parts of a message are in its own line
-            if outer is None or event != "answered":
-                site.note(event, message, context, **facts)
+            site.note(event, message, context, **facts)
 
 
 def _error(message: Message, text: str) -> Message:

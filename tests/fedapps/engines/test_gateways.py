@@ -2,6 +2,8 @@
 and their states stay at the site.
 """
 
+import json
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -10,12 +12,14 @@ from flwr.clientapp import ClientApp
 from fedapps.data.site_clients import digest
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.packing import unpack
+from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.errors import UserError
+from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.settings.reading import read_settings
 from fedapps.strategies import ClientGrid
+from fedapps.strategies.base.records import to_record
 from fedapps.tasks.site_data import SiteImages, SiteTable
 from tests.helpers import clients_of, outcome_of, refused
 
@@ -281,6 +285,41 @@ def test_numbers_of_people_keep_all_their_digits(tmp_path):
     settings = read_settings(JOB | {"sites.client": "ward"})
     task = SiteTable(settings.problem, settings.context, str(tmp_path / "rome.csv"))
     assert task.names() == sorted([digest("1234567"), digest("1234568")])
+
+
+@pytest.mark.parametrize("names", ["own", "ward", ""])
+def test_a_site_answers_for_its_own_clients_only_and_logs_each(names, sites, tmp_path):
+    """Invented names would have the same rows dealt anew; a site that is one client
+    has no other.
+    """
+    files, _ = sites
+    store = tmp_path / "store"
+    store.mkdir()
+    (tmp_path / "policy.toml").write_text("rounds-per-run = 2")
+    settings = read_settings(JOB | ({"sites.client": "ward"} if names else {}))
+    grid = nodes(settings, files)
+    context = grid.contexts[min(grid.contexts)]
+    context.node_config |= {"store-dir": str(store), "policy": str(tmp_path / "policy.toml")}
+    model = build_task(settings).initial_arrays()
+    facts = {"seed": 0, "first-round": 1, "num-rounds": 9, "checkpoint-round": 0}
+    sent = ConfigRecord(facts | settings.train.to_config() | {"server-round": 1})
+    content = RecordDict({"arrays": to_record(list(model), list(model.values())), "config": sent})
+    own = [one for (site, _), one in names_of(files).items() if site == "rome"]
+    invented = [f"rome:{i}" for i in range(50)] + ["rome", "red"]
+    asked = own * 3 if names == "own" else invented + own[:1]
+    parts = [Part({"client": one, "type": "train", "group": "1"}, content) for one in asked]
+    ask = Message(pack(parts, {"num-clients": 5}), context.node_id, MANY)
+    (reply,) = grid.send_and_receive([ask])
+    why = [part.facts.get("reason", "") for part in unpack(reply.content)[1]]
+    alien = {"own": 0, "ward": len(invented), "": len(asked)}[names]
+    assert ["is no client of this site" in reason for reason in why].count(True) == alien
+    assert ["rounds-per-run = 2 is used up" in reason for reason in why[:9]] == (
+        [False] * 6 + [True] * 3 if names == "own" else [False] * 9
+    )
+    assert why.count("") == {"own": 6, "ward": 1, "": 0}[names]
+    logged = [json.loads(line) for line in (store / "audit.jsonl").read_text().splitlines()]
+    answered = [line["client"] for line in logged if line["event"] == "answered"]
+    assert answered == [*{"own": own * 2, "ward": own[:1], "": []}[names], "rome"]
 
 
 def test_a_table_with_a_file_of_each_client(tmp_path):

@@ -10,7 +10,6 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedapps.algorithms.secure.wire import MASKED, RECORD, packed
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.errors import UserError
 from fedapps.runs import guarded_app
 from fedapps.runs.assembly import build_task
@@ -198,30 +197,6 @@ def test_a_limit_of_rounds_needs_a_place_for_the_count(site):
     settings, grid = site("rounds-per-day = 1")
     del grid.contexts[1001].node_config["store-dir"]
     assert "store-dir" in ask(grid, settings).error.reason
-
-
-def test_messages_packed_for_many_clients_do_not_get_around_it(site, tmp_path):
-    settings, grid = site("rounds-per-run = 2")
-    model = build_task(settings).initial_arrays()
-    facts = {"seed": 0, "first-round": 1, "num-rounds": 9, "checkpoint-round": 0, "server-round": 1}
-    content = RecordDict(
-        {
-            "arrays": to_record(list(model), list(model.values())),
-            "config": ConfigRecord(facts | settings.train.to_config()),
-        }
-    )
-    part = Part({"client": "1", "type": "train", "group": "1"}, content)
-    (reply,) = grid.send_and_receive([Message(pack([part] * 3, {"num-clients": 3}), 1001, MANY)])
-    parts = unpack(reply.content)[1]
-    # this task knows its clients by number, so that these two reached the method
-    reasons = [part.facts["reason"] for part in parts]
-    assert ["used up" in reason for reason in reasons] == [False, False, True]
-    assert [(line["event"], line["type"]) for line in lines(tmp_path / "store/audit.jsonl")] == [
-        ("failed", "train"),
-        ("failed", "train"),
-        ("refused", "train"),
-        ("answered", "query.many"),
-    ]
 
 
 def test_counts_and_errors_stay_if_the_policy_says_so(site, monkeypatch):
