@@ -32,7 +32,7 @@ from fedapps.algorithms.fairness.groups import Groups
 from fedapps.clients.base.scores import CONFUSION
 from fedapps.errors import UserError
 from fedapps.formats import one_line
-from fedapps.records.best import Best
+from fedapps.records.best import SCORES, Best, scores
 from fedapps.records.confusion_writer import confusion_table
 from fedapps.records.data_record import NAME as DATA
 from fedapps.records.digest import FREE
@@ -193,6 +193,8 @@ class Recorder(Observer):
             scored, diverged = sound(now.evaluated.metrics)
             if diverged:
                 row["diverged"] = [{**d, "client": self.called(d["client"])} for d in diverged]
+            if self.best.compares:
+                row[SCORES] = scores(scored, [d["client"] for d in diverged])
             of_clients = {name for values in scored.values() for name in values}
             # kept even if a client sends a metric of the same name
             own = own_measures(self.strategy) if self.strategy is not None else {}

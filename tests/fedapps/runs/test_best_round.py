@@ -15,7 +15,7 @@ from fedapps.clients.base.training import get_arrays
 from fedapps.errors import UserError
 from fedapps.lab.results.comparison_table import rows_of
 from fedapps.lab.results.report import state_sentence
-from fedapps.records.best import Best
+from fedapps.records.best import SCORES, Best, gain, scores
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import Parts
 from fedapps.runs.execution import execute_inline
@@ -47,7 +47,7 @@ def second_is_best(monkeypatch):
 
     def changed(self, row):
         if "evaluate" in row and self.keep:
-            row["evaluate"]["validation-accuracy-mean"] = 1 / (1 + abs(row["round"] - 2))
+            row[SCORES] = {"0": 1 / (1 + abs(row["round"] - 2))}
         return note(self, row)
 
     monkeypatch.setattr(Best, "note", changed)
@@ -121,10 +121,13 @@ def test_a_resumed_run_keeps_the_same_round(stops_after, second_is_best, tmp_pat
 def test_validation_samples_choose_and_test_samples_do_not(job, tmp_path):
     play(tmp_path / "run", keep_best=True, num_rounds=8, **{"clients_per_round": 0, **job})
     run = read_run(tmp_path / "run")
-    scores = {r["round"]: r["evaluate"]["validation-accuracy-mean"] for r in run.rounds}
-    assert run.scored_round == max(scores, key=lambda number: (scores[number], -number))
-    own = [row["validation-accuracy"] for row in run.clients]
-    assert np.mean(own) == pytest.approx(scores[run.scored_round])
+    wanted = run.rounds[0]
+    for row in run.rounds[1:]:  # four clients: the mean of the two gains in the middle
+        gains = [row[SCORES][client] - wanted[SCORES][client] for client in row[SCORES]]
+        wanted = row if sum(sorted(gains)[1:-1]) > 0 else wanted
+    assert run.scored_round == wanted["round"] > 1
+    own = {row["client"]: row["validation-accuracy"] for row in run.clients}
+    assert {str(client): score for client, score in own.items()} == wanted[SCORES]
 
 
 def test_a_client_scores_the_model_of_its_evaluation_on_validation_samples():
@@ -145,7 +148,8 @@ def test_a_run_that_gets_no_better_ends(tmp_path, monkeypatch):
     note = Best.note
 
     def falls_after_two(self, row):
-        row["evaluate"]["validation-accuracy-mean"] = 1 / (1 + abs(row["round"] - 2))
+        if "evaluate" in row:
+            row[SCORES] = {"0": 1 / (1 + abs(row["round"] - 2))}
         return note(self, row)
 
     monkeypatch.setattr(Best, "note", falls_after_two)
@@ -160,28 +164,67 @@ def test_a_run_that_gets_no_better_ends(tmp_path, monkeypatch):
     assert again["rounds-completed"] == 4
 
 
+def record(number, metrics, diverged=(), **more):
+    return {"round": number, "evaluate": {}, SCORES: scores(metrics, diverged), **more}
+
+
 def test_equal_scores_are_not_better_and_of_errors_less_is():
     best = Best(keep=True, patience=2)
-    record = [
-        {"round": i, "evaluate": {"validation-rmse-mean": v}} for i, v in ((1, 3.0), (2, 2.0))
-    ]
-    assert [best.note(row) for row in record] == [True, True]
-    assert not best.note({"round": 3, "evaluate": {"validation-rmse-mean": 2.0}})
+    rounds = [record(i, {0: {"validation-rmse": v}}) for i, v in ((1, 3.0), (2, 2.0), (3, 2.0))]
+    assert [best.note(row) for row in rounds] == [True, True, False]
     assert not best.note({"round": 4})
     assert not best.exhausted
-    assert not best.note({"round": 5, "evaluate": {"loss-mean": 1.0}})
+    assert not best.note(record(5, {0: {"loss": 1.0}}))
     assert (best.round, best.exhausted) == (2, True)
 
 
-@pytest.mark.parametrize("gone", [{"diverged": [{"client": 3, "loss": 1e9}]}, {"unusable": True}])
-def test_a_round_in_which_a_client_diverged_or_most_failed_is_not_better(gone):
-    best = Best(keep=True)
+def test_a_round_whose_model_most_clients_could_not_score_is_not_better():
+    best, gone = Best(keep=True), {"unusable": True}
     rounds = [(0.5, gone), (0.4, {}), (0.9, gone), (0.6, {})]
     found = [
-        best.note({"round": i, "evaluate": {"validation-accuracy-mean": score}, **more})
+        best.note(record(i, {0: {"validation-accuracy": score}}, **more))
         for i, (score, more) in enumerate(rounds, 1)
     ]
     assert found == [True, True, False, True]
+
+
+LIES = {
+    "its score is huge, then tiny": lambda number: 1e30 if number == 1 else -1e30,
+    "it gains more and more": lambda number: 10.0**number,
+    "it diverges from round 2 on": lambda number: 0.5 if number == 1 else None,
+    "it diverges in the first round": lambda number: None if number == 1 else 0.5,
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("clients", [3, 6, 50])
+def test_one_client_does_not_decide_which_round_is_kept(lie, clients):
+    """The others gain until round 4, each at its own level, and lose after it."""
+    honest, lying = (Best(keep=True, patience=3) for _ in range(2))
+    rng = np.random.default_rng(0)
+    level = rng.random(clients)
+    for number in range(1, 9):
+        change = 0.1 * (4 - abs(number - 4)) + 0.01 * rng.random(clients)
+        metrics = {i: {"validation-accuracy": level[i] + change[i]} for i in range(clients)}
+        if not honest.exhausted:
+            honest.note(record(number, metrics))
+        claim = LIES[lie](number)
+        metrics[1] = {} if claim is None else {"validation-accuracy": claim}
+        if not lying.exhausted:
+            lying.note(record(number, metrics, [1] if claim is None else []))
+    assert (lying.round, lying.waited) == (honest.round, honest.waited) == (4, 3)
+
+
+def test_clients_that_diverge_decide_together():
+    """Two of six: more than those that have no say."""
+    best = Best(keep=True)
+    sound = {i: {"validation-accuracy": 0.5} for i in range(6)}
+    better = {i: {"validation-accuracy": 0.9} for i in range(4)}
+    assert best.note(record(1, sound))
+    assert not best.note(record(2, better, [4, 5]))
+    assert best.note(record(3, better, [5]))
+    assert gain({"a": None, "b": 1.0}, {"a": 0.0, "b": None}) == -np.inf
+    assert gain({"a": None}, {"a": None}) == gain({"a": 1.0}, {"b": 2.0}) == 0
 
 
 def test_a_store_keeps_what_the_best_round_needs(tmp_path):
