@@ -53,7 +53,7 @@ def answer_for_many(
                 why = "a site keeps the state of its clients: no message brings or takes it"
                 return Part({"reason": why})
             if at_home and own is not None and client not in own:
-                return Part({"reason": f"{client[:100]!r} is no client of this site"})
+                return Part({"reason": f"{str(client)[:100]!r} is no client of this site"})
             if client not in states:
                 states[client] = (
                     _of(context, f"{client}/") if at_home else part.state or RecordDict()
