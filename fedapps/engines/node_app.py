@@ -43,13 +43,13 @@ def answer_for_many(
     def many(message: Message, context: Context) -> Message:
         facts, parts = unpack(message.content)
         states: dict[int | str, RecordDict] = {}
-        is_site = bool(context.node_config.keys() - PLACE)
-        own = set(clients(context)) if is_site and clients else None
+        site = is_site(context)
+        own = set(clients(context)) if site and clients else None
 
         def answer(part: Part) -> Part:
             client: int | str = part.facts["client"]
             at_home = isinstance(client, str)
-            if not at_home and is_site:
+            if not at_home and site:
                 why = "a site keeps the state of its clients: no message brings or takes it"
                 return Part({"reason": why})
             if at_home and own is not None and client not in own:
@@ -80,6 +80,13 @@ def answer_for_many(
         return Message(RecordDict({"config": answer}), reply_to=message)
 
     return app
+
+
+def is_site(node: Context) -> bool:
+    """Return whether a node is configured as somebody's, not as a place of a
+    simulation.
+    """
+    return bool(node.node_config.keys() - PLACE)
 
 
 def _context(node: Context, client: int | str, num_clients: int, state: RecordDict) -> Context:

@@ -15,6 +15,7 @@ from flwr.client import NumPyClient
 from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.clients.base.adapter import client_id
 from fedapps.clients.base.store import DiskStore, MessageStore, Store
+from fedapps.engines.node_app import is_site
 from fedapps.errors import UserError, what_to_install
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.runs.devices import repeatable
@@ -118,8 +119,11 @@ def clients_of(context: Context) -> list[str]:
 
 
 def store_of(settings: Settings, context: Context, name: int | str) -> Store:
-    """Return the store of this client's state: its own folder, or Flower's context."""
-    folder = Path(settings.out) / "clients" if settings.out else None
+    """Return the store of this client's state: its own folder, or Flower's context. A
+    site writes below its own ``store-dir`` only.
+    """
+    here = settings.out and not is_site(context)
+    folder = Path(settings.out) / "clients" if here else None
     # On a site's disk: one folder per results folder, so that a resumed run finds it.
     if "store-dir" in context.node_config:
         run = derived_seed(0, settings.out) if settings.out else context.run_id
@@ -130,6 +134,6 @@ def store_of(settings: Settings, context: Context, name: int | str) -> Store:
     if settings.keep_best:
         raise UserError(
             "keep-best = true: this client has no folder for what it stores in the best round: "
-            "set out, or store-dir in its node configuration"
+            "set out, or on a site store-dir in its node configuration"
         )
     return MessageStore(context.state)

@@ -3,12 +3,14 @@ one line for every message.
 """
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fedapps.algorithms.secure.wire import MASKED, RECORD, packed
+from fedapps.clients.base.store import DiskStore, MessageStore
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.runs import guarded_app
@@ -183,6 +185,19 @@ def test_no_name_of_a_client_leads_out_of_the_folder(site, tmp_path):
     settings, grid = site("", **{"client-store": "disk"})
     found = store_of(settings, grid.contexts[1001], "../../../x:red").folder
     assert found.resolve().parent.parent == (tmp_path / "store").resolve()
+
+
+def test_a_site_writes_in_no_folder_that_a_server_names(tmp_path):
+    settings = read_settings(JOB | {"out": str(tmp_path / "run"), "client-store": "disk"})
+    place = {"partition-id": 1, "num-partitions": 3}
+    for more, kind in ({}, DiskStore), ({"data": "x.csv"}, MessageStore):
+        context = Context(7, 1001, place | more, RecordDict(), settings.flat())
+        assert isinstance(store_of(settings, context, 1), kind)
+    best = replace(settings, keep_best=True)
+    with pytest.raises(UserError, match="on a site store-dir"):
+        store_of(best, context, 1)
+    context.node_config["store-dir"] = str(tmp_path / "own")
+    assert store_of(best, context, 1).folder.is_relative_to(tmp_path / "own")
 
 
 def test_a_new_day_begins_at_zero(site, monkeypatch):
