@@ -3,8 +3,10 @@
 from typing import Any
 
 from fedapps.algorithms.common.steps import Tensors
-from fedapps.algorithms.contract.personal import DittoSent
+from fedapps.algorithms.contract.personal import DITTO_MUS, DittoSent
+from fedapps.clients.base.data import Split
 from fedapps.clients.base.training import Arrays, Config, get_arrays, set_arrays, trainable
+from fedapps.clients.families.candidates import answer
 from fedapps.clients.families.personal_model import PersonalClient
 from fedapps.clients.steps.sgd import Penalty
 
@@ -21,17 +23,48 @@ class DittoClient(PersonalClient):
     _anchor: Tensors | None = None
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, dict[str, Any]]:
-        """Return the trained global model; store v."""
-        self._anchor = None
+        """Return the trained global model; store v, one for each mu to choose from."""
+        self._anchor, sent = None, DittoSent.from_config(config)
         reply = super().fit(parameters, config)
+        own = dict(config) | ({"local-epochs": sent.epochs} if sent.epochs else {})
+        losses = {}
+        for mu in DITTO_MUS if sent.choose else (sent.mu,):
+            set_arrays(self.model, parameters)
+            self._anchor = [p.detach().clone() for p in trainable(self.model).values()]
+            own[DittoSent.key("mu")] = mu
+            if (kept := self.kept(own, before=True)) is not None:
+                set_arrays(self.model, kept)
+            losses[mu] = self.train(own)
+            self.store.save(self.kept_as, get_arrays(self.model), config)
+        return reply[0], reply[1], {**reply[2], "personal-loss": losses[sent.mu]}
+
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, dict[str, Any]]:
+        """Return the metrics of the personal model with the mu that was sent, or, if
+        the server asks for them, the validation losses with each.
+        """
+        if DittoSent.from_config(config).mu >= 0:
+            return super().evaluate(parameters, config)
+        return answer(
+            self.data, lambda own: [self.loss_with(parameters, mu, own, config) for mu in DITTO_MUS]
+        )
+
+    def loss_with(self, parameters: Arrays, mu: float, split: Split, config: Config) -> float:
+        """Return the loss of the personal model that was trained with mu."""
         set_arrays(self.model, parameters)
-        self._anchor = [p.detach().clone() for p in trainable(self.model).values()]
-        if (kept := self.kept(config, before=True)) is not None:
-            set_arrays(self.model, kept)
-        epochs = DittoSent.from_config(config).epochs
-        own = self.train({**config, "local-epochs": epochs} if epochs else config)
-        self.store.save(self.kept_as, get_arrays(self.model), config)
-        return reply[0], reply[1], {**reply[2], "personal-loss": own}
+        self.take_own({**config, DittoSent.key("mu"): mu})
+        return float(self.score(split)["loss"])
+
+    def take_own(self, config: Config) -> dict[str, float]:
+        """Turn ``self.model`` into the personal model; return mu if it was chosen."""
+        super().take_own(config)
+        sent = DittoSent.from_config(config)
+        return {DittoSent.key("mu"): sent.mu} if sent.choose else {}
+
+    def kept(self, config: Config, before: bool) -> Arrays | None:
+        """Return the stored v of the mu in the configuration."""
+        sent = DittoSent.from_config(config)
+        self.kept_as = f"ditto-{sent.mu:g}" if sent.choose else "ditto"
+        return super().kept(config, before)
 
     def train_alone(self, parameters: Arrays, config: Config) -> Arrays:
         """Train v for these local epochs, instead of its own number."""

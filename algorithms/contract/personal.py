@@ -82,12 +82,20 @@ class PFedMeSent(Sent, prefix="pfedme-", method="pfedme"):
     batches: str = "next"
 
 
+#: The weights mu among which Ditto's clients choose, the most federated first.
+DITTO_MUS = (2.0, 1.0, 0.1)
+
+
 @dataclass(frozen=True)
 class DittoSent(Sent, prefix="ditto-", method="ditto"):
-    """What Ditto sends for training."""
+    """What Ditto sends. ``choose``: a client trains a personal model with each of
+    :data:`DITTO_MUS` and is scored with that of mu; mu = -1 asks for their validation
+    losses.
+    """
 
     mu: float
     epochs: int
+    choose: bool = False
 
 
 @dataclass(frozen=True)

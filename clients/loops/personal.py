@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedapps.algorithms.contract.personal import APFLTraining, SuPerFedTraining
+from fedapps.algorithms.contract.personal import APFLTraining, DittoSent, SuPerFedTraining
 from fedapps.algorithms.contract.sent import ProximalSent
 from fedapps.algorithms.personal.mixing import cosine_squared_gradient, layer_of
 from fedapps.clients.apfl import APFLClient
@@ -29,10 +29,15 @@ from fedapps.clients.superfed import SuPerFedClient
 
 class DittoLoop(Loop):
     """Ditto: trains the model that was sent, then a personal one with the gradient of
-    ``(mu/2) ||v - w_sent||^2`` added.
+    ``(mu/2) ||v - w_sent||^2`` added. It does not choose mu.
     """
 
     kind = DittoClient
+
+    def load(self) -> None:
+        """Load the model that was sent; keep one personal model."""
+        super().load()
+        self.config.pop(DittoSent.key("choose"), None)
 
     def take_own(self) -> None:
         """Take the personal model, if there is one."""

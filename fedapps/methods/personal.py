@@ -194,6 +194,7 @@ METHODS: dict[str, Method] = {
         page="personal-models",
         strategy=Ditto,
         client="DittoClient",
+        chooses=True,
     ),
     "fedbn": Method(
         summary="averages all but the normalisation layers, which stay with the clients",

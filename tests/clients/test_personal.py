@@ -2,11 +2,14 @@
 reductions, what stays with the client.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
 
+from fedapps.algorithms.contract.personal import DITTO_MUS
 from fedapps.clients import (
     APFLClient,
     DittoClient,
@@ -206,7 +209,20 @@ def test_apfls_alpha_follows_its_gradient_once_a_round(steps):
 # --- reductions, on a net -------------------------------------------------------------
 
 
-def train_nets(strategy, kind, rounds=3, head=("3.",)):
+def data_of(i):
+    return blobs(i, shift=0.2 * i)
+
+
+def with_validation(i):
+    """The first client has none, the third some with other labels, which a strong pull
+    suits.
+    """
+    own = data_of(i)
+    other = blobs(i + 20, n=200 - 80 * i).train if i else own.train
+    return replace(own, validation=replace(other, y=(other.y + 1) % 3) if i == 2 else other)
+
+
+def train_nets(strategy, kind, rounds=3, head=("3.",), data=data_of):
     """Return the final arrays of the run and what the clients keep."""
     stores = {}
 
@@ -217,7 +233,7 @@ def train_nets(strategy, kind, rounds=3, head=("3.",)):
 
     def client(i, context):
         stores[i] = MessageStore(context.state)
-        return kind(net, blobs(i, shift=0.2 * i), i, stores[i])
+        return kind(net, data(i), i, stores[i])
 
     initial = {name: t.numpy() for name, t in small_net(11).state_dict().items()}
     result = simulate(strategy, client, 3, initial, rounds, TRAIN)
@@ -259,7 +275,8 @@ def test_a_client_that_never_trained_is_scored_with_the_model_it_is_sent():
     sent = [t.numpy() for t in small_net(4).state_dict().values()]
     want = FedAvgClient(small_net, data).evaluate(sent, TRAIN)[2]
     for kind in (DittoClient, PFedMeClient, APFLClient):
-        metrics = kind(small_net, data).evaluate(sent, {**TRAIN, "apfl-alpha": 0.25})[2]
+        config = {**TRAIN, "apfl-alpha": 0.25, "ditto-mu": 1.0, "ditto-epochs": 1}
+        metrics = kind(small_net, data).evaluate(sent, config)[2]
         assert metrics["accuracy"] == metrics["global-accuracy"] == want["accuracy"]
         assert metrics["loss"] == pytest.approx(want["loss"], rel=1e-6)
 
@@ -269,13 +286,56 @@ def test_the_personal_model_is_what_is_scored():
     own = stores[1].load("ditto", {}, before=False)
     client = DittoClient(small_net, blobs(1, shift=0.2), 1, stores[1])
     sent = [t.numpy() for t in small_net(4).state_dict().values()]
-    metrics = client.evaluate(sent, TRAIN)[2]
+    metrics = client.evaluate(sent, {**TRAIN, "ditto-mu": 0.1, "ditto-epochs": 3})[2]
     assert metrics["loss"] == pytest.approx(
         FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(own, TRAIN)[0]
     )
     assert metrics["global-loss"] == pytest.approx(
         FedAvgClient(small_net, blobs(1, shift=0.2)).evaluate(sent, TRAIN)[0]
     )
+
+
+def test_ditto_trains_a_model_with_every_mu_and_is_scored_with_the_chosen_one():
+    """Each is that of a run with this mu alone; losses computed by hand choose."""
+    of_mu = [train_nets(Ditto(DittoOptions(mu, 3)), DittoClient)[1] for mu in DITTO_MUS]
+    strategy, scored, losses = Ditto(DittoOptions(epochs=3)), [], []
+
+    class Noting(DittoClient):
+        def evaluate(self, parameters, config):
+            reply = super().evaluate(parameters, config)
+            scored.append((self.client_id, config["ditto-mu"], reply[0]))
+            return reply
+
+    _, stores, _ = train_nets(strategy, Noting, data=with_validation)
+    for i in range(3):
+        data = with_validation(i)
+        tested = FedAvgClient(small_net, replace(data, test=data.validation))
+        losses.append([])
+        for mu, alone in zip(DITTO_MUS, of_mu, strict=True):
+            v = stores[i].load(f"ditto-{mu:g}", {}, before=False)
+            assert_equal(v, alone[i].load("ditto", {}, before=False))
+            losses[i].append(tested.evaluate(v, TRAIN)[0])
+    curves = np.array(losses[1:]) - np.mean(losses[1:], axis=1, keepdims=True)
+    samples = np.array([len(with_validation(i).validation) for i in (1, 2)])
+    pooled = samples @ curves / samples.sum()
+    wanted = [DITTO_MUS[int(pooled.argmin())]] + [
+        DITTO_MUS[int(((n * own + 12 * pooled) / (n + 12)).argmin())]
+        for own, n in zip(curves, samples, strict=True)
+    ]
+    assert len(set(wanted)) > 1
+    for i, mu in enumerate(wanted):
+        v = stores[i].load(f"ditto-{mu:g}", {}, before=False)
+        test = FedAvgClient(small_net, with_validation(i)).evaluate(v, TRAIN)[0]
+        last = [one for one in scored if one[0] == i and one[1] >= 0][-1]
+        assert last == (i, mu, pytest.approx(test, rel=1e-6))
+
+
+def test_without_validation_samples_dittos_clients_are_scored_with_one():
+    strategy = Ditto()
+    train_nets(strategy, DittoClient, data=lambda i: with_validation(0))
+    assert (strategy.choices.of_all, strategy.answer(None)) == (None, {"ditto-mu": 1.0})
+    with pytest.raises(ValueError, match=r"mu = -0\.5: must be at least 0, or -1"):
+        DittoOptions(-0.5)
 
 
 KEPT = {
