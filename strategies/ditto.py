@@ -10,8 +10,8 @@ their losses are shrunk towards those of all (``strategies/families/pooled_choic
 Contract: FedAvg's. The client also trains a personal v, with ``(mu/2) ||v - w||^2``
 added to its loss, w being the received model; it keeps v, is evaluated with it and
 never sends it. The configurations hold ``ditto-mu`` and ``ditto-epochs``, the epochs on
-v (0: as many as on w). With ``ditto-choose`` it trains a v for each of ``DITTO_MUS``; in
-evaluation, mu = -1 asks for their losses. A client that keeps one v ignores both.
+v (0: as many as on w). With ``ditto-choose`` it trains a v with each of ``DITTO_MUS``,
+and mu = -1 in an evaluation asks for their losses; a client with one v ignores both.
 """
 
 from collections.abc import Mapping, Sequence
