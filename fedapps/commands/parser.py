@@ -46,6 +46,8 @@ LAB = {"sweep", "watch", "contest", "data", "compare", "figures"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt_once)
     try:
         check_system()  # before a command is imported
         arguments = parse(argv)
@@ -119,6 +121,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _interrupt_once(*_: Any) -> None:
+    """Interrupt; further Ctrl-C would cut off the end of the run, and its last line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -29,9 +29,8 @@ OPTIONS: Options = {
     },
     "--deployment": {
         "type": Path,
-        "default": Path("deployment"),
         "metavar": "DIR",
-        "help": "folder of the deployment (default: deployment)",
+        "help": "run on the deployment in this folder (with --engine deployment: deployment)",
     },
     "--nodes": {
         "type": int,
@@ -101,6 +100,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run one method and return the exit status."""
     from fedapps.lab import write_report
     from fedapps.lab.watch import watched
+    from fedapps.records.reader import read_run
     from fedapps.records.writer import status_of
     from fedapps.runs.launch import Launch, launch
 
@@ -138,7 +138,8 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"results: {folder}\nreport:  {folder / 'report.html'}")
         if status_of(folder) == "interrupted":
             flags = f"--resume --out {folder}{how.again}"
-            print(f"paused after round {settings.until}; continue with {flags}")
+            done = read_run(folder).summary["rounds-completed"]
+            print(f"paused after round {done}; continue with {flags}")
     return INTERRUPTED if status == "interrupted" else 0
 
 

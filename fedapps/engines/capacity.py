@@ -31,7 +31,10 @@ def check_share(name: str, share: float, most: float = float("inf")) -> None:
     """Raise ``UserError`` if Ray does not know a share of GPUs: parts of one GPU, or
     whole ones. ``name``: of the option.
     """
-    if not (LEAST <= share <= 1 or (1 < share <= most and share == int(share))):
+    if not (
+        isinstance(share, int | float)
+        and (LEAST <= share <= 1 or (1 < share <= most and share % 1 == 0))
+    ):
         whole = "" if most == 1 else ", or a whole number"
         raise UserError(f"{name} {share}: choose a share of a GPU, {LEAST} to 1{whole}")
 

@@ -54,7 +54,7 @@ def run(
     progress: bool = True,
     workers: int | None = None,
     gpus_per_client: float = 0.0,
-    deployment: str | Path = "deployment",
+    deployment: str | Path = "",
     **settings: Any,
 ) -> "Run":
     """Run a method and return its results.
@@ -68,8 +68,7 @@ def run(
     ``progress``: whether to show the progress. ``workers``: how many processes run
     clients, with engine "inline" or "ray"; by default one per core where that saves
     time. ``engine``: "auto" is "inline", or "ray" with ``gpus_per_client``, the share
-    of a GPU for each client. ``deployment``: the deployment's
-    folder, for engine "deployment".
+    of a GPU for each client, or "deployment" with its folder, ``deployment``.
 
     Raises ``UserError`` for bad input, before anything starts; ``RunFailed`` if the run
     fails; and ``KeyboardInterrupt`` if it is interrupted. ``resume=True`` then
@@ -78,7 +77,7 @@ def run(
     how = Launch(
         engine=engine,
         overwrite=overwrite,
-        deployment=Path(deployment),
+        deployment=Path(deployment) if deployment else None,
         workers=workers,
         gpus_per_client=gpus_per_client,
     )
@@ -88,7 +87,7 @@ def run(
             f"{listed} = {given[listed]!r}: a run takes one value per setting. For lists use "
             "fedapps.sweep."
         )
-    if engine == "deployment" and is_written(given.get("data.source")):
+    if (engine == "deployment" or deployment) and is_written(given.get("data.source")):
         raise UserError("data: sites read their own files: name a file or folder that each has")
     if out is not None:
         given["out"] = str(out)

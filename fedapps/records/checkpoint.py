@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedapps.errors import UserError
+from fedapps.notes import logger
 from fedapps.records.best import Best
 from fedapps.records.files import Files
 from fedapps.records.lock import RUN_ID
@@ -35,6 +36,8 @@ from fedapps.strategies.base.timing import Timing
 
 #: An empty file in a checkpoint whose model was of use to the clients.
 SOUND = "sound"
+#: Key of the names of clients' folders, beside that of the run.
+KEPT = "kept"
 
 
 @dataclass
@@ -164,7 +167,9 @@ class Checkpoints(Observer):
         )
         # the order of the arrays, since safetensors sorts them
         (partial / "names.json").write_text(json.dumps(list(arrays)), encoding="utf-8")
-        (partial / "run.json").write_text(json.dumps({RUN_ID: self.run}), encoding="utf-8")
+        (partial / "run.json").write_text(
+            json.dumps({RUN_ID: self.run, KEPT: self._kept()}), encoding="utf-8"
+        )
         if self.best.arrays:
             (partial / "best").mkdir()
             model = {name: _whole(array.numpy()) for name, array in self.best.arrays.items()}
@@ -222,15 +227,31 @@ class Checkpoints(Observer):
         self.pending = None if (path / SOUND).exists() else self.model
         return self.last, self.model
 
+    def _kept(self) -> list[str]:
+        """Return the folders of the clients that keep something on this machine."""
+        return sorted(path.name for path in (self.folder.parent / "clients").glob("*"))
+
     def check_origin(self, rounds: Iterable[Mapping[str, Any]]) -> None:
         """Raise ``UserError`` if the loaded checkpoint is of another run than the
-        record of its round: two runs wrote to the folder.
+        record of its round: two runs wrote to the folder. Warn of clients whose folders
+        are gone since.
         """
         path = self.folder / str(self.last) / "run.json"
         try:
-            run = json.loads(path.read_text(encoding="utf-8"))[RUN_ID]
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            run, kept = facts[RUN_ID], facts.get(KEPT, [])
         except (OSError, ValueError, TypeError, KeyError):  # of an earlier version
             return
+        if gone := sorted(set(kept) - set(self._kept())):
+            logger.warning(
+                "%s: what %d clients kept is gone since the checkpoint of round %d, and they begin "
+                "anew: %s%s",
+                self.folder.parent / "clients",
+                len(gone),
+                self.last,
+                ", ".join(gone[:5]),
+                ", ..." if len(gone) > 5 else "",
+            )
         row = next((row for row in rounds if row["round"] == self.last), {})
         if row.get(RUN_ID, run) != run:
             raise UserError(

@@ -55,13 +55,14 @@ ORPHAN_SECONDS = 60.0
 @dataclass(frozen=True)
 class Launch:
     """How a run is started, besides its settings. ``engine``: "auto" is "inline", or
-    "ray" with one of the options ``OF_RAY``. ``workers``: the processes that run
-    clients, with these two.
+    "ray" with one of the options ``OF_RAY``, or "deployment" with its folder, by
+    default ``deployment``. ``workers``: the processes that run clients, with the first
+    two.
     """
 
     engine: str = "auto"
     overwrite: bool = False
-    deployment: Path = Path("deployment")
+    deployment: Path | None = None
     workers: int | None = None
     gpus_per_client: float = 0.0
     ray_address: str | None = None
@@ -83,6 +84,12 @@ class Launch:
             )
         if self.for_ray and self.engine not in ("ray", "auto"):
             raise UserError(f"{self.for_ray} is for --engine ray, not {self.engine}")
+        if self.ray_address is not None and not self.ray_address.strip():
+            raise UserError("--ray-address is empty: name a cluster, or leave it out")
+        if self.deployment and self.engine != "deployment":
+            other = self.for_ray or ("" if self.engine == "auto" else f"--engine {self.engine}")
+            if other:
+                raise UserError(f"--deployment {self.deployment} does not go with {other}")
 
     @property
     def for_ray(self) -> str:
@@ -99,6 +106,11 @@ class Launch:
             for name, value in values.items()
         )
 
+    @property
+    def sites(self) -> Path:
+        """The folder of the deployment."""
+        return self.deployment or Path("deployment")
+
     def _given(self) -> list[str]:
         """Return the given options that only Ray has; a port may be 0."""
         return [name for name in OF_RAY if getattr(self, name) != getattr(Launch, name)]
@@ -107,6 +119,8 @@ class Launch:
         """Return it with a definite engine, and why; "" if it was given."""
         if self.engine != "auto":
             return self, ""
+        if self.deployment:
+            return replace(self, engine="deployment"), f"engine deployment: {self.deployment}"
         why = self.for_ray or ("$RAY_ADDRESS" if address_of(None) else "")
         if why:
             return replace(self, engine="ray"), f"engine ray: for {why}"
@@ -134,7 +148,7 @@ def launch(
             f"deployment, not {how.engine}"
         )
     if how.engine == "deployment":
-        settings = with_sites(settings, how.deployment)
+        settings = with_sites(settings, how.sites)
     # The SuperLink starts while the checks load PyTorch and the data.
     with ExitStack() as locks, _superlink(how) as superlink:
         with each_once():
@@ -171,7 +185,7 @@ def launch(
             elif resources:
                 status, reason = run_ray(superlink, settings, resources, progress, how.port)
             else:
-                status, reason = run_deployment(settings, progress, how.deployment)
+                status, reason = run_deployment(settings, progress, how.sites)
         lock.check()
         close(settings, status, reason, report)
     return settings, status
@@ -190,7 +204,7 @@ def settle(folder: Path, how: Launch) -> None:
     if how.engine == "deployment":
         from fedapps.deployment.site_run import stop_run
 
-        if stop_run(how.deployment, run):
+        if stop_run(how.sites, run):
             print(f"fedapps: stopped {left}", file=sys.stderr)
     else:
         print(f"fedapps: waiting for the end of {left}", file=sys.stderr)
@@ -214,7 +228,8 @@ def close(settings: Settings, status: str, reason: str, report: Report = no_repo
         except OSError as error:
             print(f"fedapps: cannot write the report: {error}", file=sys.stderr)
     if status not in ("completed", "interrupted"):
-        raise RunFailed(f"{reason} (log: {folder / 'run.log'})")
+        log = folder / "run.log"
+        raise RunFailed(f"{reason} (log: {log})" if log.exists() else reason)
 
 
 def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractContextManager[object]]:

@@ -224,7 +224,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             values[part.name] = read_table(PARTS[part.name].options, part.name, config)
         elif (key := kebab(part.name)) in config:
             values[part.name] = typed(key, config[key], known[key])
-    if values.get("evaluate_every", Settings.evaluate_every) < 0:
+    if values.get("evaluate_every", Settings.evaluate_every) == -1:
         tenth = max(1, values.get("num_rounds", Settings.num_rounds) // 10)
         values["evaluate_every"] = min(LONGEST_INTERVAL, tenth)
     if values.get("form") == "printed":  # what it stands for is in the options now

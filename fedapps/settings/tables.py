@@ -171,4 +171,6 @@ def typed(key: str, value: Any, default: Value) -> Value:
     if type(value) is not wanted:
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         raise UserError(f"{key} = {value!r}: must be {words[wanted]}, like the default {default!r}")
+    if type(value) is int and not -(2**63) <= value < 2**63:  # as Flower's messages hold it
+        raise UserError(f"{key} = {value}: must be a number of 64 bits")
     return value

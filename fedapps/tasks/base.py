@@ -240,7 +240,10 @@ def device_of(name: str) -> "torch.device":
     kind, _, number = ("cpu" if name == "auto" else name).partition(":")
     if kind != "cpu":
         found = torch.get_device_module(kind).device_count()
-        remedy = "choose 'cpu', or give clients one with --gpus-per-client"
+        remedy = (
+            "choose 'cpu', or give clients one with --gpus-per-client (flwr run: "
+            "client-resources-num-gpus)"
+        )
         if kind == "cuda" and not found:
             raise UserError(f"device = {name!r}, but no GPU is visible here: {remedy}")
         if int(number or 0) >= found:

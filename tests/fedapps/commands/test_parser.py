@@ -3,7 +3,10 @@ resuming, and errors.
 """
 
 import json
+import shutil
 import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from safetensors.numpy import load_file
 
 from fedapps.clients import FedAvgClient, MessageStore
 from fedapps.commands.parser import main
+from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs import launch
 from fedapps.runs.assembly import build_client
@@ -21,6 +25,7 @@ from tests.helpers import (
     command,
     dying_after,
     outcome_of,
+    refused,
     rounds_of,
     summary_of,
     wait_for,
@@ -204,6 +209,46 @@ def test_mistakes_about_the_folder(tmp_path, capsys, caplog, monkeypatch):
     assert "the checkpoint cannot be read" in error_of("--resume", "seed=3")
 
 
+@pytest.mark.slow
+def test_what_clients_kept_and_is_gone_is_named(tmp_path, caplog):
+    job = [*QUICK, "method=ditto", "clients-per-round=6", "--out", tmp_path / "r"]
+    assert run(*job, "--until", "2") == 0
+    shutil.rmtree(tmp_path / "r" / "clients" / "client-3")
+    assert run(*job, "--until", "3", "--resume") == 0
+    (said,) = [one.message for one in caplog.records if "is gone" in one.message]
+    assert "what 1 clients kept is gone since the checkpoint of round 2" in said
+    assert said.endswith("they begin anew: client-3")
+    caplog.clear()
+    assert run(*job, "--resume") == 0
+    assert "is gone" not in caplog.text
+
+
+def test_a_pause_names_the_round_that_was_reached(tmp_path, capsys):
+    job = [*QUICK, "--out", tmp_path / "r"]
+    assert run(*job, "--until", "3") == 0
+    assert run(*job, "--until", "2", "--resume") == 0
+    assert "paused after round 3; continue" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "engine"),
+    [
+        ({}, "inline"),
+        ({"deployment": Path("sites")}, "deployment"),
+        ({"gpus_per_client": 0.5}, "ray"),
+        ({"ray_address": " "}, "--ray-address is empty"),
+        ({"deployment": Path("sites"), "port": 0}, "does not go with --port"),
+        ({"deployment": Path("sites"), "engine": "ray"}, "does not go with --engine ray"),
+    ],
+)
+def test_options_choose_the_engine_or_contradict_it(given, engine, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if " " in engine:
+        refused(lambda: launch.Launch(**given), engine, UserError)
+    else:
+        assert launch.Launch(**given).decided()[0].engine == engine
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -219,6 +264,9 @@ def test_mistakes_about_the_folder(tmp_path, capsys, caplog, monkeypatch):
         (["data.partition=dirichlet", "data.alpha=0.001"], "data.alpha"),
         (["data.source=/no/such/folder"], "/no/such/folder"),
         (["model.name=mpl"], "model.name = 'mpl': did you mean 'mlp'?"),
+        (["seed=9223372036854775808"], "seed = 9223372036854775808: must be a number of 64 bits"),
+        (["evaluate-every=-2"], "evaluate-every = -2: choose a value in [-1, inf)"),
+        (["--deployment", "sites"], "--deployment sites does not go with --engine inline"),
         (["task=digit"], "task = 'digit': did you mean 'digits'?"),
         (["device=cuda"], "device = 'cuda', but no GPU is visible here"),
         (["--nodes", "2000"], "2000"),
@@ -423,7 +471,9 @@ def test_ctrl_c_leaves_a_folder_that_can_be_resumed(tmp_path):
     job = ["num-rounds=100000", "checkpoint-every=2", "evaluate-every=0", "num-clients=6"]
     process = command("--engine", "inline", *job, "--out", out)
     wait_for(lambda rows: len(rows) > 2, process, out, 200)
-    process.send_signal(signal.SIGINT)
+    for _ in range(4):  # as an impatient user does
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "continue with: fedapps run --resume" in said
