@@ -118,7 +118,8 @@ def secured(
     if isinstance(strategy, PrivateSum):
         strategy.secured = True
     if isinstance(grid, ClientGrid):
-        grid.grid = SecureGrid(grid.grid, protocol, terms, by_losses)
+        grid.grid = secure = SecureGrid(grid.grid, protocol, terms, by_losses)
+        secure.sessions.name_of = grid.client_id
         return grid
     return SecureGrid(grid, protocol, terms, by_losses)
 

@@ -18,9 +18,16 @@ list only is revealed: two would have an honest signer in common. Of a client th
 signed it and not revealed, those who could give the key are not in the list; they are
 too few, since a client signs no list of (n + c) / 2 clients or fewer. So the masks of
 all honest signers cancel in the sum of all of them only: more than (n - c) / 2.
+
+A share that opens shows that its neighbour knows this client's present keys. One that
+does not, as a single neighbour can send, is done without where more than (n + c) / 2
+neighbours are known so: a server that replays that neighbour's offer leaves the sum one
+honest client fewer to hide in.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from fedapps.algorithms.secure.fixed_point import Words
 from fedapps.algorithms.secure.graph import least_survivors, shares_fault
@@ -52,6 +59,9 @@ from fedapps.algorithms.secure.messages import (
 )
 from fedapps.algorithms.secure.sharing import split
 from fedapps.algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
+
+#: In the place of both shares of a neighbour.
+NO_SHARES = bytes(2 * SECRET)
 
 
 class Participant:
@@ -122,8 +132,10 @@ class Participant:
             own.hex(),
             {name: channel.hex() for name, channel in channels.items()},
         )
-        proof = signature(self.key, "offer", *self._about(session, self.name, public, bound))
-        return Offer(self.name, public, bound, proof, sealed)
+        offer = Offer(self.name, public, bound, self.settings, b"", sealed)
+        return replace(
+            offer, proof=signature(self.key, "offer", *offer.about(session, self.settings))
+        )
 
     def mask(
         self,
@@ -164,7 +176,7 @@ class Participant:
         masked = words.copy()
         add_stream(masked, self_key(bytes.fromhex(now.own), context), 1)
         for name, offer in sorted(named.items()):
-            about = self._about(session, name, offer.public, offer.commitment)
+            about = offer.about(session, self.settings)
             if not signed(self._identity(name), offer.proof, "offer", *about):
                 raise Refusal(
                     f"the key for masks of client {name} is not signed by it, for these settings"
@@ -173,6 +185,11 @@ class Participant:
             sign = 1 if self.name < name else -1
             key = pair_key(secret, offer.public, context, self.name, name)
             add_stream(masked, key, sign)
+        lacks = [name for name, held in now.shares.items() if not held]
+        if lacks and (len(lacks) > 1 or len(named) - 1 < least):
+            raise Refusal(
+                f"the share of client {lacks[0]}: it was altered, or belongs to another session"
+            )
         now.step, now.context, now.members = MASKED, context.hex(), met
         return masked
 
@@ -211,12 +228,13 @@ class Participant:
                 raise Refusal(f"{len(valid)} valid signatures of the survivors, {least} needed")
         alive = set(survivors)
         shares = b"".join(  # the second secret of a survivor, the first of one that is gone
-            part_of(bytes.fromhex(now.shares[name]), int(name in alive), SECRET)
+            part_of(bytes.fromhex(now.shares[name]) or NO_SHARES, int(name in alive), SECRET)
             for name in sorted(now.shares)
         )
         del self.state.open[session.id.hex()]
         self.state.cohort = sorted(survivors)
-        return Reveal(bytes.fromhex(now.own), shares)
+        lacks = sorted(name for name, held in now.shares.items() if not held)
+        return Reveal(bytes.fromhex(now.own), shares, lacks)
 
     # --- checks -----------------------------------------------------------------------
 
@@ -296,20 +314,16 @@ class Participant:
             raise Refusal(why)
 
     def _opened(self, session: Session, now: Open, offer: Offer, sealed: bytes) -> bytes:
-        """Return both shares that a neighbour has made for this client."""
+        """Return both shares that a neighbour has made for this client, or b"" if they
+        cannot be opened: the neighbour, or the server, has altered them. The sum needs
+        a share only if the neighbour leaves, and others have theirs.
+        """
         channel = bytes.fromhex(now.channels[offer.name])
         keys = offer.public, offer.commitment
-        try:
+        with suppress(Refusal):
             both = opened(self._share_key(channel, session, offer.name, self.name, *keys), sealed)
-        except Refusal as error:
-            raise Refusal(f"the share of client {offer.name}: {error}") from None
-        if len(both) != 2 * SECRET:
-            raise Refusal(f"the share of client {offer.name} has {len(both)} bytes")
-        return both
-
-    def _about(self, session: Session, name: str, *keys: bytes) -> tuple[bytes | str, ...]:
-        """Return what a client signs together with its keys for a session."""
-        return session.id, self.settings, name, *keys
+            return both if len(both) == len(NO_SHARES) else b""
+        return b""
 
     def _identity(self, name: str) -> bytes:
         return identity(self.key) if name == self.name else bytes.fromhex(self.state.pins[name])

@@ -96,15 +96,20 @@ class Session(Fields):
 @dataclass(frozen=True)
 class Offer(Fields):
     """A client's part in a session: its key for masks, a commitment to the secret of
-    its own mask, both signed, and the sealed shares for its neighbours, in the order of
-    their names.
+    its own mask, both signed together with the digest of the run's settings, and the
+    sealed shares for its neighbours, in the order of their names.
     """
 
     name: str
     public: bytes
     commitment: bytes
+    settings: bytes
     proof: bytes
     sealed: bytes = b""
+
+    def about(self, session: Session, settings: bytes) -> tuple[bytes | str, ...]:
+        """Return what the client signs, for a run with these settings."""
+        return session.id, settings, self.name, self.public, self.commitment
 
     def sealed_for(self, holder: str, neighbours: Sequence[str]) -> bytes:
         """Return the sealed shares for one of its neighbours, which are sorted."""
@@ -116,10 +121,12 @@ class Reveal(Fields):
     """What a client gives for the unmasking: the secret of its own mask, and one share
     of each of its neighbours that are members, in the order of their names: of the own
     mask's secret for one that survived, of the key for masks for one that is gone.
+    ``lacks``: the neighbours whose share it could not open, with zeros in its place.
     """
 
     own: bytes
     shares: bytes
+    lacks: list[str]
 
 
 #: Bytes of both sealed shares of a client for a neighbour.

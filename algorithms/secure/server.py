@@ -5,9 +5,17 @@ with what the survivors reveal.
 from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 
 from fedapps.algorithms.secure.fixed_point import Words
-from fedapps.algorithms.secure.keys import SECRET, agreement_key, public_bytes
+from fedapps.algorithms.secure.keys import SECRET, agreement_key, public_bytes, signed
 from fedapps.algorithms.secure.masks import add_stream, pair_key, self_key
-from fedapps.algorithms.secure.messages import SEALED, Offer, Reveal, Session, commitment, part_of
+from fedapps.algorithms.secure.messages import (
+    SEALED,
+    Hello,
+    Offer,
+    Reveal,
+    Session,
+    commitment,
+    part_of,
+)
 from fedapps.algorithms.secure.sharing import combine
 
 
@@ -35,7 +43,7 @@ def unmask(
         holders, found = graph[name], {}
         t = session.threshold(len(holders))
         for place, holder in enumerate(holders, start=1):
-            if holder in reveals:
+            if holder in reveals and name not in reveals[holder].lacks:
                 near = met(graph[holder], offers)
                 found[place] = part_of(reveals[holder].shares, near.index(name), SECRET)
         if len(found) < t:
@@ -68,10 +76,26 @@ def met(neighbours: Iterable[str], others: Container[str]) -> list[str]:
     return [name for name in neighbours if name in others]
 
 
-def offer_fault(offer: Offer, name: str, neighbours: Sized) -> str:
-    """Return what is wrong with a client's offer, or ""."""
-    if offer.name != name:
+def hello_fault(hello: Hello, others: Iterable[Hello]) -> str:
+    """Return what is wrong with a client's hello, beside those of others, or "". All
+    others would refuse a session with it.
+    """
+    if not signed(hello.identity, hello.proof, "hello", hello.name, hello.channel):
+        return "its hello is not signed by its key"
+    for other in others:
+        if hello.name == other.name:
+            return f"another client is called {hello.name}, too"
+        if hello.identity == other.identity:
+            return "its key is another client's"
+    return ""
+
+
+def offer_fault(offer: Offer, session: Session, hello: Hello, neighbours: Sized) -> str:
+    """Return what is wrong with a client's offer, or ""; ``hello``: the client's."""
+    if offer.name != hello.name:
         return "its offer is another client's"
+    if not signed(hello.identity, offer.proof, "offer", *offer.about(session, offer.settings)):
+        return "its offer is not signed by its key"
     return "" if len(offer.sealed) == SEALED * len(neighbours) else "its offer lacks shares"
 
 

@@ -3,7 +3,7 @@ their offers.
 """
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from flwr.app import RecordDict
 from fedapps.algorithms.secure.graph import check_degree, least_survivors, neighbours
 from fedapps.algorithms.secure.keys import fresh
 from fedapps.algorithms.secure.messages import Hello, Offer, Session
-from fedapps.algorithms.secure.server import met, offer_fault
+from fedapps.algorithms.secure.server import hello_fault, met, offer_fault
+from fedapps.strategies.base.records import most_common
 from fedapps.strategies.base.secure_calls import SecureCalls
 
 #: Share of a round's clients that may be gone, for the check of a graph of neighbours.
@@ -63,6 +64,9 @@ class Sessions:
         self._hellos: dict[int, Hello] = {}
         self._known: dict[str, bytes] = {}  # identities by name
         self.later: Prepared | None = None
+        #: What a node's client is called, if that is known: else the first one to take
+        #: a name has it.
+        self.name_of: Callable[[int], int | str] | None = None
 
     def open(
         self, nodes: Sequence[int], connected: set[int], timeout: float | None
@@ -85,19 +89,19 @@ class Sessions:
 
     def _greet(self, nodes: Sequence[int], timeout: float | None) -> int:
         """Learn the keys of nodes that are not known; return the number of phases."""
-        taken = {hello.name for hello in self._hellos.values()}
         question = {"step": "hello"}
         for node, facts in self.calls.ask(dict.fromkeys(nodes, question), timeout).items():
             with self.calls.noted(node):
                 hello = Hello.from_fields(facts)
-                if hello.name in taken:
-                    raise ValueError(f"another client is called {hello.name}, too")
+                if self.name_of and hello.name != (name := str(self.name_of(node))):
+                    raise ValueError(f"it calls itself {hello.name}, but is client {name}")
+                if why := hello_fault(hello, self._hellos.values()):
+                    raise ValueError(why)
                 if self._known.setdefault(hello.name, hello.identity) != hello.identity:
                     raise ValueError(
                         f"client {hello.name} has another key than before, which the others "
                         "refuse: give its node secure-key or store-dir"
                     )
-                taken.add(hello.name)
                 self._hellos[node] = hello
         return bool(nodes)
 
@@ -142,12 +146,18 @@ class Sessions:
     def take_offer(self, now: Prepared, name: str, facts: Any) -> None:
         """Note a client's offer. Raises ``ValueError``."""
         offer = Offer.from_fields(facts)
-        if why := offer_fault(offer, name, now.graph[name]):
+        if why := offer_fault(offer, now.session, now.hellos[name], now.graph[name]):
             raise ValueError(why)
         now.offers[name] = offer
 
     def members(self, now: Prepared) -> list[str]:
-        """Return who takes part: clients that made offers, as enough neighbours did."""
+        """Return who takes part: clients that made offers, for the settings that most
+        of them have, as enough neighbours did.
+        """
+        usual = most_common([offer.settings for offer in now.offers.values()] or [b""])
+        for name in [n for n, offer in now.offers.items() if offer.settings != usual]:
+            del now.offers[name]
+            self.calls.faults[now.nodes[name]] = "its run has other settings than most clients'"
         members = sorted(now.offers)
         while True:
             kept = [

@@ -18,7 +18,7 @@ from flwr.serverapp import strategy as flower
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.secure.fixed_point import from_bytes, to_bytes
 from fedapps.algorithms.secure.keys import Refusal
-from fedapps.algorithms.secure.messages import Session
+from fedapps.algorithms.secure.messages import Offer, Session
 from fedapps.algorithms.secure.vector import Layout, Terms, to_vector
 from fedapps.algorithms.secure.wire import MASKED, QUERY, RECORD, packed, unpacked
 from fedapps.clients import SecureApp
@@ -104,7 +104,8 @@ def test_clients_without_enough_neighbours_leave_until_all_have_enough():
     graph = {one: sorted(set("abcde") - {one}) for one in "abcde"}
     graph |= {"x": ["a", "b", "w", "y"], "y": ["a", "v", "w", "x"]}
     session = Session(bytes(16), 1, 0, False, 0, 9)
-    now = Prepared(session, {}, {}, graph, dict.fromkeys("abcdexy"))
+    offers = {name: Offer(name, *[b""] * 4) for name in "abcdexy"}
+    now = Prepared(session, {}, {}, graph, offers)
     sessions = Sessions(None, Protocol(degree=4, consistency=False))
     assert sessions.members(now) == list("abcde")
 
@@ -170,6 +171,103 @@ def test_too_few_survivors_leave_the_model_as_it_is():
     np.testing.assert_allclose(found["v"], mean_of(range(5), "v"), rtol=1e-6)
     with pytest.raises(TooFewReplies, match=r"2 of 5 clients are left, 3 needed|no answer"):
         run(FedAvg(), 5, rounds=1, options=ON, lost=lost)
+
+
+class Answering(WrappedGrid):
+    """A grid on which client 2 answers the steps of ``change`` with other facts."""
+
+    def __init__(self, grid, **change):
+        super().__init__(grid)
+        self.change = change
+
+    def send_and_receive(self, messages, *, timeout=None):
+        sent = list(messages)
+        first = sent[0].content.get(RECORD) if sent else None
+        step = unpacked(first).get("step", "train") if first else ""
+        replies = list(self.grid.send_and_receive(sent, timeout=timeout))
+        for reply in replies if step in self.change else ():
+            if reply.metadata.src_node_id == 1002 and reply.has_content():
+                facts = unpacked(reply.content[RECORD])
+                self.change[step](facts)
+                reply.content[RECORD] = ConfigRecord(packed(facts))
+        return replies
+
+
+def flipped(name, place=0):
+    """Return a change of one bit of a field."""
+
+    def change(facts):
+        held = facts if name in facts else facts.get("offer", {})
+        if data := bytearray(held.get(name, b"")):
+            data[place] ^= 1
+            held[name] = bytes(data)
+
+    return change
+
+
+#: What client 2 answers, what is said of it, and the clients of the first and second
+#: sum; ``None``: only that of the first is without it.
+FORGED = {
+    "a hello that it did not sign": (
+        {"hello": flipped("proof")},
+        "is not signed by its key",
+        [[0, 1, 3, 4]] * 2,
+    ),
+    "another key for shares": ({"hello": flipped("channel")}, "is not signed by its key", None),
+    "an offer that it did not sign": (
+        {"offer": flipped("proof"), "train": flipped("proof")},
+        "is not signed by its key",
+        [[0, 1, 3, 4]] * 2,
+    ),
+    "another key for masks": ({"offer": flipped("public")}, "is not signed by its key", None),
+    "an altered share": (
+        {"offer": flipped("sealed", 3), "train": flipped("sealed", 3)},
+        "",
+        [[0, 1, 2, 3, 4]] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_one_client_that_forges_its_part_stops_no_sum_and_no_other_client(forged):
+    change, said, wanted = FORGED[forged]
+    inner, sums = InlineGrid(app_of(), 5), []
+    grid = secured(ClientGrid(Answering(inner, **change), seed=0, num_clients=5), FedAvg(), ON)
+    start = to_record(list(START), list(START.values()))
+    rounds = []
+    result = run_rounds(FedAvg(), grid, start, 2, callbacks=[rounds.append])
+    for now in rounds:
+        sums.append(now.trained.clients)
+        others = [one.reason for one in now.trained.failures if one.client != 2]
+        assert not others, others
+        assert all(said in one.reason for one in now.trained.failures)
+    assert sums == (wanted or [[0, 1, 3, 4], sums[1]])
+    assert 2 not in sums[0] or not said
+    if sums[0] == sums[1]:
+        moved = 2 * mean_of(sums[0], "v") - START["v"]
+        np.testing.assert_allclose(arrays_of(result)["v"], moved, rtol=1e-6)
+
+
+def test_the_mask_of_a_client_that_is_gone_needs_no_share_that_it_altered():
+    """Its key comes from the other neighbours."""
+    lost = lambda step, _, place: step == "train" and place == 2
+    inner = Losing(InlineGrid(app_of(), 6), lost=lost)
+    inner = Answering(inner, offer=flipped("sealed", 3))
+    grid = secured(ClientGrid(inner, seed=0, num_clients=6), FedAvg(), ON)
+    result = run_rounds(FedAvg(), grid, to_record(list(START), list(START.values())), 1)
+    found = arrays_of(result)["v"]
+    np.testing.assert_allclose(found, mean_of([0, 1, 3, 4, 5], "v"), rtol=1e-6)
+
+
+def test_a_client_that_takes_another_ones_name_does_not_keep_it_out():
+    """It may answer first."""
+    inner = Answering(InlineGrid(app_of(), 5), hello=lambda facts: facts.update(name="3"))
+    grid = secured(ClientGrid(inner, seed=0, num_clients=5), FedAvg(), ON)
+    rounds = []
+    start = to_record(list(START), list(START.values()))
+    run_rounds(FedAvg(), grid, start, 1, callbacks=[rounds.append])
+    assert rounds[0].trained.clients == [0, 1, 3, 4]
+    assert "it calls itself 3, but is client 2" in rounds[0].trained.failures[0].reason
 
 
 class Lying(WrappedGrid):
@@ -415,8 +513,8 @@ def exchanged(step, facts, place):
 
 def altered(step, facts, place):
     if step == "train":
-        names = sorted(facts["sealed"])
-        facts["sealed"][names[0]] = facts["sealed"][names[1]]
+        one, other = sorted(facts["sealed"])[:2]
+        facts["sealed"] |= {one: facts["sealed"][other], other: facts["sealed"][one]}
 
 
 single = lambda members, _: {name: 1.0 if name == "0" else 1e-6 for name in members}
@@ -512,10 +610,19 @@ def test_a_site_has_its_own_floors():
         assert "but this site asks for at least" in grid.grid.faults[1002]
 
 
-def test_other_settings_of_the_run_for_one_client_are_refused():
-    """The others would train with a rate of 0, and the sum be its update."""
+@pytest.mark.parametrize("lies", [False, True])
+def test_other_settings_of_the_run_for_one_client_are_refused(lies, monkeypatch):
+    """The others would train with a rate of 0, and the sum be its update. A server that
+    does not lie leaves it out.
+    """
     inner = Losing(InlineGrid(app_of(), 5))
     inner.grid.contexts[1003].run_config = {"rate": 0.1}
+    if not lies:
+        assert not any(refusals(inner).values())
+        said = inner.seen[-1][1].metadata.src_node_id
+        assert said != 1003
+        return
+    monkeypatch.setattr(Sessions, "members", lambda self, now: sorted(now.offers))
     texts = refusals(inner, outcome=pytest.raises(TooFewReplies))["train"]
     assert len(texts) == 5
     assert all("is not signed by it, for these settings" in text for text in texts)

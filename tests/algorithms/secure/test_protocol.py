@@ -436,8 +436,24 @@ def test_a_client_masks_with_all_neighbours_that_take_part():
 
 
 @pytest.mark.parametrize("change", ["altered", "swapped", "cut", "empty"])
-def test_an_altered_share_is_refused(change):
-    cohort = opened()
+def test_a_single_altered_share_is_done_without(change):
+    """Two are refused, and one where too few are left to hide in."""
+    for clients, number in ((5, 1), (5, 2), (4, 1), (3, 1)):
+        cohort = opened(clients)
+        sealed = altered(cohort, change) | ({"3": b""} if number == 2 else {})
+        if (clients, number) == (5, 1):
+            cohort.mask("0", words([1]), sealed=sealed)
+            held = cohort.clients["0"].state.open[cohort.session.id.hex()].shares
+            assert [name for name, share in held.items() if not share] == ["1"]
+        else:
+            refused(
+                lambda: cohort.mask("0", words([1]), sealed=sealed),
+                "the share of client 1: it was altered",
+                Refusal,
+            )
+
+
+def altered(cohort, change):
     sealed = cohort.sealed_for("0")
     text = sealed["1"]
     sealed["1"] = {
@@ -446,11 +462,7 @@ def test_an_altered_share_is_refused(change):
         "cut": text[:-1],
         "empty": b"",
     }[change]
-    refused(
-        lambda: cohort.mask("0", words([1]), sealed=sealed),
-        "the share of client 1: it was altered",
-        Refusal,
-    )
+    return sealed
 
 
 def test_a_share_is_for_the_keys_that_come_with_it():
@@ -461,11 +473,11 @@ def test_a_share_is_for_the_keys_that_come_with_it():
         changed = replace(offer, **{name: getattr(other, name)})
         about = cohort.session.id, b"", "1", changed.public, changed.commitment
         changed = replace(changed, proof=signature(cohort.keys[1], "offer", *about))
-        refused(
-            lambda: cohort.mask("0", words([1]), offers=cohort.offers | {"1": changed}),
-            "the share of client 1: it was altered",
-            Refusal,
-        )
+        cohort.mask("0", words([1]), offers=cohort.offers | {"1": changed})
+        now = cohort.clients["0"].state.open[cohort.session.id.hex()]
+        assert (now.shares["1"], now.shares["2"] != "") == ("", True)
+        cohort = opened()
+        offer = cohort.offers["1"]
 
 
 def test_a_replayed_share_is_refused():
