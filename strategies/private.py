@@ -120,8 +120,12 @@ class Budget(Wrapper):
         return gaussian_epsilon(self.options.noise_multiplier, releases, self.options.delta)
 
     def privacy_spent(self) -> dict[str, float]:
-        """Return epsilon and delta of all rounds so far."""
-        return {"epsilon": self.epsilon(self.releases), "delta": self.options.delta}
+        """Return epsilon and delta of all rounds so far, and the rho of concentrated
+        privacy, which is what runs on the same data add up.
+        """
+        rho = self.releases / (2 * self.options.noise_multiplier**2)
+        spent = self.epsilon(self.releases)
+        return {"epsilon": spent, "delta": self.options.delta, "concentrated-rho": rho}
 
     def count_releases(self, before: int, announce: Callable[[int], None]) -> None:
         """Count on from ``before`` releases, if that is more than the restored state

@@ -294,7 +294,9 @@ class SpendingPrivacy(Protocol):
     """A strategy that accounts for a privacy budget."""
 
     def privacy_spent(self) -> dict[str, float]:
-        """Return ``epsilon`` and ``delta`` of all rounds so far."""
+        """Return ``epsilon``, ``delta`` and ``concentrated-rho`` of all rounds so
+        far.
+        """
 
 
 @runtime_checkable

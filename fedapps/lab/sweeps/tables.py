@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 from fedapps.algorithms.common.checks import nearest
+from fedapps.algorithms.common.privacy import concentrated_epsilon
 from fedapps.formats import is_percent, one_line
 from fedapps.lab.results.comparison_table import std_of
 from fedapps.lab.results.measured import measured, same_clients
@@ -283,7 +284,19 @@ class Results:
         )
         return (
             f"{over}, at the end of the runs.{bold * (seeds >= ENOUGH)}"
-            f"{beside * bool(self.paired)}{''.join(absent)}"
+            f"{beside * bool(self.paired)}{''.join(absent)}{self._privacy()}"
+        )
+
+    def _privacy(self) -> str:
+        """Return what the runs spend together, if several are private."""
+        spent = [run.summary for run in self.runs if run.summary.get("concentrated-rho")]
+        if len(spent) < 2:
+            return ""
+        delta = min(summary["delta"] for summary in spent)
+        together = concentrated_epsilon(sum(s["concentrated-rho"] for s in spent), delta)
+        return (
+            f" **Clients in all {len(spent)} private runs spend epsilon = {together:.3g} at delta "
+            f"= {delta:g}**, not that of one run."
         )
 
     def records(self) -> list[dict[str, Any]]:

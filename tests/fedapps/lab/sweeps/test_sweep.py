@@ -15,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedapps.algorithms.common.privacy import gaussian_epsilon
 from fedapps.commands.parser import main
 from fedapps.engines import flower
 from fedapps.lab.sweeps import execution as sweep_module
@@ -24,6 +25,7 @@ from fedapps.lab.sweeps.pool import Ended, PlannedRun, run_one
 from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results
 from fedapps.lab.sweeps.texts import best_of
+from fedapps.strategies import FedAvg, PrivacyOptions, Private
 from tests.helpers import rows_of, summary_of, wait_for
 from tests.pretended_device import pretended_cuda
 
@@ -405,6 +407,19 @@ def test_rows_can_be_chosen(results_of):
     (_, header, rows), _ = results_of(text, accuracy).tables(lambda text: f"*{text}*")
     assert header == ["superfed.nu", "superfed-mm", "superfed-lm"]
     assert rows == [["0.0", "50.00", "50.00"], ["1.0", "75.00", "missing"]]
+
+
+def test_the_note_says_what_private_runs_spend_together(results_of):
+    """Six runs of ten rounds are sixty releases of the same clients' data."""
+    results = results_of("seed = [0, 1, 2, 3, 4, 5]\n", {f"seed-{i}": 0.5 for i in range(6)})
+    assert "spend" not in results.markdown()
+    strategy = Private(FedAvg(), PrivacyOptions(noise_multiplier=1.5))
+    strategy.releases = 10
+    for run in results.runs:
+        run.summary.update(strategy.privacy_spent())
+    (spent,) = re.findall(r"in all 6 private runs spend epsilon = ([\d.]+) at", results.markdown())
+    exact = gaussian_epsilon(1.5, 60, 1e-5)
+    assert strategy.epsilon(10) * 2 < exact <= float(spent) < 1.1 * exact
 
 
 @pytest.mark.parametrize("others", ["", ", 'accuracy-mean'"])
