@@ -68,9 +68,9 @@ class Participant:
     """One client. ``key``: signs. ``trusted``: the identities of all clients by name,
     if the site knows them: then lists of survivors must be signed. Without it a client
     is known by the identity that it has when it is first met. ``settings``: of the run,
-    a text that all clients must have alike. ``corrupted`` and ``min_change``: the least
-    that a session may have. Raises ``Refusal`` whenever a step would reveal more than a
-    sum.
+    a text that all clients must have alike. ``corrupted``, ``min_change`` and
+    ``consistency``: the least that a session may have. Raises ``Refusal`` whenever a
+    step would reveal more than a sum.
     """
 
     def __init__(
@@ -82,9 +82,11 @@ class Participant:
         settings: bytes = b"",
         corrupted: int = 0,
         min_change: int = 0,
+        consistency: bool = False,
     ) -> None:
         self.name, self.key, self.state, self.trusted = name, key, state, trusted
         self.settings, self.corrupted, self.min_change = settings, corrupted, min_change
+        self.consistency = consistency or trusted is not None
         self.state.channel = self.state.channel or fresh().hex()
         self._channel = agreement_key(bytes.fromhex(self.state.channel))
 
@@ -241,8 +243,11 @@ class Participant:
     def _check_session(self, session: Session) -> None:
         if session.number <= (last := self.state.runs.get(session.tag.hex(), 0)):
             raise Refusal(f"session {session.number} is not after session {last}")
-        if self.trusted is not None and not session.consistency:
-            raise Refusal("this site knows the others' keys, so lists of survivors must be signed")
+        if self.consistency and not session.consistency:
+            raise Refusal(
+                "this site wants signed lists of survivors: leave secure.consistency = true, or "
+                "give it secure-consistency=false"
+            )
         least = self.corrupted, self.min_change
         if session.corrupted < least[0] or session.min_change < least[1]:
             raise Refusal(

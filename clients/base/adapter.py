@@ -142,6 +142,13 @@ def answer_identity(app: ClientApp, check: Callable[[Context], None] | None = No
     return app
 
 
+def is_site(context: Context) -> bool:
+    """Return whether a node is configured as somebody's, not as a place of a
+    simulation.
+    """
+    return bool(context.node_config.keys() - {"partition-id", "num-partitions"})
+
+
 def client_id(context: Context) -> int | str:
     """Return the client's stable id: ``client-id`` or ``partition-id`` of the node
     configuration, else the node id.

@@ -4,7 +4,8 @@
 
 It answers ``query.secure`` (keys, survivors, unmasking), lets the app train, and masks
 the reply (``algorithms.secure``). Nothing of a training reply leaves in the clear but
-the names of its arrays and metrics, and that of the method. Evaluation is not changed.
+the names of its arrays and metrics, and that of the method. An evaluation is scored as
+ever, but tells no losses of training samples and no counts by class.
 Where the server weights clients by their losses, the reply is kept in the state, the
 loss (``clear`` of the terms) leaves in the clear, and once the weights are decided a
 step ``mask`` masks what was kept.
@@ -27,7 +28,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedapps.algorithms.contract.sent import METHOD
+from fedapps.algorithms.contract.sent import METHOD, Asked, Scoring
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.secure.wire import CLEAR, CLEARED, MASKED, QUERY, RECORD, packed, unpacked
 from fedapps.clients.base.secure_client import SecureClient, secure_client
@@ -35,6 +36,20 @@ from fedapps.clients.base.together import alone
 
 #: Begins the names of the records in the state that hold a reply until it is masked.
 KEPT = "secure-kept"
+
+
+#: Keys of an evaluation's configuration that ask for what a masked reply hides: losses
+#: of training samples, from which gradients follow, and counts by class.
+UNSEEN = (Asked.key("train_loss"), Asked.key("loss_before"), Scoring.key("class_counts"))
+
+
+def _asked(message: Message) -> list[str]:
+    return [
+        key
+        for record in message.content.config_records.values()
+        for key in UNSEEN
+        if record.get(key)
+    ]
 
 
 class SecureApp(ClientApp):
@@ -53,11 +68,16 @@ class SecureApp(ClientApp):
         kind = message.metadata.message_type
         if kind == QUERY:
             return self._answer(message, context)
+        masks = self.required(context) or {"secure-peers", "secure-noise"} & (
+            context.node_config.keys()
+        )
         if kind.partition(".")[0] != "train":
+            if masks and (asked := _asked(message)):
+                raise ValueError(f"{asked[0]}: a site whose replies are masked does not tell it")
             return self.app(message, context)
         if RECORD in message.content:
             return self._train(message, context)
-        if self.required(context) or {"secure-peers", "secure-noise"} & context.node_config.keys():
+        if masks:
             raise ValueError(
                 "this site sends masked replies only: set secure.on = true, or use "
                 "fedapps.strategies.SecureSum"

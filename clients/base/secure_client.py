@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context
 
 from fedapps.algorithms.secure.wire import RECORD
-from fedapps.clients.base.adapter import client_id
+from fedapps.clients.base.adapter import client_id, is_site
 
 if TYPE_CHECKING:  # late: most runs need no cryptography
     from fedapps.algorithms.secure.keys import SigningKey
@@ -86,6 +86,7 @@ class SecureClient:
             digest("settings", *(f"{name} = {value!r}" for name, value in config)),
             int(str(node.get("secure-corrupted", 0))),
             int(str(node.get("secure-min-change", 0))),
+            bool(node.get("secure-consistency", is_site(self.context))),
         )
 
     def keep(self) -> None:

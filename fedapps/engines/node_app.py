@@ -20,14 +20,13 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from fedapps.algorithms.common.prefixes import within
+from fedapps.clients.base.adapter import is_site
 from fedapps.clients.base.together import together
 from fedapps.engines.packing import Part, pack, unpack
 from fedapps.strategies.base.flower_private import forwarded
 
 #: Node ids of virtual clients: this number plus the client's.
 FIRST_NODE = 1000
-#: All that a simulation configures of a node.
-PLACE = {"partition-id", "num-partitions"}
 
 
 def answer_for_many(
@@ -80,13 +79,6 @@ def answer_for_many(
         return Message(RecordDict({"config": answer}), reply_to=message)
 
     return app
-
-
-def is_site(node: Context) -> bool:
-    """Return whether a node is configured as somebody's, not as a place of a
-    simulation.
-    """
-    return bool(node.node_config.keys() - PLACE)
 
 
 def _context(node: Context, client: int | str, num_clients: int, state: RecordDict) -> Context:

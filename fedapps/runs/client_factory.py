@@ -13,9 +13,8 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 
 from fedapps.algorithms.common.seeds import derived_seed
-from fedapps.clients.base.adapter import client_id
+from fedapps.clients.base.adapter import client_id, is_site
 from fedapps.clients.base.store import DiskStore, MessageStore, Store
-from fedapps.engines.node_app import is_site
 from fedapps.errors import UserError, what_to_install
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.runs.devices import repeatable

@@ -50,6 +50,12 @@ GIVEN = (
     ),
     Rule(
         "evaluate-train",
+        lambda s: s.evaluate_train and s.secure.on,
+        "secure sums hide the losses of training samples",
+        "set it to false, or secure.on = false",
+    ),
+    Rule(
+        "evaluate-train",
         lambda s: s.evaluate_train and s.dp.noise_multiplier,
         "losses on training samples are not private",
         "set it to false, or dp.noise-multiplier = 0",

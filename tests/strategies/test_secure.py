@@ -598,6 +598,36 @@ def test_a_refusal_does_not_name_what_it_is_about():
         assert not any(part in text for text in texts for part in ("234", "987", "0.432", "246"))
 
 
+@pytest.mark.parametrize("says", [None, False, True])
+def test_a_site_wants_signed_lists_unless_it_says_otherwise(says):
+    """A server that lies would leave out the signatures, and send two lists."""
+    base = InlineGrid(app_of(), 5)
+    node = base.contexts[1002].node_config
+    node["client-id"] = 2
+    if says is not None:
+        node["secure-consistency"] = says
+    options = SecureOptions(on=True, consistency=False)
+    grid = secured(ClientGrid(base, seed=0, num_clients=5), FedAvg(), options)
+    rounds = []
+    start = to_record(list(START), list(START.values()))
+    run_rounds(FedAvg(), grid, start, 1, callbacks=[rounds.append])
+    assert (2 in rounds[0].trained.clients) == (says is False)
+    assert ("wants signed lists" in str(rounds[0].trained.failures)) == (says is not False)
+
+
+@pytest.mark.parametrize("key", ["train-loss", "loss-before", "class-counts"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_an_evaluation_tells_nothing_that_a_masked_reply_hides(key, masked):
+    """Losses of training samples at models that a server chooses are gradients."""
+    app = SecureApp(app_of().app, lambda context: masked)
+    sent = to_record(list(START), list(START.values()))
+    for value, refused in ((True, masked), (False, False)):
+        content = RecordDict({"arrays": sent, "config": ConfigRecord({key: value})})
+        (reply,) = InlineGrid(app, 1).send_and_receive([Message(content, 1000, "evaluate")])
+        assert reply.has_error() == refused
+        assert not refused or f"{key}: a site whose replies are masked" in reply.error.reason
+
+
 def test_a_site_has_its_own_floors():
     """The server's word on how many are corrupted is not enough."""
     for name, options in (("corrupted", {}), ("min-change", {"corrupted": 1})):

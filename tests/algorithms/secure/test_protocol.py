@@ -406,7 +406,7 @@ def test_a_site_that_knows_the_keys_takes_no_others():
         (lambda: cohort.clients["0"].offer(session, hellos), "client 4 is none of the sites"),
         (
             lambda: cohort.clients["0"].offer(replace(session, consistency=False), hellos[:3]),
-            "must be signed",
+            "wants signed lists",
         ),
     ):
         refused(call, message, Refusal)

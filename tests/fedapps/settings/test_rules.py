@@ -13,6 +13,7 @@ REFUSED = [
     ({"client-store": "message"}, "client-store = 'message': a resumed run"),
     ({"until": 3, "checkpoint-every": 0}, "until = 3: a paused run"),
     ({"evaluate-train": True, **PRIVATE}, "evaluate-train = true: losses on training samples"),
+    ({"evaluate-train": True, "secure.on": True}, "evaluate-train = true: secure sums hide"),
     ({"sites.client": "name", **SITES}, "num-clients = 0: with sites.client = 'name'"),
     (
         {"num-new-clients": 6, "num-clients": 6},
