@@ -384,11 +384,13 @@ def own_project(monkeypatch):
     )
 
 
-def test_the_page_shows_both_halves_and_links_the_rest():
+def test_the_page_shows_the_server_and_links_the_rest():
     shown, text = blocks(STRATEGY_PAGE, "python"), STRATEGY_PAGE.read_text(encoding="utf-8")
-    for name in ("server_app", "client_app"):
-        assert (EXAMPLE / "own_project" / f"{name}.py").read_text(encoding="utf-8") in shown
-    for name in ("pyproject.toml", "own_project/personal.py"):
+    assert (EXAMPLE / "own_project" / "server_app.py").read_text(encoding="utf-8") in shown
+    for line in ('config["proximal-mu"] * (weights - start)', '{"method": "fedprox"}'):
+        assert line in text
+        assert line in (EXAMPLE / "own_project" / "client_app.py").read_text(encoding="utf-8")
+    for name in ("pyproject.toml", "own_project/client_app.py", "own_project/personal.py"):
         assert f"](../examples/own-project/{name})" in text
 
 
