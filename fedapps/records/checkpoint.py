@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 from fedapps.errors import UserError
 from fedapps.notes import logger
 from fedapps.records.best import Best
-from fedapps.records.files import Files
+from fedapps.records.files import Files, flush
 from fedapps.records.lock import RUN_ID
 from fedapps.strategies.base.capabilities import Stateful
 from fedapps.strategies.base.observer import Ending, Observer
@@ -185,7 +185,10 @@ class Checkpoints(Observer):
         if self.verdict:
             (partial / SOUND).touch()
         shutil.rmtree(final, ignore_errors=True)
+        # on disk before older ones go: the machine may lose its power
+        flush([*partial.rglob("*"), partial])
         partial.rename(final)
+        flush([self.folder])
         sound = [n for n in _rounds(self.folder) if (self.folder / str(n) / SOUND).exists()]
         self._delete([n for n in _rounds(self.folder) if n not in (number, max(sound, default=0))])
         self.pending = None if self.verdict else arrays

@@ -81,6 +81,16 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
     partial.replace(path)
 
 
+def flush(paths: Iterable[Path]) -> None:
+    """Wait until files, and the entries of folders, are on disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 def append_text(path: Path, text: str, flags: int = 0) -> None:
     """Append to a file; an error restores its former length. ``flags``: more of
     ``os.open``, such as ``os.O_DSYNC``.

@@ -4,18 +4,25 @@ existing files nor records are lost.
 
 import contextlib
 import json
+import os
 import resource
+import shutil
 import subprocess
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedapps.commands.parser import main
 from fedapps.engines.flower import Following, SubmittedRun
 from fedapps.engines.inline import InlineGrid
+from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.writer import read_rounds
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
+from fedapps.strategies import FedAvg
+from fedapps.strategies.base.records import to_record
 from fedapps.toml_text import read_toml
 
 JOB = {
@@ -202,3 +209,37 @@ def test_a_log_without_room_says_nothing_on_the_terminal(tmp_path, capsys, monke
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert "No space" not in said
+
+
+def test_a_checkpoint_is_on_disk_before_the_one_before_it_goes(tmp_path, monkeypatch):
+    """A power cut between the two must leave one."""
+    strategy, events = FedAvg(), []
+    fsync, rename, rmtree = os.fsync, Path.rename, shutil.rmtree
+
+    def synced(handle):
+        events.append(("sync", Path(os.readlink(f"/proc/self/fd/{handle}"))))
+        return fsync(handle)
+
+    def renamed(path, target):
+        events.append(("rename", path))
+        return rename(path, target)
+
+    def removed(path, **more):
+        if Path(path).exists():
+            events.append(("remove", Path(path)))
+        return rmtree(path, **more)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    checkpoints = Checkpoints(tmp_path, strategy, 1)
+    for number in (1, 2):
+        events.clear()
+        checkpoints.verdict = True
+        checkpoints.save(number, to_record(["w"], [np.ones(3)]))
+    names = {path.name for path in (tmp_path / "2").iterdir()}
+    place = events.index(("rename", tmp_path / "2.partial"))
+    before = {path.name for kind, path in events[:place] if kind == "sync"}
+    assert before == names | {"2.partial"}
+    assert {"model.safetensors", "names.json", "run.json"} <= names
+    assert events[place + 1 :] == [("sync", tmp_path), ("remove", tmp_path / "1")]
