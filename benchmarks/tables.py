@@ -47,7 +47,7 @@ from fedapps.clients.base.data import ArrayData
 from fedapps.data.local_files import arrow_array
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_task
-from fedapps.settings.reading import read_settings
+from fedapps.runs.prepare import with_defaults
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.rounds import run_rounds
 
@@ -160,16 +160,18 @@ def parts_of(data: Path, name: str, seed: int) -> list[ArrayData]:
     }
     if name == "fifty-sites":
         config["data.categorical"] = "kind,stage"
-    task: Any = build_task(read_settings({**config, "seed": seed, "data.split-seed": "seed"}))
+    settings = with_defaults({**config, "seed": seed, "data.split-seed": "seed"})
+    task: Any = build_task(settings)
     return [task.arrays(client, SITES[name], False) for client in range(SITES[name])]
 
 
 def mean_auroc(parts: list[ArrayData], score: Score) -> float:
-    """Return the mean over clients, weighted by test rows, in per cent."""
-    weights = np.array([len(part.test) for part in parts])
-    return 100 * float(
-        np.average([auroc(score(part.test.x), part.test.y) for part in parts], weights=weights)
-    )
+    """Return the mean over clients whose test rows have both classes, weighted by test
+    rows, in per cent.
+    """
+    tests = [part.test for part in parts if len(set(part.test.y)) > 1]
+    scores = [auroc(score(test.x), test.y) for test in tests]
+    return 100 * float(np.average(scores, weights=[len(test) for test in tests]))
 
 
 def pooled(parts: list[ArrayData], seed: int, rate: float) -> float:
