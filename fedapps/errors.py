@@ -25,6 +25,7 @@ ARGUMENTS = {
         for name in (
             "budget",
             "client",
+            "deployment",
             "engine",
             "jobs",
             "methods",

@@ -58,7 +58,7 @@ def arguments(folder, engine="ray", **more):
         "node_per_client": False,
         "ray_address": None,
         "watch": False,
-        "deployment": Path("deployment"),
+        "deployment": None,
         "metrics_port": None,
         "until": None,
     }
