@@ -56,7 +56,7 @@ from fedapps.algorithms.frank_wolfe.atoms import Float64
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.power_iteration import PowerIteration
 from fedapps.algorithms.frank_wolfe.steps import move
-from fedapps.strategies.base.messages import answered, arrays_of, metrics_of, round_of
+from fedapps.strategies.base.messages import arrays_of, metrics_of, round_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -148,7 +148,7 @@ class DFWTrace(Constrained):
         move x if it ends the iteration.
         """
         products: dict[ClientId, Float64] = {}
-        for reply in answered(replies):
+        for reply in self.answered(replies):
             try:
                 self._open(reply, products)
             except ValueError as error:

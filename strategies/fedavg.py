@@ -32,9 +32,9 @@ from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.common.options import Options, option
 from fedapps.strategies.base.capabilities import Capabilities
 from fedapps.strategies.base.client_grid import ClientGrid
-from fedapps.strategies.base.messages import answered, metrics_of
+from fedapps.strategies.base.messages import metrics_of
 from fedapps.strategies.base.records import average_arrays, average_metrics
-from fedapps.strategies.base.rounds import RunsRounds
+from fedapps.strategies.base.runs_rounds import RunsRounds
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         """Send the model to the sampled clients, with :meth:`train_options` in the
         configuration.
         """
-        self.enter_loop()
+        self.enter_loop(arrays)
         config["server-round"] = server_round  # Flower's own loop leaves that to the strategy
         config.update(self.train_options(server_round, self.rounds_in(config, server_round)))
         nodes = self._sample(grid, server_round, MessageType.TRAIN)
@@ -175,8 +175,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         """Average the models by ``num-examples`` or uniformly, and the metrics by
         ``num-examples``.
         """
-        valid = answered(replies)
-        self.hear(valid)
+        valid = self.answered(replies)
         contents = [reply.content for reply in valid]
         if not contents:
             return None, None
@@ -187,7 +186,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Average the metrics by ``num-examples``."""
-        contents = [reply.content for reply in answered(replies)]
+        contents = [reply.content for reply in self.answered(replies)]
         return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
 
     # --- parts ------------------------------------------------------------------------

@@ -61,7 +61,7 @@ from fedapps.algorithms.ensembles.mixture_losses import (
 from fedapps.algorithms.ensembles.predictor_cache import remember
 from fedapps.algorithms.ensembles.sparse_tables import compact
 from fedapps.strategies.base.capabilities import Capabilities, Named
-from fedapps.strategies.base.messages import answered, arrays_of, metrics_of
+from fedapps.strategies.base.messages import arrays_of, metrics_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.families.predictor_replies import (
     PredictorLibrary,
@@ -317,8 +317,8 @@ class FedBoost(FedAvg):
         arrays do not match the draw.
         """
         if self.collecting:
-            return self._collect([reply.content for reply in answered(replies)])
-        used = [opened for reply in answered(replies) if (opened := self._open(reply))]
+            return self._collect([reply.content for reply in self.answered(replies)])
+        used = [opened for reply in self.answered(replies) if (opened := self._open(reply))]
         if not used:
             return None, None
         for reply in used:
@@ -449,7 +449,7 @@ class FedBoost(FedAvg):
         """Average the metrics; add the accuracy of the one predictor that fits all
         clients' training samples best.
         """
-        valid = answered(replies)
+        valid = self.answered(replies)
         self.own_measures = best_for_all(
             [metrics_of(reply.content) for reply in valid], self.weighted_by_key
         )

@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.sent import FedDynSent, Reads
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import answered
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.updates import moved, updates
 from fedapps.strategies.fedavg import FedAvg, FlowerArguments
@@ -91,7 +90,7 @@ class FedDyn(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update h and correct the average with it."""
-        valid = answered(replies)
+        valid = self.answered(replies)
         average, metrics = super().aggregate_train(server_round, valid)
         if average is None:
             return None, metrics

@@ -42,7 +42,7 @@ from fedapps.algorithms.synthetic.mixture import (
     step_size,
 )
 from fedapps.strategies.base.capabilities import Capabilities, Named
-from fedapps.strategies.base.messages import answered, arrays_of
+from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -191,7 +191,7 @@ class FedEvg(Synthetic):
         (4.14).
         """
         valid, logs, gradients = [], [], []
-        for reply in answered(replies):
+        for reply in self.answered(replies):
             signals = [
                 read(array) for record in arrays_of(reply.content) for array in record.values()
             ]

@@ -51,7 +51,7 @@ from fedapps.algorithms.frank_wolfe.steps import (
     server_step,
     server_step_partial,
 )
-from fedapps.strategies.base.messages import answered, arrays_of, metrics_of, round_of
+from fedapps.strategies.base.messages import arrays_of, metrics_of, round_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -225,7 +225,7 @@ class FedFW(Constrained):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Move x_bar along the atoms; skip replies that hold no atoms of the domain."""
         now = self._sent
-        valid = answered(replies)
+        valid = self.answered(replies)
         used = [opened for reply in valid if (opened := self._open(reply, now))]
         if not used:
             self._missed(now, [])

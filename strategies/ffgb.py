@@ -72,7 +72,7 @@ from fedapps.algorithms.common.prefixes import under, within
 from fedapps.algorithms.contract.boosting import FFGBTraining, FunctionSent
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import answered, arrays_of, metrics_of
+from fedapps.strategies.base.messages import arrays_of, metrics_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -290,7 +290,7 @@ class FFGB(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the learners of the round to the function."""
         opened: list[tuple[Message, Learners]] = []
-        for reply in answered(replies):
+        for reply in self.answered(replies):
             if learners := self._learners(reply, [group for _, group in opened]):
                 opened.append((reply, learners))
         opened = self._of_usual_size(opened)
@@ -400,7 +400,7 @@ class FFGB(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Average the metrics; record which clients answered."""
-        valid = answered(replies)
+        valid = self.answered(replies)
         self._unscored -= {self._names[reply.metadata.src_node_id] for reply in valid}
         return super().aggregate_evaluate(server_round, valid)
 

@@ -44,7 +44,7 @@ from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.boosting import HistogramSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import answered, arrays_of, metrics_of
+from fedapps.strategies.base.messages import arrays_of, metrics_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.roster import ClientId
@@ -160,7 +160,7 @@ class HistogramBoosting(FedAvg):
         """
         o = self.options
         total, used = np.zeros(self.forest.length(), np.int64), []
-        valid = answered(replies)
+        valid = self.answered(replies)
         listed = [
             read(next(iter(arrays_of(reply.content)[0].values()))).astype(np.int64)
             for reply in valid

@@ -42,7 +42,7 @@ from fedapps.algorithms.contract.sent import Reads
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.personal.clusters import grouped
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import answered, arrays_of, metrics_of
+from fedapps.strategies.base.messages import arrays_of, metrics_of
 from fedapps.strategies.base.records import average_arrays, to_record
 from fedapps.strategies.base.updates import flat, learned
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
@@ -119,8 +119,7 @@ class IFCA(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the models of each cluster."""
-        valid = [reply for reply in answered(replies) if self._fits(reply)]
-        self.hear(valid)
+        valid = [reply for reply in self.answered(replies) if self._fits(reply)]
         self.models_sent["models-up"] = len(valid)
         contents = [reply.content for reply in valid]
         if not contents:

@@ -21,7 +21,6 @@ from flwr.serverapp import Grid
 
 from fedapps.algorithms.contract.personal import LocalSent
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import answered
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.fedavg import FedAvg
 
@@ -59,7 +58,7 @@ class Local(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the metrics only."""
-        contents = [reply.content for reply in answered(replies)]
+        contents = [reply.content for reply in self.answered(replies)]
         return None, self.train_metrics_aggr_fn(
             contents, self.weighted_by_key
         ) if contents else None

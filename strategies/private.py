@@ -68,7 +68,7 @@ from fedapps.strategies.base.capabilities import (
     require_declaration,
     state_of,
 )
-from fedapps.strategies.base.messages import answered, arrays_of, innermost
+from fedapps.strategies.base.messages import arrays_of, innermost
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.reply_validation import update_of
 from fedapps.strategies.base.weights import weight_key
@@ -219,7 +219,7 @@ class Private(Budget):
         """Pass the wrapped strategy one reply with the noisy average; metrics are
         averaged without noise.
         """
-        valid = answered(replies)
+        valid = self.answered(replies)
         if not valid:
             return None, None
         own = self.strategy if isinstance(self.strategy, PrivateByItself) else None

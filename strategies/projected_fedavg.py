@@ -22,7 +22,7 @@ from fedapps.algorithms.common.options import Options, option
 from fedapps.algorithms.contract.frank_wolfe import ProjectedSent
 from fedapps.algorithms.contract.wire import read
 from fedapps.algorithms.frank_wolfe.domain import Domain
-from fedapps.strategies.base.messages import answered, arrays_of, round_of
+from fedapps.strategies.base.messages import arrays_of, round_of
 from fedapps.strategies.families.consensus import Constrained
 from fedapps.strategies.fedavg import FedAvgArguments
 
@@ -86,7 +86,7 @@ class ProjectedFedAvg(Constrained):
         outside the domain.
         """
         used, points = [], []
-        for reply in answered(replies):
+        for reply in self.answered(replies):
             try:
                 records = arrays_of(reply.content)
                 point = self.domain.join(

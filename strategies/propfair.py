@@ -27,7 +27,6 @@ from fedapps.strategies.base.capabilities import (
     Capabilities,
     require_declaration,
 )
-from fedapps.strategies.base.messages import answered
 from fedapps.strategies.base.wrapper import Wrapper
 
 
@@ -59,7 +58,7 @@ class PropFair(Wrapper):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send M in addition to what the wrapped strategy sends."""
-        self.enter_loop()
+        self.enter_loop(arrays)
         config.update(PropFairSent(self.options.m).to_config())
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
@@ -74,6 +73,5 @@ class PropFair(Wrapper):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Delegate to the wrapped strategy."""
-        valid = answered(replies)
-        self.hear(valid)
+        valid = self.answered(replies)
         return self.strategy.aggregate_train(server_round, valid)

@@ -54,7 +54,7 @@ from fedapps.strategies.base.capabilities import (
     DecidingWeights,
     require_declaration,
 )
-from fedapps.strategies.base.messages import answered, arrays_of, innermost
+from fedapps.strategies.base.messages import arrays_of, innermost
 from fedapps.strategies.base.updates import flat
 from fedapps.strategies.base.weights import weight_key, with_weight
 from fedapps.strategies.base.wrapper import Wrapper
@@ -139,7 +139,7 @@ class Robust(Wrapper):
         """Let the wrapped strategy aggregate the chosen replies, or one reply with
         their robust mean.
         """
-        valid = answered(replies)
+        valid = self.answered(replies)
         if len(valid) < self.options.least:
             log(
                 WARNING,

@@ -42,7 +42,7 @@ from fedapps.algorithms.common.schedule import local_rate
 from fedapps.algorithms.contract.sent import Reads, ScaffoldSent
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import answered, arrays_of
+from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import hold_mean
 from fedapps.strategies.base.relative_bounds import FEW, HARDENED
@@ -122,7 +122,7 @@ class Scaffold(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update the model and c with the means of the clients' changes."""
-        valid = answered(replies)
+        valid = self.answered(replies)
         records = [arrays_of(reply.content)[0] for reply in valid]
         self._watch(server_round, records)
         if valid and not hold_mean(records):  # which may exceed the bound of one client

@@ -51,7 +51,7 @@ from fedapps.algorithms.contract.personal import (
 )
 from fedapps.algorithms.contract.sent import ProximalSent, Reads
 from fedapps.algorithms.personal.choice import counted, pooled_curve, sound_curve
-from fedapps.strategies.base.messages import answered, metrics_of
+from fedapps.strategies.base.messages import metrics_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import most_common
 from fedapps.strategies.families.pooled_choice import CHOICES, PooledChoice
@@ -202,7 +202,7 @@ class SuPerFed(PooledChoice):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Average the metrics; add the scores at one lambda for all clients."""
-        valid = answered(replies)
+        valid = self.answered(replies)
         curves = collected([metrics_of(reply.content) for reply in valid])
         self.own_measures = curves.measures() if curves else {}
         metrics = super().aggregate_evaluate(server_round, valid)

@@ -42,7 +42,7 @@ from fedapps.strategies.base.capabilities import (
     state_of,
 )
 from fedapps.strategies.base.messages import innermost
-from fedapps.strategies.base.rounds import RunsRounds
+from fedapps.strategies.base.runs_rounds import RunsRounds
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,6 @@ class ClientGrid(NamedGrid):
         self._relative = RelativeBounds()
         self._round = 0
         self._active: Sequence[int] | None = None
-        self._undefined: set[str] = set()  # metrics of the last phase
 
     def set_pace(self, strategy: Strategy) -> None:
         """Take from a strategy whether its rounds are asynchronous. Raises
@@ -234,7 +233,7 @@ class ClientGrid(NamedGrid):
         answered = {reply.metadata.reply_to_message_id: reply for reply in replies}
         answers: list[Answer] = []
         silent = f"no answer within {timeout:g} s" if timeout else "no answer"
-        self._undefined.clear()
+        self.rules.undefined.clear()
         for message in asked:
             client = self.client_id(message.metadata.dst_node_id)
             reply = answered.get(message.metadata.message_id)
@@ -243,7 +242,8 @@ class ClientGrid(NamedGrid):
                 continue
             if not (reason := error_line(reply)):
                 exchange.bytes_up += content_bytes(reply.content)
-                reason = self._fault(client, message, reply)
+                name = f"client {called(client, self.names)}"
+                reason = self.rules.checked(message, reply, name)
                 if phase and self.timing and self.timing.partial:
                     reason = reason or phase.faults.get(client)
                     take_out(reply)
@@ -253,29 +253,13 @@ class ClientGrid(NamedGrid):
                 answers.append(Answer(client, message, reply))
         return sorted(answers, key=lambda one: order(one.client))
 
-    def _fault(self, client: ClientId, message: Message, reply: Message) -> str | None:
-        """Return why a reply is invalid; an undefined score only costs itself."""
-        reason = self.rules.fault(message, reply)
-        # a strategy that needs them alike would lose all clients' score
-        kept = reason is None or (self.rules.alike and not trains(message))
-        if kept or not (names := self.rules.take_undefined(message, reply)):
-            return reason
-        self._undefined.update(names)
-        log(
-            WARNING,
-            "client %s: metric %s is not a number, and left out of the mean",
-            called(client, self.names),
-            ", ".join(map(repr, names))[:LONGEST_FAULT],
-        )
-        return self.rules.fault(message, reply)
-
     def _alike(self, exchange: Exchange, answers: list[Answer]) -> list[Answer]:
         """Return the replies that agree with most others, where replies must."""
         if not self.rules.relative and answers and trains(answers[0].question):  # private
             keep_common([one.reply for one in answers])
             return answers
         for one in answers if self.rules.alike else ():  # no mean without one of them
-            without(one.reply, self._undefined)
+            without(one.reply, self.rules.undefined)
         odd = self.rules.agreement.odd(
             [(one.client, one.reply) for one in answers], self.rules.alike
         )

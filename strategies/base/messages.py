@@ -143,17 +143,6 @@ def shape_fault(want: ArrayRecord, got: list[ArrayRecord]) -> str | None:
     return None
 
 
-def answered(replies: Iterable[Message]) -> list[Message]:
-    """Return the replies with content. Errors, which :func:`run_rounds` counts and
-    keeps from strategies, are logged: in a loop of somebody else nobody else does.
-    """
-    heard = list(replies)
-    for reply in heard:
-        if reply.has_error():
-            log(WARNING, "node %d failed: %s", reply.metadata.src_node_id, error_line(reply))
-    return [reply for reply in heard if not reply.has_error()]
-
-
 def error_line(reply: Message) -> str | None:
     """Return the reason of an error reply as one short line, or ``None`` for a reply
     with content.
@@ -163,4 +152,6 @@ def error_line(reply: Message) -> str | None:
     lines = [
         line.strip() for line in (reply.error.reason or "").strip().splitlines() if line.strip()
     ]
-    return (lines[-1] if lines else f"error code {reply.error.code}")[:300]
+    # Flower's node closes the text of an exception so
+    last = lines[-1].removesuffix("'>") if lines else f"error code {reply.error.code}"
+    return last[:300]

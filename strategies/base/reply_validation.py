@@ -12,10 +12,12 @@ compare the replies of a round are in ``relative_bounds`` and ``weights``.
 
 import math
 from dataclasses import dataclass, field
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -101,6 +103,7 @@ class Rules:
     any_scale: bool = False
     relative: bool = False
     agreement: Agreement = field(default_factory=Agreement)
+    undefined: set[str] = field(default_factory=set)
 
     def follow(self, strategy: Strategy) -> None:
         """Set the requirements to what ``strategy``, or the strategy inside its
@@ -126,6 +129,24 @@ class Rules:
                 "the reply cannot be read: "
                 f"{' '.join(str(error).split())[:300] or type(error).__name__}"
             )
+
+    def checked(self, message: Message, reply: Message, name: str) -> str | None:
+        """Return why a reply is invalid; an undefined score of the client called
+        ``name`` only costs itself.
+        """
+        reason = self.fault(message, reply)
+        # a strategy that needs them alike would lose all clients' score
+        kept = reason is None or (self.alike and not trains(message))
+        if kept or not (names := self.take_undefined(message, reply)):
+            return reason
+        self.undefined.update(names)
+        log(
+            WARNING,
+            "%s: metric %s is not a number, and left out of the mean",
+            name,
+            ", ".join(map(repr, names))[:500],
+        )
+        return self.fault(message, reply)
 
     def take_undefined(self, message: Message, reply: Message) -> list[str]:
         """Remove the metrics that are NaN from a reply that holds more than them, and

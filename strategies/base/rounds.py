@@ -9,22 +9,18 @@ holds a model; and a run in which clients fail round after round ends with an er
 Callbacks run after every round.
 """
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from types import FrameType
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedapps.algorithms.contract.sent import Reads
 from fedapps.strategies.base.acknowledgement import Acknowledgements, asked_of, notice_noise
-from fedapps.strategies.base.arguments import checked
 from fedapps.strategies.base.capabilities import is_finished, is_flowers_privacy
 from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.exchange import Exchange, Failure
@@ -447,90 +443,3 @@ def _await_minimum(strategy: Strategy, grid: ClientGrid) -> None:
         )
     if fraction and (sampled or waits) and (enough := max(least, available)):
         grid.wait(enough)
-
-
-def _callers() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
-    while frame := frame.f_back if frame else None:
-        yield frame
-
-
-class RunsRounds(Strategy):
-    """Base of strategies whose :meth:`start` is :func:`run_rounds`."""
-
-    #: What the method's clients read, if they do more than FedAvg's.
-    client_half: Reads = ()
-    #: Whether the method's schedule depends on the number of rounds.
-    scheduled = False
-    #: In another loop (a wrapper of Flower's, a user's own): what it has heard.
-    _heard: Acknowledgements | None = None
-    _missed_rounds = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Check the arguments of this package's strategies when they are made."""
-        super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls) and cls.__module__.startswith("fedapps."):
-            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
-
-    def enter_loop(self) -> None:
-        """Notice whose loop calls; in another than :func:`run_rounds`, :meth:`hear`
-        does what that would.
-        """
-        callers = list(_callers())
-        if any(frame.f_code is run_rounds.__code__ for frame in callers):
-            self._heard = None
-        elif self._heard is None:
-            self._heard = Acknowledgements()
-            if any(
-                is_flowers_privacy(frame.f_locals["self"])
-                for frame in callers
-                if "self" in frame.f_locals
-            ):
-                notice_noise(self)
-
-    def rounds_in(self, config: ConfigRecord, server_round: int) -> int:
-        """Return how many rounds the run has. A loop that does not send it is taken to
-        end with ``server_round``; a method with a schedule warns once.
-        """
-        if self.scheduled and "num-rounds" not in config and not self._missed_rounds:
-            self._missed_rounds = True
-            log(
-                WARNING,
-                "%s goes by the number of rounds, which this loop does not send, so it takes every "
-                'round for the last: add train_config["num-rounds"] = num_rounds (and to '
-                "evaluate_config), or call %s.start",
-                *[type(self).__name__] * 2,
-            )
-        return int(str(config.get("num-rounds", server_round)))
-
-    def hear(self, replies: Sequence[Message]) -> None:
-        """Check the acknowledgements of a round's valid replies, in Flower's loop."""
-        if self._heard and self.client_half:
-            own = asked_of(self)[: len(self.client_half)]
-            self._heard.hear(own, [(reply.metadata.src_node_id, reply) for reply in replies])
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-        should_stop: ShouldStop | None = None,
-        **plan: Unpack[Plan],
-    ) -> Result:
-        """Run the rounds; see :func:`run_rounds`, which takes any strategy."""
-        return run_rounds(
-            self,
-            grid,
-            initial_arrays,
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
-            should_stop,
-            **plan,
-        )

@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedapps.strategies.base.capabilities import is_finished, load_state, state_of
-from fedapps.strategies.base.rounds import RunsRounds
+from fedapps.strategies.base.runs_rounds import RunsRounds
 
 
 class Wrapper(RunsRounds):

@@ -35,7 +35,7 @@ from fedapps.algorithms.frank_wolfe.atoms import Array
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.steps import duality_gap
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import answered, arrays_of, metrics_of
+from fedapps.strategies.base.messages import arrays_of, metrics_of
 from fedapps.strategies.base.named_grid import clients_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.fedavg import FedAvg, FedAvgArguments
@@ -163,7 +163,7 @@ class Constrained(FedAvg):
         """
         self._prepared_rounds += 1
         shapes, answers = preparation.shapes(), []
-        for reply in answered(replies):
+        for reply in self.answered(replies):
             arrays = [
                 read(array) for record in arrays_of(reply.content) for array in record.values()
             ]
@@ -252,7 +252,7 @@ class Constrained(FedAvg):
         and the metrics of ``measure``.
         """
         self.own_measures = {}
-        valid = answered(replies)
+        valid = self.answered(replies)
         if not valid:
             return None
         metrics = self.evaluate_metrics_aggr_fn(

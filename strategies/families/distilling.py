@@ -23,7 +23,7 @@ from fedapps.algorithms.boosting.fit_options import DistillOptions
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.contract.wire import read
 from fedapps.strategies.base.capabilities import Capabilities
-from fedapps.strategies.base.messages import answered, arrays_of
+from fedapps.strategies.base.messages import arrays_of
 from fedapps.strategies.base.records import to_record
 from fedapps.strategies.base.relative_bounds import FEW, HARDENED
 from fedapps.strategies.base.weights import HALF, reference
@@ -102,7 +102,7 @@ class Distilled(FedAvg):
         """Fit the network to the teacher; add the loss of the fit (``distill-loss``) to
         the clients' metrics.
         """
-        contents = [reply.content for reply in answered(replies)]
+        contents = [reply.content for reply in self.answered(replies)]
         if not contents:
             return None, None
         rng = generator(self.seed, "distillation", server_round=server_round)

@@ -37,7 +37,7 @@ from fedapps.algorithms.personal.choice import (
     sound_curve,
 )
 from fedapps.strategies.base.client_grid import TIMEOUT
-from fedapps.strategies.base.messages import answered, metrics_of
+from fedapps.strategies.base.messages import metrics_of
 from fedapps.strategies.fedavg import FedAvg
 
 #: Whose validation losses choose: the samples as which those of all clients count.
@@ -116,7 +116,8 @@ class PooledChoice(FedAvg):
     def choose(self, server_round: int, replies: Iterable[Message]) -> None:
         """Choose by the answers of the clients."""
         answers = {
-            reply.metadata.src_node_id: metrics_of(reply.content) for reply in answered(replies)
+            reply.metadata.src_node_id: metrics_of(reply.content)
+            for reply in self.answered(replies)
         }
         before, self.choices = self.choices, Choices(server_round)
         known = any("candidate-losses" in one for one in answers.values())

@@ -53,7 +53,6 @@ from fedapps.algorithms.fairness.simplex import bounded, normalise
 from fedapps.strategies.base.capabilities import Capabilities, declarer, require_declaration
 from fedapps.strategies.base.messages import (
     LOSS_BEFORE,
-    answered,
     arrays_of,
     innermost,
     metrics_of,
@@ -162,7 +161,7 @@ class Reweighting(WeightMemory):
         """Let the wrapped strategy sample and send; request ``loss-before`` from the
         clients if the rule needs it.
         """
-        self.enter_loop()
+        self.enter_loop(arrays)
         self._ahead = None
         if self.asks_losses:
             config.update(Asked(loss_before=True).to_config())
@@ -182,7 +181,7 @@ class Reweighting(WeightMemory):
         """Decide the weights from this round's replies and let the wrapped strategy
         aggregate with them.
         """
-        heard = answered(replies)
+        heard = self.answered(replies)
         used, decision = self._weighed(heard) if self._ahead else self._decided(heard)
         if not used:
             self.last_weights = {}

@@ -60,6 +60,15 @@ def test_a_missing_number_of_rounds_is_said_once_with_the_line_to_add(make, capl
     without = sent_in(make(), Strategy.start)
     assert [{**one, "num-rounds": ROUNDS} for one in without] != ours or make is not SuPerFed
     assert caplog.text.count(LINE) == 1
+    assert "start" not in caplog.text.split(LINE)[1].splitlines()[0]  # a subclass has its own
+
+
+def test_the_number_of_rounds_need_not_be_said_twice(caplog):
+    """Sent with the training, it holds for the evaluation."""
+    config = ConfigRecord({"num-rounds": ROUNDS})
+    with caplog.at_level(logging.WARNING):
+        sent_in(SuPerFed(), Strategy.start, train_config=config)
+    assert LINE not in caplog.text
 
 
 def test_privacy_is_warned_of_where_it_is_used(caplog):
@@ -128,6 +137,59 @@ def test_a_client_that_fails_is_named_in_any_loop(strategy, caplog):
         named = [text for text in warned if "out of reach" in text or "not scored" in text]
         assert len(named) == 2, named
         assert all("1" in text for text in named)
+
+
+class Broken(EchoClient):
+    """Client 1 sends ``weights`` and ``metrics``; every other reply is sound."""
+
+    def __init__(self, number, weights, metrics):
+        super().__init__(1.0, metrics={"loss-before": 1.0, "rows": 1})
+        self.broken, self.weights = number == 1, weights
+        self.metrics = metrics if self.broken else self.metrics
+
+    def fit(self, parameters, config):
+        arrays, samples, metrics = super().fit(parameters, config)
+        return self.weights if self.broken else arrays, samples, metrics
+
+    def evaluate(self, parameters, config):
+        return 1.0, 1, {"rows": 1, "score": float("nan") if self.broken else 0.5}
+
+
+GOOD, BAD = np.ones(2, np.float32), np.array([1, np.nan], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("weights", "metrics", "fault"),
+    [
+        (BAD, {"rows": 1}, "array '0' holds values that are not finite"),
+        (np.ones(3, np.float32), {"rows": 1}, "array '0' has shape (3,), but (2,) was sent"),
+        (GOOD, {}, "the reply has no 'rows' metric"),
+        (GOOD, {"rows": 0}, "rows = 0: must be a number above 0"),
+        (GOOD, {"rows": 1, "gain": float("inf")}, "metric 'gain' is not finite"),
+    ],
+    ids=["nan", "shape", "no weight", "weight 0", "metric"],
+)
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda inner: inner,
+        AAggFFD,
+        PropFair,
+        lambda inner: Robust(inner, RobustOptions(rule="median")),
+    ],
+    ids=["FedAvg", "AAggFFD", "PropFair", "Robust"],
+)
+def test_a_broken_reply_is_named_and_left_out_in_any_loop(around, weights, metrics, fault, caplog):
+    """Unchecked, one client's NaN is everybody's model, in silence."""
+    app = to_client_app(lambda c: Broken(c.node_config["partition-id"], [weights], metrics))
+    grid, strategy = InlineGrid(app, 3), around(FedAvg(weighted_by_key="rows"))
+    arrays = ArrayRecord([np.zeros(2, np.float32)])
+    result = Strategy.start(strategy, grid, arrays, num_rounds=1)
+    assert result.arrays.to_numpy_ndarrays()[0].tolist() == [1, 1]
+    (said,) = [one.getMessage() for one in caplog.records if "left out:" in one.getMessage()]
+    assert f"node {list(grid.get_node_ids())[1]} left out: {fault}" in said
+    assert result.evaluate_metrics_clientapp[1]["score"] == 0.5
+    assert "metric 'score' is not a number, and left out of the mean" in caplog.text
 
 
 def test_a_loop_that_sends_the_number_still_hears_who_does_the_client_half(caplog):
