@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fedapps.clients.ffgb import FFGBClient as FFGBClient
     from fedapps.clients.ffgb_distill import FFGBDistillClient as FFGBDistillClient
     from fedapps.clients.finetune import FinetuneClient as FinetuneClient
+    from fedapps.clients.floco import FlocoClient as FlocoClient
     from fedapps.clients.histogram_boosting import (
         HistogramBoostingClient as HistogramBoostingClient,
     )

@@ -75,6 +75,8 @@ if TYPE_CHECKING:  # imported on first use: some need PyTorch, which takes secon
     from fedapps.strategies.ffgb_distill import FFGBDistillOptions as FFGBDistillOptions
     from fedapps.strategies.finetune import Finetune as Finetune
     from fedapps.strategies.finetune import FinetuneOptions as FinetuneOptions
+    from fedapps.strategies.floco import Floco as Floco
+    from fedapps.strategies.floco import FlocoOptions as FlocoOptions
     from fedapps.strategies.histogram_boosting import HistogramBoosting as HistogramBoosting
     from fedapps.strategies.histogram_boosting import (
         HistogramBoostingOptions as HistogramBoostingOptions,

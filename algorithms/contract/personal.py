@@ -124,6 +124,18 @@ class IFCASent(Sent, prefix="ifca-", method="ifca"):
 
 
 @dataclass(frozen=True)
+class FlocoSent(Sent, prefix="floco-", method="floco"):
+    """The number of corners, the places of the arrays that have them, and how far from
+    ``point`` (``None``: everywhere) a client trains.
+    """
+
+    corners: int
+    at: Sequence[int]
+    radius: float
+    point: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
 class PerFedAvgTraining(Sent, prefix="per-fedavg-", method="per-fedavg"):
     """The rate of adaptation, and the treatment of the Hessian."""
 

@@ -20,6 +20,7 @@ from fedapps.strategies import (
     FedRepOptions,
     FedRoD,
     Finetune,
+    Floco,
     Local,
     Partial,
     PartialSharing,
@@ -239,6 +240,16 @@ METHODS: dict[str, Method] = {
         trait="personalises",
         strategy=IFCA,
         client="IFCAClient",
+    ),
+    "floco": Method(
+        summary="the head is a point of a simplex between heads; clients train the part that fits",
+        paper="Grinwald, Wiesner, Nakajima 2024",
+        trait="personalises",
+        builds=Floco,
+        strategy=lambda options, task, context: Floco(
+            declared_head(task, context), options, context.seed
+        ),
+        client="FlocoClient",
     ),
     "fedrod": Method(
         summary="a global model trained with a balanced loss, and a second, personal head per "
