@@ -171,8 +171,9 @@ def _panels(
     rows = max((len(lines) for _, lines in shown), default=1)
     size = max(6.2, 4.4 * wide), 3.4 * high + 0.22 * rows / wide + 0.5
     figure, axes = panels(high, wide, size, theme, len(cells))
+    names = list(dict.fromkeys(key.partition("\0")[0] for _, lines in shown for key in lines))
     for panel, (text, heading, lines) in zip(axes, cells, strict=False):
-        draw_lines(panel, points := _lines(spec, text, lines, numbers), theme, spec.log)
+        draw_lines(panel, names, points := _lines(spec, text, lines, numbers), theme, spec.log)
         if spec.slope and points:
             _draw_slope(panel, *next(iter(points.values())), spec.slope)
         _label(panel, spec, text, heading, len(cells) > 1)
@@ -287,11 +288,16 @@ def _level(level: str | float, lines: Mapping[str, Runs]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def draw_lines(panel: Panel, lines: Mapping[str, Curves], theme: Theme, log: str = "") -> None:
-    """Draw the line of each row: the mean over its seeds, and the range as a band."""
-    for index, (row, (x, stack)) in enumerate(lines.items()):
+def draw_lines(
+    panel: Panel, rows: Sequence[str], lines: Mapping[str, Curves], theme: Theme, log: str = ""
+) -> None:
+    """Draw the line of each row: the mean over its seeds, and the range as a band.
+    ``rows``: of the whole figure, so that a row looks alike in all panels, also where
+    another one has no line.
+    """
+    for row, (x, stack) in lines.items():
         x, stack = _scaled(x, "x" in log), _scaled(stack, "y" in log)
-        line_with_range(panel, x, stack, *look(index, theme), row or " ")
+        line_with_range(panel, x, stack, *look(rows.index(row), theme), row or " ")
 
 
 def _draw_slope(panel: Panel, x: Floats, stack: Floats, slope: float) -> None:

@@ -176,7 +176,7 @@ def comparison_figure(groups: Mapping[str, Runs], theme: Theme) -> Figure:
     figure, axes = panels(1, len(kinds), (width, 4.3), theme)
     for panel, (kind, heading) in zip(axes, kinds.items(), strict=True):
         measure = column if kind == "clients" else Measure(metric, metric)
-        draw_lines(panel, lines_of(kind, measure, groups), theme)
+        draw_lines(panel, list(groups), lines_of(kind, measure, groups), theme)
         title(panel, heading)
         if kind == "rounds":
             label_rounds(panel)

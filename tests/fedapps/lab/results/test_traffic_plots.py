@@ -2,6 +2,8 @@
 accuracy if a round is not one model each way.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -74,3 +76,16 @@ def test_a_comparison_has_both_views(runs):
     # FedAvg: half of the clients take part, one model each way
     assert lines[2][1].points[:, 0].tolist() == [2, 4]
     assert len(comparison_figure({"fedavg": both["fedavg"]}, THEME).panels) == 2
+
+
+def test_a_row_has_its_colour_in_every_panel_also_where_another_has_no_line(runs):
+    """The first row has no clients' values."""
+    plain = read_run(runs / "fedavg")
+    without = replace(plain, clients=[])
+    panels = comparison_figure({"other": [without], "fedavg": [plain]}, THEME).panels
+    drawn = [
+        {shape.series: shape.colour for shape in panel.shapes if isinstance(shape, Line)}
+        for panel in panels
+    ]
+    assert [len(lines) for lines in drawn] == [2, 1]
+    assert drawn[0]["fedavg"] == drawn[1]["fedavg"] != drawn[0]["other"]
