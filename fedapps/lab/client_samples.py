@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.target_errors import error_sums, errors_of, pooled
 from fedapps.data.overlap import copies
 from fedapps.errors import UserError
-from fedapps.formats import shortened
+from fedapps.formats import few, shortened
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_clients
 from fedapps.tasks.capabilities import HasNet, PredictsNumbers, SplitsSamples
@@ -194,8 +194,7 @@ def warnings_of(samples: ClientSamples) -> list[str]:
 
 def _count(which: NDArray[np.bool_], samples: ClientSamples) -> str:
     chosen = [samples.names[place] for place in np.flatnonzero(which)]
-    shown = ", ".join(chosen[:6]) + (", ..." if len(chosen) > 6 else "")
-    return f"{len(chosen)} of {len(samples.names)} clients ({shown})"
+    return f"{len(chosen)} of {len(samples.names)} clients ({few(chosen, 6)})"
 
 
 def figure(samples: ClientSamples, source: str) -> "Figure":

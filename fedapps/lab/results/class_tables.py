@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.confusion import MOST_CLASSES, class_measures, margins
 from fedapps.clients.base.scores import CONFUSION
-from fedapps.formats import metric_text, one_line, percent_text
+from fedapps.formats import few, metric_text, one_line, percent_text
 from fedapps.lab.charts.drawing import heat, heat_key, panels, title
 from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import Theme
@@ -43,8 +43,7 @@ def classes_section(run: RunFolder) -> Section | None:
     )
     notes = ["Test samples of all clients together.", *([f"Macro means: {means}."] * bool(means))]
     if left_out := run.left_out(CONFUSION):
-        clients = ", ".join(left_out[:10]) + (", ..." if len(left_out) > 10 else "")
-        notes.append(f"Left out, since it cannot be right: counts of client {clients}.")
+        notes.append(f"Left out, since it cannot be right: counts of client {few(left_out)}.")
     header = ("class", "samples", "precision", "recall", "F1")
     return Section("Classes", " ".join(notes), header, tuple(rows))
 

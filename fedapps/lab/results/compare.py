@@ -115,14 +115,6 @@ class Compared:
         return html.table(["method", *(header(self.rows, column) for column in self.columns)], body)
 
 
-def summary_table(run_dirs: Sequence[Path | str]) -> Table:
-    """The table of `compare`, without files, for the end of a run. Raises the same
-    errors.
-    """
-    rows = rows_of(_read(run_dirs))
-    return terminal_table(rows, columns_of(rows))
-
-
 def compared(
     run_dirs: Sequence[Path | str], share: float = SHARE, reference: Path | str | None = None
 ) -> Compared:

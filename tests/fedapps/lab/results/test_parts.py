@@ -14,9 +14,8 @@ from fedapps.lab.api import load
 from fedapps.lab.results.compare import compare
 from fedapps.lab.results.parts import (
     COMPARISON,
-    PARTS,
+    PLOTS,
     RUN,
-    PagePlot,
     plots,
     run_figures,
     run_sections,
@@ -84,6 +83,6 @@ def test_a_comparison_shows_its_parts(full, write_run):
 
 
 def test_every_plot_has_a_description():
-    titles = [(part.page, part.title) for part in PARTS if isinstance(part, PagePlot)]
+    titles = [(page, plot.title) for page, plots in PLOTS.items() for plot in plots]
     assert len(set(titles)) == len(titles)
     assert all(len(title) > 5 for _, title in titles)
