@@ -229,7 +229,7 @@ def test_one_seed_makes_nothing_bold(results_of):
         ("printed = 'x'", "sweep.printed = 'x': must be tables"),
         ("plot = 3", "sweep.plot = 3: write each plot as a table [[sweep.plot]] with a kind"),
         ("[[sweep.plot]]\nkind = 'bar'", "sweep.kind = 'bar': choose one of rounds, bytes"),
-        ("[[sweep.plot]]\nkind = 'rounds'\nlogs = 'x'", "sweep.plot.logs: unknown key, choose one of kind"),
+        ("[[sweep.plot]]\nkind = 'rounds'\nlogs = 'x'", "sweep.plot = 'logs': did you mean 'log'? choose one of kind"),
         ("[[sweep.plot]]\nkind = 'parameter'", "a plot of kind parameter must name its axis in x"),
         ("[[sweep.plot]]\nkind = 'rounds'\n[[sweep.plot]]\nkind = 'rounds'", "sweep.plot: two plots have the same kind: give each a name"),
         ("[[sweep.plot]]\nkind = 'rounds'\nslope = 1.0", 'add log = "xy"'),
