@@ -10,7 +10,7 @@ import pytest
 
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
-from fedapps.lab.results.grid_plots import KINDS, read_plot
+from fedapps.lab.results.grid_plots import KINDS
 from fedapps.lab.results.seeds import Measured, with_intervals
 from fedapps.lab.sweeps.options import prune
 from fedapps.lab.sweeps.page import figures, tables_html
@@ -336,9 +336,3 @@ def test_plots_show_lines_levels_and_differences_as_measured(results_of):
 def test_a_plot_of_nothing_is_left_out(results_of):
     text = '[[sweep.plot]]\nkind = "curve"\nmeasures = "lambda-accuracy"\n'
     assert figures(results_of(text, {"run": 0.5})) == {}
-
-
-def test_a_single_name_needs_no_list():
-    assert read_plot({"kind": "rounds", "measures": "loss-mean", "rows": ["a"]}).measures == (
-        "loss-mean",
-    )
