@@ -6,24 +6,25 @@ The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
 """
 
 import fcntl
+import io
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from fedapps.engines.capacity import check_share, per_gpu, visible_gpus
+from fedapps.engines.flower import Resources
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
+from fedapps.lab import write_report
 from fedapps.lab.sweeps.options import prune
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import Plan, without_reserved
-from fedapps.lab.sweeps.pool import Ended, PlannedRun, finished, prepared, run_all
+from fedapps.lab.sweeps.pool import Ended, PlannedRun, begun, finished, run_all
 from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results
 from fedapps.models.options import ModelOptions
@@ -31,8 +32,8 @@ from fedapps.notes import each_once, logger
 from fedapps.records.digest import FREE
 from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
-from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.runs.devices import Asked
+from fedapps.runs.launch import Launch, launch
 from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.settings import Settings
@@ -251,40 +252,20 @@ def is_done(run: PlannedRun) -> bool:
 
 
 def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ended]:
-    """Start the runs one after the other in Flower's Ray simulation; yield each when it
-    ends. Raises ``UserError`` if no client fits on this machine.
+    """Launch the runs one after the other in Flower's Ray simulation; yield each when
+    it ends. Raises ``UserError`` if no client fits on this machine.
     """
-    from fedapps.engines import flower
-
-    resources = flower.Resources(1, gpus_per_client=gpus_per_client)
-    resources.check()
-    if line := resources.remark():
-        logger.warning(line)
-    walled, warning = flower.wall_wanted()
-    if warning:
-        print(f"fedapps: {warning}", file=sys.stderr)
-    for run in runs:
-        try:
-            settings = prepared(run)
-            outcome = flower.run_simulation(
-                None,
-                settings.flat(),
-                replace(resources, nodes=settings.num_clients).with_shared_nodes(),
-                flower.Following(
-                    run.folder / "run.log",
-                    ended=partial(status_of, run.folder),
-                    written=partial(all_written, run.folder),
-                ),
-                walled=walled,
-            )
-        except (UserError, RunFailed) as error:
-            yield Ended(run, {}, str(error))
-            continue
-        if status_of(run.folder) is None:
-            set_status(run.folder, outcome.status, outcome.details)
-        if outcome.status == "interrupted":
-            raise KeyboardInterrupt
-        if outcome.status == "completed":
+    Resources(1, gpus_per_client=gpus_per_client).check()
+    quiet = Console(file=io.StringIO())
+    with each_once():
+        for run in runs:
+            settings = begun(run)
+            how = Launch("ray", overwrite=not settings.resume, gpus_per_client=gpus_per_client)
+            try:
+                _, status = launch(settings, how, quiet, write_report)
+            except (UserError, RunFailed) as error:
+                yield Ended(run, {}, str(error))
+                continue
+            if status == "interrupted":
+                raise KeyboardInterrupt
             yield Ended(run, read_run(run.folder).summary)
-        else:
-            yield Ended(run, {}, outcome.details or outcome.status)

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 
@@ -21,10 +22,12 @@ from fedapps.engines import flower
 from fedapps.lab.sweeps import execution as sweep_module
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import read_plan
-from fedapps.lab.sweeps.pool import Ended, PlannedRun, run_one
+from fedapps.lab.sweeps.pool import Ended
 from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results
 from fedapps.lab.sweeps.texts import best_of
+from fedapps.runs.execution import execute_inline
+from fedapps.settings.reading import read_settings
 from fedapps.strategies import FedAvg, PrivacyOptions, Private
 from tests.helpers import lacking, rows_of, summary_of, wait_for
 from tests.pretended_device import pretended_cuda
@@ -600,14 +603,14 @@ def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys
     """
     asked = []
 
-    def run_simulation(app, config, resources, following, *, walled):
+    def run_simulation(app, config, resources, *following, **how):
         asked.append((config["seed"], resources.nodes, resources.gpus_per_client))
         if config["seed"] == 1:
             return flower.Outcome("failed", "Ray died", None)
-        own = {key: value for key, value in config.items() if key not in ("out", "resume")}
-        run_one(PlannedRun(own, Path(config["out"])))
+        execute_inline(read_settings(config))
         return flower.Outcome("completed", "", None)
 
+    monkeypatch.setattr(flower, "launched", lambda port, walled: nullcontext())
     monkeypatch.setattr(flower, "run_simulation", run_simulation)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
