@@ -5,14 +5,12 @@ The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
 ``table.md``, ``plots/`` and ``report.html``.
 """
 
-import fcntl
 import io
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from rich.console import Console
 
@@ -31,6 +29,7 @@ from fedapps.models.options import ModelOptions
 from fedapps.notes import each_once, logger
 from fedapps.records.digest import FREE
 from fedapps.records.files import write_text
+from fedapps.records.lock import FolderLock
 from fedapps.records.reader import read_run
 from fedapps.runs.devices import Asked
 from fedapps.runs.launch import Launch, launch
@@ -41,6 +40,8 @@ from fedapps.toml_text import read_toml
 
 #: The share of a core that pages in the meantime may use.
 SHARE = 0.03
+#: The lock of a folder against a second sweep, which would start the same runs.
+only_one = partial(FolderLock, name="sweep.lock")
 #: Settings with these values are filled in by the run, from its data.
 FILLED = {
     "device": "auto",
@@ -216,21 +217,6 @@ def ended_runs(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
     if not missing:
         return iter(())
     return run_all(missing, *way.processes(any(run.on_gpu for run in missing)))
-
-
-@contextmanager
-def only_one(out: Path) -> Iterator[None]:
-    """Lock the folder against a second sweep, which would start the same runs. Raises
-    ``UserError`` if it is locked.
-    """
-    with (out / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"{out}: another sweep is running there: wait for its end, or choose another --out"
-            ) from None
-        yield
 
 
 def is_done(run: PlannedRun) -> bool:
