@@ -281,11 +281,6 @@ def test_plots_and_curves(write_run):
     assert all(min(png_size(path.read_bytes())) > 300 for path in paths)
 
 
-def test_many_clients_and_rounds(write_run):
-    page = report(write_run(clients=[(i, i / 2000) for i in range(2000)], rounds=120))
-    assert "the first 400 are shown, all are in clients.csv" in page.text
-
-
 @pytest.mark.parametrize(
     ("text", "given", "wanted"),
     [
