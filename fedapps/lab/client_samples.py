@@ -201,8 +201,7 @@ def figure(samples: ClientSamples, source: str) -> "Figure":
     """Return a figure: the share of each class in each client's training samples, and
     their number.
     """
-    from fedapps.lab.charts.drawing import heat, heat_key, panels, title
-    from fedapps.lab.charts.theme import THEME
+    from fedapps.lab.charts.drawing import heat, heat_key, name_cells, panels, title
 
     counts = samples.trained[:200]
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -213,21 +212,16 @@ def figure(samples: ClientSamples, source: str) -> "Figure":
     )
     more = f", the first {len(counts)}" if len(counts) < len(samples.names) else ""
     title(axes, f"{Path(source).name}: classes of {len(samples.names)} clients{more}")
-    colours = (THEME.grid, THEME.series[0], THEME.ink)
-    edges = (np.arange(counts.shape[1] + 1) - 0.5, np.arange(len(counts) + 1) - 0.5)
-    heat(axes, edges, np.where(counts > 0, share, np.nan), (0.0, float(share.max())), colours)
+    ends = (0.0, float(share.max()))
+    heat(axes, np.where(counts > 0, share, np.nan), ends)
     names = [
         f"{shortened(name, 10)} ({total})"
         for name, total in zip(samples.names, counts.sum(1), strict=False)
     ]
-    axes.y.ticks, axes.y.down, axes.y.label = (
-        (range(len(counts)), names),
-        True,
-        "client (training samples)",
-    )
-    axes.y.size = 6.5 if len(counts) > 15 else 8.5
+    name_cells(axes.y, samples.names, names)
+    axes.y.down, axes.y.label = True, "client (training samples)"
     if len(samples.classes) <= 30:
         axes.x.ticks = (range(len(samples.classes)), [name[:8] for name in samples.classes])
     axes.x.label = "quarter of the targets" if samples.numbers else "class"
-    heat_key(axes, (0.0, float(share.max())), colours, "share of the client's training samples")
+    heat_key(axes, ends, "share of the client's training samples")
     return drawn

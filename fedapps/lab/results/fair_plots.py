@@ -18,6 +18,7 @@ from fedapps.lab.charts.drawing import (
     label_rounds,
     label_values,
     legend,
+    name_cells,
     one_panel,
     panels,
     title,
@@ -58,19 +59,14 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure | None:
     seen = table[~np.isnan(table)]
     high = float(seen.max())
     low = float(seen.min()) if 0.5 * high < seen.min() < high else 0.0
-    colours = (theme.grid, theme.series[0], theme.ink)
-    heat(axes, (edges, np.arange(len(clients) + 1) - 0.5), table, (low, high), colours)
-    axes.y.ticks, axes.y.down = (
-        (range(len(clients)), [shortened(client, 8) for client in clients]),
-        True,
-    )
-    axes.y.names = clients
-    axes.y.size = 6.5 if len(clients) > 15 else 8.5
+    heat(axes, table, (low, high), edges=(edges, np.arange(len(clients) + 1) - 0.5))
+    name_cells(axes.y, clients, [shortened(client, 8) for client in clients])
+    axes.y.down = True
     axes.y.label = (
         f"the {len(clients)} of {total} clients {reason}" if total > len(clients) else "client"
     )
     label_rounds(axes)
-    key = heat_key(axes, (low, high), colours, "weight p (line: an equal share)")
+    key = heat_key(axes, (low, high), "weight p (line: an equal share)")
     equal = len(set(rounds)) / len(run.weights)
     if low <= equal <= high:
         key.level(equal, theme.series[1], 2)

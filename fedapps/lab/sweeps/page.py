@@ -208,8 +208,7 @@ def _heat(results: Results, theme: Theme) -> Figure | None:
                 table[i, j] = np.nan if mean is None else mean
         # Dark is better, for measures to maximise and to minimise alike.
         shades = _SHADES[::-1] if best_of(measure) is min else _SHADES
-        edges = np.arange(len(tops) + 1) - 0.5, np.arange(len(lefts) + 1) - 0.5
-        heat(panel, edges, table, (min(means), max(means)), shades)
+        heat(panel, table, (min(means), max(means)), shades)
         middle = (min(means) + max(means)) / 2
         for (i, j), value in np.ndenumerate(table):
             dark = (value > middle) == (shades == _SHADES)

@@ -179,8 +179,8 @@ def test_shapes_are_within_the_canvas_and_texts_do_not_cover_data():
 def test_heat_map_merges_equal_neighbours_and_omits_unknown_cells():
     figure, axes = one_panel("Heat")
     table = np.array([[0.0, 0.0, 1.0], [np.nan, 1.0, 1.0]])
-    heat(axes, ([0, 1, 2, 3], [0, 1, 2]), table, (0, 1), (WHITE, BLACK))
-    heat_key(axes, (0, 1), (WHITE, BLACK), "key")
+    heat(axes, table, (0, 1), (WHITE, BLACK), ([0, 1, 2, 3], [0, 1, 2]))
+    heat_key(axes, (0, 1), "key")
     rings = {shape.colour: [ring.tolist() for ring in shape.rings] for shape in axes.shapes}
     assert rings[WHITE] == [[[0, 1], [0, 0], [2, 0], [2, 1]]]
     assert rings[BLACK] == [[[2, 1], [2, 0], [3, 0], [3, 1]], [[1, 2], [1, 1], [3, 1], [3, 2]]]
