@@ -128,12 +128,18 @@ def samples_of(task: Any, num_clients: int) -> ClientSamples:
     """Return the clients' data of a task. Raises ``UserError`` if its samples have no
     class.
     """
-    if isinstance(task, PredictsNumbers):
-        classes, numbered = quarters(task, num_clients)
-        counts = np.array(
-            [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in numbered]
-        )
-        return ClientSamples(names_of(task, num_clients), classes, counts, numbers=True)
+    numbers = isinstance(task, PredictsNumbers)
+    classes, labels = (quarters if numbers else labelled)(task, num_clients)
+    counts = np.array(
+        [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels]
+    )
+    return ClientSamples(names_of(task, num_clients), classes, counts, numbers)
+
+
+def labelled(task: Any, num_clients: int) -> tuple[tuple[str, ...], list[list[NDArray[np.int64]]]]:
+    """Return the names of the classes, and the class of each sample by client. Raises
+    ``UserError`` for sequences.
+    """
     labels = [_labels(task, client, num_clients) for client in range(num_clients)]
     if any(part.ndim > 1 for parts in labels for part in parts):
         raise UserError(
@@ -142,11 +148,7 @@ def samples_of(task: Any, num_clients: int) -> ClientSamples:
         )
     total = max((int(part.max()) + 1 for parts in labels for part in parts if len(part)), default=1)
     classes = task.samples.classes if isinstance(task, SplitsSamples) else ()
-    classes = classes or tuple(map(str, range(total)))
-    counts = np.array(
-        [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels]
-    )
-    return ClientSamples(names_of(task, num_clients), classes, counts)
+    return classes or tuple(map(str, range(total))), labels
 
 
 def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
