@@ -251,6 +251,37 @@ def test_folder_names_are_valid_on_every_file_system(plan_of):
         ("[sweep]\nmeasure = 'x'", [], "[sweep] = 'measure': did you mean 'measures'?"),
         ("[sweep]\nmeasures = [1]", [], "sweep.measures = (1,): must be a list of different names"),
         (
+            "[sweep]\nkeep = ['models']",
+            [],
+            "sweep.keep = ['models']: choose from model, clients, checkpoint, synthetic, plots",
+        ),
+        ("[sweep]\nminutes = -1", [], "sweep.minutes = -1: must be a number from 0"),
+        ("[sweep]\nmeasures = ['best(']", [], "sweep.'best(': write NAME, NAME@ROUND"),
+        ("[sweep]\nagainst = 3", [], "sweep.against = 3: must be the name of a row"),
+        ("[sweep]\nprinted = 'x'", [], "sweep.printed = 'x': must be tables"),
+        (
+            "[sweep]\nplot = 3",
+            [],
+            "sweep.plot = 3: write each plot as a table [[sweep.plot]] with a kind",
+        ),
+        ("[[sweep.plot]]\nkind = 'bar'", [], "sweep.kind = 'bar': choose one of rounds, bytes"),
+        (
+            "[[sweep.plot]]\nkind = 'rounds'\nlogs = 'x'",
+            [],
+            "sweep.plot = 'logs': did you mean 'log'? choose one of kind",
+        ),
+        (
+            "[[sweep.plot]]\nkind = 'parameter'",
+            [],
+            "a plot of kind parameter must name its axis in x",
+        ),
+        (
+            "[[sweep.plot]]\nkind = 'rounds'\n[[sweep.plot]]\nkind = 'rounds'",
+            [],
+            "sweep.plot: two plots have the same kind: give each a name",
+        ),
+        ("[[sweep.plot]]\nkind = 'rounds'\nslope = 1.0", [], 'add log = "xy"'),
+        (
             "method = ['fedavg', 'local']\n[sweep]\nrows = 'metod'",
             [],
             "sweep.rows = 'metod': did you mean 'method'?",
