@@ -222,8 +222,6 @@ def compare(
     method local. ``worst``: the share of the clients that counts as the worst. ``out``:
     a folder for the files of `fedapps compare`; by default none are written.
     """
-    if not 0 < worst <= 1:
-        raise UserError(f"worst = {worst!r}: must be above 0 and at most 1")
     comparison = compared(
         list(_folders(runs)), worst, None if reference is None else next(_folders([reference]))
     )

@@ -6,14 +6,6 @@ from pathlib import Path
 
 from fedapps.lab.commands.options import command_options
 
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
-    return share
-
-
 add_options = command_options(
     ("Compare several runs: prints a table, and writes plots and a page."),
     {
@@ -25,7 +17,7 @@ add_options = command_options(
         },
         "--out": {"help": "folder for the page (default: comparison, beside the first run)"},
         "--worst": {
-            "type": _share,
+            "type": float,
             "default": 0.1,
             "metavar": "SHARE",
             "help": "share of the clients that counts as the worst (default: 0.1)",

@@ -121,6 +121,8 @@ def compared(
     """Compares the runs in `run_dirs` without writing files. Arguments and errors are
     those of `compare`.
     """
+    if not 0 < share <= 1:
+        raise UserError(f"--worst {share:g}: must be above 0 and at most 1")
     # `results/*` also matches the folder of an earlier comparison
     given = [path for path in run_dirs if not (Path(path) / "comparison.csv").exists()]
     rows = rows_of(_read([*given, *([reference] if reference else [])]))

@@ -119,8 +119,9 @@ def test_any_run_can_be_the_reference(write_run, capsys):
     assert main(["compare", str(runs[0]), "--reference", str(runs[1]), "--worst", "0.25"]) == 0
     assert "Gain over local" in capsys.readouterr().out
     assert main(["compare", str(runs[0]), "--reference", str(runs[0].parent / "none")]) == 2
-    with pytest.raises(SystemExit):
-        main(["compare", str(runs[0]), "--worst", "1.5"])
+    assert main(["compare", str(runs[0]), "--worst", "1.5"]) == 2
+    said = "fedapps: --worst 1.5: must be above 0 and at most 1\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_other_data_are_not_paired(write_run):
