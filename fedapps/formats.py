@@ -8,6 +8,7 @@ such as accuracies are shown in per cent, durations in their two largest units.
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
 
 from fedapps.algorithms.common.measures import LEADING
 
@@ -138,6 +139,11 @@ def metric_name(key: str) -> str:
 def sentence(text: str) -> str:
     """Return a text with a capital at its beginning."""
     return text[:1].upper() + text[1:]
+
+
+def few(names: Sequence[str], most: int = 10) -> str:
+    """Return names with commas between them, at most ``most`` of them."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def shortened(text: str, limit: int) -> str:

@@ -23,6 +23,12 @@ HEAD = re.compile(
     re.S,
 )
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+#: Keywords of the option ``--log-format``, for ``add_argument``.
+OPTION: dict[str, Any] = {
+    "choices": ["text", "json"],
+    "default": "text",
+    "help": "json: one JSON object per line (docs/tracking.md)",
+}
 
 
 def choose(log_format: str) -> None:
@@ -62,16 +68,6 @@ def line(level: str, message: str, when: float | None = None, **more: Any) -> st
         {"time": stamp, "level": level, "message": message, **known},
         ensure_ascii=False,
         default=str,
-    )
-
-
-def add_option(parser: Any) -> None:
-    """Add ``--log-format`` to the parser of a command."""
-    parser.add_argument(
-        "--log-format",
-        choices=["text", "json"],
-        default="text",
-        help="json: one JSON object per line (docs/tracking.md)",
     )
 
 

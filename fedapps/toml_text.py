@@ -75,7 +75,7 @@ def flatten_toml(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tables.items():
         out |= (
             flatten_toml(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
+            if isinstance(value, Mapping)
             else {f"{prefix}{key}": value}
         )
     return out

@@ -72,6 +72,11 @@ def outcome_of(folder):
     return rows, {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
 
 
+def lacking(text, *parts):
+    """Return the parts that a text does not have."""
+    return [part for part in parts if part not in text]
+
+
 def summary_of(folder):
     """Return the summary of a run."""
     return json.loads((folder / "summary.json").read_text())

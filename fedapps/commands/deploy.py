@@ -68,7 +68,7 @@ def add_options(deploy: argparse.ArgumentParser) -> None:
     logs.add_argument(
         "--lines", type=int, default=50, metavar="N", help="print the last N lines (default: 50)"
     )
-    json_log.add_option(logs)
+    logs.add_argument("--log-format", **json_log.OPTION)
     flwr = _action(
         actions,
         "flwr",

@@ -11,89 +11,94 @@ from typing import TYPE_CHECKING, Any
 from fedapps import json_log
 from fedapps.errors import INTERRUPTED
 from fedapps.extensions.own_code import check_trusted, code_named
-from fedapps.lab.commands.options import Options, add
+from fedapps.lab.commands.options import command_options
 
 if TYPE_CHECKING:
     from fedapps.settings.settings import Settings
 
 
-OPTIONS: Options = {
-    "settings": {},
-    "--engine": {
-        "choices": ["auto", "inline", "ray", "deployment"],
-        "default": "auto",
-        "help": (
-            "where clients run: in this process and its workers, in Flower's Ray simulation, or "
-            "on the SuperNodes of a deployment (default: inline; ray with an option for it)"
-        ),
+add_options = command_options(
+    ("Run one method and write its results folder."),
+    {
+        "settings": {},
+        "--engine": {
+            "choices": ["auto", "inline", "ray", "deployment"],
+            "default": "auto",
+            "help": (
+                "where clients run: in this process and its workers, in Flower's Ray "
+                "simulation, or "
+                "on the SuperNodes of a deployment (default: inline; ray with an option for it)"
+            ),
+        },
+        "--deployment": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": "run on the deployment in this folder (with --engine deployment: deployment)",
+        },
+        "--nodes": {
+            "type": int,
+            "metavar": "N",
+            "help": (
+                "number of virtual clients, as num-clients (default: one per client in the "
+                "data, or 20)"
+            ),
+        },
+        "--gpus-per-client": {},
+        "--workers": {
+            "type": int,
+            "metavar": "N",
+            "help": (
+                "number of processes that run clients, one CPU each; the numbers are the same "
+                "(default: one per CPU; inline: 1 if more would not save time)"
+            ),
+        },
+        "--ray-address": {
+            "metavar": "ADDRESS",
+            "help": (
+                "join this Ray cluster; its machines must share DIR and the data (ray; "
+                "docs/cluster.md)"
+            ),
+        },
+        "--node-per-client": {
+            "action": "store_true",
+            "help": (
+                "start one Flower node per client instead of one per worker: same numbers, "
+                "slower (ray)"
+            ),
+        },
+        "--port": {
+            "type": int,
+            "help": "port of the run's SuperLink on 127.0.0.1 (ray; default: a free one)",
+        },
+        "--no-wall": {
+            "action": "store_true",
+            "help": (
+                "let every process on this machine reach the run's ports, and let the run "
+                "reach the "
+                "network (ray)"
+            ),
+        },
+        "--out": {"help": "results folder (default: results/METHOD-TASK-seedN)"},
+        "--resume": {"action": "store_true", "help": "continue from the last checkpoint in DIR"},
+        "--until": {
+            "type": int,
+            "metavar": "ROUND",
+            "help": "pause after this round; continue with --resume and a later one, or none",
+        },
+        "--trust": {
+            "action": "store_true",
+            "help": "with --resume: execute the code that DIR names",
+        },
+        "--overwrite": {"action": "store_true", "help": "first delete the run in DIR"},
+        "--metrics-port": {
+            "type": int,
+            "metavar": "N",
+            "help": "serve counters for Prometheus at 127.0.0.1:N/metrics during the run",
+        },
+        "--watch": {},
+        "--log-format": {},
     },
-    "--deployment": {
-        "type": Path,
-        "metavar": "DIR",
-        "help": "run on the deployment in this folder (with --engine deployment: deployment)",
-    },
-    "--nodes": {
-        "type": int,
-        "metavar": "N",
-        "help": (
-            "number of virtual clients, as num-clients (default: one per client in the data, or 20)"
-        ),
-    },
-    "--gpus-per-client": {},
-    "--workers": {
-        "type": int,
-        "metavar": "N",
-        "help": (
-            "number of processes that run clients, one CPU each; the numbers are the same "
-            "(default: one per CPU; inline: 1 if more would not save time)"
-        ),
-    },
-    "--ray-address": {
-        "metavar": "ADDRESS",
-        "help": (
-            "join this Ray cluster; its machines must share DIR and the data (ray; docs/cluster.md)"
-        ),
-    },
-    "--node-per-client": {
-        "action": "store_true",
-        "help": (
-            "start one Flower node per client instead of one per worker: same numbers, slower (ray)"
-        ),
-    },
-    "--port": {
-        "type": int,
-        "help": "port of the run's SuperLink on 127.0.0.1 (ray; default: a free one)",
-    },
-    "--no-wall": {
-        "action": "store_true",
-        "help": (
-            "let every process on this machine reach the run's ports, and let the run reach the "
-            "network (ray)"
-        ),
-    },
-    "--out": {"help": "results folder (default: results/METHOD-TASK-seedN)"},
-    "--resume": {"action": "store_true", "help": "continue from the last checkpoint in DIR"},
-    "--until": {
-        "type": int,
-        "metavar": "ROUND",
-        "help": "pause after this round; continue with --resume and a later one, or none",
-    },
-    "--trust": {"action": "store_true", "help": "with --resume: execute the code that DIR names"},
-    "--overwrite": {"action": "store_true", "help": "first delete the run in DIR"},
-    "--metrics-port": {
-        "type": int,
-        "metavar": "N",
-        "help": "serve counters for Prometheus at 127.0.0.1:N/metrics during the run",
-    },
-    "--watch": {},
-}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = "Run one method and write its results folder."
-    add(parser, OPTIONS)
-    json_log.add_option(parser)
+)
 
 
 def execute(arguments: argparse.Namespace) -> int:

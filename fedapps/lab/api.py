@@ -34,7 +34,7 @@ from fedapps.runs.launch import Launch, launch
 from fedapps.runs.prepare import with_defaults
 from fedapps.runs.progress import in_notebook
 from fedapps.settings.reading import check_used
-from fedapps.toml_text import toml_text
+from fedapps.toml_text import flatten_toml, toml_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -222,8 +222,6 @@ def compare(
     method local. ``worst``: the share of the clients that counts as the worst. ``out``:
     a folder for the files of `fedapps compare`; by default none are written.
     """
-    if not 0 < worst <= 1:
-        raise UserError(f"worst = {worst!r}: must be above 0 and at most 1")
     comparison = compared(
         list(_folders(runs)), worst, None if reference is None else next(_folders([reference]))
     )
@@ -281,17 +279,12 @@ def _grid(settings: Mapping[str, Any], scale: str) -> Grid:
         raise UserError(str(error)) from None
 
 
-def flat(settings: Mapping[str, Any], table: str = "") -> dict[str, Any]:
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as flat keys: ``{"data": {"min_samples": 5}}`` is
     ``{"data.min-samples": 5}``. Data in memory become files.
     """
-    out: dict[str, Any] = {}
-    if not table:
-        settings = _in_full(settings)
-    for name, value in settings.items():
-        key = f"{table}{kebab(name)}"
-        out |= flat(value, f"{key}.") if isinstance(value, Mapping) else {key: _plain(key, value)}
-    return out
+    named = {kebab(name): value for name, value in flatten_toml(_in_full(settings)).items()}
+    return {key: _plain(key, value) for key, value in named.items()}
 
 
 def _in_full(settings: Mapping[str, Any]) -> dict[str, Any]:

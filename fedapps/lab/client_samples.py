@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.target_errors import error_sums, errors_of, pooled
 from fedapps.data.overlap import copies
 from fedapps.errors import UserError
-from fedapps.formats import shortened
+from fedapps.formats import few, shortened
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_clients
 from fedapps.tasks.capabilities import HasNet, PredictsNumbers, SplitsSamples
@@ -128,12 +128,18 @@ def samples_of(task: Any, num_clients: int) -> ClientSamples:
     """Return the clients' data of a task. Raises ``UserError`` if its samples have no
     class.
     """
-    if isinstance(task, PredictsNumbers):
-        classes, numbered = quarters(task, num_clients)
-        counts = np.array(
-            [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in numbered]
-        )
-        return ClientSamples(names_of(task, num_clients), classes, counts, numbers=True)
+    numbers = isinstance(task, PredictsNumbers)
+    classes, labels = (quarters if numbers else labelled)(task, num_clients)
+    counts = np.array(
+        [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels]
+    )
+    return ClientSamples(names_of(task, num_clients), classes, counts, numbers)
+
+
+def labelled(task: Any, num_clients: int) -> tuple[tuple[str, ...], list[list[NDArray[np.int64]]]]:
+    """Return the names of the classes, and the class of each sample by client. Raises
+    ``UserError`` for sequences.
+    """
     labels = [_labels(task, client, num_clients) for client in range(num_clients)]
     if any(part.ndim > 1 for parts in labels for part in parts):
         raise UserError(
@@ -142,11 +148,7 @@ def samples_of(task: Any, num_clients: int) -> ClientSamples:
         )
     total = max((int(part.max()) + 1 for parts in labels for part in parts if len(part)), default=1)
     classes = task.samples.classes if isinstance(task, SplitsSamples) else ()
-    classes = classes or tuple(map(str, range(total)))
-    counts = np.array(
-        [[np.bincount(part, minlength=len(classes)) for part in parts] for parts in labels]
-    )
-    return ClientSamples(names_of(task, num_clients), classes, counts)
+    return classes or tuple(map(str, range(total))), labels
 
 
 def names_of(task: Any, num_clients: int) -> tuple[str, ...]:
@@ -194,16 +196,14 @@ def warnings_of(samples: ClientSamples) -> list[str]:
 
 def _count(which: NDArray[np.bool_], samples: ClientSamples) -> str:
     chosen = [samples.names[place] for place in np.flatnonzero(which)]
-    shown = ", ".join(chosen[:6]) + (", ..." if len(chosen) > 6 else "")
-    return f"{len(chosen)} of {len(samples.names)} clients ({shown})"
+    return f"{len(chosen)} of {len(samples.names)} clients ({few(chosen, 6)})"
 
 
 def figure(samples: ClientSamples, source: str) -> "Figure":
     """Return a figure: the share of each class in each client's training samples, and
     their number.
     """
-    from fedapps.lab.charts.drawing import heat, heat_key, panels, title
-    from fedapps.lab.charts.theme import THEME
+    from fedapps.lab.charts.drawing import heat, heat_key, name_cells, panels, title
 
     counts = samples.trained[:200]
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -214,21 +214,16 @@ def figure(samples: ClientSamples, source: str) -> "Figure":
     )
     more = f", the first {len(counts)}" if len(counts) < len(samples.names) else ""
     title(axes, f"{Path(source).name}: classes of {len(samples.names)} clients{more}")
-    colours = (THEME.grid, THEME.series[0], THEME.ink)
-    edges = (np.arange(counts.shape[1] + 1) - 0.5, np.arange(len(counts) + 1) - 0.5)
-    heat(axes, edges, np.where(counts > 0, share, np.nan), (0.0, float(share.max())), colours)
+    ends = (0.0, float(share.max()))
+    heat(axes, np.where(counts > 0, share, np.nan), ends)
     names = [
         f"{shortened(name, 10)} ({total})"
         for name, total in zip(samples.names, counts.sum(1), strict=False)
     ]
-    axes.y.ticks, axes.y.down, axes.y.label = (
-        (range(len(counts)), names),
-        True,
-        "client (training samples)",
-    )
-    axes.y.size = 6.5 if len(counts) > 15 else 8.5
+    name_cells(axes.y, samples.names, names)
+    axes.y.down, axes.y.label = True, "client (training samples)"
     if len(samples.classes) <= 30:
         axes.x.ticks = (range(len(samples.classes)), [name[:8] for name in samples.classes])
     axes.x.label = "quarter of the targets" if samples.numbers else "class"
-    heat_key(axes, (0.0, float(share.max())), colours, "share of the client's training samples")
+    heat_key(axes, ends, "share of the client's training samples")
     return drawn

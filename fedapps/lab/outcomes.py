@@ -40,7 +40,7 @@ from fedapps.runs.models import (
     settings_in,
 )
 from fedapps.settings.settings import Settings
-from fedapps.toml_text import read_toml
+from fedapps.toml_text import flatten_toml, read_toml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -142,7 +142,7 @@ class Run:
         """One row per round, nested values with dotted names: a DataFrame if pandas is
         installed, else a list of dictionaries.
         """
-        return frame([_flat_row(row) for row in self.read.rounds])
+        return frame([flatten_toml(row) for row in self.read.rounds])
 
     @property
     def clients(self) -> Any:
@@ -341,17 +341,6 @@ def frame(rows: list[dict[str, Any]]) -> Any:
     except ImportError:
         return rows
     return pandas.DataFrame(rows)
-
-
-def _flat_row(row: Mapping[str, Any], table: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in row.items():
-        out |= (
-            _flat_row(value, f"{table}{name}.")
-            if isinstance(value, Mapping)
-            else {f"{table}{name}": value}
-        )
-    return out
 
 
 def _loaded(task: Any, tensors: Mapping[str, Any]) -> "nn.Module":

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedapps.errors import UserError
 from fedapps.formats import one_line
-from fedapps.toml_text import file_text, parse_toml
+from fedapps.toml_text import file_text, flatten_toml, parse_toml
 
 #: How the reasons end for which the reply of a client that diverged is not used.
 BROKEN = ("not finite", "lower its learning rate")
@@ -395,17 +395,8 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     except tomllib.TOMLDecodeError:
         return {}, {}
     versions = table.pop("versions", {})
-    flat: dict[str, Any] = {}
-
-    def flatten(prefix: str, values: dict[str, Any]) -> None:
-        for key, value in values.items():
-            if isinstance(value, dict):
-                flatten(f"{prefix}{key}.", value)
-            else:
-                flat[prefix + key] = value
-
-    flatten("", table)
-    return flat, {k: str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
+    named = versions.items() if isinstance(versions, dict) else ()
+    return flatten_toml(table), {name: str(version) for name, version in named}
 
 
 def _read_rounds(path: Path) -> tuple[list[dict[str, Any]], int]:

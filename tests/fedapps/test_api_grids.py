@@ -231,7 +231,7 @@ def test_it_takes_runs_folders_and_lists_and_writes_if_asked(runs, tmp_path):
     )
     with pytest.raises(UserError, match="no folder given"):
         fedapps.compare()
-    with pytest.raises(UserError, match="worst = 0"):
+    with pytest.raises(UserError, match="worst=0: must be above 0"):
         fedapps.compare(fedper, worst=0)
 
 

@@ -16,7 +16,7 @@ from fedapps.clients.base.training import get_arrays, set_arrays
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.errors import UserError
-from fedapps.lab.results.compare import summary_table
+from fedapps.lab.results.compare import compared
 from fedapps.lab.results.newcomers import newcomers_section
 from fedapps.methods import METHODS
 from fedapps.records.reader import read_run
@@ -311,7 +311,7 @@ def test_new_clients_are_shown_and_marked(tmp_path):
     section = newcomers_section(result)
     assert [row[0] for row in section.rows] == ["not at all", "1 epoch", "3 epochs"]
     assert section.note.startswith("2 clients that never took part")
-    shown = " ".join(str(column.header) for column in summary_table([result.path]).columns)
+    shown = " ".join(str(column.header) for column in compared([result.path]).table.columns)
     assert "new" in shown
     assert "3 epochs" in shown
     assert [row["new"] for row in clients_of(result.path)] == [""] * 4 + ["1"] * 2

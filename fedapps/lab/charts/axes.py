@@ -267,14 +267,9 @@ class Panel:
         self, edges: Any, heights: Any, colour: Colour, width: float, label: str = ""
     ) -> None:
         """The outline of bars (n) between edges (n + 1)."""
-        self.line(
-            np.repeat(edges, 2)[1:-1],
-            np.repeat(heights, 2),
-            colour,
-            width,
-            label=label,
-            readable=False,
-        )
+        x, y = np.repeat(edges, 2)[1:-1], np.repeat(heights, 2)
+        self.line(x, y, colour, width, label=label, readable=False)
+        self.readings.append(Reading(label, colour, (edges[1:] + edges[:-1]) / 2, heights))
 
     def blocks(self, edges: Any, heights: Any, colour: Colour, label: str = "") -> None:
         """Bars (n) between edges (n + 1) as one shape, so that none is too thin to

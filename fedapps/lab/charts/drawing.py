@@ -78,52 +78,59 @@ def line_with_range(
 
 def heat(
     axes: Panel,
-    edges: tuple[Any, Any],
     table: NDArray[np.float64],
     ends: tuple[float, float],
-    colours: Sequence[Colour],
+    colours: Sequence[Colour] = (),
+    edges: tuple[Any, Any] | None = None,
 ) -> None:
-    """A table (rows, columns) in colours; NaN has no colour.
+    """A table (rows, columns) in colours, by default those of the theme; NaN has no
+    colour.
 
-    `edges`: the borders of columns (columns + 1) and rows (rows + 1). `ends`: the
-    values of the first and the last colour.
+    `ends`: the values of the first and the last colour. `edges`: the borders of columns
+    (columns + 1) and rows (rows + 1); by default, the middles of the cells are 0, 1, 2,
+    ...
     """
     low, high = ends
-    shades = gradient(colours, _SHADES)
+    usual = axes.theme.grid, axes.theme.series[0], axes.theme.ink
+    shades = gradient(colours or usual, _SHADES)
+    columns, rows = edges or [np.arange(count + 1) - 0.5 for count in table.shape[::-1]]
     share = np.nan_to_num(np.clip((table - low) / (high - low or 1), 0, 1)) * (_SHADES - 1)
     index = np.where(np.isnan(table), -1, np.round(share)).astype(int)
     rings: dict[int, list[canvas.Points]] = {}
-    for row, (top, bottom) in enumerate(pairwise(edges[1])):
+    for row, (top, bottom) in enumerate(pairwise(rows)):
         cuts = [0, *(np.flatnonzero(np.diff(index[row])) + 1).tolist(), table.shape[1]]
         for first, last in pairwise(cuts):  # neighbours of the same colour form one rectangle
             rings.setdefault(int(index[row, first]), []).append(
-                rectangle(edges[0][first], bottom, edges[0][last], top)
+                rectangle(columns[first], bottom, columns[last], top)
             )
     axes.shapes += [
         canvas.Area(tuple(rectangles), shades[shade], crisp=True)
         for shade, rectangles in rings.items()
         if shade >= 0
     ]
-    axes.table = Table(np.asarray(edges[0], float), np.asarray(edges[1], float), table)
-    axes.x.low, axes.x.high, axes.y.low, axes.y.high = (
-        edges[0][0],
-        edges[0][-1],
-        edges[1][0],
-        edges[1][-1],
-    )
+    axes.table = Table(np.asarray(columns, float), np.asarray(rows, float), table)
+    axes.x.low, axes.x.high, axes.y.low, axes.y.high = columns[0], columns[-1], rows[0], rows[-1]
     axes.x.grid = axes.y.grid = False
 
 
-def heat_key(
-    axes: Panel, ends: tuple[float, float], colours: Sequence[Colour], label: str
-) -> Panel:
-    """Adds the panel beside `axes` that explains the colours, and returns it."""
+def heat_key(axes: Panel, ends: tuple[float, float], label: str) -> Panel:
+    """Adds the panel beside `axes` that explains the theme's colours, and returns
+    it.
+    """
     axes.key = Panel(axes.theme, x=Axis(size=0), y=Axis(label=label))
     edges = np.linspace(
         *(ends if ends[0] < ends[1] else (ends[0] - 0.5, ends[0] + 0.5)), _SHADES + 1
     )
-    heat(axes.key, ([0, 1], edges), ((edges[1:] + edges[:-1]) / 2)[:, None], ends, colours)
+    heat(axes.key, ((edges[1:] + edges[:-1]) / 2)[:, None], ends, edges=([0, 1], edges))
     return axes.key
+
+
+def name_cells(axis: Axis, names: Sequence[str], shown: Sequence[str]) -> None:
+    """Names the places 0, 1, 2, ... of an axis; `shown`: the same, short enough to be
+    written beside them.
+    """
+    axis.names, axis.ticks = names, (range(len(shown)), shown)
+    axis.size = 6.5 if len(shown) > 15 else 8.5
 
 
 def gradient(colours: Sequence[Colour], number: int) -> list[Colour]:

@@ -4,37 +4,33 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedapps.lab.commands.options import Options, add
+from fedapps.lab.commands.options import command_options
 
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
-    return share
-
-
-OPTIONS: Options = {
-    "runs": {"nargs": "+", "type": Path, "metavar": "DIR", "help": "results folders of the runs"},
-    "--out": {"help": "folder for the page (default: comparison, beside the first run)"},
-    "--worst": {
-        "type": _share,
-        "default": 0.1,
-        "metavar": "SHARE",
-        "help": "share of the clients that counts as the worst (default: 0.1)",
+add_options = command_options(
+    ("Compare several runs: prints a table, and writes plots and a page."),
+    {
+        "runs": {
+            "nargs": "+",
+            "type": Path,
+            "metavar": "DIR",
+            "help": "results folders of the runs",
+        },
+        "--out": {"help": "folder for the page (default: comparison, beside the first run)"},
+        "--worst": {
+            "type": float,
+            "default": 0.1,
+            "metavar": "SHARE",
+            "help": "share of the clients that counts as the worst (default: 0.1)",
+        },
+        "--reference": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": (
+                "run that the gains are measured against (default: the first run of method local)"
+            ),
+        },
     },
-    "--reference": {
-        "type": Path,
-        "metavar": "DIR",
-        "help": "run that the gains are measured against (default: the first run of method local)",
-    },
-}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = "Compare several runs: prints a table, and writes plots and a page."
-    add(parser, OPTIONS)
+)
 
 
 def execute(arguments: argparse.Namespace) -> int:

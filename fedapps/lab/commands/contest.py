@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fedapps.errors import INTERRUPTED
-from fedapps.lab.commands.options import Options, add
+from fedapps.lab.commands.options import command_options
 from fedapps.toml_text import given_by
 
 
@@ -24,34 +24,30 @@ def duration(text: str) -> float:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-OPTIONS: Options = {
-    "settings": {"help": "settings of all runs: the data, the net, num-rounds"},
-    "--budget": {
-        "type": duration,
-        "default": 1800.0,
-        "metavar": "TIME",
-        "help": "how long it may take, such as 90s, 10m or 2h (default: 30m)",
+add_options = command_options(
+    ("Compare methods on your data, each at its best rate, and say whether to federate and how."),
+    {
+        "settings": {"help": "settings of all runs: the data, the net, num-rounds"},
+        "--budget": {
+            "type": duration,
+            "default": 1800.0,
+            "metavar": "TIME",
+            "help": "how long it may take, such as 90s, 10m or 2h (default: 30m)",
+        },
+        "--methods": {
+            "default": "",
+            "metavar": "LIST",
+            "help": (
+                "methods beside local, fedavg and finetune, separated by commas (default: "
+                "all of the "
+                "portfolio)"
+            ),
+        },
+        "--jobs": {},
+        "--gpus-per-run": {},
+        "--out": {"help": "results folder (default: results/contest)"},
     },
-    "--methods": {
-        "default": "",
-        "metavar": "LIST",
-        "help": (
-            "methods beside local, fedavg and finetune, separated by commas (default: all of the "
-            "portfolio)"
-        ),
-    },
-    "--jobs": {},
-    "--gpus-per-run": {},
-    "--out": {"help": "results folder (default: results/contest)"},
-}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = (
-        "Compare methods on your data, each at its best rate, and say whether to federate and how."
-    )
-    add(parser, OPTIONS)
+)
 
 
 def execute(arguments: argparse.Namespace) -> int:

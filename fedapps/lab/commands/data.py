@@ -15,23 +15,20 @@ from fedapps.lab.client_samples import (
     client_samples,
     figure,
 )
-from fedapps.lab.commands.options import Options, add
+from fedapps.lab.commands.options import command_options
 from fedapps.runs.prepare import with_defaults
 from fedapps.toml_text import given_by
 
-OPTIONS: Options = {
-    "settings": {},
-    "--png": {"type": Path, "metavar": "FILE", "help": "also write a picture of the partition"},
-}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = (
+add_options = command_options(
+    (
         "Show which samples each client would get: numbers by client and class, and warnings "
         "about the partition. Trains nothing."
-    )
-    add(parser, OPTIONS)
+    ),
+    {
+        "settings": {},
+        "--png": {"type": Path, "metavar": "FILE", "help": "also write a picture of the partition"},
+    },
+)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -6,35 +6,32 @@ import argparse
 from pathlib import Path
 
 from fedapps.errors import UserError
-from fedapps.lab.commands.options import Options, add
+from fedapps.lab.commands.options import command_options
 from fedapps.lab.results.compare import compared
 from fedapps.lab.results.parts import run_figures, write_figures
 from fedapps.records.reader import read_run, run_folder
 
-OPTIONS: Options = {
-    "runs": {
-        "nargs": "+",
-        "type": Path,
-        "metavar": "DIR",
-        "help": "results folder of a run; for the runs of a sweep, DIR/cells/*",
+add_options = command_options(
+    ("Write the plots of a run, or of a comparison of several runs, as files for papers."),
+    {
+        "runs": {
+            "nargs": "+",
+            "type": Path,
+            "metavar": "DIR",
+            "help": "results folder of a run; for the runs of a sweep, DIR/cells/*",
+        },
+        "--format": {
+            "choices": ("pdf", "png", "svg"),
+            "default": "pdf",
+            "help": "file format (default: pdf)",
+        },
+        "--out": {
+            "help": (
+                "folder for the files (default: figures, in the run or beside the first of several)"
+            )
+        },
     },
-    "--format": {
-        "choices": ("pdf", "png", "svg"),
-        "default": "pdf",
-        "help": "file format (default: pdf)",
-    },
-    "--out": {
-        "help": "folder for the files (default: figures, in the run or beside the first of several)"
-    },
-}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = (
-        "Write the plots of a run, or of a comparison of several runs, as files for papers."
-    )
-    add(parser, OPTIONS)
+)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,11 @@
 """Options of commands, as tables; those that several commands have stand here."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from fedapps import json_log
 
 Options = Mapping[str, Mapping[str, Any]]
 
@@ -36,12 +38,20 @@ SHARED: Options = {
         "action": "store_true",
         "help": "draw the report again while the run goes on",
     },
+    "--log-format": json_log.OPTION,
 }
 
 
-def add(parser: argparse.ArgumentParser, options: Options) -> None:
-    """Add options by flag, with the keywords of ``add_argument``; of an option in
-    ``SHARED`` only those that differ.
+def command_options(
+    description: str, options: Options
+) -> Callable[[argparse.ArgumentParser], None]:
+    """Return the function ``add_options`` of a command. ``options``: the keywords of
+    ``add_argument`` by flag; of an option in ``SHARED`` only those that differ.
     """
-    for flag, how in options.items():
-        parser.add_argument(flag, **{**SHARED.get(flag, {}), **how})
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.description = description
+        for flag, how in options.items():
+            parser.add_argument(flag, **{**SHARED.get(flag, {}), **how})
+
+    return add_options

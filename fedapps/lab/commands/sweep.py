@@ -16,56 +16,54 @@ from pathlib import Path
 from fedapps import json_log
 from fedapps.errors import INTERRUPTED, RunFailed
 from fedapps.formats import seconds_text
-from fedapps.lab.commands.options import Options, add
+from fedapps.lab.commands.options import command_options
 from fedapps.lab.sweeps.execution import Way, execute_sweep, missing_runs
 from fedapps.lab.sweeps.plan import Plan, read_plans
 from fedapps.lab.sweeps.pool import finished
 from fedapps.lab.watch import watched
 
-OPTIONS: Options = {
-    "file": {
-        "type": Path,
-        "metavar": "FILE.toml | DIR",
-        "help": (
-            "settings, where each list is an axis of the grid; or a folder, whose sweeps run one "
-            "after the other"
-        ),
+add_options = command_options(
+    ("Run every combination of the values that a file lists, and write tables, plots and a page."),
+    {
+        "file": {
+            "type": Path,
+            "metavar": "FILE.toml | DIR",
+            "help": (
+                "settings, where each list is an axis of the grid; or a folder, whose "
+                "sweeps run one "
+                "after the other"
+            ),
+        },
+        "settings": {
+            "metavar": "key=value",
+            "help": "settings that override the file's, also lists such as seed=[0,1]",
+        },
+        "--scale": {
+            "default": "",
+            "metavar": "NAME",
+            "help": "apply the file's table [scale.NAME]; full: apply none",
+        },
+        "--data": {
+            "type": Path,
+            "metavar": "DIR",
+            "help": (
+                "read a data set from DIR/NAME if that exists; NAME is the last part of its source"
+            ),
+        },
+        "--jobs": {},
+        "--engine": {
+            "choices": ["inline", "ray"],
+            "default": "inline",
+            "help": "run in parallel processes (default), or through Ray, one run after the other",
+        },
+        "--gpus-per-run": {},
+        "--gpus-per-client": {},
+        "--out": {"help": "results folder (default: results/sweep-FILE)"},
+        "--watch": {"help": "draw the reports of the runs again while they go on"},
+        "--dry-run": {"action": "store_true", "help": "only list the runs"},
+        "--log-format": {},
     },
-    "settings": {
-        "metavar": "key=value",
-        "help": "settings that override the file's, also lists such as seed=[0,1]",
-    },
-    "--scale": {
-        "default": "",
-        "metavar": "NAME",
-        "help": "apply the file's table [scale.NAME]; full: apply none",
-    },
-    "--data": {
-        "type": Path,
-        "metavar": "DIR",
-        "help": "read a data set from DIR/NAME if that exists; NAME is the last part of its source",
-    },
-    "--jobs": {},
-    "--engine": {
-        "choices": ["inline", "ray"],
-        "default": "inline",
-        "help": "run in parallel processes (default), or through Ray, one run after the other",
-    },
-    "--gpus-per-run": {},
-    "--gpus-per-client": {},
-    "--out": {"help": "results folder (default: results/sweep-FILE)"},
-    "--watch": {"help": "draw the reports of the runs again while they go on"},
-    "--dry-run": {"action": "store_true", "help": "only list the runs"},
-}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = (
-        "Run every combination of the values that a file lists, and write tables, plots and a page."
-    )
-    add(parser, OPTIONS)
-    json_log.add_option(parser)
+)
 
 
 def execute(arguments: argparse.Namespace) -> int:

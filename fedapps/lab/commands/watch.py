@@ -3,21 +3,18 @@
 import argparse
 from pathlib import Path
 
-from fedapps.lab.commands.options import Options, add
+from fedapps.lab.commands.options import command_options
 
-OPTIONS: Options = {
-    "folder": {"type": Path, "metavar": "DIR", "help": "results folder"},
-    "--until-end-of-input": {"action": "store_true", "help": argparse.SUPPRESS},
-}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.description = (
+add_options = command_options(
+    (
         "Draw the report of a run, or of each run of a sweep, again while it goes on. Ctrl-C stops "
         "the drawing, not the run."
-    )
-    add(parser, OPTIONS)
+    ),
+    {
+        "folder": {"type": Path, "metavar": "DIR", "help": "results folder"},
+        "--until-end-of-input": {"action": "store_true", "help": argparse.SUPPRESS},
+    },
+)
 
 
 def execute(arguments: argparse.Namespace) -> int:

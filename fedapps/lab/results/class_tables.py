@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from fedapps.algorithms.common.confusion import MOST_CLASSES, class_measures, margins
 from fedapps.clients.base.scores import CONFUSION
-from fedapps.formats import metric_text, one_line, percent_text
-from fedapps.lab.charts.drawing import heat, heat_key, panels, title
+from fedapps.formats import few, metric_text, one_line, percent_text
+from fedapps.lab.charts.drawing import heat, heat_key, name_cells, panels, title
 from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import Theme
 from fedapps.lab.results.sections import Section
@@ -43,8 +43,7 @@ def classes_section(run: RunFolder) -> Section | None:
     )
     notes = ["Test samples of all clients together.", *([f"Macro means: {means}."] * bool(means))]
     if left_out := run.left_out(CONFUSION):
-        clients = ", ".join(left_out[:10]) + (", ..." if len(left_out) > 10 else "")
-        notes.append(f"Left out, since it cannot be right: counts of client {clients}.")
+        notes.append(f"Left out, since it cannot be right: counts of client {few(left_out)}.")
     header = ("class", "samples", "precision", "recall", "F1")
     return Section("Classes", " ".join(notes), header, tuple(rows))
 
@@ -68,16 +67,13 @@ def confusion_figure(run: RunFolder, theme: Theme) -> Figure | None:
     sums = np.broadcast_to(actual[:, None], counts.shape)
     shares = np.divide(counts, sums, out=np.full(counts.shape, np.nan), where=sums > 0)
     shares, names = shares[np.ix_(shown, shown)], [names[place] for place in shown]
-    edges = np.arange(number + 1) - 0.5
-    colours = (theme.grid, theme.series[0], theme.ink)
-    heat(axes, (edges, edges), shares, (0.0, 1.0), colours)
+    heat(axes, shares, (0.0, 1.0))
     short = [name[:8] for name in names]
-    axes.x.ticks = axes.y.ticks = range(number), short
-    axes.x.names = axes.y.names = names
+    for axis in (axes.x, axes.y):
+        name_cells(axis, names, short)
     axes.x.upright = sum(map(len, short)) > 40
-    axes.x.size = axes.y.size = 6.5 if number > 15 else 8.5
     axes.x.label, axes.y.label, axes.y.down = "predicted", "actual", True
-    heat_key(axes, (0.0, 1.0), colours, "share of the actual class's samples")
+    heat_key(axes, (0.0, 1.0), "share of the actual class's samples")
     return figure
 
 

@@ -115,20 +115,14 @@ class Compared:
         return html.table(["method", *(header(self.rows, column) for column in self.columns)], body)
 
 
-def summary_table(run_dirs: Sequence[Path | str]) -> Table:
-    """The table of `compare`, without files, for the end of a run. Raises the same
-    errors.
-    """
-    rows = rows_of(_read(run_dirs))
-    return terminal_table(rows, columns_of(rows))
-
-
 def compared(
     run_dirs: Sequence[Path | str], share: float = SHARE, reference: Path | str | None = None
 ) -> Compared:
     """Compares the runs in `run_dirs` without writing files. Arguments and errors are
     those of `compare`.
     """
+    if not 0 < share <= 1:
+        raise UserError(f"--worst {share:g}: must be above 0 and at most 1")
     # `results/*` also matches the folder of an earlier comparison
     given = [path for path in run_dirs if not (Path(path) / "comparison.csv").exists()]
     rows = rows_of(_read([*given, *([reference] if reference else [])]))

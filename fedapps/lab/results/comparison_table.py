@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedapps.algorithms.common.measures import LEADING, lower_is_better
-from fedapps.formats import LEADING_MEANS, metric_name, one_line
+from fedapps.formats import LEADING_MEANS, few, metric_name, one_line
 from fedapps.lab.results.newcomers import newcomer_means
 from fedapps.records.reader import RunFolder, numbers
 
@@ -112,8 +112,7 @@ class Row:
         rounds that were chosen by validation samples, and which clients diverged.
         """
         diverged = list(dict.fromkeys(name for run in self.runs for name in run.diverged))
-        shown = ", ".join(diverged[:5]) + (", ..." if len(diverged) > 5 else "")
-        named = f"diverged, not in the means: {shown}" if diverged else ""
+        named = f"diverged, not in the means: {few(diverged, 5)}" if diverged else ""
         if not self.complete:
             run = self.runs[0]
             state = f"{run.state} at {run.rounds_completed}/{run.num_rounds or '?'}"

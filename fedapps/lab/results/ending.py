@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedapps.lab.results.compare import summary_table
+from fedapps.lab.results.compare import compared
 from fedapps.lab.results.parts import run_sections
 from fedapps.lab.results.report import scored_sentence
 from fedapps.records.reader import read_run
@@ -14,7 +14,7 @@ from fedapps.records.reader import read_run
 
 def show_ending(folder: Path, console: Console) -> None:
     """Print the table of a run and its small tables."""
-    console.print(summary_table([folder]))
+    console.print(compared([folder]).table)
     run = read_run(folder)
     if sentence := scored_sentence(run).strip():
         console.print(sentence)

@@ -18,6 +18,7 @@ from fedapps.lab.charts.drawing import (
     label_rounds,
     label_values,
     legend,
+    name_cells,
     one_panel,
     panels,
     title,
@@ -58,19 +59,14 @@ def weights_figure(run: RunFolder, theme: Theme) -> Figure | None:
     seen = table[~np.isnan(table)]
     high = float(seen.max())
     low = float(seen.min()) if 0.5 * high < seen.min() < high else 0.0
-    colours = (theme.grid, theme.series[0], theme.ink)
-    heat(axes, (edges, np.arange(len(clients) + 1) - 0.5), table, (low, high), colours)
-    axes.y.ticks, axes.y.down = (
-        (range(len(clients)), [shortened(client, 8) for client in clients]),
-        True,
-    )
-    axes.y.names = clients
-    axes.y.size = 6.5 if len(clients) > 15 else 8.5
+    heat(axes, table, (low, high), edges=(edges, np.arange(len(clients) + 1) - 0.5))
+    name_cells(axes.y, clients, [shortened(client, 8) for client in clients])
+    axes.y.down = True
     axes.y.label = (
         f"the {len(clients)} of {total} clients {reason}" if total > len(clients) else "client"
     )
     label_rounds(axes)
-    key = heat_key(axes, (low, high), colours, "weight p (line: an equal share)")
+    key = heat_key(axes, (low, high), "weight p (line: an equal share)")
     equal = len(set(rounds)) / len(run.weights)
     if low <= equal <= high:
         key.level(equal, theme.series[1], 2)
@@ -128,7 +124,7 @@ def fair_measure(runs: Sequence[RunFolder]) -> str:
     return max(LEADING, key=lambda name: sum(bool(run.column(name)) for run in runs))
 
 
-def worst_first(values: Sequence[float], measure: str, number: int = 0) -> Floats:
+def worst_first(values: Sequence[float] | Floats, measure: str, number: int = 0) -> Floats:
     """Return values (n,) of a measure from the worst to the best. With ``number``,
     return that many quantiles, so that runs with different clients can be compared.
     """
@@ -163,7 +159,8 @@ def client_bars(groups: Mapping[str, Sequence[RunFolder]], theme: Theme) -> Figu
     ):
         _bars(panel, stack, theme)
         if place:
-            _outline(panel, stacks[0].mean(0), stack.shape[1], shown[0][0], theme)
+            heights = worst_first(stacks[0].mean(0), column, stack.shape[1])
+            _outline(panel, heights, f"{shown[0][0][:30]}, for comparison", theme)
         lines = wrap(label, 32, max_lines=2, placeholder="…")
         title(panel, "\n".join(lines), 11 if len(label) <= 24 else 8.5)
         worst, mean, best = stack[:, 0].mean(), stack.mean(), stack[:, -1].mean()
@@ -253,18 +250,10 @@ def _bars(axes: Panel, stack: Floats, theme: Theme) -> None:
     axes.x.low, axes.x.high, axes.x.grid = -0.7, n - 0.3, False
 
 
-def _outline(axes: Panel, heights: Floats, n: int, label: str, theme: Theme) -> None:
-    """Draw another method's bars as a line over ``n`` bars."""
-    if len(heights) != n:
-        descends = heights[0] > heights[-1]
-        heights = np.quantile(heights, np.linspace(0, 1, n))[:: -1 if descends else 1]
-    edges = np.arange(n + 1) - 0.5
-    axes.steps(
-        edges, heights, theme.ink, 1.4 if n <= _MAX_BARS else 0.9, f"{label[:30]}, for comparison"
-    )
-    axes.readings.append(
-        Reading(f"{label[:30]}, for comparison", theme.ink, np.arange(n, dtype=np.float64), heights)
-    )
+def _outline(axes: Panel, heights: Floats, label: str, theme: Theme) -> None:
+    """Draw another method's bars as a line over those of the panel."""
+    width = 1.4 if len(heights) <= _MAX_BARS else 0.9
+    axes.steps(np.arange(len(heights) + 1) - 0.5, heights, theme.ink, width, label)
 
 
 def _name_clients(axes: Panel, rows: Sequence[Mapping[str, Any]], most: int) -> None:

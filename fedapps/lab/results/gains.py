@@ -24,7 +24,7 @@ from fedapps.lab.results.comparison_table import Row
 from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.measured import same_clients
 from fedapps.lab.results.sections import Section
-from fedapps.lab.results.seeds import WHO, Difference, Measured, with_intervals
+from fedapps.lab.results.seeds import WHO, Difference, Measured, paired, with_intervals
 from fedapps.records.reader import RunFolder, is_number, read_run
 
 #: Data settings that change neither the test samples of a client nor their scoring.
@@ -41,20 +41,15 @@ _FREE = {
 
 
 class Pair(NamedTuple):
-    """One client's value in a run and in the reference run of the same seed. ``lower``:
-    lower values are better.
+    """One client's value in a run, that in the reference run of the same seed, and the
+    client's gain.
     """
 
     seed: object
     client: str
     value: float
     reference: float
-    lower: bool = False
-
-    @property
-    def gain(self) -> float:
-        """The gain of the client."""
-        return self.reference - self.value if self.lower else self.value - self.reference
+    gain: float
 
 
 @dataclass(frozen=True)
@@ -127,9 +122,9 @@ def gains_over(rows: Sequence[Row], reference: Row, named: bool) -> tuple[str, l
                 ),
                 None,
             )
-            if partner is not None and (paired := _pairs(run, partner, measure)):
-                pairs.append(paired)
-                unpaired += len(partner.column(measure)) - len(paired)
+            if partner is not None and (own := _pairs(run, partner, measure)):
+                pairs.append(own)
+                unpaired += len(partner.column(measure)) - len(own)
         if pairs:
             rows_with_gains.append(Gains(row, tuple(pairs), unpaired))
     if named and not rows_with_gains:
@@ -187,13 +182,15 @@ def _same_data(run: RunFolder, other: RunFolder) -> bool:
 
 
 def _pairs(run: RunFolder, reference: RunFolder, measure: str) -> tuple[Pair, ...]:
-    known = {
-        row["client"]: row[measure] for row in reference.clients if is_number(row.get(measure))
-    }
-    scored = [row for row in run.clients if is_number(row.get(measure)) and row["client"] in known]
+    ours, theirs = (
+        {row["client"]: row[measure] for row in one.clients if is_number(row.get(measure))}
+        for one in (run, reference)
+    )
+    gains = paired(theirs, ours) if lower_is_better(measure) else paired(ours, theirs)
     return tuple(
-        Pair(run.seed, row["client"], row[measure], known[row["client"]], lower_is_better(measure))
-        for row in scored
+        Pair(run.seed, client, ours[client], theirs[client], gains[client])
+        for client in ours
+        if client in gains
     )
 
 
@@ -265,14 +262,7 @@ def records(all_gains: Sequence[Gains]) -> list[dict[str, Any]]:
     gain.
     """
     return [
-        {
-            "label": gains.row.label,
-            "seed": pair.seed,
-            "client": pair.client,
-            "value": pair.value,
-            "reference": pair.reference,
-            "gain": pair.gain,
-        }
+        {"label": gains.row.label, **pair._asdict()}
         for gains in all_gains
         for run in gains.runs
         for pair in run

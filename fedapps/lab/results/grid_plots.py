@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapps.algorithms.common.checks import check_choice
+from fedapps.algorithms.common.options import kebab
 from fedapps.formats import is_percent, metric_name, sentence
 from fedapps.lab.charts.axes import Panel
 from fedapps.lab.charts.drawing import (
@@ -115,17 +117,25 @@ def read_plot(table: Any) -> PlotSpec:
     """Return the plot that a table describes. Raises ``ValueError``."""
     if not isinstance(table, dict) or "kind" not in table:
         raise ValueError(f"plot = {table!r}: write each plot as a table [[sweep.plot]] with a kind")
-    types = {part.name: part for part in fields(PlotSpec)}
+    return PlotSpec(**read_fields(PlotSpec, table, "plot"))
+
+
+def read_fields(kind: type[Any], table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the values of a dataclass's fields from a table of a file. A list becomes
+    a tuple, and a single name may be given where there can be several. Raises
+    ``ValueError``, for unknown keys with the ``name`` of the table.
+    """
+    known = {kebab(part.name): part for part in fields(kind)}
     values: dict[str, Any] = {}
     for key, value in table.items():
-        if key not in types:
-            raise ValueError(f"plot.{key}: unknown key, choose one of {', '.join(types)}")
-        values[key] = (value,) if key in ("measures", "rows") and isinstance(value, str) else value
-        if isinstance(value, list):
-            values[key] = tuple(value)
-        if key in ("kind", "x", "log", "name") and not isinstance(value, str):
-            raise ValueError(f"plot.{key} = {value!r}: must be text")
-    return PlotSpec(**values)
+        check_choice(name, key, known)
+        if known[key].type is str and not isinstance(value, str):
+            raise ValueError(f"{key} = {value!r}: must be text")
+        single = isinstance(value, str) and isinstance(known[key].default, tuple)
+        values[known[key].name] = (
+            (value,) if single else tuple(value) if isinstance(value, list) else value
+        )
+    return values
 
 
 def drawn(

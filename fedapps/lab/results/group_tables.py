@@ -9,7 +9,7 @@ import numpy as np
 
 from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.fairness.resampling import uncertainty
-from fedapps.formats import metric_text, one_line, percent_text
+from fedapps.formats import few, metric_text, one_line, percent_text
 from fedapps.lab.results.comparison_table import Row
 from fedapps.lab.results.sections import Section
 from fedapps.records.group_writer import SUMS
@@ -66,9 +66,8 @@ def groups_section(run: RunFolder) -> Section | None:
         *_chance(run),
     ]
     if left_out := run.left_out(SUMS):
-        clients = ", ".join(left_out[:10]) + (", ..." if len(left_out) > 10 else "")
         notes.append(
-            f"Skipped the impossible sums of client {clients}; rounds.jsonl has the reasons."
+            f"Skipped the impossible sums of client {few(left_out)}; rounds.jsonl has the reasons."
         )
     return Section("Groups", " ".join(notes), header, tuple(rows))
 

@@ -1,9 +1,9 @@
 """The list of all plots and small tables of a run and of a comparison, and the page
 that each belongs to.
 
-The report, the comparison, the terminal at the end of a run, `fedapps
-figures` and notebooks all use ``PARTS``. A part that does not apply to the given runs
-returns nothing. The plots of a sweep (``fedapps.lab.sweeps.page``) have the same form.
+The report, the comparison, the terminal at the end of a run, `fedapps figures` and
+notebooks all use ``PLOTS`` and ``TABLES``. What does not apply to the given runs is
+left out. The plots of a sweep (``fedapps.lab.sweeps.page``) have the same form.
 """
 
 import re
@@ -35,17 +35,18 @@ from fedapps.lab.results.run_plots import (
     measure_figure,
     models_figure,
     other_measures,
+    time_figure,
 )
 from fedapps.lab.results.sections import Section
 from fedapps.lab.results.secure_sums import secure_section
-from fedapps.lab.results.speed import speed_section, time_figure
+from fedapps.lab.results.speed import speed_section
 from fedapps.lab.results.survival_plots import survival_figure, survival_section
 from fedapps.lab.results.worst_clients import worst_section
 from fedapps.records.files import replace
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.records.uncertainty import SHARE
 
-RUN, REPORT, COMPARISON, SWEEP = "run", "report", "comparison", "sweep"
+RUN, REPORT, COMPARISON = "run", "report", "comparison"
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,13 @@ class Shown:
 
 @dataclass(frozen=True)
 class PagePlot:
-    """A plot of a page. ``name``: the file's name, "" if ``draw`` names its figures.
+    """A plot. ``name``: the file's name, "" if ``draw`` names its figures.
     ``title``: a description, with {} for the figure's name.
 
     ``draw`` gets the run, the groups of runs of a comparison, or the results of a
     sweep. It returns ``None`` or {} if it does not apply.
     """
 
-    page: str
     name: str
     title: str
     draw: Callable[[Any, Theme], Figure | Mapping[str, Figure] | None]
@@ -90,16 +90,6 @@ class PagePlot:
         """Return the figures by name."""
         drawn = self.draw(shown, theme)
         return {self.name: drawn} if isinstance(drawn, Figure) else drawn or {}
-
-
-@dataclass(frozen=True)
-class PageTable:
-    """A small table below the main one of a page; ``make`` returns ``None`` if it does
-    not apply.
-    """
-
-    page: str
-    make: Callable[[Shown], Section | None]
 
 
 def _side_by_side(groups: Mapping[str, Runs], theme: Theme) -> Figure | None:
@@ -111,52 +101,62 @@ def _worst(shown: Shown) -> Section | None:
     return worst_section(shown.rows, shown.share)
 
 
-PARTS: tuple[PagePlot | PageTable, ...] = (
-    PagePlot(RUN, "", "{} over rounds: mean, worst and best tenth of the clients", measure_figure),
-    PagePlot(RUN, "models", "Score over the models that a client sent and received", models_figure),
-    PagePlot(RUN, "time", "Score over the seconds of the run, by its clock", time_figure),
-    PagePlot(RUN, "train-loss", "Training loss over rounds", loss_figure),
-    PagePlot(RUN, "clients", "Score of each client, sorted", own_bars),
-    PagePlot(RUN, "confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
-    PagePlot(
-        RUN,
-        "survival",
-        "Survival by group of predicted risk, after Kaplan and Meier",
-        survival_figure,
+#: The plots of each page, in their order.
+PLOTS: Mapping[str, Sequence[PagePlot]] = {
+    RUN: (
+        PagePlot("", "{} over rounds: mean, worst and best tenth of the clients", measure_figure),
+        PagePlot("models", "Score over the models that a client sent and received", models_figure),
+        PagePlot("time", "Score over the seconds of the run, by its clock", time_figure),
+        PagePlot("train-loss", "Training loss over rounds", loss_figure),
+        PagePlot("clients", "Score of each client, sorted", own_bars),
+        PagePlot("confusion", "Confusion matrix: actual and predicted classes", confusion_figure),
+        PagePlot(
+            "survival",
+            "Survival by group of predicted risk, after Kaplan and Meier",
+            survival_figure,
+        ),
+        PagePlot("weights", "Weight of each client over rounds, as a heat map", weights_figure),
+        PagePlot("", "Plot {}", curve_figures),
+        PagePlot("bytes", "Bytes sent in both directions, summed over rounds", bytes_figure),
+        PagePlot("measures", "Other measures over rounds", other_measures),
     ),
-    PagePlot(RUN, "weights", "Weight of each client over rounds, as a heat map", weights_figure),
-    PagePlot(RUN, "", "Plot {}", curve_figures),
-    PagePlot(RUN, "bytes", "Bytes sent in both directions, summed over rounds", bytes_figure),
-    PagePlot(RUN, "measures", "Other measures over rounds", other_measures),
-    PageTable(RUN, _worst),
-    PageTable(RUN, lambda shown: newcomers_section(shown.run)),
-    PageTable(RUN, lambda shown: groups_section(shown.run)),
-    PageTable(RUN, lambda shown: speed_section(shown.run)),
-    PageTable(REPORT, lambda shown: classes_section(shown.run)),
-    PageTable(REPORT, lambda shown: survival_section(shown.run)),
-    PageTable(REPORT, lambda shown: secure_section(shown.run)),
-    PagePlot(
-        COMPARISON,
-        "comparison",
-        "Accuracy over rounds, and the clients sorted by accuracy",
-        comparison_figure,
+    COMPARISON: (
+        PagePlot(
+            "comparison",
+            "Accuracy over rounds, and the clients sorted by accuracy",
+            comparison_figure,
+        ),
+        PagePlot(
+            "clients",
+            "Each client, from worst to best, with one method beside the other",
+            _side_by_side,
+        ),
     ),
-    PagePlot(
-        COMPARISON,
-        "clients",
-        "Each client, from worst to best, with one method beside the other",
-        _side_by_side,
+}
+#: The small tables below the main one of each page, in their order.
+TABLES: Mapping[str, Sequence[Callable[[Shown], Section | None]]] = {
+    RUN: (
+        _worst,
+        lambda shown: newcomers_section(shown.run),
+        lambda shown: groups_section(shown.run),
+        lambda shown: speed_section(shown.run),
     ),
-    PageTable(COMPARISON, _worst),
-    PageTable(COMPARISON, lambda shown: gains_section(*shown.gains) if shown.gains else None),
-    PageTable(COMPARISON, lambda shown: gaps_section(shown.rows)),
-)
+    REPORT: (
+        lambda shown: classes_section(shown.run),
+        lambda shown: survival_section(shown.run),
+        lambda shown: secure_section(shown.run),
+    ),
+    COMPARISON: (
+        _worst,
+        lambda shown: gains_section(*shown.gains) if shown.gains else None,
+        lambda shown: gaps_section(shown.rows),
+    ),
+}
 
 
 def sections(page: str, shown: Shown) -> list[Section]:
-    """Return the small tables of a page."""
-    tables = [part for part in PARTS if isinstance(part, PageTable) and part.page == page]
-    return [section for table in tables if (section := table.make(shown)) is not None]
+    """Return the small tables of a page that apply."""
+    return [section for make in TABLES[page] if (section := make(shown)) is not None]
 
 
 def run_sections(run: RunFolder, page: str = RUN) -> list[Section]:
@@ -167,9 +167,9 @@ def run_sections(run: RunFolder, page: str = RUN) -> list[Section]:
     return sections(RUN, shown) + (sections(page, shown) if page != RUN else [])
 
 
-def plots(page: str) -> list[PagePlot]:
+def plots(page: str) -> Sequence[PagePlot]:
     """Return the plots that a page may have."""
-    return [part for part in PARTS if isinstance(part, PagePlot) and part.page == page]
+    return PLOTS[page]
 
 
 def figures(parts: Iterable[PagePlot], shown: Any) -> dict[str, Figure]:

@@ -54,14 +54,27 @@ def models_figure(run: RunFolder, theme: Theme) -> Figure | None:
     """The leading score over the models sent, for a run whose messages are not one
     model each.
     """
-    key = f"{fair_measure([run])}-mean"
-    points = line_of("models", Measure(key, key), [run]) if run.counts_models else None
+    if not run.counts_models:
+        return None
+    heading = "The same over models instead of rounds"
+    return _score_over("models", heading, X_LABELS["models"], run, theme)
+
+
+def time_figure(run: RunFolder, theme: Theme) -> Figure | None:
+    """The leading score over the seconds of the run, by its clock."""
+    heading = f"{sentence(metric_name(fair_measure([run])))} over time"
+    return _score_over("clock", heading, "seconds of the run, without evaluations", run, theme)
+
+
+def _score_over(kind: str, heading: str, label: str, run: RunFolder, theme: Theme) -> Figure | None:
+    measure = fair_measure([run])
+    points = line_of(kind, f"{measure}-mean", [run])
     if points is None:
         return None
-    figure, axes = one_panel("The same over models instead of rounds", theme)
+    figure, axes = one_panel(heading, theme)
     line(axes, points[0], points[1][0], theme.series[0])
-    axes.x.label, axes.x.low = X_LABELS["models"], 0.0
-    label_values(axes, key.removesuffix("-mean"), "mean over clients")
+    axes.x.label, axes.x.low = label, 0.0
+    label_values(axes, measure, "mean over clients")
     return figure
 
 

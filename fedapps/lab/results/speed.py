@@ -1,20 +1,14 @@
-"""What a run's clock says: a table of the clients by their speed, and the score over
-seconds.
-"""
+"""What a run's clock says of its clients: a table of them by their speed."""
 
 from statistics import fmean
 
 import numpy as np
 
-from fedapps.formats import metric_name, metric_text, percent_text, seconds_text, sentence
-from fedapps.lab.charts.drawing import label_values, line, one_panel
-from fedapps.lab.charts.layout import Figure
-from fedapps.lab.charts.theme import Theme
+from fedapps.formats import metric_name, metric_text, percent_text, seconds_text
 from fedapps.lab.results.fair_plots import fair_measure
 from fedapps.lab.results.sections import Section
 from fedapps.records.reader import RunFolder
 from fedapps.records.time_log import read_times, seconds_by_client
-from fedapps.records.writer import CLOCK
 
 #: With fewer clients, quarters say little.
 FEW = 8
@@ -64,17 +58,3 @@ def speed_section(run: RunFolder) -> Section | None:
         "more of the replies pull the model their way."
     )
     return Section("Clients by speed", note, header, tuple(rows))
-
-
-def time_figure(run: RunFolder, theme: Theme) -> Figure | None:
-    """The leading score over the seconds of the run, by its clock."""
-    key = f"{fair_measure([run])}-mean"
-    seconds = {row["round"]: row[CLOCK] for row in run.rounds if CLOCK in row}
-    rounds, values = run.series("evaluate").get(key, ([], []))
-    if not seconds or not rounds or not all(r in seconds for r in rounds):
-        return None
-    figure, axes = one_panel(f"{sentence(metric_name(key.removesuffix('-mean')))} over time", theme)
-    line(axes, [seconds[r] for r in rounds], values, theme.series[0])
-    axes.x.label, axes.x.low = "seconds of the run, without evaluations", 0.0
-    label_values(axes, key.removesuffix("-mean"), "mean over clients")
-    return figure

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedapps.algorithms.common.measures import PAIRS
 from fedapps.clients.base.scores import SURVIVAL
-from fedapps.formats import metric_text, one_line
+from fedapps.formats import few, metric_text, one_line
 from fedapps.lab.charts.drawing import label_values, legend, one_panel
 from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import Theme
@@ -35,9 +35,9 @@ def survival_section(run: RunFolder) -> Section | None:
             "privacy or secure sums."
         ]
     if none := run.left_out(PAIRS):
-        notes.append(f"Without a concordance that can be used, and not in its mean: {_few(none)}.")
+        notes.append(f"Without a concordance that can be used, and not in its mean: {few(none)}.")
     if wrong := run.left_out(SURVIVAL):
-        notes.append(f"Left out, since they cannot be right: counts of client {_few(wrong)}.")
+        notes.append(f"Left out, since they cannot be right: counts of client {few(wrong)}.")
     return Section(
         "Risk groups",
         " ".join(notes),
@@ -77,7 +77,3 @@ def _groups(run: RunFolder) -> list[tuple[str, list[dict[str, Any]]]]:
         for name, rows in groupby(run.survival, key=lambda row: row["group"])
     ]
     return [(name, rows) for name, rows in groups if is_number(rows[0].get("survival"))]
-
-
-def _few(clients: list[str]) -> str:
-    return ", ".join(clients[:10]) + (", ..." if len(clients) > 10 else "")

@@ -5,34 +5,34 @@ The results folder holds ``cells/`` (one results folder per run), ``table.csv``,
 ``table.md``, ``plots/`` and ``report.html``.
 """
 
-import fcntl
+import io
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
 from fedapps.engines.capacity import check_share, per_gpu, visible_gpus
+from fedapps.engines.flower import Resources
 from fedapps.engines.processes import cores
 from fedapps.errors import RunFailed, UserError
+from fedapps.lab import write_report
 from fedapps.lab.sweeps.options import prune
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import Plan, without_reserved
-from fedapps.lab.sweeps.pool import Ended, PlannedRun, finished, prepared, run_all
+from fedapps.lab.sweeps.pool import Ended, PlannedRun, begun, finished, run_all
 from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results
 from fedapps.models.options import ModelOptions
 from fedapps.notes import each_once, logger
 from fedapps.records.digest import FREE
 from fedapps.records.files import write_text
+from fedapps.records.lock import FolderLock
 from fedapps.records.reader import read_run
-from fedapps.records.writer import all_written, set_status, status_of
 from fedapps.runs.devices import Asked
+from fedapps.runs.launch import Launch, launch
 from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import default_config, read_settings
 from fedapps.settings.settings import Settings
@@ -40,6 +40,8 @@ from fedapps.toml_text import read_toml
 
 #: The share of a core that pages in the meantime may use.
 SHARE = 0.03
+#: The lock of a folder against a second sweep, which would start the same runs.
+only_one = partial(FolderLock, name="sweep.lock")
 #: Settings with these values are filled in by the run, from its data.
 FILLED = {
     "device": "auto",
@@ -217,21 +219,6 @@ def ended_runs(missing: Sequence[PlannedRun], way: Way) -> Iterator[Ended]:
     return run_all(missing, *way.processes(any(run.on_gpu for run in missing)))
 
 
-@contextmanager
-def only_one(out: Path) -> Iterator[None]:
-    """Lock the folder against a second sweep, which would start the same runs. Raises
-    ``UserError`` if it is locked.
-    """
-    with (out / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"{out}: another sweep is running there: wait for its end, or choose another --out"
-            ) from None
-        yield
-
-
 def is_done(run: PlannedRun) -> bool:
     """Return whether a run is finished. Raises ``UserError`` if its folder holds a run
     with other settings.
@@ -251,40 +238,20 @@ def is_done(run: PlannedRun) -> bool:
 
 
 def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ended]:
-    """Start the runs one after the other in Flower's Ray simulation; yield each when it
-    ends. Raises ``UserError`` if no client fits on this machine.
+    """Launch the runs one after the other in Flower's Ray simulation; yield each when
+    it ends. Raises ``UserError`` if no client fits on this machine.
     """
-    from fedapps.engines import flower
-
-    resources = flower.Resources(1, gpus_per_client=gpus_per_client)
-    resources.check()
-    if line := resources.remark():
-        logger.warning(line)
-    walled, warning = flower.wall_wanted()
-    if warning:
-        print(f"fedapps: {warning}", file=sys.stderr)
-    for run in runs:
-        try:
-            settings = prepared(run)
-            outcome = flower.run_simulation(
-                None,
-                settings.flat(),
-                replace(resources, nodes=settings.num_clients).with_shared_nodes(),
-                flower.Following(
-                    run.folder / "run.log",
-                    ended=partial(status_of, run.folder),
-                    written=partial(all_written, run.folder),
-                ),
-                walled=walled,
-            )
-        except (UserError, RunFailed) as error:
-            yield Ended(run, {}, str(error))
-            continue
-        if status_of(run.folder) is None:
-            set_status(run.folder, outcome.status, outcome.details)
-        if outcome.status == "interrupted":
-            raise KeyboardInterrupt
-        if outcome.status == "completed":
+    Resources(1, gpus_per_client=gpus_per_client).check()
+    quiet = Console(file=io.StringIO())
+    with each_once():
+        for run in runs:
+            settings = begun(run)
+            how = Launch("ray", overwrite=not settings.resume, gpus_per_client=gpus_per_client)
+            try:
+                _, status = launch(settings, how, quiet, write_report)
+            except (UserError, RunFailed) as error:
+                yield Ended(run, {}, str(error))
+                continue
+            if status == "interrupted":
+                raise KeyboardInterrupt
             yield Ended(run, read_run(run.folder).summary)
-        else:
-            yield Ended(run, {}, outcome.details or outcome.status)

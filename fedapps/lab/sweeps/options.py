@@ -9,14 +9,12 @@ deleted from an unfinished run, which continues from its checkpoint.
 
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedapps.algorithms.common.checks import check_choice
-from fedapps.algorithms.common.options import kebab
 from fedapps.errors import UserError
-from fedapps.lab.results.grid_plots import PlotSpec, read_plot
+from fedapps.lab.results.grid_plots import PlotSpec, read_fields, read_plot
 from fedapps.lab.results.run_measures import read_measure
 from fedapps.lab.sweeps.pool import finished
 
@@ -57,8 +55,6 @@ class SweepOptions:
     plot: tuple[PlotSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.title, str):
-            raise ValueError(f"title = {self.title!r}: must be text")
         for name in ("measures", "rows", "paired", "keep"):
             names = getattr(self, name)
             if (
@@ -105,17 +101,10 @@ def _is_table(value: Any, of: type) -> bool:
 
 def read_options(given: Mapping[str, Any]) -> SweepOptions:
     """Return the options of a table ``[sweep]``. Raises ``UserError``."""
-    names = {kebab(part.name): part.name for part in fields(SweepOptions)}
-    values: dict[str, Any] = {}
     try:
-        for key, value in given.items():
-            check_choice("[sweep]", key, names)
-            if key == "plot":
-                value = tuple(map(read_plot, value if isinstance(value, list) else [value]))
-            elif isinstance(value, str) and key in ("measures", "rows", "paired", "keep"):
-                value = [value]  # a single name may be given without brackets
-            values[names[key]] = tuple(value) if isinstance(value, list) else value
-        return SweepOptions(**values)
+        plots = given.get("plot", [])
+        plot = list(map(read_plot, plots if isinstance(plots, list) else [plots]))
+        return SweepOptions(**read_fields(SweepOptions, {**given, "plot": plot}, "[sweep]"))
     except ValueError as error:
         text = str(error)
         raise UserError(text if text.startswith("[sweep]") else f"sweep.{text}") from None

@@ -17,7 +17,7 @@ from fedapps.lab.charts.html import Html
 from fedapps.lab.charts.layout import Figure
 from fedapps.lab.charts.theme import Colour, Theme
 from fedapps.lab.results.grid_plots import KINDS, MAX_PANELS, PlotSpec, Runs, drawn
-from fedapps.lab.results.parts import SWEEP, PagePlot, charts, write_figures
+from fedapps.lab.results.parts import PagePlot, charts, write_figures
 from fedapps.lab.results.parts import figures as drawn_parts
 from fedapps.lab.results.run_measures import curve_of, read_measure
 from fedapps.lab.sweeps.grid import SEED
@@ -54,7 +54,7 @@ def parts(results: Results) -> list[PagePlot]:
 
     def plot(name: str, words: str, draw: Callable[..., Figure | None], *more: Any) -> PagePlot:
         title = f"{results.plan.title}: {measures} {words}".replace("{", "{{").replace("}", "}}")
-        return PagePlot(SWEEP, name, title, lambda shown, theme: draw(shown, *more, theme))
+        return PagePlot(name, title, lambda shown, theme: draw(shown, *more, theme))
 
     if specs := results.plan.grid.options.plot:
         return [plot(spec.file, KINDS[spec.kind], _requested, spec) for spec in specs]
@@ -101,10 +101,7 @@ def _columns(results: Results) -> list[tuple[str, dict[str, Runs]]]:
     return [
         (
             results.column_name(column),
-            {
-                results.row_name(row): entry.runs if (entry := results.entry(row, column)) else ()
-                for row in results.rows
-            },
+            {results.row_name(row): results.entry(row, column).runs for row in results.rows},
         )
         for column in results.columns
     ]
@@ -124,19 +121,13 @@ def _curves(results: Results, theme: Theme) -> Figure | None:
     return None
 
 
-def _known(results: Results) -> list[str]:
-    """Return the measures that at least one run has."""
-    entries = results.entries.values()
-    return [measure for measure in results.measures if any(one.values(measure) for one in entries)]
-
-
 def _values(results: Results, theme: Theme) -> Figure | None:
     """Return one panel per measure, with the rows on the y axis and one marker per
     column: the mean over seeds, with the range.
     """
-    measures = _known(results)[:4]
-    if not measures or len(results.entries) < 2:
+    if not results.runs or len(results.entries) < 2:
         return None
+    measures = results.measures[:4]
     rows, columns = results.rows, results.columns[: len(_MARKERS)]
     height = max(2.6, 0.3 * len(rows) + 1.5)
     figure, axes = panels(1, len(measures), (max(6.2, 3.3 * len(measures) + 1.6), height), theme)
@@ -145,9 +136,8 @@ def _values(results: Results, theme: Theme) -> Figure | None:
         for index, column in enumerate(columns):
             shift = 0.16 * (index - (len(columns) - 1) / 2)
             marks = [
-                (height, entry.values(measure))
+                (height, results.entry(row, column).values(measure))
                 for height, row in enumerate(rows)
-                if (entry := results.entry(row, column))
             ]
             marks = [
                 (height, [scale * value for value in values]) for height, values in marks if values
@@ -195,10 +185,9 @@ def _heat(results: Results, theme: Theme) -> Figure | None:
     """Return heat maps of the mean over seeds, one panel for each combination of values
     of the other axes, or ``None`` unless both sides are numbers.
     """
-    known = _known(results)
-    if not known or not _is_grid(results):
+    if not results.runs or not _is_grid(results):
         return None
-    measure = known[0]
+    measure = results.measures[0]
     rows, columns = results.rows, results.columns
     kinds = list(dict.fromkeys((row[:-1], column[:-1]) for row in rows for column in columns))[
         :MAX_PANELS
@@ -215,13 +204,11 @@ def _heat(results: Results, theme: Theme) -> Figure | None:
         table = np.full((len(lefts), len(tops)), np.nan)
         for i, left in enumerate(lefts):
             for j, top in enumerate(tops):
-                entry = results.entry((*row_kind, left), (*column_kind, top))
-                mean = entry.mean(measure) if entry else None
+                mean = results.entry((*row_kind, left), (*column_kind, top)).mean(measure)
                 table[i, j] = np.nan if mean is None else mean
         # Dark is better, for measures to maximise and to minimise alike.
         shades = _SHADES[::-1] if best_of(measure) is min else _SHADES
-        edges = np.arange(len(tops) + 1) - 0.5, np.arange(len(lefts) + 1) - 0.5
-        heat(panel, edges, table, (min(means), max(means)), shades)
+        heat(panel, table, (min(means), max(means)), shades)
         middle = (min(means) + max(means)) / 2
         for (i, j), value in np.ndenumerate(table):
             dark = (value > middle) == (shades == _SHADES)

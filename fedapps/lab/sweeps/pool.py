@@ -174,14 +174,10 @@ def mark_interrupted(folders: Iterable[Path]) -> None:
             set_status(folder, "interrupted")
 
 
-def prepared(run: PlannedRun) -> Settings:
-    """Prepare the folder of a run and return its settings, with ``resume`` set if there
-    is a checkpoint. Raises ``UserError``.
-    """
+def begun(run: PlannedRun) -> Settings:
+    """Return the settings of a run, with ``resume`` set if there is a checkpoint."""
     resume = (run.folder / "checkpoint").exists()
-    settings = read_settings({**run.config, "out": str(run.folder.absolute()), "resume": resume})
-    prepare_folder(settings, overwrite=not resume)
-    return settings
+    return read_settings({**run.config, "out": str(run.folder.absolute()), "resume": resume})
 
 
 def run_one(run: PlannedRun) -> dict[str, Any]:
@@ -192,7 +188,8 @@ def run_one(run: PlannedRun) -> dict[str, Any]:
     from fedapps.runs.execution import execute_inline
 
     torch.set_num_threads(1)
-    settings = prepared(run)
+    settings = begun(run)
+    prepare_folder(settings, overwrite=not settings.resume)
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -5,7 +5,7 @@ interval, tables as Markdown.
 import math
 from collections.abc import Callable, Sequence
 
-from fedapps.formats import bytes_text, is_percent
+from fedapps.formats import bytes_text, is_percent, sentence
 from fedapps.lab.results.comparison_table import AUROC_COLUMNS, COLUMNS
 from fedapps.lab.results.run_measures import read_measure
 from fedapps.lab.results.seeds import Difference
@@ -64,8 +64,7 @@ def heading(text: str) -> str:
     """Return the heading of a measure: its name with its unit."""
     measure = read_measure(text)
     unit = ", %" if is_percent(measure.unit) else ", s" if measure.key == "seconds" else ""
-    name = measure.name + unit
-    return name[:1].upper() + name[1:]
+    return sentence(measure.name + unit)
 
 
 def difference_text(measure: str, gains: Difference) -> str:

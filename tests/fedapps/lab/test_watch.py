@@ -94,9 +94,8 @@ def test_the_command_ends_with_its_input_and_waits_for_a_run_to_begin(write_run,
 
 def test_a_folder_without_a_run_is_a_one_line_error(tmp_path, capsys):
     assert main(["watch", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "holds neither a run nor a sweep" in error
+    wanted = r"fedapps: .* holds neither a run nor a sweep.*\n"
+    assert re.fullmatch(wanted, capsys.readouterr().err)
 
 
 @needs_browser

@@ -57,11 +57,9 @@ def test_a_chart_has_mean_and_range_in_units_of_its_axes():
     band, line = panel["rows"]
     assert [panel["xs"][row["x"]] for row in (band, line)] == [[1, 2], [1, 2]]
     assert (band["l"], band["h"], line["y"]) == ([0.5, 0.25], [0.75, 0.25], [0.625, 0.25])
-    assert band["s"] == line["s"] == 0
-    assert band["n"] == line["n"] == "a</script><b>"
+    assert [(row["s"], row["n"]) for row in (band, line)] == [(0, "a</script><b>")] * 2
     assert page.count("</script>") == 1  # names of clients cannot end the script element
-    assert panel["y"]["percent"] is True
-    assert panel["y"]["unit"] == " %"
+    assert (panel["y"]["percent"], panel["y"]["unit"]) == (True, " %")
 
 
 def test_the_frame_of_a_chart_contains_its_data():
@@ -92,9 +90,8 @@ def test_both_schemes_have_a_colour_for_every_name_in_the_page():
         used == set(re.findall(r"(--p-[\w-]+):", light)) == set(re.findall(r"(--p-[\w-]+):", dark))
     )
     first = THEME.series[0]
-    pair = f"--p-{first.light[1:]}-{first.dark[1:]}"
-    assert f"{pair}:{first.light};" in light
-    assert f"{pair}:{first.dark};" in dark
+    for scheme, code in ((light, first.light), (dark, first.dark)):
+        assert f"--p-{first.light[1:]}-{first.dark[1:]}:{code};" in scheme
 
 
 def test_a_long_line_keeps_its_ends_and_every_peak():
@@ -161,8 +158,8 @@ def test_a_report_of_a_thousand_noisy_clients_stays_within_its_limit_and_names_w
     line = chart_values(text)["train-loss"]["panels"][0]["rows"][0]["y"]
     values = [row["train"]["loss"] for row in rows]
     assert points / 2 < len(line) <= points + 4
-    assert max(line) == pytest.approx(max(values), rel=1e-3)
-    assert min(line) == pytest.approx(min(values), rel=1e-3, abs=1e-6)
+    for end in (min, max):
+        assert end(line) == pytest.approx(end(values), rel=1e-3, abs=1e-6)
 
 
 def test_a_report_that_is_small_leaves_nothing_out(write_run):

@@ -49,25 +49,31 @@ def test_seeds_become_mean_and_sample_std(write_run):
     assert comparison.out == runs[0].parent / "comparison"
 
 
-def test_other_settings_are_other_rows_named_by_what_differs(write_run):
-    runs = [
-        write_run(f"nu{nu}", "superfed-mm", settings={"superfed": {"nu": nu, "mu": 0.01}})
-        for nu in (1.0, 2.0)
-    ]
-    assert [row.label for row in compare(runs).rows] == ["superfed-mm nu=1.0", "superfed-mm nu=2.0"]
-
-
-def test_a_repeated_seed_gets_its_own_row(write_run):
-    runs = [write_run("first", seed=1), write_run("second", seed=1), write_run("third", seed=2)]
-    rows = compare(runs).rows
-    assert [[run.seed for run in row.runs] for row in rows] == [[1, 2], [1]]
-    assert [row.label for row in rows] == ["fedavg", "fedavg (second)"]
-
-
-def test_a_folder_given_twice_counts_once(write_run):
-    path = write_run()
-    rows = compare([path, path.parent / "." / path.name]).rows
-    assert [len(row.runs) for row in rows] == [1]
+@pytest.mark.parametrize(
+    ("runs", "rows"),
+    [
+        # other settings are other rows, named by what differs
+        (
+            {
+                f"nu{nu}": {
+                    "method": "superfed-mm",
+                    "settings": {"superfed": {"nu": nu, "mu": 0.01}},
+                }
+                for nu in (1.0, 2.0)
+            },
+            {"superfed-mm nu=1.0": [0], "superfed-mm nu=2.0": [0]},
+        ),
+        # a repeated seed gets its own row
+        (
+            {"first": {"seed": 1}, "second": {"seed": 1}, "third": {"seed": 2}},
+            {"fedavg": [1, 2], "fedavg (second)": [1]},
+        ),
+    ],
+)
+def test_rows_are_settings_with_their_seeds(write_run, runs, rows):
+    folders = [write_run(name, **how) for name, how in runs.items()]
+    folders.append(folders[0].parent / "." / folders[0].name)  # given twice, counts once
+    assert {r.label: [run.seed for run in r.runs] for r in compare(folders).rows} == rows
 
 
 def seeds_of(write_run, method, values, key="accuracy-mean"):
@@ -112,21 +118,23 @@ def test_bold_means_beyond_the_noise_between_seeds(write_run, key, first, second
     assert bold(compare(runs)) == wanted
 
 
-def test_only_columns_that_some_run_has(write_run):
-    runs = [
-        write_run("a", "m1", last={"accuracy-mean": 0.9}),
-        write_run("b", "m2", last={"accuracy-mean": 0.8, "gini": 0.1}),
-    ]
-    keys = [column.key for column in compare(runs).columns]
-    assert keys == [
-        "accuracy-mean",
-        "gini",
-        "bytes-up",
-        "bytes-down",
-        "seconds",
-        "rounds-completed",
-    ]
-    assert "-" in terminal(compare(runs))
+COSTS = ["bytes-up", "bytes-down", "seconds", "rounds-completed"]
+
+
+@pytest.mark.parametrize(
+    ("both", "second", "keys", "shown"),
+    [
+        ({"accuracy-mean": 0.9}, {"gini": 0.1}, ["accuracy-mean", "gini", *COSTS], "-"),
+        # another kind of task
+        ({"loss-mean": 0.5, "psnr-mean": 20.0}, {}, ["loss-mean", "psnr-mean", *COSTS], "0.500"),
+    ],
+)
+def test_only_columns_that_some_run_has(write_run, both, second, keys, shown):
+    runs = [write_run("a", "m1", last=both), write_run("b", "m2", last=both | second, clients=[])]
+    comparison = compare(runs)
+    assert [column.key for column in comparison.columns] == keys
+    assert shown in terminal(comparison)
+    assert shown in comparison.report.read_text(encoding="utf-8")
 
 
 def test_units_and_costs(write_run):
@@ -152,16 +160,6 @@ def test_fits_eighty_columns(write_run):
     text = terminal(compare(runs), width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
-
-
-def test_another_kind_of_task(write_run):
-    runs = [
-        write_run(n, n, last={"loss-mean": loss, "psnr-mean": 20.0}, clients=[])
-        for n, loss in (("m1", 0.5), ("m2", 0.25))
-    ]
-    comparison = compare(runs)
-    assert [column.key for column in comparison.columns][:2] == ["loss-mean", "psnr-mean"]
-    assert "0.250" in comparison.report.read_text(encoding="utf-8")
 
 
 def test_foreign_names_stay_text(write_run):

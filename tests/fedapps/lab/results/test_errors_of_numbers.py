@@ -10,7 +10,6 @@ from fedapps.lab.charts.theme import THEME
 from fedapps.lab.results.comparison_table import rows_of
 from fedapps.lab.results.fair_plots import client_bars, fair_measure, worst_first
 from fedapps.lab.results.gains import gains_over, gains_section, reference_of
-from fedapps.lab.results.run_measures import read_measure, value_of
 from fedapps.records.pooled_errors import pooled_errors
 from fedapps.records.reader import read_run
 from fedapps.records.writer import summarise
@@ -40,15 +39,15 @@ def test_pooled_errors_are_those_of_all_samples_and_the_worst_client_is_the_one_
     parts, metrics = replies()
     y, f = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
     summary = summarise(metrics) | pooled_errors(metrics)
-    assert summary["rmse-pooled"] == pytest.approx(np.sqrt(np.mean((f - y) ** 2)))
-    assert summary["r2-pooled"] == pytest.approx(
-        1 - ((f - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
-    )
     own = [np.sqrt(np.mean((f - y) ** 2)) for y, f in parts]
-    assert summary["rmse-worst"] == pytest.approx(max(own))
-    assert summary["rmse-mean"] == pytest.approx(np.mean(own))
-    assert "gini" not in summary
-    assert "error-sums-mean" not in summary
+    wanted = {
+        "rmse-pooled": np.sqrt(np.mean((f - y) ** 2)),
+        "r2-pooled": 1 - ((f - y) ** 2).sum() / ((y - y.mean()) ** 2).sum(),
+        "rmse-worst": max(own),
+        "rmse-mean": np.mean(own),
+    }
+    assert {key: summary.get(key) for key in wanted} == pytest.approx(wanted)
+    assert not {"gini", "error-sums-mean"} & summary.keys()
 
 
 @pytest.mark.parametrize(
@@ -78,11 +77,10 @@ def with_errors(path, *values):
 
 def test_lower_errors_are_better_in_all_comparisons(write_run):
     last = {"rmse-mean": 3.0, "rmse-worst": 4.0, "r2-pooled": 0.5}
-    better = write_run("a", method="fedavg", last=last)
-    worse = write_run(
-        "b", method="local", last={"rmse-mean": 5.0, "rmse-worst": 6.0, "r2-pooled": 0.7}
-    )
-    runs = [with_errors(better, 2.0, 4.0), with_errors(worse, 4.0, 6.0)]
+    runs = [
+        with_errors(write_run("a", "fedavg", last=last), 2.0, 4.0),
+        with_errors(write_run("b", "local", last=last | {"rmse-mean": 5.0}), 4.0, 6.0),
+    ]
     rows = rows_of(runs)
     assert fair_measure(runs) == "rmse"
     assert worst_first([1.0, 3.0, 2.0], "rmse").tolist() == [3.0, 2.0, 1.0]
@@ -90,14 +88,6 @@ def test_lower_errors_are_better_in_all_comparisons(write_run):
     measure, gains = gains_over(rows, reference_of(rows, None), named=False)
     assert (measure, gains[0].numbers()["gain-mean"][0]) == ("rmse", 2.0)
     section = gains_section(measure, reference_of(rows, None), gains)
-    assert "+2.000" in str(section)
-    assert "points" not in str(section)
+    assert section.rows[0][1] == "+2.000"
+    assert "points" not in section.note
     assert "worst 4.000" in client_bars({"a": runs[:1], "b": runs[1:]}, THEME).panels[0].note
-
-
-def test_measures_over_rounds_treat_lower_errors_as_better(write_run):
-    run = read_run(write_run("a", last={"rmse-mean": 3.0, "accuracy-mean": 0.5}))
-    rounds, values = run.series("evaluate")["rmse-mean"]
-    assert value_of(run, read_measure("best(rmse-mean)")) == min(values)
-    assert value_of(run, read_measure(f"rounds-to(rmse-mean,{max(values)})")) == rounds[0]
-    assert value_of(run, read_measure("rounds-to(rmse-mean,0.0001)")) == np.inf

@@ -43,21 +43,41 @@ def test_gain_of_each_client_over_training_alone(write_run):
     assert table["local (l)"][0] == ""
     page = comparison.report.read_text(encoding="utf-8")
     assert re.search(r"<h2>Gain over local \(l\)</h2>(.|\n)*\+9\.4", page)
+    # an old table of gains is deleted
+    assert not (compare(runs[:1], comparison.out).out / "gains.csv").exists()
 
 
-def test_seeds_are_paired_with_their_own_reference(write_run):
-    """Seed 0: gains of 0.25 and 0.25, seed 1: 0 and -0.5. Seed 2 has no reference."""
-    runs = []
-    for seed, values, alone in (
-        (0, (0.75, 1.0), (0.5, 0.75)),
-        (1, (0.5, 0.25), (0.5, 0.75)),
-        (2, (1.0, 1.0), None),
-    ):
-        runs.append(write_run(f"f{seed}", seed=seed, clients=list(enumerate(values))))
-        if alone:
-            runs.append(write_run(f"l{seed}", "local", seed=seed, clients=list(enumerate(alone))))
+@pytest.mark.parametrize(
+    ("by_seed", "row", "said"),
+    [
+        # seed 0: gains of 0.25 and 0.25, seed 1: 0 and -0.5; seed 2 has no reference
+        (
+            [
+                ({0: 0.75, 1: 1.0}, {0: 0.5, 1: 0.75}),
+                ({0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.75}),
+                ({0: 1.0, 1: 1.0}, {}),
+            ],
+            ("fedavg", "+0.0\n±35.4", "50", "25", "-50.0", "2"),
+            "means over the seeds",
+        ),
+        # clients that only one of both has
+        (
+            [({1: 1.0, 9: 0.5}, dict(ALONE))],
+            ("fedavg", "+50.0", "100", "0", "+50.0", "1"),
+            "3 clients of the reference have no partner",
+        ),
+    ],
+)
+def test_clients_are_paired_with_those_of_the_same_seed(write_run, by_seed, row, said):
+    runs = [
+        write_run(f"{method}{seed}", method, seed, clients=list(values.items()))
+        for seed, pair in enumerate(by_seed)
+        for method, values in zip(("fedavg", "local"), pair, strict=True)
+        if values
+    ]
     section = gains(compare(runs))
-    assert section.rows == (("fedavg", "+0.0\n±35.4", "50", "25", "-50.0", "2"),)
+    assert section.rows == (row,)
+    assert said in section.note
 
 
 @pytest.mark.parametrize(
@@ -99,15 +119,9 @@ def test_any_run_can_be_the_reference(write_run, capsys):
     assert main(["compare", str(runs[0]), "--reference", str(runs[1]), "--worst", "0.25"]) == 0
     assert "Gain over local" in capsys.readouterr().out
     assert main(["compare", str(runs[0]), "--reference", str(runs[0].parent / "none")]) == 2
-    with pytest.raises(SystemExit):
-        main(["compare", str(runs[0]), "--worst", "1.5"])
-
-
-def test_only_clients_of_both_runs_are_paired_and_the_others_counted(write_run):
-    runs = [write_run("f", clients=[(1, 1.0), (9, 0.5)]), write_run("l", "local", clients=ALONE)]
-    section = gains(compare(runs))
-    assert section.rows == (("fedavg", "+50.0", "100", "0", "+50.0", "1"),)
-    assert "3 clients of the reference have no partner" in section.note
+    assert main(["compare", str(runs[0]), "--worst", "1.5"]) == 2
+    said = "fedapps: --worst 1.5: must be above 0 and at most 1\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_other_data_are_not_paired(write_run):
@@ -127,9 +141,3 @@ def test_other_data_are_not_paired(write_run):
     assert [row[0] for row in gains(compare([other, noisy, local])).rows] == [
         "fedavg alpha=0.1 noise=pair group=sex"
     ]
-
-
-def test_an_old_table_of_gains_is_deleted(write_run):
-    runs = [write_run("f", clients=TOGETHER), write_run("l", "local", clients=ALONE)]
-    assert (compare(runs).out / "gains.csv").exists()
-    assert not (compare(runs[:1]).out / "gains.csv").exists()

@@ -14,9 +14,8 @@ from fedapps.lab.api import load
 from fedapps.lab.results.compare import compare
 from fedapps.lab.results.parts import (
     COMPARISON,
-    PARTS,
+    PLOTS,
     RUN,
-    PagePlot,
     plots,
     run_figures,
     run_sections,
@@ -52,15 +51,11 @@ def headings(page):
 
 
 def test_a_full_run_has_every_plot_of_the_list_and_an_empty_one_has_none(full, tmp_path):
-    run = read_run(full)
-    for plot in plots(RUN):
-        assert plot.figures(run), plot.title
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    (empty / "settings.toml").write_text('method = "fedavg"\n')
-    for plot in plots(RUN):
-        assert not plot.figures(read_run(empty)), plot.title
-    assert run_sections(read_run(empty)) == []
+    (tmp_path / "settings.toml").write_text('method = "fedavg"\n')
+    run, empty = read_run(full), read_run(tmp_path)
+    assert [plot.title for plot in plots(RUN) if not plot.figures(run)] == []
+    assert [plot.title for plot in plots(RUN) if plot.figures(empty)] == []
+    assert run_sections(empty) == []
 
 
 def test_report_and_notebook_show_the_same(full):
@@ -84,6 +79,6 @@ def test_a_comparison_shows_its_parts(full, write_run):
 
 
 def test_every_plot_has_a_description():
-    titles = [(part.page, part.title) for part in PARTS if isinstance(part, PagePlot)]
+    titles = [(page, plot.title) for page, plots in PLOTS.items() for plot in plots]
     assert len(set(titles)) == len(titles)
     assert all(len(title) > 5 for _, title in titles)

@@ -54,6 +54,9 @@ def run(tmp_path):
         ("seconds-to(accuracy-mean,0.85)", 5),
         ("seconds-to(accuracy-mean,0.95)", math.inf),
         ("seconds-to(train.loss,0.3)", 10),  # a loss falls to it
+        ("rounds-to(train.loss,0.6)", 2),
+        ("rounds-to(train.loss,0.0001)", math.inf),
+        ("best(train.loss)", 0.25),
         ("seconds-to(rmse-mean,0.3)", None),
         ("train.loss", 0.25),
         ("train.loss@2", 0.5),

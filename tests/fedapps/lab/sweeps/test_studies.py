@@ -9,8 +9,7 @@ import re
 import pytest
 
 from fedapps.commands.parser import main
-from fedapps.errors import UserError
-from fedapps.lab.results.grid_plots import KINDS, read_plot
+from fedapps.lab.results.grid_plots import KINDS
 from fedapps.lab.results.seeds import Measured, with_intervals
 from fedapps.lab.sweeps.options import prune
 from fedapps.lab.sweeps.page import figures, tables_html
@@ -219,29 +218,6 @@ def test_one_seed_makes_nothing_bold(results_of):
     assert not re.search(r"\*\*|Bold", results.markdown())
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("keep = ['models']", "sweep.keep = ['models']: choose from model, clients, checkpoint, synthetic, " "plots"),
-        ("minutes = -1", "sweep.minutes = -1: must be a number from 0"),
-        ("measures = ['best(']", "sweep.'best(': write NAME, NAME@ROUND"),
-        ("against = 3", "sweep.against = 3: must be the name of a row"),
-        ("printed = 'x'", "sweep.printed = 'x': must be tables"),
-        ("plot = 3", "sweep.plot = 3: write each plot as a table [[sweep.plot]] with a kind"),
-        ("[[sweep.plot]]\nkind = 'bar'", "sweep.kind = 'bar': choose one of rounds, bytes"),
-        ("[[sweep.plot]]\nkind = 'rounds'\nlogs = 'x'", "sweep.plot.logs: unknown key, choose one of kind"),
-        ("[[sweep.plot]]\nkind = 'parameter'", "a plot of kind parameter must name its axis in x"),
-        ("[[sweep.plot]]\nkind = 'rounds'\n[[sweep.plot]]\nkind = 'rounds'", "sweep.plot: two plots have the same kind: give each a name"),
-        ("[[sweep.plot]]\nkind = 'rounds'\nslope = 1.0", 'add log = "xy"'),
-    ],
-)  # fmt: skip
-def test_mistakes_in_the_table_sweep(text, message, tmp_path):
-    (tmp_path / "grid.toml").write_text(text if text.startswith("[") else f"[sweep]\n{text}")
-    with pytest.raises(UserError) as error:
-        read_plan(tmp_path / "grid.toml")
-    assert message in str(error.value)
-
-
 # --- plots ----------------------------------------------------------------------------
 
 
@@ -336,9 +312,3 @@ def test_plots_show_lines_levels_and_differences_as_measured(results_of):
 def test_a_plot_of_nothing_is_left_out(results_of):
     text = '[[sweep.plot]]\nkind = "curve"\nmeasures = "lambda-accuracy"\n'
     assert figures(results_of(text, {"run": 0.5})) == {}
-
-
-def test_a_single_name_needs_no_list():
-    assert read_plot({"kind": "rounds", "measures": "loss-mean", "rows": ["a"]}).measures == (
-        "loss-mean",
-    )
