@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapps.data.columns import label_column
-from fedapps.data.frame import Frame, is_list, is_number, is_text
+from fedapps.data.frame import Frame, is_list, is_number
 from fedapps.data.source import FILE, Source
-from fedapps.data.table_columns import check_targets, no_target
+from fedapps.data.table_columns import check_targets, no_target, numbers_in
 from fedapps.data.tables import ROW_NUMBERS, matching
-from fedapps.data.written_numbers import as_numbers
 from fedapps.errors import UserError
 
 BATCH = 1000
@@ -56,7 +55,7 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
         for name in chosen:
             if depths[name] is None:
                 raise UserError(
-                    f"data.features = {wanted!r}: column {name!r} holds {_kind(data, name)}, not "
+                    f"data.features = {wanted!r}: column {name!r} holds {data.kind(name)}, not "
                     "numbers"
                 )
             if name in others:
@@ -124,8 +123,8 @@ def read_numbers(
         row, number = divmod(int(np.argmin(finite)), finite.shape[1])
         column = columns[number * len(columns) // finite.shape[1]]
         file = f", of {data.columns[FILE][row]}" if FILE in data.columns else ""
-        site = source.client == "sites.client" and not shape
-        tables = ", choose task=tabular with sites.columns, which fills them" * site
+        fills = source.is_site and not shape
+        tables = ", choose task=tabular with sites.columns, which fills them" * fills
         remedy = f"fill or drop them{tables}"
         raise UserError(
             f"{source.given}: {len(out) - int(finite.all(1).sum())} of {len(out)} samples hold "
@@ -141,13 +140,12 @@ def targets_of(data: Frame, source: Source, label: str) -> npt.NDArray[np.float6
     """
     name = label_column(data, source, label)
     setting = f"data.label = {name!r} of {source}"
-    column = data.columns[name]
-    if is_text(column.type) and (found := as_numbers(data[name], name, source, data.commas)):
+    if depths_of(data)[name]:
+        values = _values(data.columns[name], name, source, 0)
+    elif found := numbers_in(data, name, source):
         values = found[0]
-    elif depths_of(data)[name] is None:
-        raise UserError(no_target(setting, _kind(data, name)))
     else:
-        values = _values(column, name, source, 0)
+        raise UserError(no_target(setting, data.kind(name)))
     out = values.astype(np.float64).reshape(len(values), -1)
     check_targets(out, setting, source.first_row)
     return out
@@ -222,11 +220,6 @@ def _ragged(
         f"{_size(odd)} in row {row}): cut or fill "
         "them to one length"
     )
-
-
-def _kind(data: Frame, name: str) -> str:
-    kind = data.columns[name].type
-    return "classes" if name in data.classes else "text" if is_text(kind) else str(kind)
 
 
 def _size(shape: tuple[int, ...]) -> str:

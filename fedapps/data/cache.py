@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-FORMAT = 4
+FORMAT = 5
 Entry = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 
 logger = logging.getLogger(__name__)

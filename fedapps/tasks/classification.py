@@ -17,6 +17,7 @@ from fedapps.algorithms.fairness.groups import Groups
 from fedapps.clients.base.data import ArrayData, ClientData, Split
 from fedapps.data import partition as partitions
 from fedapps.data.held_out import dealt_part, remark, test_part, validation_part
+from fedapps.data.images import read_samples
 from fedapps.data.remarks import remarks_on
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, TableScale, inputs
@@ -59,7 +60,7 @@ class Classification(DealtSamples, NetByShape):
 
     def read(self) -> Samples:
         """Read the whole data set."""
-        return partitions.load_samples(self.context.data)
+        return read_samples(self.context.data)
 
     @cached_property
     def objective(self) -> "Objective":

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from fedapps.data.images import read_samples
 from fedapps.data.local_files import arrow_array
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_samples, partition
+from fedapps.data.partition import partition, thinned
 from fedapps.data.source import TEST
 from fedapps.errors import UserError
 from fedapps.models.image_nets import DENSE, NAMES, build_model, net_for
@@ -53,7 +54,7 @@ def table(x, y, subject, **more):
 
 
 def read(source, **values):
-    return load_samples(DataOptions(source=str(source), **values))
+    return read_samples(DataOptions(source=str(source), **values))
 
 
 def lists(x, kind):
@@ -387,7 +388,8 @@ def test_dealt_clients_are_tested_on_the_classes_that_they_train_on(tmp_path):
 
 def test_max_samples_thins_what_is_dealt_only(tmp_path):
     config = split_set(tmp_path, (1, 2, 3, 4, 5))
-    images = load_samples(DataOptions(source=config["data.source"], test="test", max_samples=100))
+    options = DataOptions(source=config["data.source"], test="test", max_samples=100)
+    images = thinned(read_samples(options), options)
     assert np.bincount(images.parts).tolist() == [100, 0, 40]
 
 
@@ -577,7 +579,7 @@ def test_each_mistake_is_one_line(values, change, message, tmp_path):
         values = {**values, "partition": "natural"}
     options = DataOptions(source=source, **values)
     with pytest.raises(UserError, match=r".") as caught:
-        partition(load_samples(options), options, 5, 0)
+        partition(read_samples(options), options, 5, 0)
     assert str(caught.value).startswith(message.replace("SET", source))
     assert "\n" not in str(caught.value)
 
@@ -587,7 +589,7 @@ def test_the_column_of_people_may_be_of_any_type(kind, tmp_path):
     x, y, subject = windows()
     source = write(tmp_path / "set", table(x, y, pa.array([kind(value) for value in subject])))
     options = DataOptions(source=source, partition="natural", natural_id="subject", min_samples=3)
-    images = load_samples(options)
+    images = read_samples(options)
     assert images.clients.names == ("1", "2", "3", "4", "5")
     assert [subject[part[0]] for part in partition(images, options, 5, 0)] == [1, 2, 3, 4, 5]
 

@@ -11,11 +11,12 @@ import pytest
 from PIL import Image
 
 import fedapps
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_samples
-from fedapps.data.table_columns import read_columns
 from fedapps.data.written_numbers import DoubtfulError, has_decimal_commas, numbers_of
 from fedapps.errors import UserError
+from fedapps.runs.assembly import build_task
+from fedapps.settings.reading import read_settings
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -26,7 +27,7 @@ def column(tmp_path, cells, delimiter=",", other=""):
     lines = [f"{cell}{delimiter}{k % 2}{other}" for k, cell in enumerate(quoted)]
     head = f"v{delimiter}y" + f"{delimiter}w" * bool(other)
     (tmp_path / "t.csv").write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
-    samples = load_samples(DataOptions(source=str(tmp_path / "t.csv"), partition="iid"))
+    samples = read_samples(DataOptions(source=str(tmp_path / "t.csv"), partition="iid"))
     return samples.x[:, 0, 0, 0].tolist(), " ".join(samples.numbers.written)
 
 
@@ -82,7 +83,7 @@ def test_types_are_those_of_the_whole_file(tmp_path):
     lines = [f"{k % 7},{'' if k < 10_500 else 'uvw'[k % 3]},{k % 2}" for k in range(11_000)]
     lines[10_600] = lines[10_600].replace(",", ".5,", 1)
     (tmp_path / "long.csv").write_text("v,t,y\n" + "\n".join(lines))
-    samples = load_samples(DataOptions(source=str(tmp_path / "long.csv"), partition="iid"))
+    samples = read_samples(DataOptions(source=str(tmp_path / "long.csv"), partition="iid"))
     assert samples.x[10_600, 0, 0, 0] == 10_600 % 7 + 0.5
     assert samples.numbers.used == ("v", "t=u", "t=v", "t=w")
 
@@ -121,11 +122,13 @@ def table(names="a,b,y", sign=",", end="\n", rows=ROWS):
 )  # fmt: skip
 def test_one_table_in_many_ways(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
-    samples = load_samples(DataOptions(source=str(tmp_path / name), partition="iid"))
+    samples = read_samples(DataOptions(source=str(tmp_path / name), partition="iid"))
     assert samples.x[:, 0, 0].tolist() == [row[:2] for row in ROWS]
     assert (samples.labels.tolist(), samples.classes) == ([k % 2 for k in range(10)], ("0", "1"))
-    site = read_columns(str(tmp_path / name), "train")
-    assert (site["a"], site["y"]) == ([row[0] for row in ROWS], [row[2] for row in ROWS])
+    settings = {"task": "tabular", "sites.columns": "a,b", "data.label": "y"}
+    site = build_task(read_settings(settings), str(tmp_path / name)).samples
+    assert np.array_equal(site.x, samples.x)
+    assert np.array_equal(site.labels, samples.labels)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +156,7 @@ def test_one_table_in_many_ways(name, content, tmp_path):
 def test_what_cannot_be_read_is_one_line_with_the_files_name(name, content, said, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=said) as error:
-        load_samples(DataOptions(source=str(tmp_path / name), partition="iid"))
+        read_samples(DataOptions(source=str(tmp_path / name), partition="iid"))
     assert "\n" not in str(error.value)
     assert name in str(error.value)
 
@@ -172,7 +175,7 @@ def test_every_file_of_a_folder_is_accounted_for(files, rows, said, tmp_path):
     for name in files:
         (tmp_path / f"{name}.csv").write_bytes(table())
     (tmp_path / "notes.xlsx").write_bytes(b"")
-    samples = load_samples(DataOptions(source=str(tmp_path), partition="iid"))
+    samples = read_samples(DataOptions(source=str(tmp_path), partition="iid"))
     assert len(samples.labels) == rows
     account = " ".join(samples.account)
     assert said in account
@@ -214,7 +217,7 @@ def test_pictures_are_scaled_by_their_mode(mode, dark, bright, tmp_path):
         picture = Image.new("L" if mode == "P" else mode, (5, 4), colour).convert(mode)
         picture.putpixel((0, 0), dark if name == "bright" else bright)
         picture.save(tmp_path / name / "train 1.tif")
-    samples = load_samples(DataOptions(source=str(tmp_path), partition="iid"))
+    samples = read_samples(DataOptions(source=str(tmp_path), partition="iid"))
     x = samples.x[:, 0, 1:, 1:].reshape(2, -1)
     assert samples.classes == ("bright", "dark")
     assert (x[0] > 150).all()
@@ -228,14 +231,14 @@ def test_pictures_are_turned_upright_and_shapes_in_transparency_refused(tmp_path
         exif = Image.Exif()
         exif[0x0112] = turn
         Image.new("RGB", size).save(folder / name / "x.jpg", exif=exif)
-    samples = load_samples(DataOptions(source=str(folder), partition="iid"))
+    samples = read_samples(DataOptions(source=str(folder), partition="iid"))
     assert samples.x.shape == (2, 3, 4, 6)
     assert "1 of 2 images are turned upright (EXIF)" in samples.account
     picture = Image.new("RGBA", (6, 4), (255, 255, 255, 0))
     picture.putpixel((2, 2), (255, 255, 255, 255))
     picture.save(folder / "a" / "y.png")
     with pytest.raises(UserError, match="only its transparency holds a shape"):
-        load_samples(DataOptions(source=str(folder), partition="iid"))
+        read_samples(DataOptions(source=str(folder), partition="iid"))
 
 
 def test_names_that_look_alike_and_numbers_of_rows_are_noted(tmp_path):
