@@ -19,7 +19,7 @@ from fedapps.data.columns import label_column
 from fedapps.data.frame import Frame, is_list, is_number
 from fedapps.data.source import FILE, Source
 from fedapps.data.table_columns import check_targets, no_target, numbers_in
-from fedapps.data.tables import ROW_NUMBERS, matching
+from fedapps.data.tables import ROW_NUMBERS, matching, some
 from fedapps.errors import UserError
 
 BATCH = 1000
@@ -73,12 +73,12 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
     if len(arrays) > 1:
         raise UserError(
             f"data.features: {source} has several columns of arrays, name one, or those that are "
-            f"channels: {_few(arrays)}"
+            f"channels: {some(arrays)}"
         )
     if not free:
         raise UserError(
             f"{source.given}: holds no images, arrays or numbers to learn from; its columns are "
-            f"{_few(data.column_names)}"
+            f"{some(data.column_names)}"
         )
     return arrays or list(free)
 
@@ -160,7 +160,7 @@ def _as_planes(
             raise UserError(
                 f"data.shape = '{','.join(map(str, shape))}': has {math.prod(shape)} values, but a "
                 f"sample of {source} "
-                f"({_few(columns)}) has {_size(stored)} = {math.prod(stored)}"
+                f"({some(columns)}) has {_size(stored)} = {math.prod(stored)}"
             )
         out = out.reshape(len(out), *shape)
     if out.ndim > 4:
@@ -169,7 +169,7 @@ def _as_planes(
             "axes it is to have"
         )
     if out[0].size == 0:
-        raise UserError(f"{source.given}: the samples in {_few(columns)} are empty")
+        raise UserError(f"{source.given}: the samples in {some(columns)} are empty")
     if channels == "last" and out.ndim > 2:
         out = np.moveaxis(out, -1, 1)
     if out.ndim < 4:
@@ -224,7 +224,3 @@ def _ragged(
 
 def _size(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "1"
-
-
-def _few(names: list[str], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")

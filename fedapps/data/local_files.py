@@ -15,7 +15,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -281,12 +281,34 @@ UNREADABLE = (
 # NumPy's files
 
 
-def arrow_array(array: npt.NDArray[Any]) -> pa.Array:
-    """Return an array (N, ...) as Arrow, lists of fixed size for all axes but the
-    first; numbers are not copied. Raises ``TypeError`` for complex numbers, records and
-    objects.
+def arrow_table(arrays: Mapping[str, Any], setting: str) -> pa.Table:
+    """Return arrays as columns, one row per sample. ``UserError`` begins with
+    ``setting``.
     """
+    columns: dict[str, pa.Array] = {}
+    for name, value in arrays.items():
+        try:
+            columns[name] = _arrow_array(value)
+        except (pa.ArrowException, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"{setting} {name} {reason(error)}") from None
+    if len(set(map(len, columns.values()))) > 1:
+        shown = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
+        raise UserError(
+            f"{setting} its arrays differ in length ({shown}): give one row per sample in each"
+        )
+    return pa.table(columns)
+
+
+def _arrow_array(value: Any) -> pa.Array:
+    """Return an array (N, ...) as Arrow, lists of fixed size for all axes but the
+    first; numbers are not copied. Raises ``TypeError`` for what holds no plain values.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("is a masked array: fill or drop what is masked")
+    array = np.asarray(value)
     kind = array.dtype
+    if not array.ndim:
+        raise TypeError("is a single value: give one row per sample")
     if kind.kind in "cVO":
         raise TypeError(f"holds {kind}: give plain numbers or text")
     if kind.kind == "S":
@@ -301,43 +323,13 @@ def arrow_array(array: npt.NDArray[Any]) -> pa.Array:
 
 
 def _of_numpy(files: list[Path], path: Path, source: Source) -> Frame:
-    """Return the arrays of NumPy's files as columns. Raises ``UserError``."""
-    arrays, said = _arrays(files, source), []
-    parts: list[tuple[str, Frame]] = []
-    for split in source.split.split("+"):
-        columns = _columns(arrays, path, split.strip(), source)
-        lengths = {name: len(array) for name, array in columns.items() if array.ndim}
-        if len(set(lengths.values())) > 1:
-            shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise UserError(
-                f"{source.setting} = '{path}': its arrays differ in length ({shown}): one row a "
-                "sample is needed in each"
-            )
-        cells = {}
-        for name, array in columns.items():
-            if array.ndim:
-                try:
-                    cells[name] = arrow_array(array)
-                except (TypeError, ValueError, pa.ArrowException) as error:
-                    raise UserError(
-                        f"{source.setting} = '{path}': array {name!r} {reason(error)}"
-                    ) from error
-        parts.append((f"split {split!r}", Frame.of(pa.table(cells))))
-        said = left_out((name for name in columns if name not in cells), "no rows")
-    frame = joined(parts, source.setting)
-    return replace(frame, account=tuple(said))
-
-
-def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArray[Any]]]:
-    """Return the arrays by a name that includes the file's: (path without its ending,
-    array). Raises ``UserError``.
+    """Return the arrays of NumPy's files as columns; single values are left out. Raises
+    ``UserError``.
     """
-    out: dict[str, tuple[str, npt.NDArray[Any]]] = {}
+    arrays: list[tuple[str, str, npt.NDArray[Any]]] = []  # file or folder, name, values
     for file in files:
         single = file.suffix.lower() == ".npy"
         try:
-            if not file.is_file():  # reading a pipe would wait for a writer
-                raise ValueError("it is not a regular file")
             opened: Any = np.load(file, allow_pickle=False, mmap_mode="r" if single else None)
             members = {file.stem: opened} if single else {n: opened[n] for n in opened.files}
         except UNREADABLE as error:
@@ -346,29 +338,38 @@ def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArr
                 f"({reason(error)})"
             ) from error
         place = file.parent.name if single else file.stem
-        out |= {f"{place}/{name}": (name, array) for name, array in members.items()}
-    return out
+        arrays += [(place, name, array) for name, array in members.items()]
+    parts: list[tuple[str, Frame]] = []
+    single_values: set[str] = set()
+    for split in source.split.split("+"):
+        found = _of_split(arrays, path, replace(source, split=split.strip()))
+        columns = {name: array for name, array in found.items() if array.ndim}
+        single_values |= found.keys() - columns.keys()
+        table = arrow_table(columns, f"{source.setting} = '{path}': array")
+        parts.append((f"split {split!r}", Frame.of(table)))
+    said = left_out(sorted(single_values), "no rows")
+    return replace(joined(parts, source.setting), account=tuple(said))
 
 
-def _columns(
-    arrays: dict[str, tuple[str, npt.NDArray[Any]]], path: Path, split: str, source: Source
+def _of_split(
+    arrays: list[tuple[str, str, npt.NDArray[Any]]], path: Path, source: Source
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of one split by name."""
+    """Return the arrays of one split by name: those whose file or name says so, without
+    the split's name; else all of a single file or folder.
+    """
     own: dict[str, npt.NDArray[Any]] = {}
-    for (key, (name, array)), ending in itertools.product(
-        arrays.items(), (f"_{split}", f"-{split}")
-    ):
-        if key.split("/")[0] == split:
-            own[name] = array
-        elif name.lower().endswith(ending.lower()):
-            own[name[: -len(ending)]] = array
-    if own:
-        return own
-    places = {key.split("/")[0] for key in arrays}
-    if split == "train" and len(places) == 1:
-        return dict(arrays.values())
+    for place, name, array in arrays:
+        for ending in (f"_{source.split}", f"-{source.split}"):
+            if place == source.split:
+                own[name] = array
+            elif name.lower().endswith(ending.lower()):
+                own[name[: -len(ending)]] = array
+    places = {place for place, _, _ in arrays}
+    if own or (source.split == "train" and len(places) == 1):
+        return own or {name: array for _, name, array in arrays}
     hint = f" (a file per client: {source.client}={FILE})" * (len(places) > 1)
     raise UserError(
-        f"{replace(source, split=split).given_split}: no array of '{path}' is of this split: "
-        f"name files {split}.npz or arrays x_{split}, or one of {', '.join(arrays)}{hint}"
+        f"{source.given_split}: no array of '{path}' is of this split: "
+        f"name files {source.split}.npz or arrays x_{source.split}, or one of "
+        f"{', '.join(f'{place}/{name}' for place, name, _ in arrays)}{hint}"
     )

@@ -112,7 +112,7 @@ def test_data_that_cannot_be_used_are_refused(table):
     x, y = np.zeros((4, 3)), np.zeros(4, int)
     table.to_csv("visits.csv", index=False)
     for given, said in (
-        ({"data": (x, y[:3])}, "data: x has 4 samples, y has 3"),
+        ({"data": (x, y[:3])}, r"data: its arrays differ in length \(x 4, y 3\)"),
         ({"data": (x,)}, r"data: a tuple is \(x, y\), two arrays"),
         ({"data": (x, [0, 1, 0, 1])}, "data: y is of type list"),
         ({"data": x}, "data: is of type ndarray: .* a DataFrame"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedapps.data.images import read_samples
-from fedapps.data.local_files import arrow_array
+from fedapps.data.local_files import arrow_table
 from fedapps.data.options import DataOptions
 from fedapps.data.partition import partition, thinned
 from fedapps.data.source import TEST
@@ -27,6 +27,10 @@ PEOPLE, CHANNELS, STEPS, CLASSES = 5, 3, 16, 4
 
 
 pytestmark = pytest.mark.usefixtures("own_caches")
+
+
+def arrow_array(x):
+    return arrow_table({"x": x}, "")["x"].combine_chunks()
 
 
 def windows(count=60, seed=0, people=tuple(range(1, PEOPLE + 1))):
@@ -485,7 +489,7 @@ MISTAKES = [
     ),
     (
         {},
-        {"other": lambda x: arrow_array(x)},
+        {"other": arrow_array},
         "data.features: SET has several columns of arrays, name one, or those that are",
     ),
     (

@@ -485,13 +485,11 @@ def test_real_mnist():
         ),
         (
             {"noise_ratio": 0.1},
-            "noise-ratio = 0.1, but noise = 'none': choose noise = pair or symmetric, or the ratio "
-            "0",
+            "noise-ratio = 0.1: noise = 'none': choose noise = pair or symmetric, or the ratio 0",
         ),
         (
             {"noise_validation": True},
-            "noise-validation = true, but noise = 'none': choose noise = pair or symmetric, or "
-            "false",
+            "noise-validation = True: noise = 'none': choose noise = pair or symmetric, or false",
         ),
         ({"max_samples": -1}, "max-samples = -1: choose a value in [0, inf)"),
         ({"source": ""}, "source = '': must not be empty"),
