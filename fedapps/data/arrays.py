@@ -86,8 +86,8 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
 def read_numbers(
     data: Frame, columns: list[str], source: Source, shape: tuple[int, ...], channels: str
 ) -> npt.NDArray[Any]:
-    """Return the samples (N, C, H, W) in ``columns``: uint8 if all are arrays of it, or
-    have a ``shape`` (pixels), else float32.
+    """Return the samples (N, C, H, W) in ``columns``: uint8 (pixels) if all are arrays
+    of it with several axes, or with a ``shape``, else float32.
 
     ``shape``: reshape each sample to this first; () is as stored. ``channels``: "first"
     or "last" axis of a sample. Raises ``UserError`` for missing, ragged or non-finite
@@ -106,7 +106,7 @@ def read_numbers(
                 )
         sample = stored if len(columns) == 1 else (len(columns), *stored)
         if out is None:
-            pixels = all(cell.dtype == np.uint8 for cell in cells) and (stored or shape)
+            pixels = all(cell.dtype == np.uint8 for cell in cells) and (stored[1:] or shape)
             kind = np.uint8 if pixels else np.float32
             out = np.empty((len(data), *sample), kind)
         if out.shape[1:] != sample:

@@ -49,10 +49,11 @@ def check_columns(data: Frame, source: Source, columns: dict[str, str]) -> None:
 def check_plain(data: Frame, setting: str, column: str) -> None:
     """Raise ``UserError`` unless a column has one value per sample."""
     kind = data.columns[column].type
-    if is_list(kind) and getattr(kind, "list_size", 0) == 1:
+    if (size := getattr(kind, "list_size", 0)) and not is_list(kind.value_type):
+        flat = "ravel()" if size == 1 else "argmax(1) where they are one number per class"
         raise UserError(
-            f"{setting} = {column!r}: has the shape (N, 1): flatten it to one value per sample, as "
-            f"{column}.ravel()"
+            f"{setting} = {column!r}: has the shape (N, {size}), no plain value per sample: give "
+            f"one, as {column}.{flat}, or name another of {', '.join(data.columns)}"
         )
     if str(kind).startswith("struct<") or is_list(kind):
         raise UserError(

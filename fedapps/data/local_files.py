@@ -53,8 +53,10 @@ DEEPEST = 32
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of a file; "" if there is no reader for it."""
-    endings = [ending.lower() for ending in path.suffixes]
+    """Return the kind of a file; "" if there is no reader for it, or it is no file but
+    a pipe, say, or a link to nothing.
+    """
+    endings = [ending.lower() for ending in path.suffixes if path.is_file()]
     if endings and endings[-1] in COMPRESSED:
         kind = KINDS.get(endings[-2], "") if len(endings) > 1 else ""
         return kind if kind in ("csv", "json") else ""
@@ -99,7 +101,7 @@ def read_local(path: Path, source: Source) -> Frame:
 
 def files_in(folder: Path) -> list[Path]:
     """Return the files below a folder, in the order of their paths as text."""
-    below = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    below = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
     seen = [path for path in below if not any(part.startswith(".") for part in path.parts)]
     return [folder / path for path in sorted(seen, key=Path.as_posix)]
 
@@ -144,6 +146,7 @@ def _of_folder(folder: Path, source: Source) -> tuple[list[Path], list[str]]:
             )
         return mine, said
     chosen: list[Path] = []
+    more = [PART_NAMES.get(name, name) for name in (source.test, source.validation_split)]
     for part in source.split.split("+"):
         name = PART_NAMES.get(part.strip(), part.strip())
         if not (own := [f for f, split in zip(mine, splits, strict=True) if split == name]):
@@ -152,7 +155,8 @@ def _of_folder(folder: Path, source: Source) -> tuple[list[Path], list[str]]:
                 f"{source.given_split}: {source} has {', '.join(sorted(map(str, known)))}"
             )
         chosen += own
-    others = (str(f.relative_to(folder)) for f in mine if f not in set(chosen))
+    free = {file for file, split in zip(mine, splits, strict=True) if split not in more}
+    others = (str(f.relative_to(folder)) for f in mine if f in free - set(chosen))
     return chosen, said + left_out(others, "not of this split")
 
 
@@ -216,7 +220,9 @@ def _lines(file: Path) -> Frame:
 
 
 def _json(file: Path) -> Frame:
-    """Read JSON: a list of rows, one row per line, or a list per column name."""
+    """Read JSON: a list of rows, one row per line, or a list per column name, also with
+    a number of each row.
+    """
     with pa.input_stream(str(file)) as stream:
         text = stream.read().decode("utf-8-sig")
     try:
@@ -224,10 +230,12 @@ def _json(file: Path) -> Frame:
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        rows = json.loads("[" + ",\n".join(filter(str.strip, text.splitlines())) + "]")
     if isinstance(rows, dict):
-        listed = rows and all(isinstance(cells, list) for cells in rows.values())
-        columns = rows if listed else {name: [cell] for name, cell in rows.items()}
+        held = set(map(type, rows.values()))
+        columns = rows if held == {list} else {name: [cell] for name, cell in rows.items()}
+        if held == {dict} and len(set(map(tuple, rows.values()))) == 1:  # as pandas writes it
+            columns = {name: [*cells.values()] for name, cells in rows.items()}
     elif isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
         names = dict.fromkeys(itertools.chain.from_iterable(rows))
         columns = {name: [row.get(name) for row in rows] for name in names}
@@ -239,8 +247,15 @@ def _json(file: Path) -> Frame:
             raise ValueError(f"column {name!r} is nested more than {DEEPEST} times")
         try:
             arrays[name] = pa.array(cells, from_pandas=True)
-        except (pa.ArrowException, OverflowError) as error:
-            raise ValueError(f"column {name!r}: {reason(error)}") from None
+        except OverflowError:
+            raise ValueError(f"column {name!r} holds whole numbers of over 64 bits") from None
+        except pa.ArrowException:
+            kinds = list(map(type, cells))
+            odd = next((k for k, kind in enumerate(kinds) if kind not in (kinds[0], type(None))), 0)
+            raise ValueError(
+                f"column {name!r} holds values of different kinds (first: row {odd}): write it the "
+                "same way in all rows"
+            ) from None
     return Frame.of(pa.table(arrays))
 
 
@@ -260,7 +275,9 @@ def _media(files: list[Path], folder: Path, kind: str) -> Frame:
     if more or not (first == folder or first.name.lower() in PART_NAMES):
         names = [None if file.parent == folder else file.parent.name for file in files]
         columns["label"] = pa.chunked_array([pa.array(names, pa.string())])
-    return Frame(columns, images=frozenset({kind} - {"audio"}))
+    depths = {len(place.parts) for place in places if place != folder}
+    said = ("labels are the innermost folders, of several depths",) * (len(depths) > 1)
+    return Frame(columns, images=frozenset({kind} - {"audio"}), account=said)
 
 
 #: Readers of tables in files of their own.
@@ -290,11 +307,11 @@ def arrow_table(arrays: Mapping[str, Any], setting: str) -> pa.Table:
         try:
             columns[name] = _arrow_array(value)
         except (pa.ArrowException, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"{setting} {name} {reason(error)}") from None
+            raise UserError(f"{setting} array {name!r} {reason(error)}") from None
     if len(set(map(len, columns.values()))) > 1:
         shown = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
         raise UserError(
-            f"{setting} its arrays differ in length ({shown}): give one row per sample in each"
+            f"{setting} arrays differ in length ({shown}): give one row per sample in each"
         )
     return pa.table(columns)
 
@@ -345,7 +362,7 @@ def _of_numpy(files: list[Path], path: Path, source: Source) -> Frame:
         found = _of_split(arrays, path, replace(source, split=split.strip()))
         columns = {name: array for name, array in found.items() if array.ndim}
         single_values |= found.keys() - columns.keys()
-        table = arrow_table(columns, f"{source.setting} = '{path}': array")
+        table = arrow_table(columns, f"{source.setting} = '{path}':")
         parts.append((f"split {split!r}", Frame.of(table)))
     said = left_out(sorted(single_values), "no rows")
     return replace(joined(parts, source.setting), account=tuple(said))

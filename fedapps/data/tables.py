@@ -198,7 +198,8 @@ def features_of(
         else:
             left_out.append(name)
     if not numeric and not levels:
-        raise UserError(f"data.features: no column of {source} is left to learn from")
+        why = f": {some(left_out)}: neither numbers nor categories" * bool(left_out)
+        raise UserError(f"data.features: no column of {source} is left to learn from{why}")
     return np.stack([*numeric.values(), *levels.values()], 1)[:, None, None, :], Columns(
         used=(*numeric, *levels),
         left_out=tuple(left_out),

@@ -216,7 +216,7 @@ def test_an_npz_without_splits_is_the_training_split(tmp_path):
     np.savez(tmp_path / "all.npz", windows=x, label=y)
     assert np.array_equal(read(tmp_path / "all.npz").x, x[:, :, None])
     np.savez(tmp_path / "odd.npz", windows=x, label=y[:-1])
-    with pytest.raises(UserError, match=r"its arrays differ in length \(windows 60, label 59\)"):
+    with pytest.raises(UserError, match=r"arrays differ in length \(windows 60, label 59\)"):
         read(tmp_path / "odd.npz")
     np.savez(tmp_path / "objects.npz", windows=np.array([{}] * 3, object), label=y[:3])
     with pytest.raises(

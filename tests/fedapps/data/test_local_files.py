@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,7 @@ def table(names="a,b,y", sign=",", end="\n", rows=ROWS):
         ("UPPER.CSV", table()),
         ("semi.csv", table(sign=";")),
         ("tabs.tsv", table(sign="\t")),
+        ("excel.csv", b"sep=;\r\n" + table(sign=";", end="\r\n")),
         ("bars.csv", table(sign="|")),
         ("bom.csv", b"\xef\xbb\xbf" + table()),
         ("utf16.csv", table().decode().encode("utf-16")),
@@ -117,6 +119,7 @@ def table(names="a,b,y", sign=",", end="\n", rows=ROWS):
         ("packed.csv.gz", gzip.compress(table(), mtime=0)),
         ("rows.json", json.dumps([dict(zip("aby", row, strict=True)) for row in ROWS]).encode()),
         ("columns.json", json.dumps(dict(zip("aby", map(list, zip(*ROWS, strict=True)), strict=True))).encode()),
+        ("pandas.json", json.dumps({n: {str(k): row[c] for k, row in enumerate(ROWS)} for c, n in enumerate("aby")}).encode()),
         ("lines.jsonl", "\n".join(json.dumps(dict(zip("aby", row, strict=True))) for row in ROWS).encode()),
     ],
 )  # fmt: skip
@@ -135,6 +138,11 @@ def test_one_table_in_many_ways(name, content, tmp_path):
     ("name", "content", "said"),
     [
         ("latin.csv", "a,b,y\nZ\xfcrich,1,0\n".encode("latin-1"), "latin.csv .*is no UTF-8"),
+        ("name.csv", "gr\xf6sse,y\n1,0\n".encode("latin-1"), "name.csv .*is no UTF-8"),
+        ("odd.csv", table() + b"Z\xfcrich,1,2,3\n", "row 12 has 4 cells, and there are 3 col"),
+        ("wide.csv", table().decode().encode("utf-16-le"), "wide.csv .*is no UTF-8"),
+        ("really.csv", gzip.compress(table(), mtime=0), "really.csv .*is no UTF-8"),
+        ("kilos.csv", b"a,y\n" + b"%d kg,0\n" * 30 % (*range(30),), "kilos.csv is left .*: a: n"),
         ("twice.csv", table("a,a,y"), "several columns are called 'a'"),
         ("short.csv", table() + b"1,2\n", "row 12 has 2 cells, and there are 3 columns"),
         ("quote.csv", table() + b'1,"2,0\n', "short|quote"),
@@ -148,6 +156,13 @@ def test_one_table_in_many_ways(name, content, tmp_path):
             '[{"a": "Z\xfcrich", "y": 1}]'.encode("latin-1"),
             "latin.json .*is no UTF-8",
         ),
+        (
+            "kinds.json",
+            b'[{"a": 1.5}, {"a": null}, {"a": "x"}]',
+            "different kinds .first: row 2.: write",
+        ),
+        ("big.json", b'[{"a": 1%s}]' % (b"0" * 30), "column 'a' holds whole numbers of over 64"),
+        ("cut.jsonl", b'{"a": 1}\n{"a": 2}\n{"a":', "line 3"),
         ("deep.json", b"[" * 120_000, "deep.json cannot be read"),
         ("nested.json", b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", "nested more than 32 times"),
         ("sheet.xlsx", b"PK", "a file must be one of"),
@@ -175,11 +190,34 @@ def test_every_file_of_a_folder_is_accounted_for(files, rows, said, tmp_path):
     for name in files:
         (tmp_path / f"{name}.csv").write_bytes(table())
     (tmp_path / "notes.xlsx").write_bytes(b"")
+    (tmp_path / "odd.csv").symlink_to(tmp_path / "nowhere")
     samples = read_samples(DataOptions(source=str(tmp_path), partition="iid"))
     assert len(samples.labels) == rows
     account = " ".join(samples.account)
     assert said in account
-    assert "left out (no csv files): notes.xlsx" in account
+    assert "left out (no csv files): notes.xlsx, odd.csv" in account
+
+
+def test_a_split_that_is_scored_on_is_not_left_out(tmp_path):
+    for name in ("train", "test", "extra"):
+        (tmp_path / f"{name}.csv").write_bytes(table())
+    samples = read_samples(DataOptions(source=str(tmp_path), partition="iid", test="test"))
+    assert len(samples.labels) == 20
+    assert samples.account[1:] == ("left out (not of this split): extra.csv",)
+
+
+@pytest.mark.parametrize(("shape", "numbers"), [((3,), True), ((3, 2), False), ((3, 2, 2), False)])
+def test_bytes_are_pixels_where_samples_have_several_axes(shape, numbers, tmp_path):
+    x = np.arange(40 * math.prod(shape), dtype=np.uint8).reshape(40, *shape)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(40) % 2)
+    samples = read_samples(DataOptions(source=str(tmp_path / "a.npz")))
+    assert (samples.numbers is not None, samples.x.dtype == np.uint8) == (numbers, not numbers)
+
+
+def test_labels_of_one_number_per_class_are_one_line(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((40, 3)), y=np.eye(2)[np.arange(40) % 2])
+    with pytest.raises(UserError, match=r"has the shape \(N, 2\).* as y\.argmax\(1\)"):
+        read_samples(DataOptions(source=str(tmp_path / "a.npz")))
 
 
 def test_narrow_integers_are_numbers_and_lists_hide_no_column():
@@ -233,6 +271,10 @@ def test_pictures_are_turned_upright_and_shapes_in_transparency_refused(tmp_path
         Image.new("RGB", size).save(folder / name / "x.jpg", exif=exif)
     samples = read_samples(DataOptions(source=str(folder), partition="iid"))
     assert samples.x.shape == (2, 3, 4, 6)
+    (folder / "b" / "more").mkdir()
+    Image.new("RGB", (6, 4)).save(folder / "b" / "more" / "x.jpg")
+    several = read_samples(DataOptions(source=str(folder), partition="iid"))
+    assert "labels are the innermost folders, of several depths" in several.account
     assert "1 of 2 images are turned upright (EXIF)" in samples.account
     picture = Image.new("RGBA", (6, 4), (255, 255, 255, 0))
     picture.putpixel((2, 2), (255, 255, 255, 255))
