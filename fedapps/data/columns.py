@@ -52,8 +52,8 @@ def check_plain(data: Frame, setting: str, column: str) -> None:
     if (size := getattr(kind, "list_size", 0)) and not is_list(kind.value_type):
         flat = "ravel()" if size == 1 else "argmax(1) where they are one number per class"
         raise UserError(
-            f"{setting} = {column!r}: has the shape (N, {size}), no plain value per sample: give "
-            f"one, as {column}.{flat}, or name another of {', '.join(data.columns)}"
+            f"{setting} = {column!r}: has the shape (N, {size}): give one value per sample, as "
+            f"{column}.{flat}"
         )
     if str(kind).startswith("struct<") or is_list(kind):
         raise UserError(

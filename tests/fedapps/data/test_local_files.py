@@ -16,6 +16,7 @@ from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.written_numbers import DoubtfulError, has_decimal_commas, numbers_of
 from fedapps.errors import UserError
+from fedapps.records.data_record import digest
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 
@@ -302,6 +303,15 @@ def test_a_resumed_run_has_the_data_of_its_first_rounds(tmp_path):
     source.write_bytes(table(rows=[[a, b, 1 - y] for a, b, y in ROWS * 4]))
     with pytest.raises(UserError, match=r"t\.csv has changed since the first rounds"):
         fedapps.run(**job, resume=True)
+
+
+def test_files_that_nobody_reads_do_not_change_the_data(tmp_path):
+    (tmp_path / "t.csv").write_bytes(table())
+    before = digest(tmp_path)
+    (tmp_path / ".DS_Store").write_bytes(b"")
+    assert digest(tmp_path) == before
+    (tmp_path / "more.csv").write_bytes(table())
+    assert digest(tmp_path) != before
 
 
 THREADS = """
