@@ -31,7 +31,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -44,7 +43,7 @@ from fedapps.algorithms.common.measures import auroc
 from fedapps.algorithms.common.seeds import generator
 from fedapps.clients.base.adapter import answer_identity
 from fedapps.clients.base.data import ArrayData
-from fedapps.data.local_files import arrow_array
+from fedapps.data.local_files import arrow_table
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import with_defaults
@@ -136,8 +135,7 @@ def windows(people: Iterable[int], total: int, split: str = "train", steps: int 
 def write(folder: Path, arrays: Arrays, split: str = "train") -> None:
     """Write a split as parquet with lists of fixed size."""
     folder.mkdir(parents=True, exist_ok=True)
-    columns = {name: arrow_array(array) for name, array in arrays.items()}
-    pq.write_table(pa.table(columns), folder / f"{split}.parquet")
+    pq.write_table(arrow_table(arrays, ""), folder / f"{split}.parquet")
 
 
 def write_windows(folder: Path) -> None:

@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapps.data.columns import label_column
-from fedapps.data.frame import Frame, is_list, is_number, is_text
+from fedapps.data.frame import Frame, is_list, is_number
 from fedapps.data.source import FILE, Source
-from fedapps.data.table_columns import check_targets, no_target
-from fedapps.data.tables import ROW_NUMBERS, matching
-from fedapps.data.written_numbers import as_numbers
+from fedapps.data.table_columns import check_targets, no_target, numbers_in
+from fedapps.data.tables import ROW_NUMBERS, matching, some
 from fedapps.errors import UserError
 
 BATCH = 1000
@@ -56,7 +55,7 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
         for name in chosen:
             if depths[name] is None:
                 raise UserError(
-                    f"data.features = {wanted!r}: column {name!r} holds {_kind(data, name)}, not "
+                    f"data.features = {wanted!r}: column {name!r} holds {data.kind(name)}, not "
                     "numbers"
                 )
             if name in others:
@@ -74,12 +73,12 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
     if len(arrays) > 1:
         raise UserError(
             f"data.features: {source} has several columns of arrays, name one, or those that are "
-            f"channels: {_few(arrays)}"
+            f"channels: {some(arrays)}"
         )
     if not free:
         raise UserError(
             f"{source.given}: holds no images, arrays or numbers to learn from; its columns are "
-            f"{_few(data.column_names)}"
+            f"{some(data.column_names)}"
         )
     return arrays or list(free)
 
@@ -87,8 +86,8 @@ def number_columns(data: Frame, source: Source, wanted: str, others: tuple[str, 
 def read_numbers(
     data: Frame, columns: list[str], source: Source, shape: tuple[int, ...], channels: str
 ) -> npt.NDArray[Any]:
-    """Return the samples (N, C, H, W) in ``columns``: uint8 if all are arrays of it, or
-    have a ``shape`` (pixels), else float32.
+    """Return the samples (N, C, H, W) in ``columns``: uint8 (pixels) if all are arrays
+    of it with several axes, or with a ``shape``, else float32.
 
     ``shape``: reshape each sample to this first; () is as stored. ``channels``: "first"
     or "last" axis of a sample. Raises ``UserError`` for missing, ragged or non-finite
@@ -107,7 +106,7 @@ def read_numbers(
                 )
         sample = stored if len(columns) == 1 else (len(columns), *stored)
         if out is None:
-            pixels = all(cell.dtype == np.uint8 for cell in cells) and (stored or shape)
+            pixels = all(cell.dtype == np.uint8 for cell in cells) and (stored[1:] or shape)
             kind = np.uint8 if pixels else np.float32
             out = np.empty((len(data), *sample), kind)
         if out.shape[1:] != sample:
@@ -124,8 +123,8 @@ def read_numbers(
         row, number = divmod(int(np.argmin(finite)), finite.shape[1])
         column = columns[number * len(columns) // finite.shape[1]]
         file = f", of {data.columns[FILE][row]}" if FILE in data.columns else ""
-        site = source.client == "sites.client" and not shape
-        tables = ", choose task=tabular with sites.columns, which fills them" * site
+        fills = source.is_site and not shape
+        tables = ", choose task=tabular with sites.columns, which fills them" * fills
         remedy = f"fill or drop them{tables}"
         raise UserError(
             f"{source.given}: {len(out) - int(finite.all(1).sum())} of {len(out)} samples hold "
@@ -141,13 +140,12 @@ def targets_of(data: Frame, source: Source, label: str) -> npt.NDArray[np.float6
     """
     name = label_column(data, source, label)
     setting = f"data.label = {name!r} of {source}"
-    column = data.columns[name]
-    if is_text(column.type) and (found := as_numbers(data[name], name, source, data.commas)):
+    if depths_of(data)[name]:
+        values = _values(data.columns[name], name, source, 0)
+    elif found := numbers_in(data, name, source):
         values = found[0]
-    elif depths_of(data)[name] is None:
-        raise UserError(no_target(setting, _kind(data, name)))
     else:
-        values = _values(column, name, source, 0)
+        raise UserError(no_target(setting, data.kind(name)))
     out = values.astype(np.float64).reshape(len(values), -1)
     check_targets(out, setting, source.first_row)
     return out
@@ -162,7 +160,7 @@ def _as_planes(
             raise UserError(
                 f"data.shape = '{','.join(map(str, shape))}': has {math.prod(shape)} values, but a "
                 f"sample of {source} "
-                f"({_few(columns)}) has {_size(stored)} = {math.prod(stored)}"
+                f"({some(columns)}) has {_size(stored)} = {math.prod(stored)}"
             )
         out = out.reshape(len(out), *shape)
     if out.ndim > 4:
@@ -171,7 +169,7 @@ def _as_planes(
             "axes it is to have"
         )
     if out[0].size == 0:
-        raise UserError(f"{source.given}: the samples in {_few(columns)} are empty")
+        raise UserError(f"{source.given}: the samples in {some(columns)} are empty")
     if channels == "last" and out.ndim > 2:
         out = np.moveaxis(out, -1, 1)
     if out.ndim < 4:
@@ -224,14 +222,5 @@ def _ragged(
     )
 
 
-def _kind(data: Frame, name: str) -> str:
-    kind = data.columns[name].type
-    return "classes" if name in data.classes else "text" if is_text(kind) else str(kind)
-
-
 def _size(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "1"
-
-
-def _few(names: list[str], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-FORMAT = 4
+FORMAT = 5
 Entry = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ def fingerprint(source: str | Path, asked: dict[str, str]) -> str:
     files: list[tuple[str, int, int]] = []
     if isinstance(source, Path):
         for path in [source] if source.is_file() else sorted(source.rglob("*")):
-            status = path.stat()
-            kept = (status.st_size, status.st_mtime_ns) if path.is_file() else (0, 0)
+            status = path.stat() if path.is_file() else None
+            kept = (status.st_size, status.st_mtime_ns) if status else (0, 0)
             files.append((str(path.relative_to(source)), *kept))
     content = json.dumps([FORMAT, str(source), files, asked])
     return hashlib.sha256(content.encode()).hexdigest()[:32]

@@ -2,15 +2,18 @@
 as its part.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.checks import nearest
-from fedapps.data.frame import Frame, is_list, is_text
+from fedapps.data.frame import Frame, is_list
 from fedapps.data.source import FILE, PART_NAMES, TRAIN, Source
 from fedapps.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LABEL_NAMES = (
     "label",
@@ -46,10 +49,11 @@ def check_columns(data: Frame, source: Source, columns: dict[str, str]) -> None:
 def check_plain(data: Frame, setting: str, column: str) -> None:
     """Raise ``UserError`` unless a column has one value per sample."""
     kind = data.columns[column].type
-    if is_list(kind) and getattr(kind, "list_size", 0) == 1:
+    if (size := getattr(kind, "list_size", 0)) and not is_list(kind.value_type):
+        flat = "ravel()" if size == 1 else "argmax(1) where they are one number per class"
         raise UserError(
-            f"{setting} = {column!r}: has the shape (N, 1): flatten it to one value per sample, as "
-            f"{column}.ravel()"
+            f"{setting} = {column!r}: has the shape (N, {size}): give one value per sample, as "
+            f"{column}.{flat}"
         )
     if str(kind).startswith("struct<") or is_list(kind):
         raise UserError(
@@ -141,6 +145,18 @@ def label_column(data: Frame, source: Source, name: str) -> str:
     return name or (usual or list(data.classes))[0]
 
 
+def coded(column: "pa.ChunkedArray") -> tuple[list[Any], npt.NDArray[np.int64]]:
+    """Return the different values of a column, sorted, and the number (N,) of that in
+    each cell, -1 where one is missing or NaN.
+    """
+    parts = column.combine_chunks().dictionary_encode()
+    found = parts.dictionary.to_pylist()
+    order = sorted((k for k, value in enumerate(found) if value == value), key=found.__getitem__)
+    place = np.full(len(found) + 1, -1)  # the last one: of no value
+    place[order] = np.arange(len(order))
+    return [found[k] for k in order], place[parts.indices.fill_null(-1).to_numpy()]
+
+
 def numbered(
     data: Frame, name: str, first: int = 0
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -149,23 +165,11 @@ def numbered(
 
     ``first``: the number of the first row in its file.
     """
-    import pyarrow.compute as pc
-
-    column = data.columns[name]
-    missing = pc.is_null(column, nan_is_null=True).to_numpy()
+    values, codes = coded(data.columns[name])
+    missing = codes < 0
     if missing.any():
         raise UserError(
             f"column {name!r}: {missing.sum()} samples have no value in it (first: row "
             f"{int(missing.argmax()) + first}): fill or drop them"
         )
-    coded = column.combine_chunks().dictionary_encode()
-    found = coded.dictionary
-    texts = found.to_pylist() if is_text(found.type) else found.to_numpy(zero_copy_only=False)
-    values, place = np.unique(np.asarray(texts), return_inverse=True)
-    return values, place[coded.indices.to_numpy()].astype(np.int64)
-
-
-def column_of(data: Frame, name: str) -> npt.NDArray[Any]:
-    """Return the values (N,) of a column. Raises ``UserError`` if some are missing."""
-    values, place = numbered(data, name)
-    return np.asarray(values[place])
+    return np.asarray(values), codes

@@ -7,7 +7,6 @@ import io
 import re
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,11 +32,14 @@ def read_csv(path: Path) -> Frame:
         head = file.read(HEAD)
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     text = head.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
-    body = text.lstrip("\r\n")
+    given = re.match(r"\s*sep=(.)\r?\n", text)  # a line that Excel understands
+    body = text[given.end() :] if given else text.lstrip("\r\n")
     if not body:
         raise ValueError("it has no rows")
-    first = re.sub(r'"[^"]*"', "", body.partition("\n")[0])
-    delimiter = max(",;\t|", key=first.count)
+    header = re.split("[\r\n]", body, maxsplit=1)[0]
+    if "\0" in body or "\ufffd" in header:
+        raise ValueError(NO_UTF8)
+    delimiter = given[1] if given else max(",;\t|", key=re.sub('"[^"]*"', "", header).count)
     names = [name.strip() for name in next(csv.reader(io.StringIO(body, ""), delimiter=delimiter))]
     counted = [[str(place + first) for place in range(len(names))] for first in (0, 1)]
     doubled = any(names.count(name) > 1 for name in filter(is_number, names))
@@ -45,12 +47,6 @@ def read_csv(path: Path) -> Frame:
         raise ValueError(NAMELESS)
     names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]  # as pandas does
     check_names(names)
-    odd: list[Any] = []
-
-    def skip(row: Any) -> str:
-        odd.append(row)
-        return "skip"
-
     try:
         # threads of Arrow abort the process if it ends soon after; rows are numbered
         # only without them
@@ -63,11 +59,7 @@ def read_csv(path: Path) -> Frame:
                 skip_rows_after_names=1,
                 encoding=encoding,
             ),
-            arrow_csv.ParseOptions(
-                delimiter=delimiter,
-                newlines_in_values=True,
-                invalid_row_handler=skip,
-            ),
+            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
                 null_values=MISSING,
@@ -75,16 +67,13 @@ def read_csv(path: Path) -> Frame:
             ),
         )
     except pa.ArrowInvalid as error:
-        if "UTF8" in str(error):
-            raise ValueError(NO_UTF8) from None
+        if odd := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", str(error)):
+            row, columns, cells = odd.groups()
+            why = f"row {row} has {cells} cells, and there are {columns} columns: not every row has"
+            raise ValueError(f"{why} as many") from None
         if "straddl" in str(error):
             raise ValueError("a quotation mark is not closed, or no line ends") from None
-        raise
-    if odd:
-        raise ValueError(
-            f"row {odd[0].number} has {odd[0].actual_columns} cells, and there are "
-            f"{len(names)} columns: not every row has as many"
-        )
+        raise ValueError(NO_UTF8) from None
     named = [name for name in names if not is_number(name)]
     if len(named) < len(names) and all(name in table[name][:100].to_pylist() for name in named):
         raise ValueError(NAMELESS)

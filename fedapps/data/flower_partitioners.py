@@ -10,7 +10,6 @@ set into pieces would otherwise cut it in the order of its files.
 
 import inspect
 import warnings
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,12 +18,8 @@ import numpy.typing as npt
 
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.seeds import derived_seed
-from fedapps.data.cache import Entry
-from fedapps.data.columns import check_columns, column_of
 from fedapps.data.options import BY_CLIENT, FLOWER, DataOptions
 from fedapps.data.samples import Samples
-from fedapps.data.source import Source
-from fedapps.data.sources import cached
 from fedapps.errors import UserError, reason
 
 Indices = npt.NDArray[np.int64]
@@ -40,30 +35,6 @@ OTHERS = {
     "VerticalEvenPartitioner": "deals columns, and clients here have samples with all of them",
     "VerticalSizePartitioner": "deals columns, and clients here have samples with all of them",
 }
-
-
-def with_column(samples: Samples, options: DataOptions) -> Samples:
-    """Return the images with the values of the column that the partitioner goes by, if
-    it is not the one of the classes.
-    """
-    column = column_by(options)
-    if column in ("", LABEL, options.label):
-        return samples if samples.targets is None else replace(samples, by=samples.targets[:, 0])
-    source = Source.of(options)
-    if source.name == "digits":
-        raise UserError(
-            f"data.partition-arguments: partition_by = {column!r}: the digits have no such column"
-        )
-
-    def decode(data: Any, *_: Any) -> Entry:
-        check_columns(data, source, {"data.partition-arguments: partition_by": column})
-        values = column_of(data, column)
-        if values.dtype.kind not in "biuf":  # names are numbered in their order
-            values = np.unique(values, return_inverse=True)[1]
-        return {"by": values}, {}
-
-    arrays, _ = cached(source, {"partition-by": column}, decode)
-    return replace(samples, by=np.array(arrays["by"]))
 
 
 def column_by(options: DataOptions) -> str:

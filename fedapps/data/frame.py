@@ -82,12 +82,22 @@ class Frame:
 
         return replace(self, columns={**self.columns, name: pa.chunked_array([cells])})
 
-    def by_name(self) -> "Frame":
-        """Return the samples with classes by their names, as text."""
+    def by_names(self, name: str) -> "pa.ChunkedArray":
+        """Return a column, of classes by their names."""
         import pyarrow as pa
 
-        named = {name: pa.chunked_array([pa.array(self[name])]) for name in self.classes}
-        return replace(self, columns={**self.columns, **named}, classes={})
+        if name not in self.classes:
+            return self.columns[name]
+        return pa.chunked_array([pa.array(self[name], pa.string())])
+
+    def by_name(self) -> "Frame":
+        """Return the samples with classes by their names, as text."""
+        return replace(self, columns={n: self.by_names(n) for n in self.columns}, classes={})
+
+    def kind(self, name: str) -> str:
+        """Return what a column holds, in the user's words."""
+        kind = self.columns[name].type
+        return "classes" if name in self.classes else "text" if is_text(kind) else str(kind)
 
 
 def joined(parts: Sequence[tuple[str, Frame]], setting: str) -> Frame:

@@ -14,58 +14,46 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.algorithms.common.options import names_in
 from fedapps.algorithms.common.seeds import generator
+from fedapps.data.frame import Frame
+from fedapps.data.images import decode
 from fedapps.data.options import DataOptions
-from fedapps.data.sample_groups import grouping_of
-from fedapps.data.samples import Categorical, Indices, Samples
-from fedapps.data.source import Source
+from fedapps.data.samples import Indices, Samples
+from fedapps.data.source import TRAIN, Source
 from fedapps.data.table_columns import Floats
-from fedapps.data.tables import encode, matching, some
+from fedapps.data.tables import some
 from fedapps.errors import UserError
 
 Columns = dict[str, NDArray[Any]]
 DIABETES = "diabetes"
 
 
-def samples_of(columns: Columns, options: DataOptions, category: str, label: str) -> Samples:
-    """Return the rows of a table that needs no file: classes if its label is 0 or 1,
-    else numbers to predict. Raises ``UserError``.
+def samples_of(
+    columns: Columns, options: DataOptions, category: str, label: str, targets: bool = False
+) -> Samples:
+    """Return the rows of a table that needs no file, read as any other. Raises
+    ``UserError``.
     """
+    import pyarrow as pa  # late: it takes a while, and runs on images do without
+
     source = Source.of(options)
-    if options.label and options.label not in columns:
+    if options.label and options.label not in (*columns, label):
         raise UserError(
             f"data.label = {options.label!r}: {source} has the columns {some(columns)}: name your "
             "table in data.source, or the columns of sites in sites.columns"
         )
-    outcome = columns[options.label or label]
-    free = [name for name in columns if name not in ("client", options.label or label)]
-    for key in ("drop", "categorical"):
-        for name in names_in(getattr(options, key)):
-            if name not in columns:
-                raise UserError(f"data.{key} = {name!r}: {source} has the columns {some(columns)}")
-    wanted = matching(free, options.features, source) if options.features else free
-    wanted = [name for name in wanted if name not in options.told_apart]
-    named = names_in(options.categorical) or (category,)
-    x, found = encode(((name, columns[name]) for name in wanted), named, source)
-    names, owner = np.unique(columns["client"], return_inverse=True)
-    binary = outcome.dtype.kind == "i"
-    samples = Samples(
-        x,
-        outcome if binary else np.zeros(len(outcome), np.int64),
-        2 if binary else 1,
-        ("0", "1") if binary else ("0",),
-        clients=Categorical(owner.astype(np.int64), tuple(map(str, names))),
-        # the categories are known to all
-        numbers=replace(found, categories=()),
-        targets=None if binary else outcome.astype(np.float64)[:, None],
+    options = replace(
+        options,
+        natural_id="client",
+        label=options.label or label,
+        categorical=options.categorical or category,
     )
-    if not options.group:
-        return samples
-    if options.group not in columns:
-        raise UserError(f"data.group = {options.group!r}: {source} has the columns {some(columns)}")
-    groups = grouping_of(options).number(columns[options.group].tolist())
-    return replace(samples, groups=groups)
+    data = Frame({name: pa.chunked_array([column]) for name, column in columns.items()})
+    parts = np.full(len(data), TRAIN)
+    samples = Samples.of(*decode(data, parts, source, options, targets))
+    assert samples.numbers is not None
+    # the categories are known to all
+    return replace(samples, numbers=replace(samples.numbers, categories=()))
 
 
 def _columns(

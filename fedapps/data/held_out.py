@@ -32,22 +32,16 @@ class Part:
     of: npt.NDArray[np.bool_] | None
 
 
-def test_part(samples: Samples, options: DataOptions) -> Part:
-    """Return the samples that clients are scored on."""
-    setting = (
-        f"data.part = {options.part!r}, test" if options.part else f"data.test = {options.test!r}"
-    )
-    return Part("is scored on", setting, samples.part(TEST))
-
-
-def validation_part(samples: Samples, options: DataOptions) -> Part:
-    """Return the samples that models are chosen by."""
-    name = (
-        f"data.part = {options.part!r}, validation"
-        if options.part
-        else f"data.validation-split = {options.validation_split!r}"
-    )
-    return Part("chooses by", name, samples.part(VALIDATION))
+def part_of(samples: Samples, options: DataOptions, number: int) -> Part:
+    """Return the part TEST, that clients are scored on, or VALIDATION, that models are
+    chosen by.
+    """
+    name, key, split, use = {
+        TEST: ("test", "test", options.test, "is scored on"),
+        VALIDATION: ("validation", "validation-split", options.validation_split, "chooses by"),
+    }[number]
+    setting = f"data.part = {options.part!r}, {name}" if options.part else f"data.{key} = {split!r}"
+    return Part(use, setting, samples.part(number))
 
 
 def dealt_part(

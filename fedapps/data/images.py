@@ -2,6 +2,7 @@
 a hub set (``fedapps.data.sources``).
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,34 +13,35 @@ from fedapps.algorithms.common.options import names_in
 from fedapps.data.cache import Entry
 from fedapps.data.columns import (
     check_columns,
+    check_plain,
     groups_of,
     label_column,
     labels_of,
     numbered,
     parts_of,
 )
+from fedapps.data.flower_partitioners import LABEL, column_by
 from fedapps.data.frame import Frame, left_out
 from fedapps.data.options import DataOptions, PublicOptions
-from fedapps.data.samples import Categorical, Columns, Samples
-from fedapps.data.source import TRAIN, Source
+from fedapps.data.sample_groups import check_persons, grouped
+from fedapps.data.samples import Columns, Samples
+from fedapps.data.source import FILE, TRAIN, Source
 from fedapps.data.sources import cached, digits_table
-from fedapps.data.tables import (
-    ROW_NUMBERS,
-    features_of,
-    labels_in,
-    matching,
-    resolved,
-)
+from fedapps.data.tables import ROW_NUMBERS, features_of, labels_in, matching, resolved
 from fedapps.errors import UserError
 
+#: Settings of data in files, which the bundled digits do not have.
+OF_FILES = (
+    *("natural-id", "part", "categorical", "drop", "drop-clients", "features", "shape"),
+    *("group", "group-split"),
+)
 IMAGE_NAMES = ("image", "img", "images", "x")
 
 
 def read_samples(
     options: DataOptions, targets: bool = False, source: Source | None = None
 ) -> Samples:
-    """Read the samples of ``data.split`` and ``data.test``; names of columns that are
-    "" are detected, a natural id is then not read.
+    """Read the samples of all splits; names of columns that are "" are detected.
 
     ``targets``: the label is a number to predict, or an array of them. ``source``: in
     place of the one in the options.
@@ -47,39 +49,20 @@ def read_samples(
     Raises UserError, naming the setting at fault, for problems the user can fix.
     """
     source = source or Source.of(options)
+    if options.partition != "natural" and options.natural_id:
+        dropped = (
+            (options.drop, options.natural_id) if options.natural_id != FILE else (options.drop,)
+        )
+        options = replace(options, natural_id="", drop=",".join(filter(None, dropped)))
     if source.name == "digits":
         return _digits(options)
-    wanted = _columns(options) | ({"targets": "1"} if targets else {})
-    arrays, facts = cached(
-        source, wanted, lambda data, parts: _decode(data, parts, source, options, targets)
+    return Samples.of(
+        *cached(
+            source,
+            _columns(options) | {"targets": str(targets), "client": source.client},
+            lambda data, parts: decode(data, parts, source, options, targets),
+        )
     )
-    columns: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in facts["columns"].items()
-    }
-    return Samples(
-        arrays["x"],
-        np.array(arrays["labels"]),
-        facts["num-classes"],
-        tuple(facts["classes"]),
-        clients=categorical(arrays, facts) if facts["names"] else None,
-        parts=parts_in(arrays),
-        numbers=Columns(**columns) if facts["numbers"] else None,
-        targets=np.array(arrays["targets"]) if targets else None,
-        account=tuple(facts["account"]),
-    )
-
-
-def categorical(arrays: dict[str, npt.NDArray[Any]], facts: dict[str, Any]) -> Categorical:
-    """Return the natural client of each sample, from what ``decode`` made."""
-    return Categorical(np.array(arrays["natural"]), tuple(facts["names"]))
-
-
-def parts_in(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64] | None:
-    """Return the part of each sample, from what ``decode`` made; None if all are to
-    train on.
-    """
-    parts = np.array(arrays["parts"])
-    return None if (parts == TRAIN).all() else parts
 
 
 def _columns(options: DataOptions) -> dict[str, str]:
@@ -94,6 +77,10 @@ def _columns(options: DataOptions) -> dict[str, str]:
         "channels": options.channels,
         "resize": str(options.resize),
         "left-out": ",".join(options.told_apart),
+        "group": options.group,
+        "group-edges": options.group_edges,
+        "group-split": options.group_split,
+        "by": column_by(options),
         "categorical": options.categorical,
         "preset": options.preset,
         "natural": str(options.partition == "natural"),
@@ -120,48 +107,11 @@ def read_pixels(options: PublicOptions) -> npt.NDArray[np.uint8]:
     return arrays["pixels"]
 
 
-def read_named(
-    options: DataOptions, client: str = ""
-) -> tuple[npt.NDArray[Any], list[str], list[str]]:
-    """Read samples (N, C, H, W), the label name of each, as given in the data set, and
-    what each has in the column ``client``.
-
-    The split ``data.test`` is not read. ``client``: "@file" is the name of a sample's
-    file, "" none. Raises UserError, naming the settings ``data.`` and ``sites.client``.
-    """
-    source = replace(Source.of(options), test="", client="sites.client")
-    read = replace(options, test="", natural_id=client, partition="iid")
-
-    def decode(data: Frame, *_: Any) -> Entry:
-        named = {"data.image": options.image, "data.label": options.label, source.client: client}
-        check_columns(data, source, named)
-        column = label_column(data, source, options.label)
-        called, place = numbered(data.by_name(), column)
-        owner, owners = (
-            groups_of(data, source, client) if client else (np.zeros(len(data), np.int64), [""])
-        )
-        samples = _inputs(data, source, read)[0]
-        arrays = {"x": samples, "labels": place, "owner": owner}
-        return arrays, {"names": [str(name) for name in called], "owners": owners}
-
-    arrays, facts = cached(source, _columns(read) | {"named": "2"}, decode)
-    labels, owners = (
-        [facts[names][at] for at in arrays[key].tolist()]
-        for names, key in (("names", "labels"), ("owners", "owner"))
-    )
-    return arrays["x"], labels, owners
-
-
 def _digits(options: DataOptions) -> Samples:
-    of_files = "the digits have no such column"
+    of_files, by = "the digits have no such column", column_by(options)
     for key, value, reason in (
-        ("natural-id", options.natural_id, of_files),
-        ("part", options.part, of_files),
-        ("categorical", options.categorical, of_files),
-        ("drop", options.drop, of_files),
-        ("drop-clients", options.drop_clients, of_files),
-        ("features", options.features, of_files),
-        ("shape", options.shape, of_files),
+        *((key, getattr(options, key.replace("-", "_")), of_files) for key in OF_FILES),
+        ("partition-arguments: partition_by", by if by not in ("", LABEL) else "", of_files),
         ("resize", options.resize, "the digits stay 8 x 8"),
         ("test", options.test, "the digits have one split"),
         ("validation-split", options.validation_split, "the digits have one split"),
@@ -175,61 +125,75 @@ def _digits(options: DataOptions) -> Samples:
     return Samples(pixels, rows[:, -1].astype(np.int64), 10, tuple(map(str, range(10))))
 
 
-def _decode(
+def decode(
     data: Frame,
     parts: npt.NDArray[np.int64],
     source: Source,
     options: DataOptions,
     targets: bool = False,
 ) -> Entry:
-    """Turn samples, which are of the splits ``parts`` (N,), into arrays and facts."""
-    table = is_table(data, source, options)
+    """Turn samples, which are of the splits ``parts`` (N,), into the arrays and facts
+    of :meth:`Samples.of`.
+    """
+    table = not source.is_site and is_table(data, source, options)
     if table:
         options = resolved(options, data.column_names, options.partition != "natural")
-    label = options.label
-    named = {"data.image": options.image, "data.part": options.part}
-    named |= {source.client: options.natural_id}
-    named |= {} if targets and table else {"data.label": label}
-    check_columns(data, source, named)
-    for key in ("categorical", "drop"):
-        for name in names_in(getattr(options, key)):
-            check_columns(data, source, {f"data.{key}": name})
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    labels_wanted: tuple[str, ...] = (label,)
+    label, by = options.label, column_by(options)
+    by = "" if by in (LABEL, label) else by
+    labels = (labels_in(data.columns, label) if targets else (label,)) or ("",)
+    for setting, column in (
+        ("data.image", options.image),
+        ("data.part", options.part),
+        (source.client, options.natural_id),
+        ("data.group", options.group),
+        ("data.group-split", options.group_split),
+        ("data.partition-arguments: partition_by", by),
+        *(("data.label", name) for name in labels),
+        *(("data.categorical", name) for name in names_in(options.categorical)),
+        *(("data.drop", name) for name in names_in(options.drop)),
+    ):
+        check_columns(data, source, {setting: column})
+    account: list[str] = []
+    columns: Columns | None = None
+    if table:
+        x, columns = features_of(data, source, options)
+    else:
+        x, used, account = _inputs(data, source, options)
+        columns = Columns() if x.dtype == np.float32 else None
+        known = {label_column(data, source, n) for n in labels}.union(used, options.told_apart)
+        account += left_out((n for n in data.columns if n not in known), "columns of no sample")
+    arrays: dict[str, npt.NDArray[Any]] = {"x": x}
+    names: dict[str, Sequence[str]] = {}
     if targets:
         from fedapps.data.arrays import targets_of  # imported here: no other set needs it
 
-        labels_wanted = labels_in(data.columns, label) or ("",)
-        for name in labels_wanted:
-            check_columns(data, source, {"data.label": name})
-        arrays["targets"] = np.concatenate(
-            [targets_of(data, source, name) for name in labels_wanted], 1
-        )
-        labels, classes = np.zeros(len(data), np.int64), ["0"]
+        arrays["targets"] = np.concatenate([targets_of(data, source, n) for n in labels], 1)
+        arrays["labels"], classes = np.zeros(len(data), np.int64), ["0"]
     else:
-        labels, classes = labels_of(data, source, label)
-    if table:
-        samples, columns = features_of(data, source, options)
-        account: list[str] = []
-    else:
-        samples, used, account = _inputs(data, source, options)
-        columns = Columns()
-        own = {label_column(data, source, name) for name in labels_wanted}
-        known = {*own, *used, *options.told_apart}
-        account += left_out((n for n in data.columns if n not in known), "columns of no sample")
-    arrays |= {"x": samples, "labels": labels}
-    names: list[str] = []
+        arrays["labels"], classes = labels_of(data, source, label)
     if options.natural_id:
-        arrays["natural"], names = groups_of(data, source, options.natural_id)
+        arrays["clients"], names["clients"] = groups_of(data, source, options.natural_id)
     if options.part:
         parts = parts_of(data, options.part)
-    arrays["parts"] = parts
+    if (parts != TRAIN).any():
+        arrays["parts"] = parts
+    if options.group:
+        check_plain(data, "data.group", options.group)
+        groups = grouped(data.by_names(options.group), options.group, options.edges)
+        arrays["groups"], names["groups"] = groups.codes, groups.names
+    if options.group_split:
+        persons, names["persons"] = groups_of(data, source, options.group_split)
+        check_persons(persons, names["persons"], arrays["clients"], options.group_split)
+        arrays["persons"] = persons
+    if by:
+        values, place = numbered(data, by)  # names are numbered in their order
+        arrays["by"] = values[place] if values.dtype.kind in "biuf" else place
+    elif targets:
+        arrays["by"] = arrays["targets"][:, 0]
     return arrays, {
-        "num-classes": len(classes),
         "names": names,
-        "numbers": samples.dtype == np.float32,
         "classes": classes,
-        "columns": asdict(columns),
+        "numbers": columns and asdict(columns),
         "account": account,
     }
 

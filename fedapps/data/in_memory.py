@@ -78,37 +78,16 @@ def _with_arrays(table: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any
 
 def _of_arrays(arrays: Mapping[str, Any]) -> Any:
     """Return arrays as an Arrow table, one row per sample. Raises ``UserError``."""
-    import pyarrow as pa
+    from fedapps.data.local_files import arrow_table
 
-    from fedapps.data.local_files import arrow_array
-
-    columns, length = {}, None
     for name, value in arrays.items():
         if not is_array(value):
             raise UserError(f"data: {name} is of type {type(value).__name__}: give an array")
-        if isinstance(value, np.ma.MaskedArray):
-            raise UserError(f"data: {name} is a masked array: fill or drop what is masked")
-        try:
-            array = np.asarray(value)
-            if array.ndim:
-                columns[name] = arrow_array(array)
-        except (pa.ArrowException, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"data: {name} {reason(error)}") from None
-        if not array.ndim:
-            raise UserError(f"data: {name} is a single value: give one row per sample")
-        length = length or (name, len(array))
-        if len(array) != length[1]:
-            raise UserError(
-                f"data: {length[0]} has {length[1]} samples, {name} has {len(array)}: give one row "
-                "per sample in each"
-            )
-    return pa.table(columns)
+    return arrow_table(arrays, "data:")
 
 
 def _of_frame(frame: Any) -> Any:
-    """Return a DataFrame as an Arrow table, categories as their values. Raises
-    ``UserError``.
-    """
+    """Return a DataFrame as an Arrow table. Raises ``UserError``."""
     import pyarrow as pa
 
     if named := [name for name in frame.index.names if name is not None]:
@@ -124,12 +103,9 @@ def _of_frame(frame: Any) -> Any:
     columns = {}
     for name, (_, column) in zip(names, frame.items(), strict=True):
         try:
-            values = pa.array(column, from_pandas=True)
+            columns[name] = pa.array(column, from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"data: column {name!r}: {reason(error)}") from None
-        columns[name] = (
-            values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-        )
     return pa.table(columns)
 
 

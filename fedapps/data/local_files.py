@@ -15,7 +15,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,10 @@ DEEPEST = 32
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of a file; "" if there is no reader for it."""
-    endings = [ending.lower() for ending in path.suffixes]
+    """Return the kind of a file; "" if there is no reader for it, or it is no file but
+    a pipe, say, or a link to nothing.
+    """
+    endings = [ending.lower() for ending in path.suffixes if path.is_file()]
     if endings and endings[-1] in COMPRESSED:
         kind = KINDS.get(endings[-2], "") if len(endings) > 1 else ""
         return kind if kind in ("csv", "json") else ""
@@ -99,7 +101,7 @@ def read_local(path: Path, source: Source) -> Frame:
 
 def files_in(folder: Path) -> list[Path]:
     """Return the files below a folder, in the order of their paths as text."""
-    below = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    below = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
     seen = [path for path in below if not any(part.startswith(".") for part in path.parts)]
     return [folder / path for path in sorted(seen, key=Path.as_posix)]
 
@@ -144,6 +146,7 @@ def _of_folder(folder: Path, source: Source) -> tuple[list[Path], list[str]]:
             )
         return mine, said
     chosen: list[Path] = []
+    more = [PART_NAMES.get(name, name) for name in (source.test, source.validation_split)]
     for part in source.split.split("+"):
         name = PART_NAMES.get(part.strip(), part.strip())
         if not (own := [f for f, split in zip(mine, splits, strict=True) if split == name]):
@@ -152,7 +155,8 @@ def _of_folder(folder: Path, source: Source) -> tuple[list[Path], list[str]]:
                 f"{source.given_split}: {source} has {', '.join(sorted(map(str, known)))}"
             )
         chosen += own
-    others = (str(f.relative_to(folder)) for f in mine if f not in set(chosen))
+    free = {file for file, split in zip(mine, splits, strict=True) if split not in more}
+    others = (str(f.relative_to(folder)) for f in mine if f in free - set(chosen))
     return chosen, said + left_out(others, "not of this split")
 
 
@@ -216,7 +220,9 @@ def _lines(file: Path) -> Frame:
 
 
 def _json(file: Path) -> Frame:
-    """Read JSON: a list of rows, one row per line, or a list per column name."""
+    """Read JSON: a list of rows, one row per line, or a list per column name, also with
+    a number of each row.
+    """
     with pa.input_stream(str(file)) as stream:
         text = stream.read().decode("utf-8-sig")
     try:
@@ -224,10 +230,12 @@ def _json(file: Path) -> Frame:
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        rows = json.loads("[" + ",\n".join(filter(str.strip, text.splitlines())) + "]")
     if isinstance(rows, dict):
-        listed = rows and all(isinstance(cells, list) for cells in rows.values())
-        columns = rows if listed else {name: [cell] for name, cell in rows.items()}
+        held = set(map(type, rows.values()))
+        columns = rows if held == {list} else {name: [cell] for name, cell in rows.items()}
+        if held == {dict} and len(set(map(tuple, rows.values()))) == 1:  # as pandas writes it
+            columns = {name: [*cells.values()] for name, cells in rows.items()}
     elif isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
         names = dict.fromkeys(itertools.chain.from_iterable(rows))
         columns = {name: [row.get(name) for row in rows] for name in names}
@@ -239,8 +247,15 @@ def _json(file: Path) -> Frame:
             raise ValueError(f"column {name!r} is nested more than {DEEPEST} times")
         try:
             arrays[name] = pa.array(cells, from_pandas=True)
-        except (pa.ArrowException, OverflowError) as error:
-            raise ValueError(f"column {name!r}: {reason(error)}") from None
+        except OverflowError:
+            raise ValueError(f"column {name!r} holds whole numbers of over 64 bits") from None
+        except pa.ArrowException:
+            kinds = list(map(type, cells))
+            odd = next((k for k, kind in enumerate(kinds) if kind not in (kinds[0], type(None))), 0)
+            raise ValueError(
+                f"column {name!r} holds values of different kinds (first: row {odd}): write it the "
+                "same way in all rows"
+            ) from None
     return Frame.of(pa.table(arrays))
 
 
@@ -260,7 +275,9 @@ def _media(files: list[Path], folder: Path, kind: str) -> Frame:
     if more or not (first == folder or first.name.lower() in PART_NAMES):
         names = [None if file.parent == folder else file.parent.name for file in files]
         columns["label"] = pa.chunked_array([pa.array(names, pa.string())])
-    return Frame(columns, images=frozenset({kind} - {"audio"}))
+    depths = {len(place.parts) for place in places if place != folder}
+    said = ("labels are the innermost folders, of several depths",) * (len(depths) > 1)
+    return Frame(columns, images=frozenset({kind} - {"audio"}), account=said)
 
 
 #: Readers of tables in files of their own.
@@ -281,12 +298,34 @@ UNREADABLE = (
 # NumPy's files
 
 
-def arrow_array(array: npt.NDArray[Any]) -> pa.Array:
-    """Return an array (N, ...) as Arrow, lists of fixed size for all axes but the
-    first; numbers are not copied. Raises ``TypeError`` for complex numbers, records and
-    objects.
+def arrow_table(arrays: Mapping[str, Any], setting: str) -> pa.Table:
+    """Return arrays as columns, one row per sample. ``UserError`` begins with
+    ``setting``.
     """
+    columns: dict[str, pa.Array] = {}
+    for name, value in arrays.items():
+        try:
+            columns[name] = _arrow_array(value)
+        except (pa.ArrowException, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"{setting} array {name!r} {reason(error)}") from None
+    if len(set(map(len, columns.values()))) > 1:
+        shown = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
+        raise UserError(
+            f"{setting} arrays differ in length ({shown}): give one row per sample in each"
+        )
+    return pa.table(columns)
+
+
+def _arrow_array(value: Any) -> pa.Array:
+    """Return an array (N, ...) as Arrow, lists of fixed size for all axes but the
+    first; numbers are not copied. Raises ``TypeError`` for what holds no plain values.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("is a masked array: fill or drop what is masked")
+    array = np.asarray(value)
     kind = array.dtype
+    if not array.ndim:
+        raise TypeError("is a single value: give one row per sample")
     if kind.kind in "cVO":
         raise TypeError(f"holds {kind}: give plain numbers or text")
     if kind.kind == "S":
@@ -301,43 +340,13 @@ def arrow_array(array: npt.NDArray[Any]) -> pa.Array:
 
 
 def _of_numpy(files: list[Path], path: Path, source: Source) -> Frame:
-    """Return the arrays of NumPy's files as columns. Raises ``UserError``."""
-    arrays, said = _arrays(files, source), []
-    parts: list[tuple[str, Frame]] = []
-    for split in source.split.split("+"):
-        columns = _columns(arrays, path, split.strip(), source)
-        lengths = {name: len(array) for name, array in columns.items() if array.ndim}
-        if len(set(lengths.values())) > 1:
-            shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise UserError(
-                f"{source.setting} = '{path}': its arrays differ in length ({shown}): one row a "
-                "sample is needed in each"
-            )
-        cells = {}
-        for name, array in columns.items():
-            if array.ndim:
-                try:
-                    cells[name] = arrow_array(array)
-                except (TypeError, ValueError, pa.ArrowException) as error:
-                    raise UserError(
-                        f"{source.setting} = '{path}': array {name!r} {reason(error)}"
-                    ) from error
-        parts.append((f"split {split!r}", Frame.of(pa.table(cells))))
-        said = left_out((name for name in columns if name not in cells), "no rows")
-    frame = joined(parts, source.setting)
-    return replace(frame, account=tuple(said))
-
-
-def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArray[Any]]]:
-    """Return the arrays by a name that includes the file's: (path without its ending,
-    array). Raises ``UserError``.
+    """Return the arrays of NumPy's files as columns; single values are left out. Raises
+    ``UserError``.
     """
-    out: dict[str, tuple[str, npt.NDArray[Any]]] = {}
+    arrays: list[tuple[str, str, npt.NDArray[Any]]] = []  # file or folder, name, values
     for file in files:
         single = file.suffix.lower() == ".npy"
         try:
-            if not file.is_file():  # reading a pipe would wait for a writer
-                raise ValueError("it is not a regular file")
             opened: Any = np.load(file, allow_pickle=False, mmap_mode="r" if single else None)
             members = {file.stem: opened} if single else {n: opened[n] for n in opened.files}
         except UNREADABLE as error:
@@ -346,29 +355,38 @@ def _arrays(files: list[Path], source: Source) -> dict[str, tuple[str, npt.NDArr
                 f"({reason(error)})"
             ) from error
         place = file.parent.name if single else file.stem
-        out |= {f"{place}/{name}": (name, array) for name, array in members.items()}
-    return out
+        arrays += [(place, name, array) for name, array in members.items()]
+    parts: list[tuple[str, Frame]] = []
+    single_values: set[str] = set()
+    for split in source.split.split("+"):
+        found = _of_split(arrays, path, replace(source, split=split.strip()))
+        columns = {name: array for name, array in found.items() if array.ndim}
+        single_values |= found.keys() - columns.keys()
+        table = arrow_table(columns, f"{source.setting} = '{path}':")
+        parts.append((f"split {split!r}", Frame.of(table)))
+    said = left_out(sorted(single_values), "no rows")
+    return replace(joined(parts, source.setting), account=tuple(said))
 
 
-def _columns(
-    arrays: dict[str, tuple[str, npt.NDArray[Any]]], path: Path, split: str, source: Source
+def _of_split(
+    arrays: list[tuple[str, str, npt.NDArray[Any]]], path: Path, source: Source
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of one split by name."""
+    """Return the arrays of one split by name: those whose file or name says so, without
+    the split's name; else all of a single file or folder.
+    """
     own: dict[str, npt.NDArray[Any]] = {}
-    for (key, (name, array)), ending in itertools.product(
-        arrays.items(), (f"_{split}", f"-{split}")
-    ):
-        if key.split("/")[0] == split:
-            own[name] = array
-        elif name.lower().endswith(ending.lower()):
-            own[name[: -len(ending)]] = array
-    if own:
-        return own
-    places = {key.split("/")[0] for key in arrays}
-    if split == "train" and len(places) == 1:
-        return dict(arrays.values())
+    for place, name, array in arrays:
+        for ending in (f"_{source.split}", f"-{source.split}"):
+            if place == source.split:
+                own[name] = array
+            elif name.lower().endswith(ending.lower()):
+                own[name[: -len(ending)]] = array
+    places = {place for place, _, _ in arrays}
+    if own or (source.split == "train" and len(places) == 1):
+        return own or {name: array for _, name, array in arrays}
     hint = f" (a file per client: {source.client}={FILE})" * (len(places) > 1)
     raise UserError(
-        f"{replace(source, split=split).given_split}: no array of '{path}' is of this split: "
-        f"name files {split}.npz or arrays x_{split}, or one of {', '.join(arrays)}{hint}"
+        f"{source.given_split}: no array of '{path}' is of this split: "
+        f"name files {source.split}.npz or arrays x_{source.split}, or one of "
+        f"{', '.join(f'{place}/{name}' for place, name, _ in arrays)}{hint}"
     )

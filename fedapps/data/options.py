@@ -29,6 +29,15 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()
 
 
+def _check(options: Options, *rules: tuple[str, object, str]) -> None:
+    """Raise ``ValueError`` for the first of the rules (option, whether it is broken,
+    rule and remedy) that is broken.
+    """
+    for key, broken, rule in rules:
+        if broken:
+            raise ValueError(f"{key} = {getattr(options, key.replace('-', '_'))!r}: {rule}")
+
+
 @dataclass(frozen=True)
 class DataOptions(Options):
     """Options of the data set and its partition (table ``data``)."""
@@ -169,16 +178,8 @@ class DataOptions(Options):
 
     def check(self) -> None:
         """Check what belongs together."""
-        for key, text in (("source", self.source), ("split", self.split)):
-            if not text:
-                raise ValueError(f"{key} = '': must not be empty")
         if not self.partition.startswith(FLOWER):
             check_choice("partition", self.partition, (*PARTITIONS, FLOWER + "NAME"))
-            if self.partition_arguments:
-                raise ValueError(
-                    f"partition-arguments = {self.partition_arguments!r}: are those of partition = "
-                    f"'{FLOWER}NAME': leave it ''"
-                )
         try:
             _ = self.arguments
         except tomllib.TOMLDecodeError as error:
@@ -187,78 +188,95 @@ class DataOptions(Options):
                 "commas between them, "
                 f"text in quotation marks ({error})"
             ) from None
-        if self.split_seed != "seed" and not self.split_seed.isdecimal():
-            raise ValueError(
-                f"split-seed = {self.split_seed!r}: must be a whole number from 0, or seed for "
-                "that of the run"
-            )
-        if not self.score_on.startswith("test") and not (
-            self.validation or self.validation_split or self.part
-        ):
-            raise ValueError(
-                f"score-on = {self.score_on!r}: clients have no validation samples: set "
-                "validation, to 0.2 say"
-            )
-        if self.group_split and self.partition != "natural":
-            raise ValueError(
-                f"group-split = {self.group_split!r}: partition = {self.partition!r} may deal the "
-                "rows of a person to several clients: choose natural"
-            )
-        if self.group_split and (self.part or self.test or self.validation_split):
-            raise ValueError(
-                f"group-split = {self.group_split!r}: the data name their own parts: leave it ''"
-            )
-        if self.noise == "none" and self.noise_ratio:
-            raise ValueError(
-                f"noise-ratio = {self.noise_ratio}, but noise = 'none': choose noise = pair or "
-                "symmetric, or the ratio 0"
-            )
-        if self.noise == "none" and self.noise_validation:
-            raise ValueError(
-                "noise-validation = true, but noise = 'none': choose noise = pair or symmetric, or "
-                "false"
-            )
-        if self.group_edges and not self.group:
-            raise ValueError(
-                f"group-edges = {self.group_edges!r}, but group = '': name the column, or leave "
-                "the edges ''"
-            )
         try:
-            ascending = all(map(isfinite, self.edges)) and all(
-                a < b for a, b in pairwise(self.edges)
-            )
+            finite = all(map(isfinite, self.edges)) and len(self.edges) < 20
+            ascending = finite and all(a < b for a, b in pairwise(self.edges))
         except ValueError:
             ascending = False
-        if not ascending or len(self.edges) > 19:
-            raise ValueError(
-                f"group-edges = {self.group_edges!r}: must be up to 19 ascending numbers with "
-                "commas between them"
-            )
-        if self.image and self.features:
-            raise ValueError(
-                f"features = {self.features!r}: image = {self.image!r} is given, too: leave one of "
-                "them ''"
-            )
-        if self.shape and not 1 <= len(self.axes) <= 3:
-            raise ValueError(
-                f"shape = {self.shape!r}: must be one to three whole numbers, for example 9,128"
-            )
-        for key, other in (("test", self.test), ("validation-split", self.validation_split)):
-            if other and other == self.split:
-                raise ValueError(
-                    f"{key} = {other!r}: is the split that is trained on: name another one, or "
-                    "leave it ''"
+        no_noise = self.noise == "none"
+        _check(
+            self,
+            ("source", not self.source, "must not be empty"),
+            ("split", not self.split, "must not be empty"),
+            (
+                "partition-arguments",
+                self.partition_arguments and not self.partition.startswith(FLOWER),
+                f"are those of partition = '{FLOWER}NAME': leave it ''",
+            ),
+            (
+                "split-seed",
+                self.split_seed != "seed" and not self.split_seed.isdecimal(),
+                "must be a whole number from 0, or seed for that of the run",
+            ),
+            (
+                "score-on",
+                not self.score_on.startswith("test")
+                and not (self.validation or self.validation_split or self.part),
+                "clients have no validation samples: set validation, to 0.2 say",
+            ),
+            (
+                "group-split",
+                self.group_split and self.partition != "natural",
+                f"partition = {self.partition!r} may deal the rows of a person to several clients: "
+                "choose natural",
+            ),
+            (
+                "group-split",
+                self.group_split and (self.part or self.test or self.validation_split),
+                "the data name their own parts: leave it ''",
+            ),
+            (
+                "noise-ratio",
+                no_noise and self.noise_ratio,
+                "noise = 'none': choose noise = pair or symmetric, or the ratio 0",
+            ),
+            (
+                "noise-validation",
+                no_noise and self.noise_validation,
+                "noise = 'none': choose noise = pair or symmetric, or false",
+            ),
+            (
+                "group-edges",
+                self.group_edges and not self.group,
+                "group = '': name the column, or leave the edges ''",
+            ),
+            (
+                "group-edges",
+                not ascending,
+                "must be up to 19 ascending numbers with commas between them",
+            ),
+            (
+                "features",
+                self.image and self.features,
+                f"image = {self.image!r} is given, too: leave one of them ''",
+            ),
+            (
+                "shape",
+                self.shape and not 1 <= len(self.axes) <= 3,
+                "must be one to three whole numbers, for example 9,128",
+            ),
+            *(
+                (
+                    key,
+                    other and other == self.split,
+                    "is the split that is trained on: name another one, or leave it ''",
                 )
-            if other and self.part:
-                raise ValueError(
-                    f"{key} = {other!r}: part = {self.part!r} says already which samples these "
-                    "are: leave one ''"
+                for key, other in (("test", self.test), ("validation-split", self.validation_split))
+            ),
+            *(
+                (
+                    key,
+                    other and self.part,
+                    f"part = {self.part!r} says already which samples these are: leave one ''",
                 )
-        if self.test and self.test == self.validation_split:
-            raise ValueError(
-                f"validation-split = {self.test!r}: is the split that is scored: name another one, "
-                "or leave it ''"
-            )
+                for key, other in (("test", self.test), ("validation-split", self.validation_split))
+            ),
+            (
+                "validation-split",
+                self.test and self.test == self.validation_split,
+                "is the split that is scored: name another one, or leave it ''",
+            ),
+        )
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -359,32 +377,39 @@ class SiteOptions(Options):
 
     def check(self) -> None:
         """Check that the texts can be read and belong together."""
-        if not self.columns and bool(self.labels) != bool(self.shape):
-            raise ValueError(
-                "labels and shape go together: give both for images, columns for a table"
-            )
-        if self.shape and self.columns:
-            raise ValueError("columns are those of a table, shape that of images: give one of them")
-        if self.client and not self.own:
-            raise ValueError(
-                f"client = {self.client!r}: is a column of sites' own data, which labels or "
-                "columns describe: give these"
-            )
-        if self.labels and len(self.classes) < 2:
-            raise ValueError(
-                f"labels = {self.labels!r}: must be at least two different names, with a comma "
-                "between them"
-            )
-        if self.shape and (len(self.image) != 3 or min(self.image) < 1):
-            raise ValueError(
-                f"shape = {self.shape!r}: must be channels,height,width, for example 1,28,28"
-            )
-        for name, levels in self.features.items():
-            if not name or levels == ():
-                raise ValueError(
-                    f"columns = {self.columns!r}: write name or name=value|value, with commas "
-                    "between them"
-                )
+        _check(
+            self,
+            (
+                "labels",
+                not self.columns and bool(self.labels) != bool(self.shape),
+                "labels and shape go together: give both for images, columns for a table",
+            ),
+            (
+                "columns",
+                self.shape and self.columns,
+                "are those of a table, shape that of images: give one of them",
+            ),
+            (
+                "client",
+                self.client and not self.own,
+                "is a column of sites' own data, which labels or columns describe: give these",
+            ),
+            (
+                "labels",
+                self.labels and len(self.classes) < 2,
+                "must be at least two different names, with a comma between them",
+            ),
+            (
+                "shape",
+                self.shape and (len(self.image) != 3 or min(self.image) < 1),
+                "must be channels,height,width, for example 1,28,28",
+            ),
+            (
+                "columns",
+                any(not name or levels == () for name, levels in self.features.items()),
+                "write name or name=value|value, with commas between them",
+            ),
+        )
 
     @property
     def own(self) -> bool:

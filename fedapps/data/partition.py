@@ -5,8 +5,6 @@ Everything follows from the options and the seed of the split: the server and ev
 worker process compute the same partition without communicating it.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 
@@ -23,12 +21,9 @@ from fedapps.algorithms.common.partitioners import (
 from fedapps.algorithms.common.seeds import derived_seed, generator
 from fedapps.clients.base.data import ArrayData, ArraySplit, ClientData, Split
 from fedapps.data import flower_partitioners
-from fedapps.data.images import read_samples
 from fedapps.data.options import FLOWER, DataOptions
-from fedapps.data.sample_groups import with_groups, with_persons
 from fedapps.data.samples import Categorical, Samples
 from fedapps.data.scaling import Scale, inputs
-from fedapps.data.source import FILE, Source
 from fedapps.data.tables import some
 from fedapps.errors import UserError
 from fedapps.notes import logger
@@ -37,26 +32,6 @@ from fedapps.notes import logger
 ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 Indices = npt.NDArray[np.int64]
-
-
-def load_samples(
-    options: DataOptions, targets: bool = False, source: Source | None = None
-) -> Samples:
-    """Read the image set, from the cache if it has been decoded before. Raises
-    UserError for problems the user can fix.
-
-    ``targets``: what is to be predicted are numbers. ``source``: as for
-    :func:`read_samples`.
-    """
-    if options.partition != "natural":
-        dropped = () if options.natural_id in ("", FILE) else (options.natural_id,)
-        drop = ",".join(filter(None, (options.drop, *dropped)))
-        options = replace(options, natural_id="", drop=drop)
-    samples = read_samples(options, targets, source)
-    samples = flower_partitioners.with_column(samples, options)
-    samples = with_groups(samples, options) if options.group else samples
-    samples = with_persons(samples, options) if options.group_split else samples
-    return thinned(samples, options)
 
 
 def thinned(samples: Samples, options: DataOptions) -> Samples:

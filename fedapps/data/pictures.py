@@ -107,6 +107,6 @@ def _called(row: int, cell: dict[str, Any], source: Source) -> str:
     """Return how messages call an image: its number, and its file, unless it is a
     site's: the server reads those messages.
     """
-    path = "" if source.client == "sites.client" else cell["path"] or ""
+    path = "" if source.is_site else cell["path"] or ""
     file = "/".join(Path(path).parts[-3:])
     return f"image {row}" + f" ({file})" * bool(file)

@@ -2,6 +2,7 @@
 deal to the clients.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,8 +37,7 @@ class Columns:
     values are features; ``written``: what is to be said of columns of numbers;
     ``scaled`` (F,): which features are numbers. ``known``: those of a preset.
 
-    ``client``: the column that names the clients, "" if there is none; ``suggested``:
-    one that looks like it.
+    ``suggested``: one that looks like that of the clients.
     """
 
     used: tuple[str, ...] = ()
@@ -46,7 +46,6 @@ class Columns:
     written: tuple[str, ...] = ()
     scaled: tuple[bool, ...] = ()
     known: bool = False
-    client: str = ""
     suggested: str = ""
 
 
@@ -80,20 +79,32 @@ class Samples:
     targets: npt.NDArray[np.float64] | None = None
     account: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> "Samples":
+        """Return the samples of an entry of the cache: arrays by their names here,
+        ``x`` as stored, and among the facts the ``names`` of each :class:`Categorical`,
+        the ``classes``, ``numbers`` and the ``account``.
+        """
+        found: dict[str, Any] = {name: np.array(arrays[name]) for name in arrays if name != "x"}
+        for key, names in facts["names"].items():
+            found[key] = Categorical(found[key], tuple(names))
+        if numbers := facts.get("numbers"):
+            columns: dict[str, Any] = {
+                key: tuple(v) if isinstance(v, list) else v for key, v in numbers.items()
+            }
+            found["numbers"] = Columns(**columns)
+        classes = tuple(facts.get("classes", ()))
+        account = tuple(facts["account"])
+        return cls(
+            arrays["x"], num_classes=len(classes) or 1, classes=classes, account=account, **found
+        )
+
     def take(self, rows: npt.NDArray[Any]) -> "Samples":
         """Return the samples with these numbers, or where a mask is true."""
-        columns: dict[str, Any] = {
-            "clients": self.clients,
-            "groups": self.groups,
-            "persons": self.persons,
-            "parts": self.parts,
-            "by": self.by,
-            "targets": self.targets,
-        }
-        taken: dict[str, Any] = {
-            name: None if part is None else part[rows] for name, part in columns.items()
-        }
-        return replace(self, x=self.x[rows], labels=self.labels[rows], **taken)
+        names = ("x", "labels", "clients", "groups", "persons", "parts", "by", "targets")
+        given = ((name, getattr(self, name)) for name in names)
+        taken: dict[str, Any] = {name: None if v is None else v[rows] for name, v in given}
+        return replace(self, **taken)
 
     def part(self, number: int) -> npt.NDArray[np.bool_] | None:
         """Return which samples (N,) are of this part; None if there is no such part."""

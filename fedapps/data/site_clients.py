@@ -2,7 +2,6 @@
 distinguish them, or gives each a file.
 """
 
-from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -18,12 +17,6 @@ def digest(value: str) -> str:
     name a person and stays at the site.
     """
     return blake2b(value.encode(), digest_size=6).hexdigest()
-
-
-def digests(values: Sequence[str]) -> Names:
-    """Return the name of each row's client, (N,)."""
-    clients, place = np.unique(np.asarray(values, np.str_), return_inverse=True)
-    return np.array([digest(str(client)) for client in clients], np.str_)[place]
 
 
 def rows_of(owners: Names, client_id: int | str) -> NDArray[np.int64]:

@@ -16,6 +16,8 @@ ENDINGS = (
 )
 #: Stands for a column: names a sample's file.
 FILE = "@file"
+#: The setting of the clients' column in sites' own data.
+SITE_CLIENT = "sites.client"
 #: A set that the task generates.
 GENERATED = "generated"
 #: The parts of a set: samples to train on, to validate with, to be scored on.
@@ -69,6 +71,11 @@ class Source:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_site(self) -> bool:
+        """Whether these are a site's own data: the server reads messages about them."""
+        return self.client == SITE_CLIENT
 
     @property
     def setting(self) -> str:

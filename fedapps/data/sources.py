@@ -51,12 +51,13 @@ def cached(
         by_file = FILE in wanted.values()
         data = open_split(source, by_file)
         parts, frames = np.full(len(data), TRAIN), [(f"the split {source.split!r}", data)]
-        for setting, name, part in (
-            ("data.test", source.test, TEST),
-            ("data.validation-split", source.validation_split, VALIDATION),
+        for field, setting, part in (
+            ("test", "data.test", TEST),
+            ("validation_split", "data.validation-split", VALIDATION),
         ):
-            if name:
-                more = open_split(replace(source, split=name, split_setting=setting), by_file)
+            if name := getattr(source, field):
+                swapped = {"split": name, field: source.split, "split_setting": setting}
+                more = open_split(replace(source, **swapped), by_file)
                 frames.append((f"the split {name!r}", more))
                 parts = np.append(parts, np.full(len(more), part))
         data = joined(frames, source.given)

@@ -1,117 +1,81 @@
-"""Columns of a table: as they were written, and as numbers, categories, classes and
-targets. Messages tell the type of a value, never a sample's value: of a site's own
-table the server reads them.
+"""Columns of a table as numbers, words and categories. Messages tell the type of a
+value, never a sample's value: of a site's own table the server reads them.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from datetime import date
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedapps.data.frame import is_text
+from fedapps.data.frame import Frame, is_number, is_text
 from fedapps.data.source import Source
-from fedapps.data.sources import open_split
 from fedapps.data.written_numbers import as_numbers
 from fedapps.errors import UserError
-from fedapps.notes import logger
 
 Floats = NDArray[np.float64]
-#: The cells of a column; a list, or an array of pandas.
-Column = Sequence[Any] | NDArray[Any]
 
 
-def read_columns(source: str, split: str, by_file: bool = False) -> dict[str, list[Any]]:
-    """Return the columns of a site's table: a file or folder, read as any other.
-
-    ``by_file``: with a column ``@file``, of a folder with a file of each client.
+def numbers_in(data: Frame, name: str, source: Source) -> tuple[Floats, str] | None:
+    """Return a column of numbers (N,), NaN where one is missing, and how they were
+    written, "" as usual; None for other things. Raises ``UserError`` if it is doubtful
+    which numbers they are.
     """
-    given = Source(source, split, client="sites.client")
-    table = open_split(given, by_file)
-    if not len(table):
-        raise UserError(f"{source}: no rows below the line of column names")
-    columns = {name: table[name] for name in table.columns}
-    said = [*table.account]
-    for name, column in columns.items():
-        if is_text(table.columns[name].type):
-            columns[name] = [None if cell is None else cell.strip() or None for cell in column]
-            with suppress(UserError):  # columns that nobody asks for may be doubtful
-                if (found := as_numbers(column, name, given, table.commas)) and found[1]:
-                    columns[name] = [None if np.isnan(v) else v for v in found[0].tolist()]
-                    said.append(f"{name}: read as numbers {found[1]}")
-    for line in said:
-        logger.info("%s: %s", source, line)
-    return columns
+    column = data.columns[name]
+    kind = str(column.type)
+    if kind == "null":
+        return np.full(len(column), np.nan), ""
+    if is_text(column.type):
+        return as_numbers(column, name, source, data.commas)
+    if name in data.classes or not (is_number(column.type) or kind.startswith("decimal")):
+        return None
+    whole = column.cast("int8") if kind == "bool" else column
+    return np.asarray(whole.cast("float64", safe=False).to_numpy(), np.float64), ""
+
+
+def finite(column: Floats, name: str, source: Source) -> NDArray[np.float32]:
+    """Return numbers in the precision of inputs. Raises ``UserError`` if some are
+    infinite there.
+    """
+    wrong = np.flatnonzero(np.abs(column) > np.finfo(np.float32).max)
+    if len(wrong):
+        raise UserError(
+            f"column {name!r} holds infinite or too large numbers (first: row "
+            f"{int(wrong[0]) + source.first_row} of {source}): mend them"
+            + ", or name it in data.drop"
+            * (not source.is_site)
+        )
+    return column.astype(np.float32)
 
 
 def word(value: Any) -> str:
-    """Return a value as written in the settings: 1.0 as 1, and numbers of people with
-    all their digits.
+    """Return a value as written in the settings: 1.0 as 1, true as 1, and numbers of
+    people with all their digits.
     """
-    return (
-        f"{value:.15g}"
-        if isinstance(value, float)
-        else str(int(value))
-        if isinstance(value, bool)
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return str(int(value) if isinstance(value, bool) else value)
 
 
-def cells(column: Column) -> list[Any]:
-    """Return the cells of a column as Python's objects, dates as such."""
-    if not isinstance(column, np.ndarray):
-        return list(column)
-    dates = column.dtype.kind == "M"
-    listed: list[Any] = (column.astype("M8[us]") if dates else column).tolist()
-    return listed
-
-
-def is_missing(value: Any) -> bool:
-    """Return whether a cell is empty."""
-    return value is None or (isinstance(value, float) and np.isnan(value))
-
-
-def ordered(values: Iterable[Any]) -> list[Any]:
-    """Return the different values, sorted; those of one type are together."""
-    return sorted(set(values), key=lambda value: (str(type(value)), value))
-
-
-def numbers(column: Column, what: str, remedy: str) -> Floats:
-    """Return a column of numbers (N,), NaN where one is missing.
-
-    Raises ``UserError``, which begins with ``what``, if there is something else in it.
-    """
-    listed = cells(column)
-    for value in listed:
-        if not is_missing(value) and not (isinstance(value, int | float) and np.isfinite(value)):
-            if isinstance(value, float):
-                raise UserError(f"{what} holds infinite numbers: mend them, or {remedy}")
-            raise UserError(f"{what} holds a {_kind(value)} value, which is no number: {remedy}")
-    return np.array([np.nan if is_missing(value) else float(value) for value in listed])
-
-
-def dummies(column: Column, levels: Iterable[Any]) -> list[Floats]:
-    """Return whether the cells are each of ``levels`` (N,), NaN in empty cells."""
-    listed = [None if is_missing(value) else value for value in cells(column)]
+def words(data: Frame, name: str) -> list[str]:
+    """Return the cells of a column as words, "" where one is missing."""
     return [
-        np.array([np.nan if value is None else float(value == level) for value in listed])
-        for level in levels
+        "" if cell is None or cell != cell else word(cell).strip()  # NaN differs from itself
+        for cell in data[name]
     ]
 
 
-def targets(column: Column, what: str) -> Floats:
-    """Return a column (N,) of numbers to predict. Raises ``UserError``, which begins
-    with ``what``.
+def dummies(
+    name: str, levels: Sequence[Any], codes: NDArray[np.int64]
+) -> dict[str, NDArray[np.float32]]:
+    """Return the features of a category by their names: of two levels whether it is the
+    second, of more whether it is each; NaN where none is (``codes`` (N,) of -1).
     """
-    listed = [None if is_missing(value) else value for value in cells(column)]
-    for value in listed:
-        if value is not None and not isinstance(value, int | float):
-            raise UserError(no_target(what, f"a {_kind(value)} value"))
-    found = np.array([np.nan if value is None else float(value) for value in listed])
-    check_targets(found[:, None], what)
-    return found
+    first = 1 if len(levels) == 2 else 0
+    return {
+        f"{name}={word(level)}": np.where(codes < 0, np.nan, codes == place).astype(np.float32)
+        for place, level in enumerate(levels[first:], first)
+    }
 
 
 def no_target(what: str, kind: str) -> str:
@@ -139,7 +103,3 @@ def check_targets(y: Floats, what: str, first: int = 0) -> None:
         raise UserError(
             f"{what}: has one and the same value{which} in every row: there is nothing to predict"
         )
-
-
-def _kind(value: Any) -> str:
-    return "date" if isinstance(value, date) else type(value).__name__

@@ -11,21 +11,20 @@ site's own table.
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapps.algorithms.common.options import names_in
-from fedapps.data.columns import label_column
+from fedapps.data.columns import coded, label_column
 from fedapps.data.frame import Frame, is_number, is_text
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Columns
 from fedapps.data.source import Source
-from fedapps.data.table_columns import Floats, dummies, is_missing, ordered
-from fedapps.data.written_numbers import FEW_VALUES, as_numbers
+from fedapps.data.table_columns import Floats, dummies, finite, numbers_in
+from fedapps.data.written_numbers import FEW_VALUES
 from fedapps.errors import UserError
 
 #: A text column with more values is no category.
@@ -164,106 +163,52 @@ def features_of(
     data: Frame, source: Source, options: DataOptions
 ) -> tuple[npt.NDArray[np.float32], Columns]:
     """Return the features (N, 1, 1, F), and what they are. Raises ``UserError``."""
-    label = options.label or label_column(data, source, "")
-    labels = labels_in(data.columns, label)
-    others = {*labels, *options.told_apart}
+    labels = labels_in(data.columns, options.label or label_column(data, source, ""))
+    others, named = {*labels, *options.told_apart}, names_in(options.categorical)
+    chosen = [n for n in data.columns if n not in {*others, *ROW_NUMBERS}]
     if options.features:
         chosen = matching(data.column_names, options.features, source)
-        for name in chosen:
-            if name in others:
-                raise UserError(
-                    f"data.features = {options.features!r}: column {name!r} is the label, the "
-                    "client or dropped: leave it out"
-                )
-    else:
-        chosen = [n for n in data.columns if n not in {*others, *ROW_NUMBERS}]
-    named = names_in(options.categorical)
-    columns = ((name, _values(data, name)) for name in chosen)
-    x, found = encode(columns, named, source, bool(options.features), data.commas)
-    hint = "" if options.natural_id else suggested(data, (*labels, *names_in(options.drop)))
-    known = find_preset(data.column_names, options.preset) is not None
-    return x, replace(found, known=known, client=options.natural_id, suggested=hint)
-
-
-def _values(data: Frame, name: str) -> npt.NDArray[Any] | None:
-    """Return a column: numbers as float64, NaN where one is missing, or texts as
-    objects; None for anything else.
-    """
-    column = data.columns[name]
-    kind = str(column.type)
-    if kind == "null":
-        return np.full(len(column), np.nan)
-    if name in data.classes or is_text(column.type):
-        return np.array(data[name], object)
-    if is_number(column.type) or kind.startswith("decimal"):
-        whole = column.cast("int8") if kind == "bool" else column
-        return np.asarray(whole.cast("float64", safe=False).to_numpy(), np.float64)
-    return None
-
-
-def encode(
-    columns: Iterable[tuple[str, npt.NDArray[Any] | None]],
-    categorical: Collection[str],
-    source: Source,
-    wanted: bool = False,
-    commas: bool = False,
-) -> tuple[npt.NDArray[np.float32], Columns]:
-    """Return features (N, 1, 1, F) and what they are, given columns of numbers, NaN
-    where one is missing, or of texts; None stands for other things.
-
-    ``wanted``: the settings name the columns, so that none is left out. ``commas``: the
-    file writes decimal commas.
-    """
-    numeric: dict[str, npt.NDArray[np.float32]] = {}
-    levels: dict[str, Floats] = {}
-    left_out, written, categories = [], [], []
-    for name, column in columns:
-        if column is not None and column.dtype.kind == "O" and name not in categorical:
-            column, how = as_numbers(column.tolist(), name, source, commas) or (column, "")
-            written += [f"{name}: read as numbers {how}"] * bool(how)
-        if column is not None and column.dtype.kind == "f" and name not in categorical:
-            numeric[name] = _finite(column, name, source).astype(np.float32)
-            written += [f"{name}: {ROW}"] * _counts_rows(column, name)
-            continue
-        different = (
-            [] if column is None else ordered(v for v in column.tolist() if not is_missing(v))
-        )
-        least, most = 2, 0 if column is None else min(MAX_LEVELS, len(column) // 2)
-        if name in categorical:
-            least, most = 1, MAX_LEVELS
-        if column is None or not least <= len(different) <= most:
-            what = (
-                "neither numbers nor text" if column is None else f"{len(different)} values of text"
+        if taken := [name for name in chosen if name in others]:
+            raise UserError(
+                f"data.features = {options.features!r}: column {taken[0]!r} is the label, the "
+                "client or dropped: leave it out"
             )
-            if wanted or name in categorical:
-                raise UserError(
-                    f"data.{'categorical' if name in categorical else 'features'}: {name!r} holds "
-                    f"{what}, and a category has 2 to {MAX_LEVELS}: leave it out (data.drop)"
-                )
-            left_out.append(name)
+    numeric: dict[str, npt.NDArray[np.float32]] = {}
+    levels: dict[str, npt.NDArray[np.float32]] = {}
+    left_out, written, categories = [], [], []
+    for name in chosen:
+        if name not in named and (found := numbers_in(data, name, source)):
+            numeric[name] = finite(found[0], name, source)
+            written += [f"{name}: read as numbers {found[1]}"] * bool(found[1])
+            written += [f"{name}: {ROW}"] * _counts_rows(found[0], name)
             continue
-        categories.append(name)
-        levels |= _dummies(name, column, different)
+        kind, given = data.columns[name].type, name in named or bool(options.features)
+        plain = is_text(kind) or is_number(kind)  # also the numbers of classes
+        different, codes = coded(data.by_names(name)) if plain else ([], np.zeros(0, np.int64))
+        most = MAX_LEVELS if name in named else min(MAX_LEVELS, len(data) // 2)
+        if (1 if name in named else 2) <= len(different) <= most:
+            categories.append(name)
+            levels |= dummies(name, different, codes)
+        elif given:
+            what = f"{len(different)} values of text" if plain else "neither numbers nor text"
+            raise UserError(
+                f"data.{'categorical' if name in named else 'features'}: {name!r} holds "
+                f"{what}, and a category has 2 to {MAX_LEVELS}: leave it out (data.drop)"
+            )
+        else:
+            left_out.append(name)
     if not numeric and not levels:
-        raise UserError(f"data.features: no column of {source} is left to learn from")
-    values = [*numeric.values(), *(level.astype(np.float32) for level in levels.values())]
-    return np.stack(values, 1)[:, None, None, :], Columns(
-        (*numeric, *levels),
-        tuple(left_out),
-        tuple(categories),
-        tuple(written),
-        (True,) * len(numeric) + (False,) * len(levels),
+        why = f": {some(left_out)}: neither numbers nor categories" * bool(left_out)
+        raise UserError(f"data.features: no column of {source} is left to learn from{why}")
+    return np.stack([*numeric.values(), *levels.values()], 1)[:, None, None, :], Columns(
+        used=(*numeric, *levels),
+        left_out=tuple(left_out),
+        categories=tuple(categories),
+        written=tuple(written),
+        scaled=(True,) * len(numeric) + (False,) * len(levels),
+        known=find_preset(data.column_names, options.preset) is not None,
+        suggested="" if options.natural_id else suggested(data, {*labels, *names_in(options.drop)}),
     )
-
-
-def _finite(column: Floats, name: str, source: Source) -> Floats:
-    wrong = np.flatnonzero(np.abs(column) > np.finfo(np.float32).max)
-    if len(wrong):
-        raise UserError(
-            f"column {name!r} holds infinite or too large numbers (first: row "
-            f"{int(wrong[0]) + source.first_row} of {source}): mend them, or name it in data.drop"
-        )
-    return column
 
 
 def _counts_rows(column: Floats, name: str) -> bool:
@@ -276,10 +221,3 @@ def _counts_rows(column: Floats, name: str) -> bool:
         return False
     following = bool((np.diff(column) > 0).all()) or np.ptp(column) == len(column) - 1
     return (following or bool(NUMBER.search(name))) and len(np.unique(column)) == len(column)
-
-
-def _dummies(name: str, column: npt.NDArray[Any], levels: list[Any]) -> dict[str, Floats]:
-    kept = levels[1:] if len(levels) == 2 else levels
-    called = [f"{level:g}" if isinstance(level, float) else str(level) for level in kept]
-    values = dummies(column, kept)
-    return {f"{name}={level}": part for level, part in zip(called, values, strict=True)}

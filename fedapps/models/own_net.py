@@ -173,7 +173,8 @@ def _check_training(name: str, net: nn.Module, shape: Shape, num_classes: int, s
     sgd, samples = SGD(0.9, 1e-4), (torch.zeros(4, *shape), torch.zeros(4, dtype=torch.long))
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        _check_logits(name, out := net(x), num_classes, " in training")
+        given = x.clone()
+        _check_logits(name, given, out := net(given), num_classes, " in training")
         return functional.cross_entropy(out, y)
 
     state = {"w": w, "velocity": sgd.velocity(w)}
@@ -194,20 +195,27 @@ def _check_training(name: str, net: nn.Module, shape: Shape, num_classes: int, s
 
 @torch.no_grad()
 def _check_outputs(name: str, net: nn.Module, shape: Shape, num_classes: int) -> None:
-    training = net.training
+    training, given = net.training, torch.zeros(2, *shape)
     try:
-        out = net.eval()(torch.zeros(2, *shape))
+        out = net.eval()(given)
     except Exception as error:
         raise UserError(
             f"{KEY} = {name!r}: does not take samples of shape {shape}: {_first_line(error)}"
         ) from error
     finally:
         net.train(training)
-    _check_logits(name, out, num_classes)
+    _check_logits(name, given, out, num_classes)
 
 
-def _check_logits(name: str, out: Any, num_classes: int, when: str = "") -> None:
-    """Check the outputs of two samples."""
+def _check_logits(name: str, given: Tensor, out: Any, num_classes: int, when: str = "") -> None:
+    """Check what the net made of two new samples, and that it left these as they were:
+    test samples are scored many times.
+    """
+    if given._version:  # counts changes in place, also of views
+        raise UserError(
+            f"{KEY} = {name!r}: changes its samples in place, as x.sub_(0.5) would: write "
+            "x = x - 0.5, or inplace=False in the first layer"
+        )
     if not isinstance(out, Tensor) or out.shape != (2, num_classes):
         what = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise UserError(

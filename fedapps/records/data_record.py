@@ -48,12 +48,15 @@ def check_same_data(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def digest(path: Path) -> str:
-    """Return a digest of the names and the contents of all files below a path."""
+    """Return a digest of the names and the contents of all files below a path; hidden
+    ones are not read.
+    """
     found = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
-        if file.is_file():
+        name = file.relative_to(path)
+        if file.is_file() and not any(part.startswith(".") for part in name.parts):
             status = file.stat()
-            found.update(str(file.relative_to(path)).encode())
+            found.update(str(name).encode())
             found.update(_content(file, status.st_size, status.st_mtime_ns))
     return found.hexdigest()[:32]
 

@@ -16,6 +16,7 @@ from fedapps.clients.base.data import Split
 from fedapps.clients.base.training import TrainOptions, get_arrays
 from fedapps.clients.steps.batches import train_classifier
 from fedapps.data import partition as partitions
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, inputs
@@ -108,7 +109,7 @@ def pretrained(
     """Return the library of ``predictors`` networks trained on ``share`` of the
     samples; cached in the process.
     """
-    samples, _ = divide(partitions.load_samples(source), share, split_seed)
+    samples, _ = divide(partitions.thinned(read_samples(source), source), share, split_seed)
     x = inputs(samples, np.arange(len(samples.labels)))
     if source.standardise != "none" and samples.numbers:
         x = Scale.of_sums([Moments.of(x)]).of(x)

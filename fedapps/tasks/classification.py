@@ -16,11 +16,13 @@ from fedapps.algorithms.common.seeds import generator
 from fedapps.algorithms.fairness.groups import Groups
 from fedapps.clients.base.data import ArrayData, ClientData, Split
 from fedapps.data import partition as partitions
-from fedapps.data.held_out import dealt_part, remark, test_part, validation_part
+from fedapps.data.held_out import dealt_part, part_of, remark
+from fedapps.data.images import read_samples
 from fedapps.data.remarks import remarks_on
 from fedapps.data.samples import Samples
 from fedapps.data.scaling import Moments, Scale, TableScale, inputs
 from fedapps.data.set_files import read_set
+from fedapps.data.source import TEST, VALIDATION
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of, registered
 from fedapps.notes import logger
@@ -59,7 +61,7 @@ class Classification(DealtSamples, NetByShape):
 
     def read(self) -> Samples:
         """Read the whole data set."""
-        return partitions.load_samples(self.context.data)
+        return read_samples(self.context.data)
 
     @cached_property
     def objective(self) -> "Objective":
@@ -110,7 +112,7 @@ class Classification(DealtSamples, NetByShape):
         """Return the samples that each client is scored on, if the data say which
         (``data.test``, ``data.part``); else None.
         """
-        part = test_part(self.samples, self.context.data)
+        part = part_of(self.samples, self.context.data, TEST)
         return dealt_part(self.samples, self.partition(num_clients), part, self.context.split_seed)
 
     @lru_cache(maxsize=2)  # noqa: B019
@@ -118,7 +120,7 @@ class Classification(DealtSamples, NetByShape):
         """Return the samples that each client chooses models by, if the data say which
         (``data.validation-split``); else None.
         """
-        part = validation_part(self.samples, self.context.data)
+        part = part_of(self.samples, self.context.data, VALIDATION)
         return dealt_part(self.samples, self.partition(num_clients), part, self.context.split_seed)
 
     def split(self, client: int, num_clients: int) -> ThreeParts:
@@ -138,10 +140,11 @@ class Classification(DealtSamples, NetByShape):
         """
         d, parts = self.context.data, self.partition(num_clients)
         lines = remarks_on(self.samples, d)
-        for part, own in (
-            (test_part(self.samples, d), self.test_parts(num_clients)),
-            (validation_part(self.samples, d), self.validation_parts(num_clients)),
+        for number, own in (
+            (TEST, self.test_parts(num_clients)),
+            (VALIDATION, self.validation_parts(num_clients)),
         ):
+            part = part_of(self.samples, d, number)
             lines += [] if own is None else [remark(self.samples, parts, own, part)]
         return lines
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedapps.clients.base.training import TrainOptions
 from fedapps.clients.families.torch_ensemble_data import TorchEnsembleData
 from fedapps.data import partition as partitions
+from fedapps.data.images import read_samples
 from fedapps.data.samples import Samples
 from fedapps.errors import UserError
 from fedapps.tasks.base_predictors import divide, pretrained, recipes
@@ -107,5 +108,5 @@ class _Rest(Classification):
     """
 
     def read(self) -> Samples:
-        whole = partitions.load_samples(self.context.data)
+        whole = partitions.thinned(read_samples(self.context.data), self.context.data)
         return divide(whole, self.options.share, self.context.split_seed)[1]

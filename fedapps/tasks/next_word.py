@@ -23,7 +23,6 @@ from fedapps.clients.base.data import ClientData, Split
 from fedapps.clients.base.evaluation import next_token
 from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, groups_of
-from fedapps.data.images import categorical
 from fedapps.data.samples import Samples
 from fedapps.data.source import Source
 from fedapps.data.sources import cached
@@ -68,12 +67,9 @@ class Words(DealtSamples):
         source = Source(data.source, data.split, data.config)
         wanted = {"words": options.text, "vocabulary": str(options.vocabulary)}
         wanted |= {"length": str(options.length), "natural-id": user}
-        arrays, facts = cached(
-            source, wanted, lambda split, _: _decode(split, source, options, user)
+        return Samples.of(
+            *cached(source, wanted, lambda split, _: _decode(split, source, options, user))
         )
-        labels = np.zeros(len(arrays["rows"]), np.int64)
-        clients = categorical(arrays, facts) if user else None
-        return Samples(arrays["rows"], labels, 1, clients=clients)
 
     def model_fn(self, seed: int) -> nn.Module:
         """Return a newly initialised LSTM."""
@@ -112,8 +108,10 @@ def _decode(split: Any, source: Source, options: WordsOptions, user: str) -> Ent
         raise UserError(
             f"words.text = {options.text!r}: {source} has no words in it: name another column"
         )
-    arrays = {"rows": np.array(rows, np.int64), "natural": np.array(owners, np.int64)}
-    return arrays, {"names": names}
+    arrays = {"x": np.array(rows, np.int64), "labels": np.zeros(len(rows), np.int64)}
+    if user:
+        arrays["clients"] = np.array(owners, np.int64)
+    return arrays, {"names": {"clients": names} if user else {}}
 
 
 def _words(text: Any, column: str) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedapps.clients.base.data import ClientData
 from fedapps.data import generated_tables
-from fedapps.data import partition as partitions
 from fedapps.data.flower_partitioners import goes_by_classes
 from fedapps.data.generated_tables import DIABETES
+from fedapps.data.images import read_samples
 from fedapps.data.samples import Samples
 from fedapps.data.source import GENERATED
 from fedapps.data.table_columns import Floats
@@ -48,11 +48,11 @@ class Regression(Targets, Rows):
         d, clients = self.context.data, self.context.num_clients or 1
         if d.source == GENERATED:
             columns = generated_tables.numbers(clients)
-            return generated_tables.samples_of(columns, d, "kind", "target")
+            return generated_tables.samples_of(columns, d, "kind", "target", True)
         if d.source == DIABETES:
             columns = generated_tables.diabetes(clients)
-            return generated_tables.samples_of(columns, d, "sex", "target")
-        return partitions.load_samples(d, targets=True)
+            return generated_tables.samples_of(columns, d, "sex", "target", True)
+        return read_samples(d, targets=True)
 
     def natural_clients(self) -> int:
         """Return the number of clients in the data; 0 for those that have any

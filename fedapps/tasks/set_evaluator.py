@@ -19,7 +19,7 @@ from fedapps.algorithms.common.modules import get_arrays, outputs_of
 from fedapps.algorithms.common.seeds import derived_seed, generator
 from fedapps.algorithms.synthetic.frechet import frechet_distance
 from fedapps.clients.base.data import Split
-from fedapps.data import partition as partitions
+from fedapps.data.images import read_samples
 from fedapps.data.samples import Samples
 from fedapps.data.source import Source
 from fedapps.errors import UserError
@@ -101,9 +101,8 @@ class SetEvaluator:
             raise UserError(
                 f"{what}: the digits have one split: choose 'clients', their test samples together"
             )
-        options = replace(source, split=split, max_samples=0)
-        named = replace(Source.of(options), split_setting="synthetic.reference")
-        images = partitions.load_samples(options, source=named)
+        named = replace(Source.of(source), split=split, split_setting="synthetic.reference")
+        images = read_samples(source, source=named)
         check_fits(images, self.task.image_shape, self.task.num_outputs, what)
         return images
 

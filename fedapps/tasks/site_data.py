@@ -9,6 +9,7 @@ has many clients, each named by a digest (``fedapps.data.site_clients``).
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,19 +20,14 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import names_in
 from fedapps.clients.base.data import ClientData
 from fedapps.data import partition as partitions
-from fedapps.data.images import read_named
+from fedapps.data.frame import Frame
+from fedapps.data.images import read_samples
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, inputs
-from fedapps.data.site_clients import Names, digests, rows_of
-from fedapps.data.source import FILE
-from fedapps.data.table_columns import (
-    Floats,
-    dummies,
-    is_missing,
-    numbers,
-    read_columns,
-    word,
-)
+from fedapps.data.site_clients import Names, digest, rows_of
+from fedapps.data.source import FILE, SITE_CLIENT, Source
+from fedapps.data.sources import open_split
+from fedapps.data.table_columns import Floats, dummies, finite, numbers_in, words
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification, ThreeParts
 from fedapps.tasks.context import RunContext
@@ -41,6 +37,25 @@ if TYPE_CHECKING:  # a site of tables needs no PyTorch for trees
     from fedapps.clients.base.evaluation import Objective
 
 logger = logging.getLogger(__name__)
+
+
+def log_account(source: str, account: Sequence[str]) -> None:
+    """Log what was read of a site's data and what was left out, and why."""
+    for line in account:
+        logger.info("%s: %s", source, line)
+
+
+def numbers(data: Frame, name: str, source: Source, remedy: str) -> Floats:
+    """Return a column of numbers (N,), NaN where one is missing. Raises ``UserError``
+    for other things.
+    """
+    if (found := numbers_in(data, name, source)) is None:
+        raise UserError(
+            f"{source}: column {name!r} holds {data.kind(name)}, which is no number: {remedy}"
+        )
+    if found[1]:
+        log_account(source.name, [f"{name}: read as numbers {found[1]}"])
+    return found[0]
 
 
 class OnSite:
@@ -98,37 +113,39 @@ class SiteImages(OnSite, Classification):
         chosen = self.context.data.standardise
         return chosen if chosen != "auto" else "client" if self.samples.numbers else "none"
 
-    @property
+    @cached_property
     def samples(self) -> Samples:
         """The site's own images, with labels numbered in the order of the settings."""
-        return self._read[0]
-
-    @property
-    def owners(self) -> Names:
-        """Names of the images' clients, if the site has many."""
-        return self._read[1]
-
-    @cached_property
-    def _read(self) -> tuple[Samples, Names]:
-        o, d = self.context.sites, self.context.data
-        pixels, names, wards = read_named(replace(d, source=self.source), o.client)
-        if pixels.shape[1:] != o.image:
-            shown = ",".join(map(str, pixels.shape[1:]))
+        o = self.context.sites
+        natural: dict[str, Any] = {
+            "natural_id": o.client,
+            "partition": "natural" if o.client else "iid",
+        }
+        read = replace(self.context.data, source=self.source, **natural)
+        found = read_samples(read, source=replace(Source.of(read), client=SITE_CLIENT))
+        if found.x.shape[1:] != o.image:
+            shown = ",".join(map(str, found.x.shape[1:]))
             raise UserError(
                 f"{self.source}: images are {shown}, but sites.shape = {o.shape!r}: set "
                 "data.resize, or mend the data"
             )
-        number = {name: place for place, name in enumerate(o.classes)}
-        strange = sorted({name for name in names if name not in number})
-        if strange:
+        used, at = np.unique(found.labels, return_inverse=True)
+        names = [found.classes[label] for label in used]
+        if strange := [name for name in names if name not in o.classes]:
             raise UserError(
                 f"{self.source}: label {strange[0]!r} is none of sites.labels = {o.labels!r}: mend "
                 "the data or the settings"
             )
-        labels = np.array([number[name] for name in names], np.int64)
-        numbers = Columns() if pixels.dtype == np.float32 else None
-        samples = Samples(pixels, labels, len(o.classes), o.classes, numbers=numbers)
-        return samples, digests(wards)
+        labels = np.array([o.classes.index(name) for name in names], np.int64)[at]
+        log_account(self.source, found.account)
+        return replace(found, labels=labels, num_classes=len(o.classes), classes=o.classes)
+
+    @cached_property
+    def owners(self) -> Names:
+        """Names of the images' clients, if the site has many."""
+        clients = self.samples.clients
+        assert clients is not None
+        return np.array(list(map(digest, clients.names)), np.str_)[clients.codes]
 
     def names(self) -> list[str]:
         """Return the names of the site's clients; those with too few samples are left
@@ -226,27 +243,42 @@ class SiteRows(OnSite, Rows):
         """How inputs are scaled: by each client's own training rows."""
         return "client"
 
+    @property
+    def given(self) -> Source:
+        """The site's table."""
+        return Source(self.source, self.context.data.split, client=SITE_CLIENT)
+
     @cached_property
-    def columns(self) -> dict[str, list[Any]]:
-        """The site's columns as they were read."""
-        data = self.context.data
-        return read_columns(self.source, data.split, self.context.sites.client == FILE)
+    def frame(self) -> Frame:
+        """The site's columns. Raises ``UserError`` unless those in the settings are
+        there.
+        """
+        client = self.context.sites.client
+        found = open_split(self.given, client == FILE)
+        wanted = (*self.context.sites.features, *self.labels, *filter(None, [client]))
+        if not len(found):
+            raise UserError(f"{self.source}: no rows below the line of column names")
+        if missing := [name for name in wanted if name not in found.columns]:
+            setting = "sites.client" if missing[0] == client else "sites.columns, data.label"
+            raise UserError(
+                f"{self.source}: no column {missing[0]!r} ({setting}): it has "
+                f"{', '.join(found.columns)}"
+            )
+        log_account(self.source, found.account)
+        return found
 
     @cached_property
     def owners(self) -> Names:
         """Names of the rows' clients."""
         column = self.context.sites.client
-        if column not in self.columns:
-            raise UserError(
-                f"{self.source}: no column {column!r} (sites.client): it has "
-                f"{', '.join(self.columns)}"
-            )
-        if any(is_missing(value) for value in self.columns[column]):
+        named = words(self.frame, column)
+        if not all(named):
             raise UserError(
                 f"{self.source}: column {column!r} (sites.client) has empty cells: every row needs "
                 "a client"
             )
-        return digests([word(value) for value in self.columns[column]])
+        clients, place = np.unique(np.array(named, np.str_), return_inverse=True)
+        return np.array(list(map(digest, clients.tolist())), np.str_)[place]
 
     def names(self) -> list[str]:
         """Return the names of the site's clients."""
@@ -260,30 +292,23 @@ class SiteRows(OnSite, Rows):
     @cached_property
     def samples(self) -> Samples:
         """The site's own rows. Raises ``UserError``."""
-        wanted, columns = self.context.sites.features, self.columns
-        missing = [name for name in (*wanted, *self.labels) if name not in columns]
-        if missing:
-            raise UserError(
-                f"{self.source}: no column {missing[0]!r} (sites.columns, data.label): it has "
-                f"{', '.join(columns)}"
-            )
-        values: dict[str, Floats] = {}
+        wanted = self.context.sites.features
+        values: dict[str, NDArray[np.float32]] = {}
         for name, levels in wanted.items():
-            what = f"{self.source}: column {name!r}"
             if levels is None:
-                values[name] = numbers(columns[name], what, "write its values in sites.columns")
+                read = numbers(self.frame, name, self.given, "write its values in sites.columns")
+                values[name] = finite(read, name, self.given)
                 continue
-            words = [None if is_missing(value) else word(value) for value in columns[name]]
-            if strange := sorted({said for said in words if said is not None} - set(levels)):
+            said = words(self.frame, name)
+            if strange := sorted(set(said) - {"", *levels}):
                 raise UserError(
-                    f"{what} holds {strange[0]!r}, but sites.columns names {', '.join(levels)} "
-                    "for it"
+                    f"{self.source}: column {name!r} holds {strange[0]!r}, but sites.columns names "
+                    f"{', '.join(levels)} for it"
                 )
-            kept = levels[1:] if len(levels) == 2 else levels
-            values |= zip((f"{name}={level}" for level in kept), dummies(words, kept), strict=True)
+            place = {"": -1} | {level: number for number, level in enumerate(levels)}
+            values |= dummies(name, levels, np.array([place[one] for one in said]))
         found = Columns(tuple(values), scaled=tuple(name in wanted for name in values))
-        with np.errstate(over="ignore"):
-            x = np.stack(list(values.values()), 1).astype(np.float32)
+        x = np.stack(list(values.values()), 1)
         return self.predicted(x[:, None, None, :], found)
 
     def predicted(self, x: NDArray[np.float32], columns: Columns) -> Samples:
@@ -340,11 +365,11 @@ class SiteTable(SiteRows, Tabular):
         """Return the samples with the class of each row."""
         (label,) = self.labels
         place = {name: number for number, name in enumerate(self.classes)}
-        words = [word(value) for value in self.columns[label]]
-        if strange := {said for said in words if said not in place}:
+        said = words(self.frame, label)
+        if strange := set(said) - set(place):
             raise UserError(
                 f"{self.source}: label {label!r} holds {len(strange)} values that are none of "
                 f"{', '.join(self.classes)} (sites.labels): mend the data or the settings"
             )
-        labels = np.array([place[said] for said in words], np.int64)
+        labels = np.array([place[one] for one in said], np.int64)
         return Samples(x, labels, len(place), self.classes, numbers=columns)

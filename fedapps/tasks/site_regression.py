@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedapps.data.arrays import targets_of
 from fedapps.data.samples import Columns, Samples
-from fedapps.data.table_columns import targets
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import SUMS
@@ -39,6 +39,5 @@ class SiteRegression(SiteRows, Regression):
 
     def predicted(self, x: NDArray[np.float32], columns: Columns) -> Samples:
         """Return the samples with the numbers to predict."""
-        named = [(name, f"{self.source}: label {name!r}") for name in self.labels]
-        y = np.stack([targets(self.columns[name], what) for name, what in named], 1)
+        y = np.concatenate([targets_of(self.frame, self.given, n) for n in self.labels], 1)
         return Samples(x, np.zeros(len(y), np.int64), 1, numbers=columns, targets=y)

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from fedapps.data.cache import Entry
 from fedapps.data.columns import check_columns, groups_of, labels_of
 from fedapps.data.frame import Frame
-from fedapps.data.images import categorical, parts_in
 from fedapps.data.options import DataOptions
 from fedapps.data.samples import Samples
-from fedapps.data.source import Source
+from fedapps.data.source import TRAIN, Source
 from fedapps.data.sources import cached
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
@@ -63,16 +62,12 @@ def read_sounds(data: DataOptions, options: SpeechOptions) -> Samples:
             f"data.part = {data.part!r}: task 'speech' has its parts in splits: set data.test and "
             "data.validation-split"
         )
-    arrays, facts = cached(
-        Source.of(data), wanted, lambda split, parts: _decode(split, parts, data, options, speaker)
-    )
-    return Samples(
-        arrays["x"],
-        np.array(arrays["labels"]),
-        len(facts["classes"]),
-        tuple(facts["classes"]),
-        clients=categorical(arrays, facts) if speaker else None,
-        parts=parts_in(arrays),
+    return Samples.of(
+        *cached(
+            Source.of(data),
+            wanted,
+            lambda split, parts: _decode(split, parts, data, options, speaker),
+        )
     )
 
 
@@ -107,14 +102,12 @@ def _decode(
                 "give 16-bit WAV files or lists of numbers"
             ) from error
         waves[row, 0, 0, : len(samples)] = samples
-    arrays: dict[str, NDArray[Any]] = {
-        "x": waves,
-        "labels": labels.astype(np.int64),
-        "parts": parts[rows],
-    }
-    names: list[str] = []
+    arrays: dict[str, NDArray[Any]] = {"x": waves, "labels": labels.astype(np.int64)}
+    if (parts != TRAIN).any():
+        arrays["parts"] = parts[rows]
+    names: dict[str, list[str]] = {}
     if speaker:
-        arrays["natural"], names = groups_of(split, source, speaker)
+        arrays["clients"], names["clients"] = groups_of(split, source, speaker)
     return arrays, {"names": names, "classes": [called[value] for value in values]}
 
 

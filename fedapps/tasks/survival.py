@@ -5,7 +5,6 @@ some of them censored. The model's output is the logarithm of a hazard ratio
 A row's class is whether it is censored, by which rows are split.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,13 @@ from numpy.typing import NDArray
 from fedapps.algorithms.common.options import names_in
 from fedapps.algorithms.common.survival import GRID
 from fedapps.data import generated_tables
-from fedapps.data import partition as partitions
+from fedapps.data.images import read_samples
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.source import GENERATED
-from fedapps.data.table_columns import Floats, numbers
+from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
 from fedapps.tasks.context import RunContext
-from fedapps.tasks.site_data import SiteRows
+from fedapps.tasks.site_data import SiteRows, numbers
 from fedapps.tasks.tabular import Rows, check_without_classes
 
 if TYPE_CHECKING:
@@ -52,35 +51,26 @@ class Survival(Rows):
 
     def read(self) -> Samples:
         """Read the table; the generated one has ``num-clients`` clients."""
-        d, time = self.context.data, self.labels[0]
-        if d.source == GENERATED:
-            columns = generated_tables.lifetimes(self.context.num_clients or 1)
-            event = self.options.event
-            if event and event not in columns:
-                raise UserError(
-                    f"survival.event = {event!r}: the generated table has the columns "
-                    f"{', '.join(columns)}"
-                )
-            free = replace(d, drop=",".join(filter(None, (d.drop, "event"))))
-            samples = generated_tables.samples_of(columns, free, "kind", TIME)
-            y = np.stack([columns[name] for name in self.labels], 1)
-        else:
-            try:
-                samples = partitions.load_samples(replace(d, label=",".join(self.labels)), True)
-            except UserError as error:  # of the second column
-                said = f"data.label = {self.options.event!r}"
-                raise UserError(
-                    str(error).replace(said, f"survival.event = {self.options.event!r}")
-                ) from None
-            assert samples.targets is not None
-            y = samples.targets
+        d, event = self.context.data, self.options.event
+        wanted = replace(d, label=",".join(self.labels))
+        try:
+            if d.source == GENERATED:
+                columns = generated_tables.lifetimes(self.context.num_clients or 1)
+                free = replace(wanted, drop=",".join(filter(None, (d.drop, "event"))))
+                samples = generated_tables.samples_of(columns, free, "kind", wanted.label, True)
+            else:
+                samples = read_samples(wanted, targets=True)
+        except UserError as error:  # of the second column
+            said = str(error).replace(f"data.label = {event!r}", f"survival.event = {event!r}")
+            raise UserError(said) from None
         if not (samples.numbers and samples.numbers.used):
             raise UserError(f"data.source = {d.source!r}: survival needs the rows of a table")
-        found = self.with_times(samples, y, d.source)
+        assert samples.targets is not None
+        found = self.with_times(samples, samples.targets, d.source)
         if not found.labels.any():
             raise UserError(
-                f"survival.event = {self.options.event!r}: {d.source} has no event: there is "
-                f"nothing to learn from {time!r}"
+                f"survival.event = {event!r}: {d.source} has no event: there is nothing to learn "
+                f"from {self.labels[0]!r}"
             )
         return found
 
@@ -165,9 +155,6 @@ class SiteSurvival(SiteRows, Survival):
 
     def predicted(self, x: NDArray[np.float32], columns: Columns) -> Samples:
         """Return the samples with times and events."""
-        y: Sequence[Floats] = [
-            numbers(self.columns[name], f"{self.source}: column {name!r}", "write numbers")
-            for name in self.labels
-        ]
+        y = [numbers(self.frame, name, self.given, "write numbers") for name in self.labels]
         samples = Samples(x, np.zeros(len(x), np.int64), 1, numbers=columns)
         return self.with_times(samples, np.stack(y, 1), self.source)

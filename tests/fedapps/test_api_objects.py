@@ -112,7 +112,7 @@ def test_data_that_cannot_be_used_are_refused(table):
     x, y = np.zeros((4, 3)), np.zeros(4, int)
     table.to_csv("visits.csv", index=False)
     for given, said in (
-        ({"data": (x, y[:3])}, "data: x has 4 samples, y has 3"),
+        ({"data": (x, y[:3])}, r"data: arrays differ in length \(x 4, y 3\)"),
         ({"data": (x,)}, r"data: a tuple is \(x, y\), two arrays"),
         ({"data": (x, [0, 1, 0, 1])}, "data: y is of type list"),
         ({"data": x}, "data: is of type ndarray: .* a DataFrame"),
@@ -130,9 +130,9 @@ def test_data_that_cannot_be_used_are_refused(table):
         ),
         ({"data": {"source": "visits.csv", "test": "test"}, "label": "outcome"}, "single table"),
         ({"data": (x > 0) * 1j, "label": "y"}, "data: is of type ndarray"),
-        ({"data": (x * 1j, y)}, "data: x holds complex128"),
-        ({"data": (np.ma.masked_array(x), y)}, "data: x is a masked array"),
-        ({"data": (np.array(1.0), y)}, "data: x is a single value"),
+        ({"data": (x * 1j, y)}, "data: array 'x' holds complex128"),
+        ({"data": (np.ma.masked_array(x), y)}, "data: array 'x' is a masked array"),
+        ({"data": (np.array(1.0), y)}, "data: array 'x' is a single value"),
         (
             {"data": table.set_index("hospital")},
             r"data: its index is named 'hospital': .*reset_index",

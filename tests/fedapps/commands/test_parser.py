@@ -317,7 +317,7 @@ def test_options_choose_the_engine_or_contradict_it(given, engine, monkeypatch):
         ),
         (
             ["data.noise-ratio=0.2"],
-            "data.noise-ratio = 0.2, but noise = 'none': choose noise = pair or symmetric",
+            "data.noise-ratio = 0.2: noise = 'none': choose noise = pair or symmetric",
         ),
         (
             ["task=text", "data.noise=pair"],

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from fedapps.data.local_files import arrow_array
+from fedapps.data.images import read_samples
+from fedapps.data.local_files import arrow_table
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_samples, partition
+from fedapps.data.partition import partition, thinned
 from fedapps.data.source import TEST
 from fedapps.errors import UserError
 from fedapps.models.image_nets import DENSE, NAMES, build_model, net_for
@@ -26,6 +27,10 @@ PEOPLE, CHANNELS, STEPS, CLASSES = 5, 3, 16, 4
 
 
 pytestmark = pytest.mark.usefixtures("own_caches")
+
+
+def arrow_array(x):
+    return arrow_table({"x": x}, "")["x"].combine_chunks()
 
 
 def windows(count=60, seed=0, people=tuple(range(1, PEOPLE + 1))):
@@ -53,7 +58,7 @@ def table(x, y, subject, **more):
 
 
 def read(source, **values):
-    return load_samples(DataOptions(source=str(source), **values))
+    return read_samples(DataOptions(source=str(source), **values))
 
 
 def lists(x, kind):
@@ -211,7 +216,7 @@ def test_an_npz_without_splits_is_the_training_split(tmp_path):
     np.savez(tmp_path / "all.npz", windows=x, label=y)
     assert np.array_equal(read(tmp_path / "all.npz").x, x[:, :, None])
     np.savez(tmp_path / "odd.npz", windows=x, label=y[:-1])
-    with pytest.raises(UserError, match=r"its arrays differ in length \(windows 60, label 59\)"):
+    with pytest.raises(UserError, match=r"arrays differ in length \(windows 60, label 59\)"):
         read(tmp_path / "odd.npz")
     np.savez(tmp_path / "objects.npz", windows=np.array([{}] * 3, object), label=y[:3])
     with pytest.raises(
@@ -387,7 +392,8 @@ def test_dealt_clients_are_tested_on_the_classes_that_they_train_on(tmp_path):
 
 def test_max_samples_thins_what_is_dealt_only(tmp_path):
     config = split_set(tmp_path, (1, 2, 3, 4, 5))
-    images = load_samples(DataOptions(source=config["data.source"], test="test", max_samples=100))
+    options = DataOptions(source=config["data.source"], test="test", max_samples=100)
+    images = thinned(read_samples(options), options)
     assert np.bincount(images.parts).tolist() == [100, 0, 40]
 
 
@@ -483,7 +489,7 @@ MISTAKES = [
     ),
     (
         {},
-        {"other": lambda x: arrow_array(x)},
+        {"other": arrow_array},
         "data.features: SET has several columns of arrays, name one, or those that are",
     ),
     (
@@ -577,7 +583,7 @@ def test_each_mistake_is_one_line(values, change, message, tmp_path):
         values = {**values, "partition": "natural"}
     options = DataOptions(source=source, **values)
     with pytest.raises(UserError, match=r".") as caught:
-        partition(load_samples(options), options, 5, 0)
+        partition(read_samples(options), options, 5, 0)
     assert str(caught.value).startswith(message.replace("SET", source))
     assert "\n" not in str(caught.value)
 
@@ -587,7 +593,7 @@ def test_the_column_of_people_may_be_of_any_type(kind, tmp_path):
     x, y, subject = windows()
     source = write(tmp_path / "set", table(x, y, pa.array([kind(value) for value in subject])))
     options = DataOptions(source=source, partition="natural", natural_id="subject", min_samples=3)
-    images = load_samples(options)
+    images = read_samples(options)
     assert images.clients.names == ("1", "2", "3", "4", "5")
     assert [subject[part[0]] for part in partition(images, options, 5, 0)] == [1, 2, 3, 4, 5]
 

@@ -8,8 +8,9 @@ import pytest
 
 from fedapps.commands.parser import main
 from fedapps.data import flower_partitioners
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_samples, natural_clients, partition
+from fedapps.data.partition import natural_clients, partition
 from fedapps.errors import UserError
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
@@ -17,7 +18,7 @@ from fedapps.toml_text import read_toml
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_samples(DataOptions())
+    return read_samples(DataOptions())
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_each_does_what_its_name_says(digits):
 
 
 def test_a_set_that_is_sorted_by_class_is_shuffled_before_it_is_cut(folder):
-    images = load_samples(DataOptions(source=folder, partition="flwr:IidPartitioner"))
+    images = read_samples(DataOptions(source=folder, partition="flwr:IidPartitioner"))
     assert (np.diff(images.labels) >= 0).all()
     assert all(
         len(np.unique(images.labels[part])) == 3
@@ -122,9 +123,9 @@ def test_columns_of_a_table(folder):
         "partition": "flwr:NaturalIdPartitioner",
         "partition_arguments": "partition_by = 'site'",
     }
-    images = load_samples(DataOptions(**by_site))
+    images = read_samples(DataOptions(**by_site))
     assert images.x.shape[-1] == 2, "x and age; whose a sample is is no input"
-    natural = load_samples(DataOptions(source=folder, partition="natural", natural_id="site"))
+    natural = read_samples(DataOptions(source=folder, partition="natural", natural_id="site"))
     wanted = partition(
         natural, DataOptions(source=folder, partition="natural", natural_id="site"), 6, 0
     )
@@ -139,7 +140,7 @@ def test_columns_of_a_table(folder):
             "partition_arguments": "partition_by = 'site', group_size = 2",
         }
     )
-    images = load_samples(grouped)
+    images = read_samples(grouped)
     assert natural_clients(images, grouped) == 3
     for part in partition(images, grouped, 3, 0):
         assert len(part) == 20
@@ -149,7 +150,7 @@ def test_columns_of_a_table(folder):
         partition="flwr:ContinuousPartitioner",
         partition_arguments="partition_by = 'age', strictness = 1.0",
     )
-    images = load_samples(ordered)
+    images = read_samples(ordered)
     assert images.x.shape[-1] == 8, "x, age, and the six values of site"
     ages = [np.sort(images.by[part]).tolist() for part in partition(images, ordered, 4, 0)]
     assert ages == [list(range(start, start + 15)) for start in (0, 15, 30, 45)]
@@ -247,7 +248,7 @@ def test_the_settings_file_of_a_run_repeats_it(tmp_path, capsys):
 def test_mistakes_are_one_line(name, arguments, message):
     options = DataOptions(partition=f"flwr:{name}", partition_arguments=arguments)
     with pytest.raises(UserError) as caught:
-        partition(load_samples(options), options, 8 if name == "ExponentialPartitioner" else 5, 0)
+        partition(read_samples(options), options, 8 if name == "ExponentialPartitioner" else 5, 0)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 from PIL import Image
 
 import fedapps
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_samples
-from fedapps.data.table_columns import read_columns
 from fedapps.data.written_numbers import DoubtfulError, has_decimal_commas, numbers_of
 from fedapps.errors import UserError
+from fedapps.records.data_record import digest
+from fedapps.runs.assembly import build_task
+from fedapps.settings.reading import read_settings
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -26,7 +29,7 @@ def column(tmp_path, cells, delimiter=",", other=""):
     lines = [f"{cell}{delimiter}{k % 2}{other}" for k, cell in enumerate(quoted)]
     head = f"v{delimiter}y" + f"{delimiter}w" * bool(other)
     (tmp_path / "t.csv").write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
-    samples = load_samples(DataOptions(source=str(tmp_path / "t.csv"), partition="iid"))
+    samples = read_samples(DataOptions(source=str(tmp_path / "t.csv"), partition="iid"))
     return samples.x[:, 0, 0, 0].tolist(), " ".join(samples.numbers.written)
 
 
@@ -82,7 +85,7 @@ def test_types_are_those_of_the_whole_file(tmp_path):
     lines = [f"{k % 7},{'' if k < 10_500 else 'uvw'[k % 3]},{k % 2}" for k in range(11_000)]
     lines[10_600] = lines[10_600].replace(",", ".5,", 1)
     (tmp_path / "long.csv").write_text("v,t,y\n" + "\n".join(lines))
-    samples = load_samples(DataOptions(source=str(tmp_path / "long.csv"), partition="iid"))
+    samples = read_samples(DataOptions(source=str(tmp_path / "long.csv"), partition="iid"))
     assert samples.x[10_600, 0, 0, 0] == 10_600 % 7 + 0.5
     assert samples.numbers.used == ("v", "t=u", "t=v", "t=w")
 
@@ -102,6 +105,7 @@ def table(names="a,b,y", sign=",", end="\n", rows=ROWS):
         ("UPPER.CSV", table()),
         ("semi.csv", table(sign=";")),
         ("tabs.tsv", table(sign="\t")),
+        ("excel.csv", b"sep=;\r\n" + table(sign=";", end="\r\n")),
         ("bars.csv", table(sign="|")),
         ("bom.csv", b"\xef\xbb\xbf" + table()),
         ("utf16.csv", table().decode().encode("utf-16")),
@@ -116,22 +120,30 @@ def table(names="a,b,y", sign=",", end="\n", rows=ROWS):
         ("packed.csv.gz", gzip.compress(table(), mtime=0)),
         ("rows.json", json.dumps([dict(zip("aby", row, strict=True)) for row in ROWS]).encode()),
         ("columns.json", json.dumps(dict(zip("aby", map(list, zip(*ROWS, strict=True)), strict=True))).encode()),
+        ("pandas.json", json.dumps({n: {str(k): row[c] for k, row in enumerate(ROWS)} for c, n in enumerate("aby")}).encode()),
         ("lines.jsonl", "\n".join(json.dumps(dict(zip("aby", row, strict=True))) for row in ROWS).encode()),
     ],
 )  # fmt: skip
 def test_one_table_in_many_ways(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
-    samples = load_samples(DataOptions(source=str(tmp_path / name), partition="iid"))
+    samples = read_samples(DataOptions(source=str(tmp_path / name), partition="iid"))
     assert samples.x[:, 0, 0].tolist() == [row[:2] for row in ROWS]
     assert (samples.labels.tolist(), samples.classes) == ([k % 2 for k in range(10)], ("0", "1"))
-    site = read_columns(str(tmp_path / name), "train")
-    assert (site["a"], site["y"]) == ([row[0] for row in ROWS], [row[2] for row in ROWS])
+    settings = {"task": "tabular", "sites.columns": "a,b", "data.label": "y"}
+    site = build_task(read_settings(settings), str(tmp_path / name)).samples
+    assert np.array_equal(site.x, samples.x)
+    assert np.array_equal(site.labels, samples.labels)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
         ("latin.csv", "a,b,y\nZ\xfcrich,1,0\n".encode("latin-1"), "latin.csv .*is no UTF-8"),
+        ("name.csv", "gr\xf6sse,y\n1,0\n".encode("latin-1"), "name.csv .*is no UTF-8"),
+        ("odd.csv", table() + b"Z\xfcrich,1,2,3\n", "row 12 has 4 cells, and there are 3 col"),
+        ("wide.csv", table().decode().encode("utf-16-le"), "wide.csv .*is no UTF-8"),
+        ("really.csv", gzip.compress(table(), mtime=0), "really.csv .*is no UTF-8"),
+        ("kilos.csv", b"a,y\n" + b"%d kg,0\n" * 30 % (*range(30),), "kilos.csv is left .*: a: n"),
         ("twice.csv", table("a,a,y"), "several columns are called 'a'"),
         ("short.csv", table() + b"1,2\n", "row 12 has 2 cells, and there are 3 columns"),
         ("quote.csv", table() + b'1,"2,0\n', "short|quote"),
@@ -145,6 +157,13 @@ def test_one_table_in_many_ways(name, content, tmp_path):
             '[{"a": "Z\xfcrich", "y": 1}]'.encode("latin-1"),
             "latin.json .*is no UTF-8",
         ),
+        (
+            "kinds.json",
+            b'[{"a": 1.5}, {"a": null}, {"a": "x"}]',
+            "different kinds .first: row 2.: write",
+        ),
+        ("big.json", b'[{"a": 1%s}]' % (b"0" * 30), "column 'a' holds whole numbers of over 64"),
+        ("cut.jsonl", b'{"a": 1}\n{"a": 2}\n{"a":', "line 3"),
         ("deep.json", b"[" * 120_000, "deep.json cannot be read"),
         ("nested.json", b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", "nested more than 32 times"),
         ("sheet.xlsx", b"PK", "a file must be one of"),
@@ -153,7 +172,7 @@ def test_one_table_in_many_ways(name, content, tmp_path):
 def test_what_cannot_be_read_is_one_line_with_the_files_name(name, content, said, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=said) as error:
-        load_samples(DataOptions(source=str(tmp_path / name), partition="iid"))
+        read_samples(DataOptions(source=str(tmp_path / name), partition="iid"))
     assert "\n" not in str(error.value)
     assert name in str(error.value)
 
@@ -172,11 +191,34 @@ def test_every_file_of_a_folder_is_accounted_for(files, rows, said, tmp_path):
     for name in files:
         (tmp_path / f"{name}.csv").write_bytes(table())
     (tmp_path / "notes.xlsx").write_bytes(b"")
-    samples = load_samples(DataOptions(source=str(tmp_path), partition="iid"))
+    (tmp_path / "odd.csv").symlink_to(tmp_path / "nowhere")
+    samples = read_samples(DataOptions(source=str(tmp_path), partition="iid"))
     assert len(samples.labels) == rows
     account = " ".join(samples.account)
     assert said in account
-    assert "left out (no csv files): notes.xlsx" in account
+    assert "left out (no csv files): notes.xlsx, odd.csv" in account
+
+
+def test_a_split_that_is_scored_on_is_not_left_out(tmp_path):
+    for name in ("train", "test", "extra"):
+        (tmp_path / f"{name}.csv").write_bytes(table())
+    samples = read_samples(DataOptions(source=str(tmp_path), partition="iid", test="test"))
+    assert len(samples.labels) == 20
+    assert samples.account[1:] == ("left out (not of this split): extra.csv",)
+
+
+@pytest.mark.parametrize(("shape", "numbers"), [((3,), True), ((3, 2), False), ((3, 2, 2), False)])
+def test_bytes_are_pixels_where_samples_have_several_axes(shape, numbers, tmp_path):
+    x = np.arange(40 * math.prod(shape), dtype=np.uint8).reshape(40, *shape)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(40) % 2)
+    samples = read_samples(DataOptions(source=str(tmp_path / "a.npz")))
+    assert (samples.numbers is not None, samples.x.dtype == np.uint8) == (numbers, not numbers)
+
+
+def test_labels_of_one_number_per_class_are_one_line(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((40, 3)), y=np.eye(2)[np.arange(40) % 2])
+    with pytest.raises(UserError, match=r"has the shape \(N, 2\).* as y\.argmax\(1\)"):
+        read_samples(DataOptions(source=str(tmp_path / "a.npz")))
 
 
 def test_narrow_integers_are_numbers_and_lists_hide_no_column():
@@ -214,7 +256,7 @@ def test_pictures_are_scaled_by_their_mode(mode, dark, bright, tmp_path):
         picture = Image.new("L" if mode == "P" else mode, (5, 4), colour).convert(mode)
         picture.putpixel((0, 0), dark if name == "bright" else bright)
         picture.save(tmp_path / name / "train 1.tif")
-    samples = load_samples(DataOptions(source=str(tmp_path), partition="iid"))
+    samples = read_samples(DataOptions(source=str(tmp_path), partition="iid"))
     x = samples.x[:, 0, 1:, 1:].reshape(2, -1)
     assert samples.classes == ("bright", "dark")
     assert (x[0] > 150).all()
@@ -228,14 +270,18 @@ def test_pictures_are_turned_upright_and_shapes_in_transparency_refused(tmp_path
         exif = Image.Exif()
         exif[0x0112] = turn
         Image.new("RGB", size).save(folder / name / "x.jpg", exif=exif)
-    samples = load_samples(DataOptions(source=str(folder), partition="iid"))
+    samples = read_samples(DataOptions(source=str(folder), partition="iid"))
     assert samples.x.shape == (2, 3, 4, 6)
+    (folder / "b" / "more").mkdir()
+    Image.new("RGB", (6, 4)).save(folder / "b" / "more" / "x.jpg")
+    several = read_samples(DataOptions(source=str(folder), partition="iid"))
+    assert "labels are the innermost folders, of several depths" in several.account
     assert "1 of 2 images are turned upright (EXIF)" in samples.account
     picture = Image.new("RGBA", (6, 4), (255, 255, 255, 0))
     picture.putpixel((2, 2), (255, 255, 255, 255))
     picture.save(folder / "a" / "y.png")
     with pytest.raises(UserError, match="only its transparency holds a shape"):
-        load_samples(DataOptions(source=str(folder), partition="iid"))
+        read_samples(DataOptions(source=str(folder), partition="iid"))
 
 
 def test_names_that_look_alike_and_numbers_of_rows_are_noted(tmp_path):
@@ -257,6 +303,15 @@ def test_a_resumed_run_has_the_data_of_its_first_rounds(tmp_path):
     source.write_bytes(table(rows=[[a, b, 1 - y] for a, b, y in ROWS * 4]))
     with pytest.raises(UserError, match=r"t\.csv has changed since the first rounds"):
         fedapps.run(**job, resume=True)
+
+
+def test_files_that_nobody_reads_do_not_change_the_data(tmp_path):
+    (tmp_path / "t.csv").write_bytes(table())
+    before = digest(tmp_path)
+    (tmp_path / ".DS_Store").write_bytes(b"")
+    assert digest(tmp_path) == before
+    (tmp_path / "more.csv").write_bytes(table())
+    assert digest(tmp_path) != before
 
 
 THREADS = """

@@ -14,10 +14,11 @@ from PIL import Image
 
 from fedapps.commands.parser import main
 from fedapps.data.held_out import Part, dealt_part
-from fedapps.data.images import read_named
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_samples, natural_clients, partition
+from fedapps.data.partition import natural_clients, partition
 from fedapps.data.samples import Samples
+from fedapps.data.source import SITE_CLIENT, Source
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble
@@ -223,7 +224,7 @@ def test_a_file_is_a_client_by_its_name(tmp_path, kind):
     options = DataOptions(
         source=files(tmp_path, kind, frame), partition="natural", natural_id="@file"
     )
-    images = load_samples(options)
+    images = read_samples(options)
     assert images.clients.names == ("a", "b", "c", "d")
     assert images.x.shape == (120, 1, 1, 2)
     assert natural_clients(images, options) == 4
@@ -269,7 +270,7 @@ def test_folders_of_images_whose_clients_lack_classes(tmp_path):
                     folder / f"{number}.png"
                 )
     options = DataOptions(source=str(tmp_path / "sites"), partition="natural", natural_id="@file")
-    images = load_samples(options)
+    images = read_samples(options)
     assert images.classes == ("x", "y", "z")
     assert (images.x[:, 0, 0, 0] // 50).tolist() == images.labels.tolist()
     assert [sorted(set(images.labels[part])) for part in partition(images, options, 2, 0)] == [
@@ -320,9 +321,10 @@ def test_a_picture_that_cannot_be_read_is_named_by_its_file(clinics, content, sa
     error = capsys.readouterr().err
     assert f"image 10 (b/x/2.png) cannot be decoded: {said}" in error
     assert error.count("\n") == 1
-    options = DataOptions(source=str(clinics))
-    with pytest.raises(UserError, match="image 10 cannot be decoded"):  # of a site
-        read_named(options, "@file")
+    options = DataOptions(source=str(clinics), natural_id="@file", partition="natural")
+    site = Source(str(clinics), client=SITE_CLIENT)
+    with pytest.raises(UserError, match="image 10 cannot be decoded"):
+        read_samples(options, source=site)
 
 
 def test_arrays_of_a_site_that_do_not_fit_name_its_file(tmp_path, capsys, monkeypatch):
@@ -359,7 +361,7 @@ def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
     pd.DataFrame({"x": [1, 2, 3, 4, 5], "noise": 7, "label": [0, 1, 0, 1, 1]}).to_csv(
         tmp_path / "sites" / "e.csv", index=False
     )
-    images = load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
+    images = read_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
     assert images.x.shape == (45, 1, 1, 2)
     pd.DataFrame({"x": ["low"], "noise": 7, "label": [0]}).to_csv(
         tmp_path / "sites" / "f.csv", index=False
@@ -368,16 +370,16 @@ def test_whole_numbers_and_fractions_of_one_column_are_numbers(tmp_path):
         UserError,
         match=r"^data.source: column 'x' holds numbers in a.csv, holds text in f.csv: ",
     ):
-        load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
+        read_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
     pd.DataFrame({"x": [1], "label": [0]}).to_csv(tmp_path / "sites" / "f.csv", index=False)
     with pytest.raises(
         UserError,
         match=r"column 'noise' is in only one of a.csv and f.csv: give all files the same$",
     ):
-        load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
+        read_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
     (tmp_path / "sites" / "f.csv").write_text("")
     with pytest.raises(UserError, match=r"^data.source: .*f.csv cannot be read: "):
-        load_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
+        read_samples(DataOptions(source=source, partition="natural", natural_id="@file"))
 
 
 def test_what_is_no_folder_of_files_is_one_line(tmp_path, capsys):

@@ -7,13 +7,15 @@ import json
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 from fedapps.algorithms.fairness.groups import group_measures, group_sums
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_samples
-from fedapps.data.sample_groups import MAX_GROUPS, Grouping
+from fedapps.data.partition import thinned
+from fedapps.data.sample_groups import MAX_GROUPS, grouped
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
@@ -69,22 +71,21 @@ def run(tmp_path, clients, **config):
     return settings, summary, rows
 
 
-def test_values_are_groups_in_order_and_a_missing_one_is_in_none():
-    found = Grouping("sex").number(["m", "f", None, "m", float("nan")])
-    group, names = found.codes, found.names
-    assert (group.tolist(), names) == ([1, 0, -1, 1, -1], ("f", "m"))
-    found = Grouping("sex").number([1.0, 0.0, float("nan"), 1.0])
-    group, names = found.codes, found.names
-    assert (group.tolist(), names) == ([1, 0, -1, 1], ("0", "1"))
+NAN = float("nan")
+LIMITS = ("below 40", "40 to below 60.5", "from 60.5")
 
 
-def test_numbers_are_groups_between_limits():
-    found = Grouping("age", (40.0, 60.5)).number([39, 40, None, 60.4, 60.5, 99])
-    group, names = found.codes, found.names
-    assert (group.tolist(), names) == (
-        [0, 1, -1, 1, 2, 2],
-        ("below 40", "40 to below 60.5", "from 60.5"),
-    )
+@pytest.mark.parametrize(
+    ("values", "edges", "codes", "names"),
+    [
+        (["m", "f", None, "m"], (), [1, 0, -1, 1], ("f", "m")),
+        ([1.0, 0.0, NAN, 1.0], (), [1, 0, -1, 1], ("0", "1")),
+        ([39, 40, None, 60.4, 60.5, 99], (40.0, 60.5), [0, 1, -1, 1, 2, 2], LIMITS),
+    ],
+)
+def test_values_are_groups_in_order_and_a_missing_one_is_in_none(values, edges, codes, names):
+    found = grouped(pa.chunked_array([values]), "sex", edges)
+    assert (found.codes.tolist(), found.names) == (codes, names)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_numbers_are_groups_between_limits():
 )
 def test_what_makes_no_groups_is_refused(values, edges, message):
     with pytest.raises(UserError, match=message):
-        Grouping("g", edges).number(values)
+        grouped(pa.chunked_array([list(values)]), "g", edges)
 
 
 @pytest.mark.parametrize("edges", ["60,40", "40,", "x", "1,nan", "inf"])
@@ -147,17 +148,17 @@ def test_tasks_and_sites_without_groups_say_so():
 
 def test_a_column_of_an_image_set(tmp_path):
     source = pictures(tmp_path / "set")
-    images = load_samples(DataOptions(source=source, group="sex"))
+    images = read_samples(DataOptions(source=source, group="sex"))
     assert images.groups.names == ("f", "m")
     assert (images.groups.codes[9::10] == -1).all()
     assert set(np.delete(images.groups.codes, slice(9, None, 10))) == {0, 1}
-    fewer = load_samples(DataOptions(source=source, group="sex", max_samples=40))
+    fewer = thinned(images, DataOptions(max_samples=40))
     np.testing.assert_array_equal(fewer.groups.codes, images.groups.codes[::3])
     with pytest.raises(
         UserError, match=r"data.group = 'six': .* has the columns image, label, sex"
     ):
-        load_samples(DataOptions(source=source, group="six"))
-    assert load_samples(DataOptions(source=source)).groups is None
+        read_samples(DataOptions(source=source, group="six"))
+    assert read_samples(DataOptions(source=source)).groups is None
 
 
 def test_a_run_on_images_reports_what_its_model_does_to_each_group(tmp_path):
@@ -293,16 +294,15 @@ def test_samples_of_all_splits_have_a_group(tmp_path):
     for split, count in (("train", 30), ("test", 9), ("validation", 6)):
         lines = [f"{row / 7},{'fm'[row % 2]},{row % 3}" for row in range(count)]
         (source / f"{split}.csv").write_text("\n".join(["height,sex,label", *lines]))
-    samples = load_samples(
-        DataOptions(
-            source=str(source),
-            test="test",
-            validation_split="validation",
-            group="sex",
-            partition="iid",
-            max_samples=10,
-        )
+    options = DataOptions(
+        source=str(source),
+        test="test",
+        validation_split="validation",
+        group="sex",
+        partition="iid",
+        max_samples=10,
     )
+    samples = thinned(read_samples(options), options)
     assert len(samples.labels) == len(samples.groups.codes) == 10 + 9 + 6
     # every second row, of each split
     np.testing.assert_array_equal(samples.groups.codes[-15:], [0, 1] * 4 + [0] + [0, 1] * 3)
@@ -314,7 +314,7 @@ def test_clients_with_a_file_each_have_groups(tmp_path):
     for name, count in (("ann", 6), ("bea", 5)):
         rows, x = np.arange(count), np.random.default_rng(0).normal(size=(count, 3))
         np.savez(source / f"{name}.npz", x=x, label=rows % 2, site=rows % 3)
-    samples = load_samples(
+    samples = read_samples(
         DataOptions(source=str(source), natural_id="@file", partition="natural", group="site")
     )
     np.testing.assert_array_equal(samples.groups.codes, [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1])

@@ -93,6 +93,9 @@ class Bfloat16(Base):
     def change(self): self.bfloat16()
     def forward(self, x): return super().forward(x.bfloat16()).float()
 
+class Scaling(Base):
+    def forward(self, x): return super().forward(x.sub_(0.5))
+
 class Half(Base):
     def change(self): self.half()
     def forward(self, x): return super().forward(x.half()).float()
@@ -230,6 +233,10 @@ def test_a_net_of_torchvision_by_its_name_there():
         ("my_nets:Tuple", "for two samples its output in training is a tuple: it must be 10 logit"),
         ("my_nets:Frozen", "has no parameter that trains"),
         ("my_nets:Keeps", "cannot be trained: RuntimeError: Trying to backward through the graph"),
+        (
+            "my_nets:Scaling",
+            "changes its samples in place, as x.sub_.0.5. would: write x = x - 0.5",
+        ),
         ("my_nets:Bfloat16", "array 'body.1.weight' is of type bfloat16: use float32"),
         ("my_nets:Half", "parameter 'body.1.weight' must be float32 to be trained"),
         ("my_nets:Complex", "array 'filter' is of type complex64: use float32"),

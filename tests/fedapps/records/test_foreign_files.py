@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedapps.commands.parser import main
-from fedapps.data.local_files import _arrays
+from fedapps.data.local_files import read_local
 from fedapps.data.source import Source
 from fedapps.errors import UserError
 from fedapps.lab.results.parts import write_plots
@@ -110,12 +110,12 @@ def test_an_npz_that_claims_four_tebibytes(tmp_path):
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
     refused(
-        lambda: _arrays([path], Source(str(path), "data.source")),
+        lambda: read_local(path.parent, Source(str(path.parent))),
         "cannot be read, it must hold plain arrays",
         UserError,
     )
     path.unlink()
     os.mkfifo(path)
     refused(
-        lambda: _arrays([path], Source(str(path), "data.source")), "not a regular file", UserError
+        lambda: read_local(path.parent, Source(str(path.parent))), "holds no file of", UserError
     )

@@ -7,8 +7,8 @@ import pytest
 
 from fedapps.clients.families.ensemble_data import DensityData
 from fedapps.data.corpus import count_words, generate, read_corpus, words
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_samples
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.settings.settings import Settings
@@ -254,7 +254,7 @@ def ensemble(seed=0, num_clients=4, **options):
 
 
 def test_no_client_holds_a_sample_that_a_net_was_trained_on():
-    images = load_samples(DataOptions())
+    images = read_samples(DataOptions())
     mine, rest = divide(images, 0.3, 0)
     assert len(mine.labels) + len(rest.labels) == len(images.labels)
     assert len(mine.labels) == pytest.approx(0.3 * len(images.labels), abs=5)

@@ -125,11 +125,11 @@ def test_mistakes_are_one_line(zoo, settings, message, capsys):
 
 
 def test_with_a_share_of_0_every_sample_is_dealt(zoo):
+    from fedapps.data.images import read_samples
     from fedapps.data.options import DataOptions
-    from fedapps.data.partition import load_samples
     from fedapps.tasks.base_predictors import divide
 
-    images = load_samples(DataOptions())
+    images = read_samples(DataOptions())
     mine, rest = divide(images, 0.0, 0)
     assert (len(mine.labels), len(rest.labels)) == (0, len(images.labels))
     np.testing.assert_array_equal(rest.labels, images.labels)

@@ -17,8 +17,8 @@ from PIL import Image
 from torch.nn import functional
 
 from fedapps.clients.fedavg import FedAvgClient
+from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
-from fedapps.data.partition import load_samples
 from fedapps.errors import UserError
 from fedapps.models.options import ModelOptions
 from fedapps.settings.settings import Settings
@@ -101,7 +101,7 @@ def test_resize_takes_the_middle_square(write):
         "celeb_id": [7, 3],
     }
     source = write(cells, features)
-    images = load_samples(
+    images = read_samples(
         DataOptions(
             source=source, resize=2, label="Smiling", partition="natural", natural_id="celeb_id"
         )
@@ -116,18 +116,18 @@ def test_resize_takes_the_middle_square(write):
         [1, 0],
     )
     refused(
-        lambda: load_samples(DataOptions(source=source, label="Smiling")),
+        lambda: read_samples(DataOptions(source=source, label="Smiling")),
         r"images differ in size .*: set data.resize",
         UserError,
     )
-    assert load_samples(DataOptions(source=source, resize=3, label="Smiling")).x.shape == (
+    assert read_samples(DataOptions(source=source, resize=3, label="Smiling")).x.shape == (
         2,
         3,
         3,
         3,
     ), "another entry"
     refused(
-        lambda: load_samples(DataOptions(resize=4)),
+        lambda: read_samples(DataOptions(resize=4)),
         r"data.resize = 4: the digits stay 8 x 8",
         UserError,
     )

@@ -562,7 +562,7 @@ def test_a_node_serves_the_clients_of_a_column_and_all_their_rows_are_scored(tmp
         ),
         (
             {"data.label": "old"},
-            r"label 'old': holds a str value, and regression predicts numbers",
+            r"data.label = 'old' of .*: holds text, and regression predicts numbers",
         ),
         ({"data.label": "rent"}, r"no column 'rent' \(sites.columns, data.label\)"),
     ],

@@ -103,7 +103,7 @@ def test_labels_are_numbered_by_the_settings_not_by_the_site(tmp_path):
         (
             ["old,a,0,1,z", *valid_rows()],
             None,
-            r"a\.csv: column 'age' holds a str value, which is no number: write",
+            r"column 'age': 1 of 21 rows hold text .*\(first: row 2 .*sites\.columns",
         ),
         (
             ["1,a,0,2,z", *valid_rows()],

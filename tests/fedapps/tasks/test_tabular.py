@@ -14,7 +14,6 @@ from fedapps.data.generated_tables import classes
 from fedapps.data.partition import stratified_rows
 from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, TableScale
-from fedapps.data.table_columns import read_columns
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.records.writer import summarise
@@ -166,6 +165,12 @@ def test_layout_of_a_table_by_hand(tmp_path):
     np.testing.assert_array_equal(samples.labels[:4], [0, 1, 1, 0])
 
 
+def test_categories_of_large_numbers_are_all_features(tmp_path):
+    columns = small() | {"big": [1_000_000 + k % 3 for k in range(40)]}
+    task = tabular(source=write(tmp_path / "t", columns), categorical="big", features="big")
+    assert task.samples.numbers.used == ("big=1000000", "big=1000001", "big=1000002")
+
+
 def test_a_missing_category_is_the_client_s_shares_of_all(tmp_path):
     columns = small(clients=("a",))
     columns["kind"][0] = None
@@ -249,8 +254,11 @@ def test_a_label_that_the_generated_table_lacks_is_one_line():
 
 def test_a_sites_csv_has_the_gaps_and_separators_of_any_other(tmp_path):
     path = tmp_path / "site.csv"
-    path.write_text("a;b;c\n1;NA;x\n;2;NULL\n")
-    assert read_columns(str(path), "train") == {"a": [1, None], "b": [None, 2], "c": ["x", None]}
+    path.write_text("a;b;c;y\n1;NA;x;0\n;2;NULL;1\n")
+    settings = {"task": "tabular", "sites.columns": "a,b,c=w|x", "data.label": "y"}
+    samples = build_task(read_settings(settings), str(path)).samples
+    nan = np.nan
+    np.testing.assert_array_equal(samples.x[:, 0, 0], [[1, nan, 1], [nan, 2, nan]])
 
 
 def test_the_generated_table_has_clients_that_differ():
