@@ -65,16 +65,6 @@ def line(level: str, message: str, when: float | None = None, **more: Any) -> st
     )
 
 
-def add_option(parser: Any) -> None:
-    """Add ``--log-format`` to the parser of a command."""
-    parser.add_argument(
-        "--log-format",
-        choices=["text", "json"],
-        default="text",
-        help="json: one JSON object per line (docs/tracking.md)",
-    )
-
-
 class Converter:
     """Converts the lines of a run's log to JSON lines. ``[ROUND 3/10]`` also sets the
     round of the lines that follow.

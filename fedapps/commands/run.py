@@ -54,12 +54,6 @@ OPTIONS: Options = {
             "join this Ray cluster; its machines must share DIR and the data (ray; docs/cluster.md)"
         ),
     },
-    "--node-per-client": {
-        "action": "store_true",
-        "help": (
-            "start one Flower node per client instead of one per worker: same numbers, slower (ray)"
-        ),
-    },
     "--port": {
         "type": int,
         "help": "port of the run's SuperLink on 127.0.0.1 (ray; default: a free one)",
@@ -86,6 +80,7 @@ OPTIONS: Options = {
         "help": "serve counters for Prometheus at 127.0.0.1:N/metrics during the run",
     },
     "--watch": {},
+    "--log-format": {},
 }
 
 
@@ -93,7 +88,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = "Run one method and write its results folder."
     add(parser, OPTIONS)
-    json_log.add_option(parser)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -101,7 +95,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedapps.lab import write_report
     from fedapps.lab.watch import watched
     from fedapps.records.reader import read_run
-    from fedapps.records.writer import status_of
+    from fedapps.records.rounds import status_of
     from fedapps.runs.launch import Launch, launch
 
     how = Launch(**{part.name: getattr(arguments, part.name) for part in fields(Launch)})

@@ -14,14 +14,15 @@ from fedapps.toml_text import Value
 
 
 def run_on_deployment(
-    deployment: Deployment, run_config: Mapping[str, Value], following: Following
+    sites: Path, run_config: Mapping[str, Value], following: Following
 ) -> Outcome:
-    """Run this project's app on the SuperNodes of a deployment and wait for it to end;
-    the deployment keeps running.
+    """Run this project's app on the SuperNodes of the deployment in the folder
+    ``sites`` and wait for it to end; the deployment keeps running.
 
     Ctrl-C and the outcome are as in `run_simulation`. Raises UserError if the
     SuperLink cannot be reached or a site is not running.
     """
+    deployment = Deployment.open(sites)
     deployment.check()
     following.log_path.parent.mkdir(parents=True, exist_ok=True)
     connection = deployment.connection(following.poll)
@@ -34,7 +35,7 @@ def run_on_deployment(
     except KeyboardInterrupt:
         with signals_ignored():
             run.stop()
-        return Outcome("interrupted", "stopped before the end", following.log_path)
+        return Outcome("interrupted", "stopped before the end")
     except RunFailed as error:
         return run.failed(error)
     finally:

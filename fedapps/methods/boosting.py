@@ -1,7 +1,7 @@
 """Functional gradient boosting: FFGB and its variants."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
@@ -13,9 +13,6 @@ from fedapps.strategies import FFGB, FFGBOptions
 from fedapps.strategies.histogram_boosting import HistogramBoosting, HistogramBoostingOptions
 from fedapps.tasks.capabilities import HasTable, PredictsNumbers
 from fedapps.tasks.context import RunContext
-
-if TYPE_CHECKING:
-    from fedapps.clients.base.store import Store
 
 BOOSTED_TASKS = ("classification", "digits", "tabular")
 
@@ -45,7 +42,11 @@ def boosting_client(variant: str) -> ClientFactory:
     """Return a factory of clients that fit the weak learners of a variant of FFGB."""
 
     def build(
-        options: FFGBOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
+        options: FFGBOptions,
+        task: Any,
+        client_id: int | str,
+        num_clients: int,
+        store: "clients.Store",
     ) -> NumPyClient:
         from fedapps.tasks.boosting_oracles import learner_of, oracle_of
 
@@ -88,7 +89,7 @@ def histogram_client(
     task: Any,
     client_id: int | str,
     num_clients: int,
-    store: "Store",
+    store: "clients.Store",
 ) -> NumPyClient:
     """Return a client of histogram boosting."""
     data = task.arrays(client_id, num_clients, options.standardise)

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedapps.errors import UserError
 from fedapps.formats import one_line
-from fedapps.toml_text import file_text, parse_toml
+from fedapps.toml_text import file_text, flatten_toml, parse_toml
 
 #: How the reasons end for which the reply of a client that diverged is not used.
 BROKEN = ("not finite", "lower its learning rate")
@@ -116,19 +116,15 @@ class RunFolder:
     @cached_property
     def failures(self) -> list[Failure]:
         """All replies that were not used, in order."""
-        failures = []
-        for record in self.rounds:
-            entries = record.get("failures")
-            for entry in entries if isinstance(entries, list) else []:
-                if isinstance(entry, dict):
-                    client, reason = (
-                        str(entry.get("client", "?")),
-                        str(entry.get("reason", "no reason given")),
-                    )
-                    failures.append(
-                        Failure(record["round"], one_line(client, 60), one_line(reason, 1000))
-                    )
-        return failures
+        return [
+            Failure(
+                record["round"],
+                one_line(str(entry.get("client", "?")), 60),
+                one_line(str(entry.get("reason", "no reason given")), 1000),
+            )
+            for record in self.rounds
+            for entry in _entries(record.get("failures"))
+        ]
 
     @cached_property
     def bounded(self) -> list[tuple[str, dict[str, int]]]:
@@ -165,28 +161,19 @@ class RunFolder:
 
     def left_out(self, part: str) -> list[str]:
         """Return the clients of whose evaluation this part could not be used."""
-        entries = self.scored.get("left-out")
-        return (
-            [
-                one_line(str(e.get("client", "?")), 60)
-                for e in entries
-                if isinstance(e, dict) and str(e.get("reason")).startswith(f"{part}: ")
-            ]
-            if isinstance(entries, list)
-            else []
-        )
+        return [
+            one_line(str(entry.get("client", "?")), 60)
+            for entry in _entries(self.scored.get("left-out"))
+            if str(entry.get("reason")).startswith(f"{part}: ")
+        ]
 
     @cached_property
     def diverged(self) -> list[str]:
         """The clients whose training or last score had diverged, so that they are in no
         mean.
         """
-        entries = self.scored.get("diverged")
-        named = [
-            one_line(str(entry.get("client", "?")), 60)
-            for entry in (entries if isinstance(entries, list) else [])
-            if isinstance(entry, dict)
-        ]
+        entries = _entries(self.scored.get("diverged"))
+        named = [one_line(str(entry.get("client", "?")), 60) for entry in entries]
         broken = [f.client for f in self.failures if f.reason.endswith(BROKEN)]
         return list(dict.fromkeys([*named, *broken]))
 
@@ -284,6 +271,11 @@ class RunFolder:
 
     def _setting(self, key: str, default: Any) -> Any:
         return self.summary.get(key, self.settings.get(key, default))
+
+
+def _entries(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a JSON list; [] for anything else."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def subject_of(task: str, source: object) -> str:
@@ -395,17 +387,8 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     except tomllib.TOMLDecodeError:
         return {}, {}
     versions = table.pop("versions", {})
-    flat: dict[str, Any] = {}
-
-    def flatten(prefix: str, values: dict[str, Any]) -> None:
-        for key, value in values.items():
-            if isinstance(value, dict):
-                flatten(f"{prefix}{key}.", value)
-            else:
-                flat[prefix + key] = value
-
-    flatten("", table)
-    return flat, {k: str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
+    named = versions.items() if isinstance(versions, dict) else ()
+    return flatten_toml(table), {key: str(value) for key, value in named}
 
 
 def _read_rounds(path: Path) -> tuple[list[dict[str, Any]], int]:

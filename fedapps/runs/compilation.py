@@ -7,9 +7,7 @@ written into ``settings.toml``, and a resumed run keeps it.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapps.clients.base.options import BF16
@@ -17,7 +15,6 @@ from fedapps.data.cache import folder
 from fedapps.runs.work import trainings, work_of
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNet
-from fedapps.toml_text import read_toml
 
 if TYPE_CHECKING:
     from fedapps.clients.steps.compiled import Compiler
@@ -45,18 +42,9 @@ def with_compilation(
     """Return the settings with ``train.compile`` "on" or "off"."""
     if settings.train.compile != "auto":
         return settings
-    before = Path(settings.out) / "settings.toml"
-    recorded = (
-        read_toml(before).get("train.compile") if settings.resume and before.exists() else None
-    )
-    decision = (
-        recorded
-        if recorded in ("on", "off")
-        else "on"
-        if worth(settings, task, takes_steps)
-        else "off"
-    )
-    return replace(settings, train=replace(settings.train, compile=str(decision)))
+    before = settings.recorded("train.compile")
+    on = before == "on" if before else worth(settings, task, takes_steps)
+    return settings.but(train={"compile": "on" if on else "off"})
 
 
 def worth(settings: Settings, task: Any, takes_steps: Callable[[Settings, Any], bool]) -> bool:

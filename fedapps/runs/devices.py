@@ -3,7 +3,7 @@ get a definite one, so that the same command trains on the same kind of device i
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fedapps.engines.processes import cores
@@ -162,4 +162,4 @@ def for_server(settings: Settings) -> Settings:
     """Return the settings of a server half that does not share its task with the
     clients: on the CPU, unless it trains. It may have no GPU where they have.
     """
-    return settings if server_trains(settings) else replace(settings, device="cpu")
+    return settings if server_trains(settings) else settings.but(device="cpu")

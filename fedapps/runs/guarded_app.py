@@ -25,11 +25,11 @@ from flwr.common import log
 
 from fedapps.clients.base.adapter import client_id
 from fedapps.clients.base.together import alone
-from fedapps.engines.packing import CLIENTS, MANY
+from fedapps.engines.node_app import CLIENTS, MANY
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import code_named
 from fedapps.records.audit import FILE, AuditLog, round_in
-from fedapps.records.digest import settings_digest
+from fedapps.records.data_record import settings_digest
 from fedapps.records.files import write_text
 from fedapps.strategies.base.flower_private import ErrorCode
 from fedapps.strategies.base.messages import content_bytes

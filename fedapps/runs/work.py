@@ -3,13 +3,10 @@ clock, so that what depends on it is the same in every run with the same setting
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNet
-
-if TYPE_CHECKING:
-    from torch import nn
 
 # Measured with benchmarks/speed.py steps on one core: seconds that a step takes besides
 # its operations, and operations per second.
@@ -74,7 +71,7 @@ def work_of(settings: Settings, task: Any) -> Work | None:
     return Work(trainings(settings), float(steps), 3.0 * forward * min(batch_size, samples))
 
 
-def operations(model: "nn.Module", x: Any) -> int:
+def operations(model: Any, x: Any) -> int:
     """Return about how many operations a forward pass of one sample x (1, ...) takes:
     those of linear, convolutional and recurrent layers; in a net without these, two for
     each parameter. PyTorch's own counter finds none in a recurrent layer.

@@ -47,28 +47,6 @@ OTHER_NAMES = {
     "output": "out",
     "patience": "early-stopping",
 }
-#: Settings of tasks that are now in the table ``data``, for all tasks.
-MOVED = {
-    f"{table}.{key}": f"data.{new}"
-    for tables, keys in {
-        ("tabular", "regression"): {
-            "source": "source",
-            "split": "split",
-            "client": "natural-id",
-            "label": "label",
-            "features": "features",
-            "categorical": "categorical",
-            "drop": "drop",
-            "drop-clients": "drop-clients",
-            "test": "part",
-            "validation": "validation",
-            "standardise": "standardise",
-        },
-        ("text", "unigram", "matrix-completion", "qap"): {"source": "source", "split": "split"},
-    }.items()
-    for table in tables
-    for key, new in keys.items()
-}
 #: Tables of files that `fedapps sweep` reads and `fedapps run` does not.
 OF_SWEEPS = ("axis", "claim", "scale", "sweep", "when")
 
@@ -95,8 +73,6 @@ def _general() -> Mapping[str, Value]:
 def unknown(key: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown key."""
     known = list(known)
-    if key in MOVED:
-        return f"{key}: is no setting any more: write {MOVED[key]}"
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside and key not in OTHER_NAMES:
         return (

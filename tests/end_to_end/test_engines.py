@@ -233,6 +233,7 @@ def simulated(tmp_path_factory):
         patch.setenv("HF_DATASETS_CACHE", str(folder / "hub-cache"))
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(folder / "hub-cache"))
         patch.setattr(flower, "LINGER_SECONDS", 1.0)
+        patch.setenv("PYTHONPATH", str(ROOT))
         for name, job in JOBS.items():
             source = [f"data.source={folder / 'set'}"] if name == "own data" else []
             with pytest.MonkeyPatch.context() as lossy:
@@ -252,7 +253,6 @@ def simulated(tmp_path_factory):
                 on_line=lines.append,
                 ended=lambda: "completed" if any("FAILED" in line for line in lines) else None,
             ),
-            env={"PYTHONPATH": str(ROOT)},
         )
         assert outcome.status == "completed", "\n".join(lines[-60:])
         yield folder, lines

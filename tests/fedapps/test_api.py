@@ -142,7 +142,6 @@ OF_COMMANDS = {
     "format": "of export",
     "dir": "fedapps deploy",
     "net": "fedapps export of a file",
-    "node-per-client": "fedapps run",
     "program": "fedapps export",
     "ray-address": "fedapps run",
 }

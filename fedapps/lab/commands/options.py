@@ -32,6 +32,11 @@ SHARED: Options = {
         "metavar": "F",
         "help": "share of a GPU for each client (ray)",
     },
+    "--log-format": {
+        "choices": ["text", "json"],
+        "default": "text",
+        "help": "json: one JSON object per line (docs/tracking.md)",
+    },
     "--watch": {
         "action": "store_true",
         "help": "draw the report again while the run goes on",

@@ -56,6 +56,7 @@ OPTIONS: Options = {
     "--out": {"help": "results folder (default: results/sweep-FILE)"},
     "--watch": {"help": "draw the reports of the runs again while they go on"},
     "--dry-run": {"action": "store_true", "help": "only list the runs"},
+    "--log-format": {},
 }
 
 
@@ -65,7 +66,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Run every combination of the values that a file lists, and write tables, plots and a page."
     )
     add(parser, OPTIONS)
-    json_log.add_option(parser)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -28,10 +28,10 @@ from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results
 from fedapps.models.options import ModelOptions
 from fedapps.notes import each_once, logger
-from fedapps.records.digest import FREE
+from fedapps.records.data_record import FREE
 from fedapps.records.files import write_text
 from fedapps.records.reader import read_run
-from fedapps.records.writer import all_written, set_status, status_of
+from fedapps.records.rounds import all_written, set_status, status_of
 from fedapps.runs.devices import Asked
 from fedapps.runs.prepare import assemble
 from fedapps.settings.reading import default_config, read_settings
@@ -255,12 +255,13 @@ def run_ray(runs: Sequence[PlannedRun], gpus_per_client: float) -> Iterator[Ende
     ends. Raises ``UserError`` if no client fits on this machine.
     """
     from fedapps.engines import flower
+    from fedapps.engines.wall import decide_wall
 
     resources = flower.Resources(1, gpus_per_client=gpus_per_client)
     resources.check()
     if line := resources.remark():
         logger.warning(line)
-    walled, warning = flower.wall_wanted()
+    walled, warning = decide_wall()
     if warning:
         print(f"fedapps: {warning}", file=sys.stderr)
     for run in runs:

@@ -217,24 +217,17 @@ def test_half_an_authority_is_never_replaced(tmp_path, capsys, there, missing):
 def test_keys_and_certificates_that_do_not_fit_are_refused(tmp_path):
     make_certificates(tmp_path / "one", ["a"])
     make_certificates(tmp_path / "other", ["a"])
-    (tmp_path / "one" / "ca.key").write_bytes((tmp_path / "other" / "ca.key").read_bytes())
-    refused(
-        lambda: make_certificates(tmp_path / "one", ["a"]),
-        r"ca\.key is not the key of .*ca\.pem",
-        UserError,
-    )
-    (tmp_path / "one" / "ca.key").write_text("none")
-    refused(
-        lambda: make_certificates(tmp_path / "one", ["a"]),
-        r"ca\.key is not a private key",
-        UserError,
-    )
-    (tmp_path / "one" / "ca.pem").write_text("none")
-    refused(
-        lambda: make_certificates(tmp_path / "one", ["a"]),
-        r"ca\.pem is not a certificate",
-        UserError,
-    )
+    for name, content, why in (
+        (
+            "ca.key",
+            (tmp_path / "other" / "ca.key").read_bytes(),
+            r"ca\.key is not the key of .*ca\.pem",
+        ),
+        ("ca.key", b"none", r"ca\.key is not a private key"),
+        ("ca.pem", b"none", r"ca\.pem is not a certificate"),
+    ):
+        (tmp_path / "one" / name).write_bytes(content)
+        refused(lambda: make_certificates(tmp_path / "one", ["a"]), why, UserError)
 
 
 def test_the_end_is_announced_thirty_days_before(tmp_path, clock):
@@ -269,7 +262,7 @@ def test_status_and_runs_warn_and_up_renews(tmp_path, clock, capsys, monkeypatch
     assert warning in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(Deployment, "check", lambda self: None)
-        patch.setattr("fedapps.runs.launch.run_deployment", lambda *_: ("interrupted", ""))
+        patch.setattr("fedapps.runs.launch.run_in_flower", lambda *_: ("interrupted", ""))
         job = [
             "run",
             "task=lasso",

@@ -17,7 +17,7 @@ from fedapps.commands.parser import main
 from fedapps.engines.flower import Following, SubmittedRun
 from fedapps.engines.inline import InlineGrid
 from fedapps.records.checkpoint import Checkpoints
-from fedapps.records.writer import read_rounds
+from fedapps.records.rounds import read_rounds
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults

@@ -17,7 +17,7 @@ from fedapps.data.scaling import Moments, Scale, TableScale
 from fedapps.data.table_columns import read_columns
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.records.writer import summarise
+from fedapps.records.measures import summarise
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder

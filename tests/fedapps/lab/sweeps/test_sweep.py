@@ -592,10 +592,10 @@ def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys
     def run_simulation(app, config, resources, following, *, walled):
         asked.append((config["seed"], resources.nodes, resources.gpus_per_client))
         if config["seed"] == 1:
-            return flower.Outcome("failed", "Ray died", None)
+            return flower.Outcome("failed", "Ray died")
         own = {key: value for key, value in config.items() if key not in ("out", "resume")}
         run_one(PlannedRun(own, Path(config["out"])))
-        return flower.Outcome("completed", "", None)
+        return flower.Outcome("completed")
 
     monkeypatch.setattr(flower, "run_simulation", run_simulation)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
