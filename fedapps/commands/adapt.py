@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedapps import clients
 from fedapps.algorithms.common.measures import leading_of
 from fedapps.data.scaling import Scale
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.formats import metric_text
 from fedapps.lab.commands.options import Options, add
 from fedapps.runs.client_factory import one_thread
@@ -115,13 +115,14 @@ def with_options(settings: Settings, arguments: argparse.Namespace) -> Settings:
     """Return the settings with the options of the command line. Raises
     ``UserError``.
     """
-    if arguments.epochs < 1:
-        raise UserError(f"--epochs {arguments.epochs}: must be at least 1")
-    if not 0 < arguments.validation <= 0.6:
-        raise UserError(f"--validation {arguments.validation:g}: must be above 0 and at most 0.6")
+    share = arguments.validation
+    refuse_first(
+        (arguments.epochs < 1, f"--epochs {arguments.epochs}: must be at least 1"),
+        (not 0 < share <= 0.6, f"--validation {share:g}: must be above 0 and at most 0.6"),
+    )
     given = {"learning_rate": arguments.rate, "batch_size": arguments.batch_size}
     chosen = {key: value for key, value in given.items() if value is not None}
-    part = {"validation": arguments.validation}
+    part = {"validation": share}
     try:
         return settings.but(
             train={"lr_decay": 1.0, "compile": "off", **chosen},

@@ -26,7 +26,7 @@ from fedapps.deployment.local import FACTS, Deployment
 from fedapps.deployment.warm import make_warm
 from fedapps.engines.processes import program, signals_ignored
 from fedapps.engines.wall import decide_wall, entered
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.lab.commands.options import Options, add
 from fedapps.toml_text import Value
 
@@ -114,14 +114,13 @@ def sites_of(arguments: argparse.Namespace) -> dict[str, dict[str, Value]]:
         return {f"site-{i}": {"partition-id": i, "num-partitions": nodes} for i in range(nodes)}
     sites: dict[str, dict[str, Value]] = {}
     for text in arguments.site:
-        name, sign, path = text.partition("=")
+        name, _, path = text.partition("=")
         source = Path(path).expanduser().absolute()
-        if not sign or not path:
-            raise UserError(f"--site {text}: write NAME=PATH, where PATH holds the site's data")
-        if name in sites:
-            raise UserError(f"--site {name}: given twice. Every site needs a different name.")
-        if not source.exists():
-            raise UserError(f"--site {name}: {source}: no such folder or file")
+        refuse_first(
+            (not path, f"--site {text}: write NAME=PATH, where PATH holds the site's data"),
+            (name in sites, f"--site {name}: given twice. Every site needs a different name."),
+            (not source.exists(), f"--site {name}: {source}: no such folder or file"),
+        )
         sites[name] = {"client-id": name, "data": str(source)}
     return sites
 
@@ -210,18 +209,14 @@ def _warm(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     host, _, port = arguments.address.rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(f"{arguments.address!r}: write HOST:PORT")
-    if arguments.ca is not None and not arguments.ca.is_file():
-        raise UserError(f"--ca {arguments.ca}: no such file")
-    end = check_connection(host.strip("[]"), int(port), arguments.ca)
-    if arguments.ca is not None and end is not None:
-        server = Path(f"the certificate of {arguments.address}")
-        print_warnings(warnings({arguments.ca: end_of(arguments.ca), server: end}, arguments.ca))
-    print(
-        f"{arguments.address} can be reached"
-        + (", and its certificate is valid" if arguments.ca else " over plain HTTP")
+    refuse_first(
+        (not host or not port.isdigit(), f"{arguments.address!r}: write HOST:PORT"),
+        (not arguments.ca.is_file(), f"--ca {arguments.ca}: no such file"),
     )
+    end = check_connection(host.strip("[]"), int(port), arguments.ca)
+    server = Path(f"the certificate of {arguments.address}")
+    print_warnings(warnings({arguments.ca: end_of(arguments.ca), server: end}, arguments.ca))
+    print(f"{arguments.address} can be reached, and its certificate is valid")
     return 0
 
 
@@ -349,8 +344,9 @@ ACTIONS: dict[str, tuple[Callable[[argparse.Namespace], int], str, Options]] = {
             "address": {"metavar": "HOST:PORT"},
             "--ca": {
                 "type": Path,
+                "required": True,
                 "metavar": "FILE",
-                "help": "the CA's certificate (default: none, plain HTTP)",
+                "help": "the CA's certificate",
             },
         },
     ),

@@ -44,7 +44,7 @@ from fedapps.engines.processes import Guard, answers, checked_port, free_port, p
 from fedapps.engines.programs import Program, end_programs, environment_of
 from fedapps.engines.superlink import START_SECONDS, Connection, one_line, reason_of
 from fedapps.engines.wall import HOLD, NoWall, Wall, connect
-from fedapps.errors import RunFailed, UserError
+from fedapps.errors import RunFailed, UserError, refuse_first
 from fedapps.strategies.base.flower_private import CUT_OFF, NOT_ACTIVATED, ONLINE
 from fedapps.toml_text import Value, toml_value
 
@@ -218,15 +218,17 @@ class Deployment:
         process from which their clients are forked (`warm_process.py`).
         """
         folder = folder.expanduser().absolute()
-        if (folder / FACTS).exists() or (folder.exists() and any(folder.iterdir())):
-            raise UserError(
+        refuse_first(
+            (
+                (folder / FACTS).exists() or (folder.exists() and any(folder.iterdir())),
                 f"{folder} is not empty: remove the deployment with `fedapps deploy down --dir "
-                f"{folder}`, or choose another --dir"
-            )
-        if not sites:
-            raise UserError(
-                "a deployment needs at least one site: add --nodes 3, or --site NAME=FOLDER"
-            )
+                f"{folder}`, or choose another --dir",
+            ),
+            (
+                not sites,
+                "a deployment needs at least one site: add --nodes 3, or --site NAME=FOLDER",
+            ),
+        )
         for name in sites:
             if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
                 raise UserError(

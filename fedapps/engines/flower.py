@@ -28,6 +28,7 @@ from fedapps.engines.capacity import (
     told_share,
     visible_gpus,
 )
+from fedapps.engines.processes import signals_ignored
 from fedapps.engines.programs import ENDED, SUPEREXEC
 from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
 from fedapps.errors import RunFailed, UserError
@@ -44,10 +45,6 @@ class Outcome:
 
     status: str
     details: str = ""  # the reason on one line; empty after success
-
-
-def _ignore(*_: object) -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -138,18 +135,16 @@ class Resources:
 class Following:
     """How a run is followed.
 
-    log_path: the run's log is appended to this file, line by line; `on_line` is called
-    with every line. poll: called about ten times per second while waiting. ended:
-    returns the final status recorded by the ServerApp, `completed` or `failed`, or None
-    while it is running. After its end, Flower's simulation waits for every client to
-    return, forever if one hangs, so it is stopped after LINGER_SECONDS. written:
-    returns whether a completed run has written everything. Flower and Ray, which take
-    seconds to end, are then stopped at once.
+    log_path: the run's log is appended to this file, line by line. poll: called about
+    ten times per second while waiting. ended: returns the final status recorded by the
+    ServerApp, `completed` or `failed`, or None while it is running. After its end,
+    Flower's simulation waits for every client to return, forever if one hangs, so it is
+    stopped after LINGER_SECONDS. written: returns whether a completed run has written
+    everything. Flower and Ray, which take seconds to end, are then stopped at once.
     """
 
     log_path: Path
-    on_line: Callable[[str], None] = _ignore
-    poll: Callable[[], None] = _ignore
+    poll: Callable[[], None] = lambda: None
     ended: Callable[[], str | None] = lambda: None
     written: Callable[[], bool] = lambda: False
 
@@ -185,22 +180,15 @@ def run_simulation(
     superlink.poll = following.poll
     if cluster:  # let Flower and Ray end normally, so that the cluster is left clean
         following = replace(following, written=lambda: False)
-    run = SubmittedRun(superlink, following)
-    outcome = Outcome("failed")
-    try:
+
+    def app() -> Path:
         superlink.start()
-        outcome = run.execute(
-            app_dir or copy_app(superlink.base / "app", own_files(run_config), run_config),
-            run_config,
-            resources.federation(),
-        )
-    except KeyboardInterrupt:
-        outcome = Outcome("interrupted", "stopped before the end")
-    except RunFailed as error:
-        outcome = run.failed(error)
+        return app_dir or copy_app(superlink.base / "app", own_files(run_config), run_config)
+
+    try:
+        return SubmittedRun(superlink, following).execute(app, run_config, resources.federation())
     finally:
-        superlink.close(before=run.stop if outcome.status == "interrupted" else _ignore)
-    return outcome
+        superlink.close()
 
 
 def last_error(lines: list[str]) -> str | None:
@@ -235,21 +223,28 @@ class SubmittedRun:
         self.lines: list[str] = []
 
     def execute(
-        self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None = None
+        self,
+        app: Callable[[], Path],
+        run_config: Mapping[str, Value],
+        federation: str | None = None,
     ) -> Outcome:
-        """Submit the run, follow it and return its outcome. `federation`: the
-        federation config of a simulation.
+        """Submit the run of the app in the folder that ``app()`` returns, follow it and
+        return its outcome. Ctrl-C stops it. `federation`: the federation config of a
+        simulation.
         """
-        self.submit(app_dir, run_config, federation)
-        self.follow()
-        return self.with_reason(self.outcome())
-
-    def failed(self, error: RunFailed) -> Outcome:
-        """Return the outcome of a run whose SuperLink failed, and keep the end of the
-        SuperLink's log.
-        """
-        self.keep_superlink_log()
-        return Outcome("failed", str(error))
+        try:
+            self.submit(app(), run_config, federation)
+            self.follow()
+            return self.with_reason(self.outcome())
+        except KeyboardInterrupt:
+            with signals_ignored():
+                self.stop()
+            return Outcome("interrupted", "stopped before the end")
+        except RunFailed as error:
+            # it may contain the reason, and its folder will be removed
+            end = self.superlink.log_text()[-5000:]
+            self.note(f"--- the end of the SuperLink's log ---\n{end}")
+            return Outcome("failed", str(error))
 
     def submit(
         self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None
@@ -299,7 +294,6 @@ class SubmittedRun:
                 started = True
                 self.lines.append(line)
                 self.note(line)
-                self.following.on_line(line)
             if ended:
                 return
             self.superlink.check_alive()
@@ -367,9 +361,3 @@ class SubmittedRun:
             self.superlink.stop_run(self.run_id)
         if self.reader is not None:
             self.reader.join(STOP_SECONDS)  # the log ends when the run has
-
-    def keep_superlink_log(self) -> None:
-        """Append the end of the SuperLink's log to the run's log. It may contain the
-        reason, and its folder will be removed.
-        """
-        self.note(f"--- the end of the SuperLink's log ---\n{self.superlink.log_text()[-5000:]}")

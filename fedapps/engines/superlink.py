@@ -200,16 +200,15 @@ class SuperLink(Connection):
             self.check_alive,
         )
 
-    def close(self, before: Callable[[], None] = lambda: None) -> None:
-        """Call `before`, end all processes and remove the folder, once. Ctrl-C is
-        ignored until that is done.
+    def close(self) -> None:
+        """End all processes and remove the folder, once. Ctrl-C is ignored until that
+        is done.
         """
         if self.closed:
             return
         while True:
             try:
                 with signals_ignored():
-                    before()
                     self._end()
                     self.closed = True
                 return

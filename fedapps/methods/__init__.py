@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import with_choices
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.extensions.own_code import check_options, load
 from fedapps.extensions.registered import reference_of, registered
 from fedapps.methods import (
@@ -106,24 +106,24 @@ def checked_method(key: str, name: str, entry: object) -> Method:
             f"{key} = {name!r}: is {what}, not a fedapps.methods.Method: write METHOD = "
             "Method(summary=..., strategy=..., client=...)"
         )
-    if entry.wrap is None and (entry.strategy is None or entry.client is None):
-        missing = "strategy" if entry.strategy is None else "client"
-        raise UserError(
-            f"{key} = {name!r}: has no {missing}: give it a strategy and a client, or let it wrap "
-            "another method (wrap)"
-        )
-    if entry.wrap is not None and not hasattr(entry.options, "base"):
-        raise UserError(
-            f"{key} = {name!r}: wraps a method, so its options need a field 'base' with the "
-            "method's name"
-        )
-    if entry.loss is not None and entry.wrap is None:
-        raise UserError(
-            f"{key} = {name!r}: has a loss for another method's clients, but wraps no method: add "
-            "wrap"
-        )
-    if not entry.tasks:
-        raise UserError(f"{key} = {name!r}: tasks = (): name the tasks that it runs on")
+    setting, wraps = f"{key} = {name!r}", entry.wrap is not None
+    missing = "strategy" if entry.strategy is None else "client" if entry.client is None else ""
+    refuse_first(
+        (
+            missing and not wraps,
+            f"{setting}: has no {missing}: give it a strategy and a client, or let it wrap another "
+            "method (wrap)",
+        ),
+        (
+            wraps and not hasattr(entry.options, "base"),
+            f"{setting}: wraps a method, so its options need a field 'base' with the method's name",
+        ),
+        (
+            entry.loss is not None and not wraps,
+            f"{setting}: has a loss for another method's clients, but wraps no method: add wrap",
+        ),
+        (not entry.tasks, f"{setting}: tasks = (): name the tasks that it runs on"),
+    )
     check_options(key, name, entry.options, entry.table)
     return entry
 

@@ -7,7 +7,7 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from fedapps import clients
-from fedapps.errors import UserError
+from fedapps.errors import refuse_first
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
 from fedapps.strategies import FFGB, FFGBOptions
 from fedapps.strategies.histogram_boosting import HistogramBoosting, HistogramBoostingOptions
@@ -74,13 +74,17 @@ def histogram_strategy(
     ``UserError`` if the task has no table.
     """
     numbers, outputs = isinstance(task, PredictsNumbers), task.num_outputs
-    if not isinstance(task, HasTable):
-        raise UserError("method = 'histogram-boosting': needs a table: name one in data.source")
-    if numbers and outputs > 1:
-        raise UserError(
+    refuse_first(
+        (
+            not isinstance(task, HasTable),
+            "method = 'histogram-boosting': needs a table: name one in data.source",
+        ),
+        (
+            numbers and outputs > 1,
             "method = 'histogram-boosting': predicts one number, but data.label names "
-            f"{outputs}: name one"
-        )
+            f"{outputs}: name one",
+        ),
+    )
     return HistogramBoosting(task.num_features, options, numbers, 1 if numbers else outputs)
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.formats import one_line
 from fedapps.toml_text import file_text, flatten_toml, parse_toml
 
@@ -334,15 +334,20 @@ def run_folder(folder: Path) -> Path:
 def read_run(run_dir: Path | str) -> RunFolder:
     """Read a run folder; raises UserError if `run_dir` is not one."""
     path = Path(run_dir)
-    if not path.is_dir():
-        raise UserError(f"{path} is not a folder: give the results folder of a run")
-    if not any(
-        (path / name).is_file() for name in ("settings.toml", "rounds.jsonl", "summary.json")
-    ):
-        raise UserError(
+    refuse_first(
+        (
+            not path.is_dir(),
+            f"{path} is not a folder: give the results folder of a run",
+        ),
+        (
+            not any(
+                (path / name).is_file()
+                for name in ("settings.toml", "rounds.jsonl", "summary.json")
+            ),
             f"{path} holds no run: it has no settings.toml, rounds.jsonl or summary.json. Give "
-            "the results folder of a run."
-        )
+            "the results folder of a run.",
+        ),
+    )
     settings, versions = _read_settings(path / "settings.toml")
     rounds, unreadable = _read_rounds(path / "rounds.jsonl")
     curves = read_json(path / "curves.json")

@@ -319,7 +319,15 @@ class Recorder(Observer):
             **{key: self.totals[key] for key in BYTES},
             **self.models,
             **self.last_evaluation,
-            **(self._uncertainty() if status != "running" else {}),
+            **(
+                as_numbers(
+                    of_clients(
+                        read_table(self.folder / "clients.csv", "client"), self.facts["seed"]
+                    )
+                )
+                if status != "running"
+                else {}
+            ),
             **(self.strategy.privacy_spent() if isinstance(self.strategy, SpendingPrivacy) else {}),
             **({"scored-round": self.best.round} if self.best.keep and self.best.round else {}),
             **(
@@ -332,11 +340,6 @@ class Recorder(Observer):
         self.files.replace("summary.json", json.dumps(summary, indent=1))
         self.files.write()
         return summary
-
-    def _uncertainty(self) -> dict[str, float]:
-        return as_numbers(
-            of_clients(read_table(self.folder / "clients.csv", "client"), self.facts["seed"])
-        )
 
     def save_model(self, arrays: ArrayRecord) -> None:
         """Write the final global model, or that of the best round if that is kept.

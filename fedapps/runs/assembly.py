@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from fedapps import clients
 from fedapps.clients.base.options import BF16, TrainOptions
 from fedapps.data.options import DataOptions
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.methods.method import ClientFactory, TorchClient
@@ -62,18 +62,19 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
         for half in halves:
             harden(half)
     strategy = private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
-    if settings.num_new_clients and (
-        settings.halves or not isinstance(client_factory(settings), TorchClient)
-    ):
-        raise UserError(
+    refuse_first(
+        (
+            settings.num_new_clients
+            and (settings.halves or not isinstance(client_factory(settings), TorchClient)),
             f"num-new-clients = {settings.num_new_clients}: method {settings.method!r} does not "
-            "support new clients: set it to 0, or choose a method that trains one net"
-        )
-    if settings.validates and not scores_validation(settings):
-        raise UserError(
+            "support new clients: set it to 0, or choose a method that trains one net",
+        ),
+        (
+            settings.validates and not scores_validation(settings),
             f"{settings.validates}: clients of method {settings.method!r} do not score validation "
-            "samples: leave it out, or choose histogram-boosting or a method that trains one net"
-        )
+            "samples: leave it out, or choose histogram-boosting or a method that trains one net",
+        ),
+    )
     if settings.secure.on:
         try:
             check_sums(strategy, settings.secure)

@@ -83,7 +83,8 @@ class Site:
         client is the part of its name that chooses the data, whatever a server puts
         before it. Return why one round is too many, or "".
         """
-        if not self.policy or not self.policy.limits_rounds or kind not in ("train", "evaluate"):
+        limits = self.policy and (self.policy.rounds_per_run or self.policy.rounds_per_day)
+        if not self.policy or not limits or kind not in ("train", "evaluate"):
             return ""
         client = kind, str(client_id(context)).rpartition(":")[2]
         if (times := self.asked[client] + 1) > self.asked[kind]:

@@ -20,7 +20,7 @@ from fedapps.engines import flower, superlink
 from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.wall import decide_wall
-from fedapps.errors import RunFailed, UserError
+from fedapps.errors import RunFailed, UserError, refuse_first
 from fedapps.formats import one_line
 from fedapps.notes import each_once, logger
 from fedapps.records.data_record import data_paths
@@ -68,24 +68,30 @@ class Launch:
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for options of another engine."""
-        if self.engine not in ENGINES:
-            raise UserError(f"engine = {self.engine!r}: choose one of {', '.join(ENGINES)}")
-        if self.workers is not None and self.workers < 1:
-            raise UserError(f"--workers {self.workers}: choose 1 or more")
-        if self.workers and self.engine == "deployment":
-            raise UserError("--workers is for --engine inline and ray: each site has its own")
-        if self.gpus_per_client and self.engine == "inline":
-            raise UserError(
-                "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline"
-            )
-        if self.for_ray and self.engine not in ("ray", "auto"):
-            raise UserError(f"{self.for_ray} is for --engine ray, not {self.engine}")
-        if self.ray_address is not None and not self.ray_address.strip():
-            raise UserError("--ray-address is empty: name a cluster, or leave it out")
-        if self.deployment and self.engine != "deployment":
-            other = self.for_ray or ("" if self.engine == "auto" else f"--engine {self.engine}")
-            if other:
-                raise UserError(f"--deployment {self.deployment} does not go with {other}")
+        ray, engine = self.for_ray, self.engine
+        other = ray or ("" if engine == "auto" else f"--engine {engine}")
+        sites = self.deployment and engine != "deployment"
+        refuse_first(
+            (engine not in ENGINES, f"engine = {engine!r}: choose one of {', '.join(ENGINES)}"),
+            (
+                self.workers is not None and self.workers < 1,
+                f"--workers {self.workers}: choose 1 or more",
+            ),
+            (
+                self.workers and engine == "deployment",
+                "--workers is for --engine inline and ray: each site has its own",
+            ),
+            (
+                self.gpus_per_client and engine == "inline",
+                "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline",
+            ),
+            (ray and engine not in ("ray", "auto"), f"{ray} is for --engine ray, not {engine}"),
+            (
+                self.ray_address is not None and not self.ray_address.strip(),
+                "--ray-address is empty: name a cluster, or leave it out",
+            ),
+            (sites and other, f"--deployment {self.deployment} does not go with {other}"),
+        )
 
     @property
     def for_ray(self) -> str:

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Strategy
 from fedapps.clients.base.options import TrainOptions
 from fedapps.clients.base.store import MessageStore
 from fedapps.data.source import is_local
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.models.options import local_name
@@ -215,17 +215,19 @@ def _prepare(settings: Settings, folder: Path, overwrite: bool) -> None:
         return
     if not present:
         return
-    if not overwrite:
-        raise UserError(
+    refuse_first(
+        (
+            not overwrite,
             f"{folder} is not empty ({', '.join(present[:3])}): add --overwrite or --resume, or "
-            "choose another --out"
-        )
-    # only a log: the run was stopped before it started
-    if "settings.toml" not in present and set(present) != {"run.log"}:
-        raise UserError(
+            "choose another --out",
+        ),
+        (
+            # only a log: the run was stopped before it started
+            "settings.toml" not in present and set(present) != {"run.log"},
             f"{folder} is not the folder of a run, so --overwrite deletes nothing in it: choose "
-            "another --out"
-        )
+            "another --out",
+        ),
+    )
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     for name in FOLDERS:

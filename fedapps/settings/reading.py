@@ -13,7 +13,7 @@ from typing import Any
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import kebab
 from fedapps.data.options import DataOptions
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.settings.rules import GIVEN, refuse
@@ -246,22 +246,26 @@ def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:
     """
     try:
         inner = find_method(name, f"{method.table}.base")
-        if inner.wrap and (method.loss or not inner.loss):
-            other = (
-                f": choose method = {name!r} and {inner.table}.base = 'propfair'"
-                if method.loss
-                else ", and so does this one"
-            )
-            raise UserError(f"it decides weights{other}")
-        if not inner.wrap and inner.strategy is None:
-            raise UserError(
-                f"it composes two methods: choose method = {name!r}, with this one as one of them"
-            )
-        if inner.synthetic:
-            raise UserError(
+        weights = (
+            f": choose method = {name!r} and {inner.table}.base = 'propfair'"
+            if method.loss
+            else ", and so does this one"
+        )
+        refuse_first(
+            (
+                inner.wrap and (method.loss or not inner.loss),
+                f"it decides weights{weights}",
+            ),
+            (
+                not inner.wrap and inner.strategy is None,
+                f"it composes two methods: choose method = {name!r}, with this one as one of them",
+            ),
+            (
+                inner.synthetic,
                 "it makes a set of images, so its clients have no classifier's loss to weight by: "
-                "choose another method"
-            )
+                "choose another method",
+            ),
+        )
         task_name(str(config["task"]), inner.tasks)
     except UserError as error:
         reason = str(error).removeprefix(f"{method.table}.base = {name!r}: ")

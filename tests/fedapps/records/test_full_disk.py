@@ -191,12 +191,11 @@ def test_a_log_without_room_does_not_end_the_command(tmp_path):
 
         tick = check_alive
 
-    heard = []
     (tmp_path / "run.log").symlink_to("/dev/full")
-    run = SubmittedRun(Link(), Following(tmp_path / "run.log", heard.append))
+    run = SubmittedRun(Link(), Following(tmp_path / "run.log"))
     run.run_id = "1"
     run.follow()
-    assert heard == ["one", "two"]
+    assert run.lines == ["one", "two"]
 
 
 def test_a_log_without_room_says_nothing_on_the_terminal(tmp_path, capsys, monkeypatch):

@@ -464,6 +464,8 @@ def test_how_a_run_goes_on_keeps_what_chose_the_engine():
             for option in ({"port": 9093}, {"no_wall": True}, {"ray_address": "auto"})
         ),
         ({"ray_address": " "}, "--ray-address is empty"),
+        ({"engine": "inline", "workers": 0}, "--workers 0: choose 1 or more"),
+        ({"engine": "deployment", "workers": 2}, "--workers is for --engine inline and ray"),
         ({"deployment": Path("sites"), "port": 0}, "does not go with --port"),
         ({"deployment": Path("sites"), "engine": "ray"}, "does not go with --engine ray"),
     ],
