@@ -16,7 +16,7 @@ from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.methods.method import ClientFactory, TorchClient
 from fedapps.notes import logger
-from fedapps.runs.compilation import compiler
+from fedapps.runs.work import compiler
 from fedapps.settings.settings import Settings
 from fedapps.strategies import Private, PrivateSum, Robust, WarmStart
 from fedapps.strategies.base.capabilities import Hardening, sends_updates

@@ -31,10 +31,10 @@ from fedapps.runs.assembly import (
     takes_steps,
     validation_setting,
 )
-from fedapps.runs.compilation import with_compilation
 from fedapps.runs.devices import for_server, repeatable
 from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.timing import timing_of
+from fedapps.runs.work import with_compilation
 from fedapps.settings.reading import default_config
 from fedapps.settings.settings import Settings
 from fedapps.strategies.base.capabilities import CountingReleases, MakingSamples, is_finished

@@ -22,12 +22,12 @@ from fedapps.lab.sweeps.grid import grid_of
 from fedapps.lab.sweeps.plan import plan_of
 from fedapps.methods import METHODS
 from fedapps.runs import client_app, client_factory, devices
-from fedapps.runs.compilation import worth
 from fedapps.runs.devices import Asked, for_server
 from fedapps.runs.execution import execute
 from fedapps.runs.launch import Launch
 from fedapps.runs.models import settings_in
 from fedapps.runs.prepare import assemble, with_defaults
+from fedapps.runs.work import worth
 from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.rounds import TooFewReplies
 from fedapps.tasks.base import device_of
