@@ -115,7 +115,7 @@ def _nothing_left(monkeypatch):
     monkeypatch.setattr(superlink.SuperLink, "__init__", remember)
     yield
     for one in made:
-        assert marked(one.mark) == []
+        assert marked(one.server.mark) == []
         assert not one.base.exists()
         assert one.guard.process.poll() == 0
 
