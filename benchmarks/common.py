@@ -136,12 +136,12 @@ def run_ray(apps: str, config: dict[str, Any], nodes: int, workers: int, log: Pa
         (app / "__init__.py").touch()
         (app / "apps.py").write_text(apps, encoding="utf-8")
         (Path(name) / "pyproject.toml").write_text(PROJECT + to_toml(config), encoding="utf-8")
+        os.environ["PYTHONPATH"] = str(ROOT)
         outcome = flower.run_simulation(
             Path(name),
             config,
             flower.Resources(nodes, ray_cpus=workers),
             flower.Following(log),
-            env={"PYTHONPATH": str(ROOT)},
         )
     if outcome.status != "completed":
         raise SystemExit(

@@ -38,7 +38,7 @@ from flwr.common.serde import context_to_proto, message_to_proto
 from benchmarks.common import ROOT, options, show
 from fedapps.deployment.local import Deployment
 from fedapps.engines.inline import InlineGrid
-from fedapps.records.writer import read_rounds
+from fedapps.records.rounds import read_rounds
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import prepare_folder

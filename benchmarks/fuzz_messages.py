@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import options
 from fedapps.algorithms.contract.wire import read
-from fedapps.records.writer import mean_curves, summarise
+from fedapps.records.measures import mean_curves, summarise
 from fedapps.strategies.base.flower_private import identify_process, number_message
 from fedapps.strategies.base.messages import arrays_of, metrics_of
 from fedapps.strategies.base.records import average_arrays, average_metrics, to_record

@@ -70,8 +70,9 @@ from fedapps.deployment.local import Deployment, Site
 from fedapps.engines import app_folder
 from fedapps.engines.inline import InlineGrid
 from fedapps.engines.processes import free_port, marked
+from fedapps.engines.programs import end_programs
 from fedapps.errors import RunFailed, UserError
-from fedapps.records.writer import read_rounds
+from fedapps.records.rounds import read_rounds
 from fedapps.runs import inline_grid
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
@@ -428,7 +429,7 @@ class Attacker:
         double.start()
         while said_twice(self.folder) == before and time.monotonic() < deadline:
             time.sleep(0.5)
-        double.end()
+        end_programs([double])
 
     def _fill(self, processes: list[int]) -> None:
         for limit in (0, NO_LIMIT):

@@ -54,7 +54,7 @@ from fedapps.data.images import read_samples
 from fedapps.data.options import DataOptions
 from fedapps.engines import flower
 from fedapps.models.image_nets import build_model
-from fedapps.records.writer import read_rounds
+from fedapps.records.rounds import read_rounds
 from fedapps.runs.client_factory import prepare
 from fedapps.runs.execution import assembled, execute
 from fedapps.runs.inline_grid import inline_grid

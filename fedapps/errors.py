@@ -88,6 +88,13 @@ class UserError(Exception):
     """
 
 
+def refuse_first(*cases: tuple[object, str]) -> None:
+    """Raise ``UserError`` with the message of the first case that holds."""
+    for holds, message in cases:
+        if holds:
+            raise UserError(message)
+
+
 class RunFailed(Exception):
     """The run started but did not complete."""
 
@@ -106,6 +113,11 @@ def what_to_install(error: ModuleNotFoundError, what: str, site: bool = False) -
 def reason(error: BaseException, most: int = 300) -> str:
     """Return the message of an error in one line, or its type if it has none."""
     return (" ".join(str(error).split()) or type(error).__name__)[:most]
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
 
 
 def in_python(function: Callable[P, T]) -> Callable[P, T]:

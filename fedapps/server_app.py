@@ -6,7 +6,6 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from logging import INFO
 from pathlib import Path
@@ -23,7 +22,7 @@ from fedapps.errors import UserError, what_to_install
 from fedapps.lab import write_report
 from fedapps.records.files import replace as place
 from fedapps.records.lock import WRITER, holder_of
-from fedapps.records.writer import set_status
+from fedapps.records.rounds import set_status
 from fedapps.runs.devices import visible
 from fedapps.runs.execution import execute, page_of, with_folder
 from fedapps.settings.reading import read_settings
@@ -54,7 +53,7 @@ def run(grid: Grid, context: Context) -> None:
     # the user's home.
     settings = read_settings(context.run_config)
     if settings.device == "auto":  # started by `flwr run`: clients read "auto", too
-        settings = replace(settings, device="cpu")
+        settings = settings.but(device="cpu")
         if kind := visible():
             log(INFO, 'device cpu: for a GPU set device="%s", and give clients a share', kind)
     settings = with_folder(settings, Path.home() / "fedapps-results" / str(context.run_id))

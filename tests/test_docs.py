@@ -38,8 +38,8 @@ from fedapps.lab.sweeps.plan import read_plan
 from fedapps.lab.sweeps.pool import Ended, run_one
 from fedapps.methods import METHODS, checked_method
 from fedapps.runs.assembly import build_strategy, build_task
-from fedapps.runs.prepare import check_sizes
 from fedapps.settings.reading import default_config, read_settings
+from fedapps.settings.rules import COUNTED, refuse
 from fedapps.toml_text import toml_value
 from tests.helpers import run_inline
 
@@ -182,7 +182,7 @@ def test_commands_parse_and_their_settings_exist(monkeypatch, tmp_path):
             arguments = parse(words[1:])
             if words[1] == "run":  # an unknown key, a wrong value, a missing file raise
                 settings = settings_of(arguments)
-                check_sizes(replace(settings, num_clients=settings.num_clients or 20))
+                refuse(replace(settings, num_clients=settings.num_clients or 20), COUNTED)
             if words[1] == "sweep":
                 made_file = arguments.file.name == "grid.toml"
                 file = tmp_path / "grid.toml" if made_file else arguments.file

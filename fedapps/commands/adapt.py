@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedapps import clients
 from fedapps.algorithms.common.measures import leading_of
-from fedapps.errors import UserError
+from fedapps.data.scaling import Scale
+from fedapps.errors import UserError, refuse_first
 from fedapps.formats import metric_text
+from fedapps.lab.commands.options import Options, add
 from fedapps.runs.client_factory import one_thread
-from fedapps.runs.model_files import SETTINGS, read_model
+from fedapps.runs.model_files import SETTINGS, read_model, write_model
 from fedapps.settings.settings import Settings
 from fedapps.tasks.registry import make_task
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fedapps.clients.base.data import ClientData
-    from fedapps.data.scaling import Scale
 
 SITE = "site"
 
@@ -41,51 +41,44 @@ class Adapted:
     after: dict[str, Any]
 
 
+OPTIONS: Options = {
+    "model": {"type": Path, "metavar": "MODEL", "help": "safetensors file from `fedapps export`"},
+    "--data": {
+        "type": Path,
+        "required": True,
+        "metavar": "FOLDER",
+        "help": "the site's samples: a folder or a file",
+    },
+    "--out": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "file for the new model (default: MODEL-adapted.safetensors)",
+    },
+    "--epochs": {"type": int, "default": 5, "metavar": "E", "help": "local epochs (default: 5)"},
+    "--rate": {
+        "type": float,
+        "metavar": "R",
+        "help": "learning rate (default: the one of the run's first round)",
+    },
+    "--batch-size": {"type": int, "metavar": "B", "help": "samples per step (default: the run's)"},
+    "--validation": {
+        "type": float,
+        "default": 0.2,
+        "metavar": "SHARE",
+        "help": "share of the samples that choose the best epoch (default: 0.2)",
+    },
+    "--net": {"default": "", "metavar": "MODULE:NAME", "help": "the net, if it is your own code"},
+    "--overwrite": {"action": "store_true", "help": "replace an existing file"},
+}
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
         "Train a model from `fedapps export` further on the samples of one site, and write the "
         "model of the best epoch."
     )
-    parser.add_argument(
-        "model", type=Path, metavar="MODEL", help="safetensors file from `fedapps export`"
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="the site's samples: a folder or a file",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="file for the new model (default: MODEL-adapted.safetensors)",
-    )
-    parser.add_argument(
-        "--epochs", type=int, default=5, metavar="E", help="local epochs (default: 5)"
-    )
-    parser.add_argument(
-        "--rate",
-        type=float,
-        metavar="R",
-        help="learning rate (default: the one of the run's first round)",
-    )
-    parser.add_argument(
-        "--batch-size", type=int, metavar="B", help="samples per step (default: the run's)"
-    )
-    parser.add_argument(
-        "--validation",
-        type=float,
-        default=0.2,
-        metavar="SHARE",
-        help="share of the samples that choose the best epoch (default: 0.2)",
-    )
-    parser.add_argument(
-        "--net", default="", metavar="MODULE:NAME", help="the net, if it is your own code"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    add(parser, OPTIONS)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -113,60 +106,37 @@ def execute(arguments: argparse.Namespace) -> int:
     trained_with["train.learning-rate"] = settings.train.learning_rate
     facts = {**metadata, **numbers, "adapted-epochs": adapted.epoch}
     facts[SETTINGS] = json.dumps(trained_with)
-    write(adapted.arrays, {name: str(value) for name, value in facts.items()}, out)
+    write_model(adapted.arrays, {name: str(value) for name, value in facts.items()}, out)
     print(f"written: {out}")
     return 0
-
-
-def write(arrays: "dict[str, Tensor]", metadata: dict[str, str], out: Path) -> None:
-    """Write a model; an error leaves no partial file. Raises ``UserError``."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    from fedapps.records.files import replace as replace_file
-
-    try:
-        replace_file(
-            out,
-            lambda path: save_file(
-                {name: tensor.contiguous() for name, tensor in arrays.items()}, path, metadata
-            ),
-        )
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{out}: cannot be written ({error})") from None
 
 
 def with_options(settings: Settings, arguments: argparse.Namespace) -> Settings:
     """Return the settings with the options of the command line. Raises
     ``UserError``.
     """
-    if arguments.epochs < 1:
-        raise UserError(f"--epochs {arguments.epochs}: must be at least 1")
-    if not 0 < arguments.validation <= 0.6:
-        raise UserError(f"--validation {arguments.validation:g}: must be above 0 and at most 0.6")
+    share = arguments.validation
+    refuse_first(
+        (arguments.epochs < 1, f"--epochs {arguments.epochs}: must be at least 1"),
+        (not 0 < share <= 0.6, f"--validation {share:g}: must be above 0 and at most 0.6"),
+    )
     given = {"learning_rate": arguments.rate, "batch_size": arguments.batch_size}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    part = {"validation": share}
     try:
-        train = replace(
-            settings.train,
-            lr_decay=1.0,
-            compile="off",
-            **{k: v for k, v in given.items() if v is not None},
+        return settings.but(
+            train={"lr_decay": 1.0, "compile": "off", **chosen},
+            data=part,
+            # a table has a validation share of its own
+            problem=part if hasattr(settings.problem, "validation") else settings.problem,
         )
     except ValueError as error:
         raise UserError(
             str(error).replace("learning-rate", "--rate").replace("batch-size", "--batch-size")
         ) from None
-    data, problem = replace(settings.data, validation=arguments.validation), settings.problem
-    # a table has a validation share of its own
-    problem = (
-        replace(problem, validation=arguments.validation)
-        if hasattr(problem, "validation")
-        else problem
-    )
-    return replace(settings, train=train, data=data, problem=problem)
 
 
-def scaled(data: "ClientData", scale: "Scale") -> "ClientData":
+def scaled(data: "clients.ClientData", scale: Scale) -> "clients.ClientData":
     """Return the samples with scaled inputs."""
     import torch
 
@@ -184,7 +154,7 @@ def adapt(
     data: Path,
     epochs: int,
     name: str,
-    scale: "Scale | None" = None,
+    scale: Scale | None = None,
 ) -> Adapted:
     """Return the model of the epoch with the lowest loss on the validation samples in
     ``data``.
@@ -195,7 +165,6 @@ def adapt(
     """
     import torch
 
-    from fedapps.clients import FedAvgClient
     from fedapps.clients.base.precision import at_precision
     from fedapps.models.weights import check_arrays
 
@@ -207,7 +176,7 @@ def adapt(
     check_arrays(name, arrays, net)
     own = task.client_data(SITE, 1)
     own = own if scale is None else scaled(own, scale)
-    client = FedAvgClient(
+    client = clients.FedAvgClient(
         task.model_fn,
         own,
         SITE,

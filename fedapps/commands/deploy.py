@@ -3,16 +3,32 @@ certificates and keys for deployments on several machines.
 """
 
 import argparse
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
 
 from fedapps import json_log
-from fedapps.errors import UserError
+from fedapps.deployment.certificates import (
+    CA,
+    SERVER,
+    SERVER_KEY,
+    check_connection,
+    end_of,
+    make_certificates,
+    make_site_key,
+    warnings,
+)
+from fedapps.deployment.local import FACTS, Deployment
+from fedapps.deployment.warm import make_warm
+from fedapps.engines.processes import program, signals_ignored
+from fedapps.engines.wall import decide_wall, entered
+from fedapps.errors import UserError, refuse_first
+from fedapps.lab.commands.options import Options, add
 from fedapps.toml_text import Value
-
-if TYPE_CHECKING:
-    from fedapps.deployment.local import Deployment
 
 DEFAULT = Path("deployment")
 
@@ -24,133 +40,11 @@ def add_options(deploy: argparse.ArgumentParser) -> None:
         "authentication."
     )
     actions = deploy.add_subparsers(required=True, metavar="ACTION")
-
-    up = _action(actions, "up", _up, "start a deployment, or its stopped processes")
-    up.add_argument(
-        "--nodes",
-        type=int,
-        metavar="N",
-        help="number of sites; they share the data of the settings (default: 3)",
-    )
-    up.add_argument(
-        "--site",
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="a site with its own data; repeat the option for more sites",
-    )
-    up.add_argument(
-        "--port", type=int, help="port of the SuperLink on 127.0.0.1 (default: a free one)"
-    )
-    up.add_argument(
-        "--insecure", action="store_true", help="plain HTTP without keys: for experiments only"
-    )
-    up.add_argument(
-        "--no-wall",
-        action="store_true",
-        help="let every process on this machine reach the ports",
-    )
-    up.add_argument(
-        "--warm",
-        action="store_true",
-        help="each site imports its client's packages once and forks that process for every "
-        "message: messages are answered sooner",
-    )
-
-    _action(
-        actions,
-        "status",
-        _status,
-        "show which sites are running and connected; exit status 1 unless all are",
-    )
-    logs = _action(actions, "logs", _logs, "print the log of the SuperLink or of a site")
-    logs.add_argument("site", nargs="?", metavar="SITE", help="default: the SuperLink")
-    logs.add_argument(
-        "--lines", type=int, default=50, metavar="N", help="print the last N lines (default: 50)"
-    )
-    logs.add_argument("--log-format", **json_log.OPTION)
-    flwr = _action(
-        actions,
-        "flwr",
-        _flwr,
-        "run Flower's `flwr` on the deployment, whose connection is named `own`",
-    )
-    flwr.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="for example: run . own --stream"
-    )
-    down = _action(actions, "down", _down, "stop all processes and remove the folder")
-    down.add_argument(
-        "--keep",
-        action="store_true",
-        help="keep the folder with the keys, the data and the clients' stored state",
-    )
-
-    certificates = _action(
-        actions,
-        "certificates",
-        _certificates,
-        "write a CA and a server certificate for deployments on several machines",
-        folder=False,
-    )
-    certificates.add_argument(
-        "hosts",
-        nargs="+",
-        metavar="HOST",
-        help="host names and addresses under which sites reach the server",
-    )
-    certificates.add_argument(
-        "--dir",
-        type=Path,
-        default=Path("certificates"),
-        metavar="DIR",
-        help="folder for the files (default: certificates)",
-    )
-    key = _action(
-        actions, "key", _key, "write a key pair for a site, FILE and FILE.pub", folder=False
-    )
-    key.add_argument("file", type=Path, metavar="FILE")
-    warm = _action(
-        actions,
-        "warm",
-        _warm,
-        "write a folder to put first on a SuperNode's PATH: its clients then start faster",
-        folder=False,
-    )
-    warm.add_argument("folder", type=Path, metavar="DIR")
-    warm.add_argument(
-        "--installed",
-        action="store_true",
-        help="clients run the app that is installed here, not the one that a run brings",
-    )
-    check = _action(
-        actions,
-        "check",
-        _check,
-        "check whether this machine can reach a SuperLink, and if not, print the reason",
-        folder=False,
-    )
-    check.add_argument("address", metavar="HOST:PORT")
-    check.add_argument(
-        "--ca", type=Path, metavar="FILE", help="the CA's certificate (default: none, plain HTTP)"
-    )
-
-
-def _action(
-    actions: Any, name: str, command: Any, text: str, folder: bool = True
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}."
-    )
-    if folder:
-        parser.add_argument(
-            "--dir",
-            type=Path,
-            default=DEFAULT,
-            metavar="DIR",
-            help=f"folder of the deployment (default: {DEFAULT})",
-        )
-    parser.set_defaults(action=command)
-    return parser
+    for name, (action, text, options) in ACTIONS.items():
+        sentence = f"{text[0].upper()}{text[1:]}."
+        parser = actions.add_parser(name, help=text, description=sentence)
+        parser.set_defaults(action=action)
+        add(parser, options)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -159,10 +53,6 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    from fedapps.deployment.local import FACTS, Deployment
-    from fedapps.engines.processes import signals_ignored
-    from fedapps.engines.wall import decide_wall
-
     folder = arguments.dir.expanduser().absolute()
     again = (folder / FACTS).exists()
     if again:
@@ -170,7 +60,6 @@ def _up(arguments: argparse.Namespace) -> int:
             arguments.nodes is not None
             or arguments.site
             or arguments.port
-            or arguments.insecure
             or arguments.no_wall
             or arguments.warm
         ):
@@ -184,9 +73,7 @@ def _up(arguments: argparse.Namespace) -> int:
         walled, warning = decide_wall(refused="--no-wall" if arguments.no_wall else "")
         if warning:
             print(f"fedapps: {warning}", file=sys.stderr)
-        deployment = Deployment.create(
-            folder, sites, arguments.port, arguments.insecure, walled, arguments.warm
-        )
+        deployment = Deployment.create(folder, sites, arguments.port, walled, arguments.warm)
     try:
         deployment.start()
     except BaseException:  # also Ctrl-C: leave no partial deployment behind
@@ -206,7 +93,7 @@ def _up(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def reach(deployment: "Deployment") -> str:
+def reach(deployment: Deployment) -> str:
     """Return a text that says who can reach the deployment's ports."""
     if deployment.holder is not None:
         return "in a separate network namespace, which only you can enter"
@@ -227,24 +114,18 @@ def sites_of(arguments: argparse.Namespace) -> dict[str, dict[str, Value]]:
         return {f"site-{i}": {"partition-id": i, "num-partitions": nodes} for i in range(nodes)}
     sites: dict[str, dict[str, Value]] = {}
     for text in arguments.site:
-        name, sign, path = text.partition("=")
+        name, _, path = text.partition("=")
         source = Path(path).expanduser().absolute()
-        if not sign or not path:
-            raise UserError(f"--site {text}: write NAME=PATH, where PATH holds the site's data")
-        if name in sites:
-            raise UserError(f"--site {name}: given twice. Every site needs a different name.")
-        if not source.exists():
-            raise UserError(f"--site {name}: {source}: no such folder or file")
+        refuse_first(
+            (not path, f"--site {text}: write NAME=PATH, where PATH holds the site's data"),
+            (name in sites, f"--site {name}: given twice. Every site needs a different name."),
+            (not source.exists(), f"--site {name}: {source}: no such folder or file"),
+        )
         sites[name] = {"client-id": name, "data": str(source)}
     return sites
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedapps.deployment.local import Deployment
-
     deployment = Deployment.open(arguments.dir)
     rows = deployment.status()
     print_warnings(deployment.warnings())
@@ -255,10 +136,7 @@ def _status(arguments: argparse.Namespace) -> int:
         if deployment.superlink.alive()
         else "stopped"
     )
-    print(
-        f"SuperLink 127.0.0.1:{deployment.port}: {link}, "
-        f"{'plain HTTP' if deployment.insecure else 'TLS, authenticated sites'}"
-    )
+    print(f"SuperLink 127.0.0.1:{deployment.port}: {link}, TLS, authenticated sites")
     print(f"ports: {reach(deployment)}")
     table = Table(box=None, pad_edge=False)
     for column in ("site", "node", "process", "superlink"):
@@ -272,20 +150,18 @@ def _status(arguments: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def print_warnings(warnings: list[str]) -> None:
+def print_warnings(lines: list[str]) -> None:
     """Print warnings to standard error, since programs may read standard output."""
-    for line in warnings:
+    for line in lines:
         print(f"fedapps: warning: {line}", file=sys.stderr)
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    from fedapps.deployment.local import Deployment
-
     deployment = Deployment.open(arguments.dir)
     if arguments.site and arguments.site not in deployment.sites:
         raise UserError(f"no site {arguments.site!r}: choose one of {', '.join(deployment.sites)}")
-    program = deployment.sites[arguments.site] if arguments.site else deployment.superlink
-    lines = program.words().splitlines()[-arguments.lines :]
+    source = deployment.sites[arguments.site] if arguments.site else deployment.superlink
+    lines = source.words().splitlines()[-arguments.lines :]
     if json_log.chosen():
         converter = json_log.Converter(recorded=True, site=arguments.site or "superlink")
         lines = [converter.convert(line) for line in lines if line.strip()]
@@ -294,21 +170,12 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _flwr(arguments: argparse.Namespace) -> int:
-    import subprocess
-
-    from fedapps.deployment.local import Deployment
-    from fedapps.engines.processes import program
-    from fedapps.engines.wall import entered
-
     deployment = Deployment.open(arguments.dir)
     command = entered(deployment.wall, [str(program("flwr")), *arguments.arguments])
     return subprocess.run(command, env=deployment.superlink.environment).returncode
 
 
 def _down(arguments: argparse.Namespace) -> int:
-    from fedapps.deployment.local import Deployment
-    from fedapps.engines.processes import signals_ignored
-
     deployment = Deployment.open(arguments.dir)
     with signals_ignored():
         (deployment.stop if arguments.keep else deployment.remove)()
@@ -317,15 +184,6 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _certificates(arguments: argparse.Namespace) -> int:
-    from fedapps.deployment.certificates import (
-        CA,
-        SERVER,
-        SERVER_KEY,
-        end_of,
-        make_certificates,
-        warnings,
-    )
-
     folder = arguments.dir.expanduser().absolute()
     make_certificates(folder, arguments.hosts)
     print(
@@ -338,35 +196,158 @@ def _certificates(arguments: argparse.Namespace) -> int:
 
 
 def _key(arguments: argparse.Namespace) -> int:
-    from fedapps.deployment.certificates import make_site_key
-
     public = make_site_key(arguments.file.expanduser().absolute())
     print(f"stays at the site: {public.with_suffix('')} (secret)\nto the server:     {public}")
     return 0
 
 
 def _warm(arguments: argparse.Namespace) -> int:
-    from fedapps.deployment.warm import make_warm
-
     folder = make_warm(arguments.folder, arguments.installed)
     print(f"PATH={folder}:$PATH flower-supernode ...")
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from fedapps.deployment.certificates import check_connection, end_of, warnings
-
     host, _, port = arguments.address.rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(f"{arguments.address!r}: write HOST:PORT")
-    if arguments.ca is not None and not arguments.ca.is_file():
-        raise UserError(f"--ca {arguments.ca}: no such file")
-    end = check_connection(host.strip("[]"), int(port), arguments.ca)
-    if arguments.ca is not None and end is not None:
-        server = Path(f"the certificate of {arguments.address}")
-        print_warnings(warnings({arguments.ca: end_of(arguments.ca), server: end}, arguments.ca))
-    print(
-        f"{arguments.address} can be reached"
-        + (", and its certificate is valid" if arguments.ca else " over plain HTTP")
+    refuse_first(
+        (not host or not port.isdigit(), f"{arguments.address!r}: write HOST:PORT"),
+        (not arguments.ca.is_file(), f"--ca {arguments.ca}: no such file"),
     )
+    end = check_connection(host.strip("[]"), int(port), arguments.ca)
+    server = Path(f"the certificate of {arguments.address}")
+    print_warnings(warnings({arguments.ca: end_of(arguments.ca), server: end}, arguments.ca))
+    print(f"{arguments.address} can be reached, and its certificate is valid")
     return 0
+
+
+FOLDER: Options = {
+    "--dir": {
+        "type": Path,
+        "default": DEFAULT,
+        "metavar": "DIR",
+        "help": f"folder of the deployment (default: {DEFAULT})",
+    }
+}
+#: The function of each subcommand, what it does, and its options.
+ACTIONS: dict[str, tuple[Callable[[argparse.Namespace], int], str, Options]] = {
+    "up": (
+        _up,
+        "start a deployment, or its stopped processes",
+        {
+            **FOLDER,
+            "--nodes": {
+                "type": int,
+                "metavar": "N",
+                "help": "number of sites; they share the data of the settings (default: 3)",
+            },
+            "--site": {
+                "action": "append",
+                "default": [],
+                "metavar": "NAME=PATH",
+                "help": "a site with its own data; repeat the option for more sites",
+            },
+            "--port": {
+                "type": int,
+                "help": "port of the SuperLink on 127.0.0.1 (default: a free one)",
+            },
+            "--no-wall": {
+                "action": "store_true",
+                "help": "let every process on this machine reach the ports",
+            },
+            "--warm": {
+                "action": "store_true",
+                "help": "each site imports its client's packages once and forks that process for "
+                "every message: messages are answered sooner",
+            },
+        },
+    ),
+    "status": (
+        _status,
+        "show which sites are running and connected; exit status 1 unless all are",
+        FOLDER,
+    ),
+    "logs": (
+        _logs,
+        "print the log of the SuperLink or of a site",
+        {
+            **FOLDER,
+            "site": {"nargs": "?", "metavar": "SITE", "help": "default: the SuperLink"},
+            "--lines": {
+                "type": int,
+                "default": 50,
+                "metavar": "N",
+                "help": "print the last N lines (default: 50)",
+            },
+            "--log-format": {},
+        },
+    ),
+    "flwr": (
+        _flwr,
+        "run Flower's `flwr` on the deployment, whose connection is named `own`",
+        {
+            **FOLDER,
+            "arguments": {
+                "nargs": argparse.REMAINDER,
+                "metavar": "...",
+                "help": "for example: run . own --stream",
+            },
+        },
+    ),
+    "down": (
+        _down,
+        "stop all processes and remove the folder",
+        {
+            **FOLDER,
+            "--keep": {
+                "action": "store_true",
+                "help": "keep the folder with the keys, the data and the clients' stored state",
+            },
+        },
+    ),
+    "certificates": (
+        _certificates,
+        "write a CA and a server certificate for deployments on several machines",
+        {
+            "hosts": {
+                "nargs": "+",
+                "metavar": "HOST",
+                "help": "host names and addresses under which sites reach the server",
+            },
+            "--dir": {
+                "type": Path,
+                "default": Path("certificates"),
+                "metavar": "DIR",
+                "help": "folder for the files (default: certificates)",
+            },
+        },
+    ),
+    "key": (
+        _key,
+        "write a key pair for a site, FILE and FILE.pub",
+        {"file": {"type": Path, "metavar": "FILE"}},
+    ),
+    "warm": (
+        _warm,
+        "write a folder to put first on a SuperNode's PATH: its clients then start faster",
+        {
+            "folder": {"type": Path, "metavar": "DIR"},
+            "--installed": {
+                "action": "store_true",
+                "help": "clients run the app that is installed here, not the one that a run brings",
+            },
+        },
+    ),
+    "check": (
+        _check,
+        "check whether this machine can reach a SuperLink, and if not, print the reason",
+        {
+            "address": {"metavar": "HOST:PORT"},
+            "--ca": {
+                "type": Path,
+                "required": True,
+                "metavar": "FILE",
+                "help": "the CA's certificate",
+            },
+        },
+    ),
+}

@@ -10,14 +10,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import save_file
-
 from fedapps.algorithms.common.measures import LEADING
 from fedapps.errors import UserError
 from fedapps.formats import metric_text
-from fedapps.records.files import replace
+from fedapps.lab.commands.options import Options, add
 from fedapps.runs.assembly import build_task
-from fedapps.runs.model_files import described
+from fedapps.runs.model_files import described, write_model
 from fedapps.runs.models import (
     exported,
     identified,
@@ -29,6 +27,30 @@ from fedapps.runs.models import (
 from fedapps.runs.onnx_file import check_packages, write_onnx
 from fedapps.tasks.capabilities import PredictsNumbers, ScalesColumns, SplitsSamples
 
+OPTIONS: Options = {
+    "run": {"type": Path, "metavar": "DIR", "help": "results folder"},
+    "--client": {
+        "metavar": "NAME",
+        "help": "the client whose model is written, by name or number (default: the global model)",
+    },
+    "--out": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "file (default: client-N or global in DIR, with the ending of the format)",
+    },
+    "--format": {
+        "choices": ["safetensors", "onnx"],
+        "default": "safetensors",
+        "help": "onnx: the net with its input scale, for onnxruntime (needs fedapps[onnx])",
+    },
+    "--program": {
+        "type": Path,
+        "metavar": "FILE.pt2",
+        "help": "also write the net with its arrays, by torch.export",
+    },
+    "--trust": {"action": "store_true", "help": "execute the code that the folder's settings name"},
+}
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -36,33 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Write the model that a client of a finished run was scored with, or the global model, as "
         "a safetensors file."
     )
-    parser.add_argument("run", type=Path, metavar="DIR", help="results folder")
-    parser.add_argument(
-        "--client",
-        metavar="NAME",
-        help="the client whose model is written, by name or number (default: the global model)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="file (default: client-N or global in DIR, with the ending of the format)",
-    )
-    parser.add_argument(
-        "--format",
-        choices=["safetensors", "onnx"],
-        default="safetensors",
-        help="onnx: the net with its input scale, for onnxruntime (needs fedapps[onnx])",
-    )
-    parser.add_argument(
-        "--program",
-        type=Path,
-        metavar="FILE.pt2",
-        help="also write the net with its arrays, by torch.export",
-    )
-    parser.add_argument(
-        "--trust", action="store_true", help="execute the code that the folder's settings name"
-    )
+    add(parser, OPTIONS)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -85,7 +81,6 @@ def execute(arguments: argparse.Namespace) -> int:
     )
     name = "global" if number is None else f"client-{number}"
     out = arguments.out or arguments.run / f"{name}.{arguments.format}"
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     metadata = {name: str(value) for name, value in scores.items()} | described(settings, task)
     # for users who load the model without this project
     if (scale := scale_of(settings, task, number)) is not None:
@@ -108,7 +103,7 @@ def execute(arguments: argparse.Namespace) -> int:
         numbers = task.samples.numbers if isinstance(task, SplitsSamples) else None
         write_onnx(client, tensors, scale, target_scale, out, numbers.used if numbers else ())
     else:
-        replace(out, lambda path: save_file(arrays, path, metadata=metadata))
+        write_model(tensors, metadata, out)
     named = {name.removesuffix("-mean"): value for name, value in scores.items()}
     own = {} if number is not None else {k: named.pop(k) for k in LEADING if k in named}
     shown = ", ".join(

@@ -7,7 +7,7 @@ import sys
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--names", action="store_true", help="only the names, one per line")
+    parser.description = "List the methods, and where their papers' options differ."
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -20,9 +20,6 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedapps.settings.reading import printed
 
     entries = registered("method")
-    if arguments.names:
-        print("\n".join(dict.fromkeys([*METHODS, *entries])))
-        return 0
     installed, warnings = registered_methods()
     for warning in warnings:
         print(f"fedapps: warning: {warning}", file=sys.stderr)

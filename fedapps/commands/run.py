@@ -59,13 +59,6 @@ add_options = command_options(
                 "docs/cluster.md)"
             ),
         },
-        "--node-per-client": {
-            "action": "store_true",
-            "help": (
-                "start one Flower node per client instead of one per worker: same numbers, "
-                "slower (ray)"
-            ),
-        },
         "--port": {
             "type": int,
             "help": "port of the run's SuperLink on 127.0.0.1 (ray; default: a free one)",
@@ -106,7 +99,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from fedapps.lab import write_report
     from fedapps.lab.watch import watched
     from fedapps.records.reader import read_run
-    from fedapps.records.writer import status_of
+    from fedapps.records.rounds import status_of
     from fedapps.runs.launch import Launch, launch
 
     how = Launch(**{part.name: getattr(arguments, part.name) for part in fields(Launch)})

@@ -151,31 +151,21 @@ def write_private(path: Path, content: bytes) -> None:
 def check_connection(
     host: str,
     port: int,
-    authority: Path | None,
+    authority: Path,
     connect: Callable[[float], socket.socket] | None = None,
-) -> datetime | None:
-    """Return when the certificate of the SuperLink at this address ends; None without
-    TLS.
+) -> datetime:
+    """Return when the certificate of the SuperLink at this address ends.
 
     Raises ``UserError`` with the reason if a site could not connect to it.
 
-    ``authority``: the CA certificate that must have signed the server's; ``None``: a
-    deployment without TLS. ``connect(seconds)`` makes the connection, with this
-    timeout; by default directly from this process.
+    ``authority``: the CA certificate that must have signed the server's.
+    ``connect(seconds)`` makes the connection, with this timeout; by default directly
+    from this process.
     """
     connect = connect or (lambda seconds: socket.create_connection((host, port), seconds))
     where = f"{host}:{port}"
     try:
         with connect(CONNECT_SECONDS) as plain:
-            if authority is None:
-                plain.sendall(
-                    f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
-                )
-                if plain.recv(5) != b"HTTP/":
-                    raise UserError(
-                        f"{where}: the server uses TLS: give its {CA} instead of --insecure"
-                    )
-                return None
             # A server without TLS may wait for a request instead of answering the
             # handshake.
             context = ssl.create_default_context(cafile=str(authority))
@@ -189,14 +179,7 @@ def check_connection(
             f"{RENEWAL if error.verify_code == EXPIRED else remedy}"
         ) from None
     except (ssl.SSLError, TimeoutError, ConnectionResetError):
-        if authority is None:
-            raise UserError(
-                f"{where}: no answer to plain HTTP: check the port, or give the {CA} of the server "
-                "if it uses TLS"
-            ) from None
-        raise UserError(
-            f"{where}: no answer to TLS: check the port, or use --insecure if the server has no TLS"
-        ) from None
+        raise UserError(f"{where}: no answer to TLS: check the port") from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(

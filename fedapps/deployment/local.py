@@ -14,17 +14,15 @@ that starts them has ended; another process finds them by the folder
 (`Deployment.open`). With a wall (`engines/wall.py`), `wall/` belongs to its holder.
 """
 
-import contextlib
 import errno
 import json
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,108 +40,33 @@ from fedapps.deployment.certificates import (
     warnings,
 )
 from fedapps.deployment.warm import make_warm
-from fedapps.engines.processes import (
-    Guard,
-    answers,
-    checked_port,
-    free_port,
-    marked,
-    program,
-    signal_marked,
-)
-from fedapps.engines.superlink import START_SECONDS, Connection, environment_of, one_line, reason_of
-from fedapps.engines.wall import HOLD, NoWall, Wall, connect, entered
-from fedapps.errors import RunFailed, UserError
+from fedapps.engines.processes import Guard, answers, checked_port, free_port, program
+from fedapps.engines.programs import Program, end_programs, environment_of
+from fedapps.engines.superlink import START_SECONDS, Connection, one_line, reason_of
+from fedapps.engines.wall import HOLD, NoWall, Wall, connect
+from fedapps.errors import RunFailed, UserError, refuse_first
 from fedapps.strategies.base.flower_private import CUT_OFF, NOT_ACTIVATED, ONLINE
 from fedapps.toml_text import Value, toml_value
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
-END_SECONDS = 10.0  # timeout for programs to end after SIGTERM
 FACTS = "deployment.json"
 RETRY_SECONDS = 3.0
 LOG_END = 1 << 16  # bytes; the whole log may cover months
 
 
-class Program:
-    """A background program and its child processes; `folder` holds its log, process id
-    and Flower home.
+def environment(folder: Path, deployment: Path) -> dict[str, str]:
+    """Return the environment of a program of a deployment, with a Flower home in its
+    folder; make its folders.
     """
-
-    def __init__(self, folder: Path, deployment: Path, command: Sequence[str]) -> None:
-        self.folder, self.command = folder, list(command)
-        self.wall: Wall | None = None  # the wall to start behind
-        # set if this process started the program, to wait for its end
-        self.process: subprocess.Popen[bytes] | None = None
-        self.log = folder / "log"
-        for name in ("home", "cwd"):
-            private_folder(folder / name)
-        self.environment = environment_of(os.environ, folder / "home", program("flwr").parent)
-        # each poll costs a site 2 ms, even without a run
-        self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"
-        # otherwise a site would compile the app's Python files for every message
-        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        # They identify the processes of this program, and of the whole deployment.
-        self.mark = f"FEDAPPS_PROGRAM={folder}"
-        self.environment |= {"FEDAPPS_PROGRAM": str(folder), "FEDAPPS_DEPLOYMENT": str(deployment)}
-
-    def launch(self) -> int:
-        """Start the program in its own session. Return the offset in bytes at which its
-        log begins.
-        """
-        begin = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as log:
-            self.log.chmod(0o600)
-            self.process = subprocess.Popen(
-                entered(self.wall, self.command),
-                cwd=self.folder / "cwd",
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        (self.folder / "pid").write_text(str(self.process.pid))
-        return begin
-
-    def alive(self) -> bool:
-        """Return whether the program is running, no matter which process started it."""
-        if self.process is not None:
-            return self.process.poll() is None
-        path = self.folder / "pid"
-        return path.exists() and int(path.read_text()) in marked(self.mark)
-
-    def words(self, begin: int = 0) -> str:
-        """Return the log from byte `begin` on, without ANSI colours."""
-        text = self.log.read_bytes()[begin:].decode(errors="replace") if self.log.exists() else ""
-        return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-    def kill(self) -> None:
-        """End the program and its child processes at once (SIGKILL), as in a power
-        failure.
-        """
-        while signal_marked(self.mark, signal.SIGKILL):
-            time.sleep(0.02)
-        if self.process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(END_SECONDS)
-
-    def end(self) -> None:
-        """End the program and its child processes gracefully."""
-        end_programs([self])
-
-
-def end_programs(programs: Sequence[Program]) -> None:
-    """Send SIGTERM to all programs once, and kill the remaining ones after END_SECONDS.
-    A second SIGTERM would abort their shutdown.
-    """
-    for one in programs:
-        signal_marked(one.mark, signal.SIGTERM)
-    deadline = time.monotonic() + END_SECONDS
-    while any(marked(one.mark) for one in programs) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for one in programs:
-        one.kill()
+    for name in ("home", "cwd"):
+        private_folder(folder / name)
+    # each poll costs a site 2 ms, even without a run
+    more = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5", "FEDAPPS_DEPLOYMENT": str(deployment)}
+    given = environment_of(folder / "home") | more
+    # otherwise a site would compile the app's Python files for every message
+    given.pop("PYTHONDONTWRITEBYTECODE", None)
+    return given
 
 
 class Site(Program):
@@ -160,22 +83,14 @@ class Site(Program):
             f"{HOST}:{deployment.port}",
             "--port",
             str(port),
-        ]
-        self.authority = None if deployment.insecure else folder / CA
-        if self.authority is None:
-            command += ["--insecure"]
-        else:
-            command += [
-                "--root-certificates",
-                str(folder / CA),
-                "--auth-supernode-private-key",
-                str(folder / "key"),
-            ]
-        command += [
+            "--root-certificates",
+            str(folder / CA),
+            "--auth-supernode-private-key",
+            str(folder / "key"),
             "--node-config",
             " ".join(f"{key}={toml_value(value)}" for key, value in config.items()),
         ]
-        super().__init__(folder, deployment.folder, command)
+        super().__init__(folder, command, environment(folder, deployment.folder))
         if deployment.warm:
             self.environment["PATH"] = (
                 f"{make_warm(folder / 'warm')}{os.pathsep}{self.environment['PATH']}"
@@ -194,8 +109,7 @@ class Site(Program):
         """
         if not self.alive():
             return False
-        size = self.log.stat().st_size if self.log.exists() else 0
-        words = self.words(max(size - LOG_END, 0))  # it then says little more
+        words = self.words(max(self.size() - LOG_END, 0))  # it then says little more
         last = max((found.start() for found in ONLINE.finditer(words)), default=0)
         return CUT_OFF not in words[last:]
 
@@ -203,7 +117,7 @@ class Site(Program):
         """Start the SuperNode and wait until it is connected. Raises UserError or
         RunFailed with the reason if that fails.
         """
-        self.deployment.check_connection(self.authority)
+        self.deployment.check_connection(self.folder / CA)
         self.launch()
         self.wait()
 
@@ -258,27 +172,26 @@ class Deployment:
     """
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        self.folder, self.port, self.insecure = folder, int(facts["port"]), bool(facts["insecure"])
-        self.certificates = folder / "certificates"
-        link = folder / "superlink"
-        command = [str(program("flower-superlink")), "--host", HOST, "--port", str(self.port)]
-        command += [
-            "--database",
-            str(link / "state.db"),
+        self.folder, self.port = folder, int(facts["port"])
+        self.certificates, link = folder / "certificates", folder / "superlink"
+        options = {
+            "host": HOST,
+            "port": self.port,
+            "database": link / "state.db",
+            "ssl-ca-certfile": self.certificates / CA,
+            "ssl-certfile": self.certificates / SERVER,
+            "ssl-keyfile": self.certificates / SERVER_KEY,
+        }
+        command = [
+            str(program("flower-superlink")),
             "--disable-runtime-dependency-installation",
+            "--enable-supernode-auth",
+            *(word for key, value in options.items() for word in (f"--{key}", str(value))),
         ]
-        if self.insecure:
-            command += ["--insecure"]
-        else:
-            for option, name in {
-                "ca-certfile": CA,
-                "certfile": SERVER,
-                "keyfile": SERVER_KEY,
-            }.items():
-                command += [f"--ssl-{option}", str(self.certificates / name)]
-            command += ["--enable-supernode-auth"]
-        self.superlink = Program(link, folder, command)
-        self.holder = Program(folder / "wall", folder, HOLD) if facts.get("walled") else None
+        self.superlink = Program(link, command, environment(link, folder))
+        wall = folder / "wall"
+        walled = facts.get("walled")
+        self.holder = Program(wall, HOLD, environment(wall, folder)) if walled else None
         self.mark = f"FEDAPPS_DEPLOYMENT={folder}"
         self.warm = bool(facts.get("warm"))
         self.sites = {
@@ -293,7 +206,6 @@ class Deployment:
         folder: Path,
         sites: Mapping[str, Mapping[str, Value]],
         port: int | None = None,
-        insecure: bool = False,
         walled: bool = False,
         warm: bool = False,
     ) -> Self:
@@ -306,15 +218,17 @@ class Deployment:
         process from which their clients are forked (`warm_process.py`).
         """
         folder = folder.expanduser().absolute()
-        if (folder / FACTS).exists() or (folder.exists() and any(folder.iterdir())):
-            raise UserError(
+        refuse_first(
+            (
+                (folder / FACTS).exists() or (folder.exists() and any(folder.iterdir())),
                 f"{folder} is not empty: remove the deployment with `fedapps deploy down --dir "
-                f"{folder}`, or choose another --dir"
-            )
-        if not sites:
-            raise UserError(
-                "a deployment needs at least one site: add --nodes 3, or --site NAME=FOLDER"
-            )
+                f"{folder}`, or choose another --dir",
+            ),
+            (
+                not sites,
+                "a deployment needs at least one site: add --nodes 3, or --site NAME=FOLDER",
+            ),
+        )
         for name in sites:
             if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
                 raise UserError(
@@ -323,13 +237,7 @@ class Deployment:
                 )
         chosen = free_port() if port is None else checked_port(port)
         private_folder(folder).chmod(0o700)
-        facts: dict[str, Any] = {
-            "port": chosen,
-            "insecure": insecure,
-            "walled": walled,
-            "warm": warm,
-            "sites": {},
-        }
+        facts: dict[str, Any] = {"port": chosen, "walled": walled, "warm": warm, "sites": {}}
         taken = {chosen}
         for name, config in sites.items():
             site = private_folder(folder / "sites" / name)
@@ -341,22 +249,15 @@ class Deployment:
                 "config": {"store-dir": str(site / "store"), **config},
                 "port": runtime,
             }
-        if not insecure:
-            make_certificates(folder / "certificates", HOSTS)
-            for name in sites:
-                make_site_key(folder / "sites" / name / "key")
-                shutil.copy(folder / "certificates" / CA, folder / "sites" / name)
+        make_certificates(folder / "certificates", HOSTS)
+        for name in sites:
+            make_site_key(folder / "sites" / name / "key")
+            shutil.copy(folder / "certificates" / CA, folder / "sites" / name)
         made = cls(folder, facts)
-        connection = (
-            "insecure = true"
-            if insecure
-            else f"root-certificates = {toml_value(str(made.certificates / CA))}"
-        )
-        text = (
+        (made.home / "config.toml").write_text(
             '[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = '
-            f'"{HOST}:{chosen}"\n{connection}\n'
+            f'"{HOST}:{chosen}"\nroot-certificates = {toml_value(str(made.authority))}\n'
         )
-        (made.home / "config.toml").write_text(text)
         (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
         return made
 
@@ -383,9 +284,9 @@ class Deployment:
         return self.superlink.folder / "home"
 
     @property
-    def authority(self) -> Path | None:
-        """The CA certificate that the sites trust; None without TLS."""
-        return None if self.insecure else self.certificates / CA
+    def authority(self) -> Path:
+        """The CA certificate that the sites trust."""
+        return self.certificates / CA
 
     # --- start and end ----------------------------------------------------------------
 
@@ -415,12 +316,7 @@ class Deployment:
                 "the deployment is not running: start it with `fedapps deploy up --dir "
                 f"{self.folder}`"
             )
-        return self._wall_of(lambda: True)
-
-    def _wall_of(self, alive: Callable[[], bool]) -> Wall:
-        assert self.holder is not None
-        holder = int((self.holder.folder / "pid").read_text())
-        return Wall.of(holder, self.holder.words, alive)
+        return self.holder.wall_held(lambda: True)
 
     def build_wall(self) -> None:
         """Build the deployment's wall if it has one that is not running. Raises
@@ -431,7 +327,7 @@ class Deployment:
         self.stop()  # programs behind a wall whose holder was killed cannot be reached any more
         self.holder.log.unlink(missing_ok=True)  # it has the "ready" of the previous holder
         self.holder.launch()
-        self._wall_of(self.holder.alive)
+        self.holder.wall_held()
 
     def start_superlink(self) -> None:
         """Start the SuperLink if it is not running, and wait until it answers. Raises
@@ -447,31 +343,17 @@ class Deployment:
                 f"{old[0]} has ended: copy {CA_KEY} back to {self.certificates} and repeat the "
                 "command, which renews it"
             )
-        self.superlink.wall = self.wall
-        self.superlink.launch()
-        deadline = time.monotonic() + START_SECONDS
-        while not self.healthy():
-            if not self.superlink.alive():
-                raise RunFailed(
-                    f"the SuperLink has ended unexpectedly: {reason_of(self.superlink.words())}"
-                )
-            if time.monotonic() > deadline:
-                raise RunFailed(
-                    f"the SuperLink did not answer within {START_SECONDS:.0f} s; see "
-                    f"{self.superlink.log}"
-                )
-            time.sleep(0.1)
+        with closing(self.connection()) as connection:  # its log begins here
+            self.superlink.launch()
+            failure = f"the SuperLink did not answer (its log: {self.superlink.log})"
+            connection.wait(self.healthy, failure, connection.check_alive)
 
     def register(self) -> None:
         """Register the public keys of new sites with the SuperLink."""
-        new = [
-            site
-            for site in self.sites.values()
-            if not self.insecure and not (site.folder / "registered").exists()
-        ]
-        connection = self.connection()
-        try:
-            for site in new:
+        with closing(self.connection()) as connection:
+            for site in self.sites.values():
+                if (site.folder / "registered").exists():
+                    continue
                 key = str(site.folder / "key.pub")
                 answer = connection.ask("supernode", "register", key, "own", "--name", site.name)
                 if not answer.get("success"):
@@ -480,8 +362,6 @@ class Deployment:
                         f"{one_line(str(answer.get('error-message')))}"
                     )
                 (site.folder / "registered").write_text(str(answer["node-id"]))
-        finally:
-            connection.close()
 
     def healthy(self) -> bool:
         """Return whether the SuperLink answers."""
@@ -499,7 +379,7 @@ class Deployment:
                 f"up --dir {self.folder}`"
             )
 
-    def check_connection(self, authority: Path | None) -> None:
+    def check_connection(self, authority: Path) -> None:
         """Raise UserError with the reason if a site that trusts this authority cannot
         reach the SuperLink.
         """
@@ -519,9 +399,8 @@ class Deployment:
         # Sites first: a site that does not sign off from the SuperLink cannot reconnect
         # for a minute.
         end_programs(list(self.sites.values()))
-        end_programs([self.superlink])
-        if self.holder is not None:
-            end_programs([self.holder])
+        for one in filter(None, (self.superlink, self.holder)):
+            end_programs([one])
 
     def remove(self) -> None:
         """End all processes and remove the folder."""
@@ -545,14 +424,11 @@ class Deployment:
         """
         seen: dict[str, str] = {}
         if self.healthy():
-            connection = self.connection()
-            try:
+            with closing(self.connection()) as connection:
                 seen = {
                     node["node-id"]: node["status"]
                     for node in connection.ask("supernode", "list", "own").get("nodes", [])
                 }
-            finally:
-                connection.close()
         rows = []
         for site in self.sites.values():
             path = site.folder / "node-id"
@@ -574,44 +450,14 @@ class Deployment:
             f"renew it with `fedapps deploy down --keep --dir {self.folder}`, then `fedapps "
             f"deploy up --dir {self.folder}`"
         )
-        return (
-            []
-            if self.insecure
-            else warnings(ends(self.certificates), self.certificates / CA, renewal)
-        )
+        return warnings(ends(self.certificates), self.authority, renewal)
 
-    def connection(self, poll: Callable[[], None] | None = None) -> "DeploymentConnection":
+    def connection(self, poll: Callable[[], None] = lambda: None) -> Connection:
         """Return a connection for `flwr` commands on this deployment; the caller must
-        close it.
+        close it. Raises NoWall.
         """
-        return DeploymentConnection(self, poll or (lambda: None))
-
-
-class DeploymentConnection(Connection):
-    """Runs `flwr` commands on a deployment; their output is in a folder that `close`
-    removes.
-    """
-
-    def __init__(self, deployment: Deployment, poll: Callable[[], None]) -> None:
-        self.deployment = deployment
-        base = deployment.folder / f"flwr-{os.getpid()}-{time.monotonic_ns()}"
+        base = self.folder / f"flwr-{os.getpid()}-{time.monotonic_ns()}"
         private_folder(base / "cwd")
         base.chmod(0o700)
-        super().__init__(base, deployment.superlink.environment, poll)
-        self.wall = deployment.wall
-        log = deployment.superlink.log
-        self.begin = log.stat().st_size if log.exists() else 0
-
-    def alive(self) -> bool:
-        """Return whether the SuperLink is running."""
-        return self.deployment.superlink.alive()
-
-    def log_text(self) -> str:
-        """Return the SuperLink's log since this connection was made. The whole log may
-        cover months.
-        """
-        return self.deployment.superlink.words(self.begin)
-
-    def close(self) -> None:
-        """Remove the folder of the commands' output."""
-        shutil.rmtree(self.base, ignore_errors=True)
+        self.superlink.wall = self.wall
+        return Connection(base, self.superlink, poll)

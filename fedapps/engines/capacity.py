@@ -62,12 +62,12 @@ def _told(units: int) -> float:
     return float(np.float32((units - 0.25) / UNITS))
 
 
-def clients_at_once(machines: Sequence[Machine], cpus: int, told: float) -> int:
+def clients_at_once(machines: Sequence[Machine], told: float) -> int:
     """Return the number of Flower's workers (``pool_size_from_resources``), which have
-    ``cpus`` and the share ``told`` of a GPU each.
+    a CPU and the share ``told`` of a GPU each.
     """
     return sum(
-        min(machine.cpus // cpus, int(machine.gpus / told) if told else machine.cpus)
+        min(machine.cpus, int(machine.gpus / told) if told else machine.cpus)
         for machine in machines
     )
 

@@ -14,7 +14,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,11 +28,9 @@ from fedapps.engines.capacity import (
     told_share,
     visible_gpus,
 )
-from fedapps.engines.processes import checked_port, free_port
-from fedapps.engines.superexec import ENDED
-from fedapps.engines.superexec import NAME as SUPEREXEC
+from fedapps.engines.processes import signals_ignored
+from fedapps.engines.programs import ENDED, SUPEREXEC
 from fedapps.engines.superlink import START_SECONDS, STOP_SECONDS, Connection, SuperLink, one_line
-from fedapps.engines.wall import decide_wall
 from fedapps.errors import RunFailed, UserError
 from fedapps.extensions.own_code import own_files
 from fedapps.strategies.base.flower_private import UNKNOWN_KEY, WRAPPERS
@@ -43,17 +41,10 @@ LINGER_SECONDS = 15.0  # grace period for the simulation to end after its Server
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `completed`, `failed`, `rejected` (never started) or
-    `interrupted`.
-    """
+    """How a run ended: `completed`, `failed` or `interrupted`."""
 
     status: str
-    details: str  # the reason on one line; empty after success
-    log: Path | None
-
-
-def _ignore(*_: object) -> None:
-    pass
+    details: str = ""  # the reason on one line; empty after success
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,6 @@ class Resources:
     """
 
     nodes: int
-    cpus_per_client: int = 1
     gpus_per_client: float = 0.0
     ray_cpus: int | None = None
     ray_gpus: int | None = None
@@ -86,8 +76,7 @@ class Resources:
     def at_once(self) -> int:
         """Return how many clients run at a time."""
         machines = self.available()
-        told = told_share(self.gpus_per_client, machines)
-        return clients_at_once(machines, self.cpus_per_client, told)
+        return clients_at_once(machines, told_share(self.gpus_per_client, machines))
 
     def with_shared_nodes(self) -> "Resources":
         """Return the resources with only as many nodes as work at a time, so that each
@@ -101,7 +90,7 @@ class Resources:
         """Return the federation config for `flwr run`."""
         words = {
             "num-supernodes": self.nodes,
-            "client-resources-num-cpus": self.cpus_per_client,
+            "client-resources-num-cpus": 1,
             "client-resources-num-gpus": told_share(self.gpus_per_client, self.available()),
             "init-args-num-cpus": self.ray_cpus,
             "init-args-num-gpus": self.ray_gpus,
@@ -112,15 +101,7 @@ class Resources:
         """Raise UserError for resources that are not available. Otherwise the run would
         fail later with "ActorPool is empty".
         """
-        cpus, share = self.cpus_per_client, self.gpus_per_client
-        if self.cluster and self.ray_cpus is not None:
-            raise UserError(
-                f"ray_cpus = {self.ray_cpus}, but the run joins a cluster, which has its own "
-                "CPUs: leave one of them out"
-            )
-        if cpus < 1:
-            raise UserError(f"cpus-per-client = {cpus}: choose 1 or more")
-        if share:
+        if share := self.gpus_per_client:
             check_share("gpus-per-client =", share)
         if self.at_once():
             return
@@ -134,7 +115,7 @@ class Resources:
             else ("this machine", "check `nvidia-smi` and CUDA_VISIBLE_DEVICES")
         )
         raise UserError(
-            f"a client with {cpus} CPU and gpus-per-client = {share:g} does not fit: {where} has "
+            f"a client with 1 CPU and gpus-per-client = {share:g} does not fit: {where} has "
             f"{have}: choose less, or {look}"
         )
 
@@ -154,18 +135,16 @@ class Resources:
 class Following:
     """How a run is followed.
 
-    log_path: the run's log is appended to this file, line by line; `on_line` is called
-    with every line. poll: called about ten times per second while waiting. ended:
-    returns the final status recorded by the ServerApp, `completed` or `failed`, or None
-    while it is running. After its end, Flower's simulation waits for every client to
-    return, forever if one hangs, so it is stopped after LINGER_SECONDS. written:
-    returns whether a completed run has written everything. Flower and Ray, which take
-    seconds to end, are then stopped at once.
+    log_path: the run's log is appended to this file, line by line. poll: called about
+    ten times per second while waiting. ended: returns the final status recorded by the
+    ServerApp, `completed` or `failed`, or None while it is running. After its end,
+    Flower's simulation waits for every client to return, forever if one hangs, so it is
+    stopped after LINGER_SECONDS. written: returns whether a completed run has written
+    everything. Flower and Ray, which take seconds to end, are then stopped at once.
     """
 
     log_path: Path
-    on_line: Callable[[str], None] = _ignore
-    poll: Callable[[], None] = _ignore
+    poll: Callable[[], None] = lambda: None
     ended: Callable[[], str | None] = lambda: None
     written: Callable[[], bool] = lambda: False
 
@@ -176,8 +155,6 @@ def run_simulation(
     resources: Resources,
     following: Following,
     *,
-    port: int | None = None,
-    env: Mapping[str, str] | None = None,
     walled: bool = False,
     superlink: SuperLink | None = None,
 ) -> Outcome:
@@ -185,70 +162,33 @@ def run_simulation(
 
     app_dir: the folder with the app's pyproject.toml; None: this project's app.
     run_config: flat dotted keys, each present in the app's `[tool.flwr.app.config]`.
-    port: the SuperLink's port on the loopback interface; None: a free one. env: added
-    to this process's environment. walled: run behind a wall (`wall.py`), where other
-    users of the machine cannot reach it, and without the network. With a cluster, the
-    run's temporary folder with the app is made next to the log, in a folder that all
-    machines of the cluster share.
-
-    superlink: a SuperLink that is already starting (`launched`), for this run alone;
-    `port`, `env` and `walled` are then ignored.
+    walled: run behind a wall (`wall.py`), where other users of the machine cannot reach
+    it, and without the network. superlink: one that may already be starting, for this
+    run alone; `walled` is then ignored. With a cluster, the run's temporary folder with
+    the app is made next to the log, in a folder that all machines of the cluster share.
 
     KeyboardInterrupt stops the run and is reported as status `interrupted`; it is not
     raised again. Raises UserError before anything is started: no such GPU, too few
-    CPUs, port in use, Flower not installed.
+    CPUs, Flower not installed.
     """
     cluster, log_path = resources.cluster, following.log_path
     resources.check()
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    if superlink is None:
-        environment = os.environ | dict(env or {}) | {"RAY_ADDRESS": cluster or "local"}
-        within = log_path.parent.absolute() if cluster else None
-        cpus = resources.cpus_per_client
-        superlink = SuperLink(_port(port), environment, cpus, _ignore, walled, within)
+    superlink = superlink or SuperLink(
+        walled=walled, cluster=cluster, within=log_path.parent.absolute() if cluster else None
+    )
     superlink.poll = following.poll
     if cluster:  # let Flower and Ray end normally, so that the cluster is left clean
         following = replace(following, written=lambda: False)
-    run = SubmittedRun(superlink, following)
-    outcome = Outcome("failed", "", log_path)
-    try:
+
+    def app() -> Path:
         superlink.start()
-        outcome = run.execute(
-            app_dir or copy_app(superlink.base / "app", own_files(run_config), run_config),
-            run_config,
-            resources.federation(),
-        )
-    except KeyboardInterrupt:
-        outcome = Outcome("interrupted", "stopped before the end", log_path)
-    except RunFailed as error:
-        outcome = run.failed(error)
-    finally:
-        superlink.close(before=run.stop if outcome.status == "interrupted" else _ignore)
-    return outcome
+        return app_dir or copy_app(superlink.base / "app", own_files(run_config), run_config)
 
-
-@contextlib.contextmanager
-def launched(port: int | None, walled: bool) -> Iterator[SuperLink]:
-    """Start a SuperLink for one `run_simulation` on this machine in the background.
-    Leaving the context ends it.
-    """
-    superlink = SuperLink(_port(port), os.environ | {"RAY_ADDRESS": "local"}, 1, _ignore, walled)
     try:
-        superlink.launch()
-        yield superlink
+        return SubmittedRun(superlink, following).execute(app, run_config, resources.federation())
     finally:
-        superlink.close(before=_ignore)
-
-
-def _port(wanted: int | None) -> int:
-    return free_port() if wanted is None else checked_port(wanted)
-
-
-def wall_wanted(refused: bool = False, cluster: str = "") -> tuple[bool, str]:
-    """Return whether to run a simulation behind a wall, and a warning for the user or
-    "".
-    """
-    return decide_wall("--no-wall" if refused else "the run joins a Ray cluster" if cluster else "")
+        superlink.close()
 
 
 def last_error(lines: list[str]) -> str | None:
@@ -268,10 +208,6 @@ def last_error(lines: list[str]) -> str | None:
     return re.sub(r"^[\w.]*\.(?=\w+(:|$))", "", exceptions[-1]) if exceptions else None
 
 
-class _Rejected(Exception):
-    """Flower did not accept the submission."""
-
-
 class SubmittedRun:
     """One run on a SuperLink: submits it, follows its log and determines its
     outcome.
@@ -287,29 +223,33 @@ class SubmittedRun:
         self.lines: list[str] = []
 
     def execute(
-        self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None = None
+        self,
+        app: Callable[[], Path],
+        run_config: Mapping[str, Value],
+        federation: str | None = None,
     ) -> Outcome:
-        """Submit the run, follow it and return its outcome. `federation`: the
-        federation config of a simulation.
+        """Submit the run of the app in the folder that ``app()`` returns, follow it and
+        return its outcome. Ctrl-C stops it. `federation`: the federation config of a
+        simulation.
         """
         try:
-            self.submit(app_dir, run_config, federation)
-        except _Rejected as error:
-            return Outcome("rejected", str(error), self.log_path)
-        self.follow()
-        return self.with_reason(self.outcome())
-
-    def failed(self, error: RunFailed) -> Outcome:
-        """Return the outcome of a run whose SuperLink failed, and keep the end of the
-        SuperLink's log.
-        """
-        self.keep_superlink_log()
-        return Outcome("failed", str(error), self.log_path)
+            self.submit(app(), run_config, federation)
+            self.follow()
+            return self.with_reason(self.outcome())
+        except KeyboardInterrupt:
+            with signals_ignored():
+                self.stop()
+            return Outcome("interrupted", "stopped before the end")
+        except RunFailed as error:
+            # it may contain the reason, and its folder will be removed
+            end = self.superlink.log_text()[-5000:]
+            self.note(f"--- the end of the SuperLink's log ---\n{end}")
+            return Outcome("failed", str(error))
 
     def submit(
         self, app_dir: Path, run_config: Mapping[str, Value], federation: str | None
     ) -> None:
-        """Submit the app to the SuperLink. Raises _Rejected with the reason if it is
+        """Submit the app to the SuperLink. Raises RunFailed with the reason if it is
         not accepted.
         """
         settings = self.superlink.base / "run-config.toml"
@@ -324,7 +264,7 @@ class SubmittedRun:
             # Flower only answers "Invalid run configuration."; the reason is in the
             # SuperLink's log.
             reasons = UNKNOWN_KEY.findall(self.superlink.log_text())
-            raise _Rejected(one_line(reasons[-1] if reasons else str(answer.get("error-message"))))
+            raise RunFailed(one_line(reasons[-1] if reasons else str(answer.get("error-message"))))
         self.run_id = str(answer["run-id"])
 
     def follow(self) -> None:
@@ -354,7 +294,6 @@ class SubmittedRun:
                 started = True
                 self.lines.append(line)
                 self.note(line)
-                self.following.on_line(line)
             if ended:
                 return
             self.superlink.check_alive()
@@ -385,9 +324,7 @@ class SubmittedRun:
         """
         if self.lingered:
             return Outcome(
-                self.lingered,
-                last_error(self.lines) or "" if self.lingered != "completed" else "",
-                self.log_path,
+                self.lingered, last_error(self.lines) or "" if self.lingered != "completed" else ""
             )
         while True:  # the log can end shortly before the status changes
             self.superlink.check_alive()
@@ -397,12 +334,10 @@ class SubmittedRun:
             for _ in range(10):
                 self.superlink.tick()
         if run["status"] == "finished:completed":
-            return Outcome("completed", "", self.log_path)
+            return Outcome("completed", "")
         if run["status"] == "finished:stopped":
-            return Outcome("interrupted", "stopped by `flwr stop`", self.log_path)
-        return Outcome(
-            "failed", last_error(self.lines) or one_line(run["status-details"]), self.log_path
-        )
+            return Outcome("interrupted", "stopped by `flwr stop`")
+        return Outcome("failed", last_error(self.lines) or one_line(run["status-details"]))
 
     def with_reason(self, outcome: Outcome) -> Outcome:
         """Return the outcome, with its reason if the run ended because Flower's helper
@@ -416,7 +351,6 @@ class SubmittedRun:
             "failed",
             f"{SUPEREXEC} beside the SuperLink has ended with status {ended[0]} ({reason}), and "
             "the run's process with it: repeat the command with --resume",
-            self.log_path,
         )
 
     def stop(self) -> None:
@@ -427,9 +361,3 @@ class SubmittedRun:
             self.superlink.stop_run(self.run_id)
         if self.reader is not None:
             self.reader.join(STOP_SECONDS)  # the log ends when the run has
-
-    def keep_superlink_log(self) -> None:
-        """Append the end of the SuperLink's log to the run's log. It may contain the
-        reason, and its folder will be removed.
-        """
-        self.note(f"--- the end of the SuperLink's log ---\n{self.superlink.log_text()[-5000:]}")

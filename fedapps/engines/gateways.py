@@ -14,8 +14,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from fedapps.engines.node_app import CLIENTS
 from fedapps.engines.node_grid import MOST_BYTES, NodeGrid
-from fedapps.engines.packing import CLIENTS
 from fedapps.strategies.base.messages import trains
 from fedapps.strategies.base.roster import Numbered
 

@@ -21,8 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from fedapps.engines.node_app import FIRST_NODE
-from fedapps.engines.packing import MANY, Part, pack, unpack
+from fedapps.engines.node_app import FIRST_NODE, MANY, Part, pack, unpack
 from fedapps.strategies.base.flower_private import ErrorCode, number_message
 from fedapps.strategies.base.messages import content_bytes, trains
 from fedapps.strategies.base.named_grid import IDENTITY

@@ -11,16 +11,25 @@ processes.
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
-from fedapps.engines.processes import Guard, answers, end_marked, program, signals_ignored, threads
-from fedapps.engines.superexec import make_superexec
-from fedapps.engines.wall import HOLD, Wall, connect, entered
+from fedapps.engines.processes import (
+    Guard,
+    answers,
+    checked_port,
+    end_marked,
+    free_port,
+    program,
+    signals_ignored,
+)
+from fedapps.engines.programs import Program, environment_of
+from fedapps.engines.wall import HOLD, connect
 from fedapps.errors import RunFailed
 from fedapps.strategies.base.flower_private import EXIT, HARMLESS
 
@@ -38,28 +47,30 @@ LONGEST_TEMP_DIR = 24
 
 
 class Connection:
-    """Runs `flwr` commands in a separate environment, in which the connection `own` is
-    a SuperLink.
+    """Runs `flwr` commands, in which the connection `own` is a SuperLink, in the
+    environment of this, which is `server`.
 
-    base: folder for their output; programs start in its subfolder `cwd`. environment:
-    of everything started. poll: called about ten times a second by every method that
-    waits.
+    base: folder for their output; commands start in its subfolder `cwd`. poll: called
+    about ten times a second by every method that waits.
     """
 
-    def __init__(
-        self, base: Path, environment: Mapping[str, str], poll: Callable[[], None]
-    ) -> None:
-        self.flwr = program("flwr")
-        self.base, self.environment, self.poll = base, dict(environment), poll
-        self.wall: Wall | None = None
+    def __init__(self, base: Path, server: Program, poll: Callable[[], None]) -> None:
+        self.flwr, self.base, self.server, self.poll = program("flwr"), base, server, poll
+        self.begin = server.size()
 
     def alive(self) -> bool:
         """Return whether the SuperLink is running."""
-        raise NotImplementedError
+        return self.server.alive()
 
     def log_text(self) -> str:
-        """Return the log of the SuperLink and its helpers."""
-        raise NotImplementedError
+        """Return the SuperLink's log since this connection was made. The whole log may
+        cover months.
+        """
+        return self.server.words(self.begin)
+
+    def close(self) -> None:
+        """Remove the folder of the commands' output."""
+        shutil.rmtree(self.base, ignore_errors=True)
 
     def ask(self, *arguments: str) -> dict[str, Any]:
         """Run one `flwr` command and return its JSON output. Raises RunFailed if there
@@ -68,13 +79,7 @@ class Connection:
         answer = self.base / "answer.json"
         with answer.open("wb") as output:
             process = self.spawn([str(self.flwr), *arguments, "--format", "json"], output)
-        deadline = time.monotonic() + START_SECONDS
-        while process.poll() is None:
-            if time.monotonic() > deadline:
-                raise RunFailed(
-                    f"`flwr {arguments[0]}` did not answer within {START_SECONDS:.0f} s"
-                )
-            self.tick()
+        self.wait(lambda: process.poll() is not None, f"`flwr {arguments[0]}` did not answer")
         text = answer.read_text(errors="replace")
         try:
             return dict(json.loads(text[text.index("{") :]))
@@ -82,21 +87,21 @@ class Connection:
             raise RunFailed(f"`flwr {arguments[0]}` gave no answer: {one_line(text)}") from None
 
     def spawn(self, command: list[str], output: int | IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Start a program in the run's environment, behind its wall if there is one, in
-        its own session.
+        """Start a program in the SuperLink's environment and behind its wall."""
+        return self.server.spawn(command, self.base, output)
 
-        The terminal's Ctrl-C must reach this process only; otherwise the run could not
-        be stopped gracefully.
+    def wait(
+        self, done: Callable[[], bool], failure: str, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until something is done; ``check`` is called meanwhile. Raises RunFailed
+        with ``failure`` after START_SECONDS.
         """
-        return subprocess.Popen(
-            entered(self.wall, command),
-            cwd=self.base / "cwd",
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        deadline = time.monotonic() + START_SECONDS
+        while not done():
+            check()
+            if time.monotonic() > deadline:
+                raise RunFailed(f"{failure} within {START_SECONDS:.0f} s")
+            self.tick()
 
     def tick(self) -> None:
         """Call ``poll``, then sleep for TICK seconds."""
@@ -123,86 +128,87 @@ class SuperLink(Connection):
     """A SuperLink in simulation mode, the processes it starts, and its temporary folder
     `base`.
 
-    environment: of everything started; the variables that isolate the run override it.
-    cpus: per client. poll: called about ten times a second by every method that waits.
-    walled: whether all of it starts behind a wall. within: where `base` is made; None:
-    among temporary files.
+    port: on the loopback interface; None: a free one. walled: whether all of it starts
+    behind a wall. cluster: the address of the Ray cluster that the run joins. within:
+    where `base` is made; None: among temporary files. As a context manager it starts in
+    the background, and ends.
     """
 
     def __init__(
         self,
-        port: int,
-        environment: Mapping[str, str],
-        cpus: int,
-        poll: Callable[[], None],
+        port: int | None = None,
         walled: bool = False,
+        cluster: str = "",
         within: Path | None = None,
     ) -> None:
         # Located before the folder is created: a missing program is a user error and
         # must leave nothing behind.
-        self.program, flwr = program("flower-superlink"), program("flwr")
-        self.port, self.walled = port, walled
-        self.process: subprocess.Popen[bytes] | None = None
-        self.holder: subprocess.Popen[bytes] | None = None
+        command, _ = [str(program("flower-superlink"))], program("flwr")
+        self.port = free_port() if port is None else checked_port(port)
         self.closed = False
         base = _temporary_folder(within)
-        super().__init__(base, _environment(environment, base, flwr.parent, cpus), poll)
-        self.log = self.base / "superlink.log"
-        (self.base / "home" / "config.toml").write_text(
+        ray = {
+            "RAY_ADDRESS": cluster or "local",
+            "RAY_TMPDIR": str(base / "ray"),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # saves two processes that Flower's simulation does not use
+            "RAY_prestart_worker_first_driver": "0",
+            # otherwise the titles of some Ray processes overwrite the environment that
+            # identifies them
+            "SPT_NOENV": "1",
+        }
+        command += ["--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(self.port)]
+        # Otherwise Flower would install the app's dependencies, including torch, anew
+        # for every run.
+        command += ["--disable-runtime-dependency-installation"]
+        environment = environment_of(base / "home") | ray
+        super().__init__(base, Program(base, command, environment), lambda: None)
+        self.holder = Program(base / "wall", HOLD, environment) if walled else None
+        (base / "home" / "config.toml").write_text(
             '[superlink]\ndefault = "own"\n[superlink.own]\naddress = '
-            f'"127.0.0.1:{port}"\ninsecure = true\n'
+            f'"127.0.0.1:{self.port}"\ninsecure = true\n'
         )
-        self.mark = f"FLWR_HOME={self.environment['FLWR_HOME']}"
-        self.guard = Guard(self.mark, self.base)
+        self.guard = Guard(self.server.mark, base)
+
+    def __enter__(self) -> Self:
+        try:
+            self.launch()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def launch(self) -> None:
         """Start the SuperLink without waiting for it. Raises NoWall."""
-        if self.walled:
-            self._build_wall()
-        command = [str(self.program), "--insecure", "--simulation", "--host", "127.0.0.1"]
-        # Otherwise Flower would install the app's dependencies, including torch, anew
-        # for every run.
-        command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
-        with self.log.open("wb") as log:
-            self.process = self.spawn(command, log)
+        if self.holder:
+            self.holder.launch()
+            self.server.wall = self.holder.wall_held()
+        self.server.launch()
 
     def start(self) -> None:
         """Start the SuperLink if necessary, and wait until it answers. Raises RunFailed
         with the end of its log if it does not, or NoWall.
         """
-        if self.process is None:
+        if self.server.process is None:
             self.launch()
-        deadline = time.monotonic() + START_SECONDS
-        while not answers(lambda: connect(self.wall, self.port, 1.0)):
-            self.check_alive()
-            if time.monotonic() > deadline:
-                raise RunFailed(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s")
-            self.tick()
+        self.wait(
+            lambda: answers(lambda: connect(self.server.wall, self.port, 1.0)),
+            "Flower's SuperLink did not answer",
+            self.check_alive,
+        )
 
-    def _build_wall(self) -> None:
-        path = self.base / "wall.log"
-        with path.open("wb") as log:
-            holder = self.holder = self.spawn(HOLD, log)
-        self.wall = Wall.of(holder.pid, path.read_text, lambda: holder.poll() is None)
-
-    def alive(self) -> bool:
-        """Return whether the SuperLink is running."""
-        return self.process is not None and self.process.poll() is None
-
-    def log_text(self) -> str:
-        """Return the log of the SuperLink and its helpers."""
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
-
-    def close(self, before: Callable[[], None]) -> None:
-        """Call `before`, end all processes and remove the folder, once. Ctrl-C is
-        ignored until that is done.
+    def close(self) -> None:
+        """End all processes and remove the folder, once. Ctrl-C is ignored until that
+        is done.
         """
         if self.closed:
             return
         while True:
             try:
                 with signals_ignored():
-                    before()
                     self._end()
                     self.closed = True
                 return
@@ -210,16 +216,14 @@ class SuperLink(Connection):
                 continue
 
     def _end(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_SECONDS)
-        if self.holder is not None:
-            self.holder.terminate()
-            self.holder.wait()
+        for one in filter(None, (self.server, self.holder)):
+            if one.process is not None:
+                one.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    one.process.wait(STOP_SECONDS)
         # Always, even if no process is known: an interrupt may have occurred between
         # its start and the assignment.
-        end_marked(self.mark, self.process, LEFTOVER_SECONDS)
+        end_marked(self.server.mark, self.server.process, LEFTOVER_SECONDS)
         self.guard.release()
 
 
@@ -252,42 +256,6 @@ def _temporary_folder(within: Path | None) -> Path:
     if not within and len(temporary) > LONGEST_TEMP_DIR and os.access("/tmp", os.W_OK):
         temporary = "/tmp"
     base = Path(tempfile.mkdtemp(prefix="fl-", dir=temporary))
-    for name in ("home", "cwd", "ray"):
-        (base / name).mkdir()
+    for name in ("home", "cwd", "ray", "wall/cwd"):
+        (base / name).mkdir(parents=True)
     return base
-
-
-def environment_of(
-    given: Mapping[str, str], home: Path, programs: Path, cpus: int = 1
-) -> dict[str, str]:
-    """Return an environment in which Flower's programs find each other and use their
-    own `home` and `cpus` threads per process.
-    """
-    own = {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
-        "PYTHONUNBUFFERED": "1",  # otherwise the log arrives in blocks
-        # Flower starts its helpers by bare name
-        "PATH": os.pathsep.join(
-            map(str, (make_superexec(home / "programs"), programs, given.get("PATH", os.defpath)))
-        ),
-    }
-    for name in ("NO_PROXY", "no_proxy"):  # Flower's programs communicate over HTTP on this machine
-        own[name] = ",".join(filter(None, [given.get(name), "127.0.0.1", "localhost"]))
-    # A second thread on a one-CPU worker makes small models many times slower.
-    return {**threads(cpus), **given, **own}
-
-
-def _environment(given: Mapping[str, str], base: Path, programs: Path, cpus: int) -> dict[str, str]:
-    ray = {
-        "RAY_TMPDIR": str(base / "ray"),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # saves two processes that Flower's simulation does not use
-        "RAY_prestart_worker_first_driver": "0",
-        # otherwise the titles of some Ray processes overwrite the environment that
-        # identifies them
-        "SPT_NOENV": "1",
-    }
-    return environment_of(given, base / "home", programs, cpus) | ray

@@ -21,7 +21,7 @@ from typing import Any
 
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import Options
-from fedapps.errors import UserError
+from fedapps.errors import UserError, first_line
 from fedapps.extensions.beside import files_read
 from fedapps.notes import logger
 
@@ -77,11 +77,8 @@ def _module(setting: str, name: str) -> ModuleType:
             where = f"{name} imports it: install it"
         raise UserError(f"{setting}: no module {missing!r}: {where}") from None
     except Exception as error:
-        line = str(error).strip().partition("\n")[0]
         where = f" (the current folder is {Path.cwd()})" if isinstance(error, OSError) else ""
-        raise UserError(
-            f"{setting}: cannot import {name}: {type(error).__name__}: {line}{where}"
-        ) from error
+        raise UserError(f"{setting}: cannot import {name}: {first_line(error)}{where}") from error
 
 
 def _place(thing: Any) -> str:
@@ -213,7 +210,6 @@ def error_text(error: BaseException) -> str:
     """Return an error in the user's code in one line, with the file and line that
     raised it.
     """
-    line = str(error).strip().partition("\n")[0]
     last = traceback.extract_tb(error.__traceback__)[-1:]
     place = f" ({Path(last[0].filename).name}, line {last[0].lineno})" if last else ""
-    return f"{type(error).__name__}: {line}{place}"
+    return f"{first_line(error)}{place}"

@@ -9,8 +9,8 @@ from the packages' metadata, once per process and only for a name that is not ou
 package is imported when one of its entries is used.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from fedapps.extensions.own_code import is_reference
 
@@ -18,13 +18,9 @@ from fedapps.extensions.own_code import is_reference
 GROUPS = {"method": "fedapps.methods", "task": "fedapps.tasks", "model.name": "fedapps.models"}
 
 
-@dataclass(frozen=True)
-class Registered:
-    """A registered name, the object as ``module:name``, and the package that registers
-    it.
-    """
+class Registered(NamedTuple):
+    """A registered object as ``module:name``, and the package that registers it."""
 
-    name: str
     reference: str
     package: str
 
@@ -42,9 +38,7 @@ def registered(key: str) -> dict[str, Registered]:
         key=lambda point: (point.dist.name if point.dist else "", point.name),
     ):
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "?"
-        entries.setdefault(
-            point.name, Registered(point.name, f"{point.module}:{point.attr}", package)
-        )
+        entries.setdefault(point.name, Registered(f"{point.module}:{point.attr}", package))
     return entries
 
 

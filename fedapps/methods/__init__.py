@@ -5,8 +5,11 @@ A user's own method is an entry in the user's module. Settings name it as
 ``module:name``, or by the name that an installed package registers for it.
 """
 
+from dataclasses import dataclass
+
 from fedapps.algorithms.common.checks import nearest
-from fedapps.errors import UserError
+from fedapps.algorithms.common.options import with_choices
+from fedapps.errors import UserError, refuse_first
 from fedapps.extensions.own_code import check_options, load
 from fedapps.extensions.registered import reference_of, registered
 from fedapps.methods import (
@@ -15,24 +18,63 @@ from fedapps.methods import (
     constrained,
     distilled,
     ensembles,
-    fair,
     personal,
     synthetic,
-    warm_start,
 )
 from fedapps.methods.method import Method
 from fedapps.methods.method import TorchClient as TorchClient
+from fedapps.strategies import Local, WarmStartOptions
+from fedapps.strategies.families.shared_part import SharedPart
+
+
+def composable(method: Method) -> bool:
+    """Return whether a warm start can use the method: it must start from the task's
+    torch model and send whole models to the clients.
+    """
+    if method.wrap is not None:
+        return True
+    kind = method.builds
+    return (
+        isinstance(method.client, TorchClient)
+        and kind is not None
+        and not issubclass(kind, SharedPart | Local)
+    )
+
+
+COMPOSABLE = tuple(
+    name
+    for kinds in (averaging, personal, distilled)
+    for name, method in kinds.METHODS.items()
+    if composable(method)
+)
+
+
+@dataclass(frozen=True)
+class TwoMethods(WarmStartOptions):
+    """Options of a warm start, restricted to the names of composable methods."""
+
+    first: str = with_choices(WarmStartOptions, "first", COMPOSABLE)
+    then: str = with_choices(WarmStartOptions, "then", COMPOSABLE)
+
 
 METHODS: dict[str, Method] = {
     **averaging.METHODS,
-    **fair.METHODS,
     **personal.METHODS,
     **ensembles.METHODS,
     **boosting.METHODS,
     **constrained.METHODS,
     **distilled.METHODS,
     **synthetic.METHODS,
-    **warm_start.METHODS,
+    "warm-start": Method(
+        summary="a few rounds of one method, by default FFGB-distill, then another one from that "
+        "model",
+        paper="Shen et al. 2022 (section 5)",
+        trait="composes two methods",
+        page="ffgb-distill",
+        options=TwoMethods,
+        table="warm-start",
+        defaults={"clients-per-round": 0},
+    ),
 }
 
 
@@ -64,24 +106,24 @@ def checked_method(key: str, name: str, entry: object) -> Method:
             f"{key} = {name!r}: is {what}, not a fedapps.methods.Method: write METHOD = "
             "Method(summary=..., strategy=..., client=...)"
         )
-    if entry.wrap is None and (entry.strategy is None or entry.client is None):
-        missing = "strategy" if entry.strategy is None else "client"
-        raise UserError(
-            f"{key} = {name!r}: has no {missing}: give it a strategy and a client, or let it wrap "
-            "another method (wrap)"
-        )
-    if entry.wrap is not None and not hasattr(entry.options, "base"):
-        raise UserError(
-            f"{key} = {name!r}: wraps a method, so its options need a field 'base' with the "
-            "method's name"
-        )
-    if entry.loss is not None and entry.wrap is None:
-        raise UserError(
-            f"{key} = {name!r}: has a loss for another method's clients, but wraps no method: add "
-            "wrap"
-        )
-    if not entry.tasks:
-        raise UserError(f"{key} = {name!r}: tasks = (): name the tasks that it runs on")
+    setting, wraps = f"{key} = {name!r}", entry.wrap is not None
+    missing = "strategy" if entry.strategy is None else "client" if entry.client is None else ""
+    refuse_first(
+        (
+            missing and not wraps,
+            f"{setting}: has no {missing}: give it a strategy and a client, or let it wrap another "
+            "method (wrap)",
+        ),
+        (
+            wraps and not hasattr(entry.options, "base"),
+            f"{setting}: wraps a method, so its options need a field 'base' with the method's name",
+        ),
+        (
+            entry.loss is not None and not wraps,
+            f"{setting}: has a loss for another method's clients, but wraps no method: add wrap",
+        ),
+        (not entry.tasks, f"{setting}: tasks = (): name the tasks that it runs on"),
+    )
     check_options(key, name, entry.options, entry.table)
     return entry
 

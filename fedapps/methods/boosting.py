@@ -1,21 +1,18 @@
 """Functional gradient boosting: FFGB and its variants."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
 from fedapps import clients
-from fedapps.errors import UserError
+from fedapps.errors import refuse_first
 from fedapps.methods.method import ClientFactory, Method, StrategyFactory
 from fedapps.strategies import FFGB, FFGBOptions
 from fedapps.strategies.histogram_boosting import HistogramBoosting, HistogramBoostingOptions
 from fedapps.tasks.capabilities import HasTable, PredictsNumbers
 from fedapps.tasks.context import RunContext
-
-if TYPE_CHECKING:
-    from fedapps.clients.base.store import Store
 
 BOOSTED_TASKS = ("classification", "digits", "tabular")
 
@@ -45,7 +42,11 @@ def boosting_client(variant: str) -> ClientFactory:
     """Return a factory of clients that fit the weak learners of a variant of FFGB."""
 
     def build(
-        options: FFGBOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
+        options: FFGBOptions,
+        task: Any,
+        client_id: int | str,
+        num_clients: int,
+        store: "clients.Store",
     ) -> NumPyClient:
         from fedapps.tasks.boosting_oracles import learner_of, oracle_of
 
@@ -73,13 +74,17 @@ def histogram_strategy(
     ``UserError`` if the task has no table.
     """
     numbers, outputs = isinstance(task, PredictsNumbers), task.num_outputs
-    if not isinstance(task, HasTable):
-        raise UserError("method = 'histogram-boosting': needs a table: name one in data.source")
-    if numbers and outputs > 1:
-        raise UserError(
+    refuse_first(
+        (
+            not isinstance(task, HasTable),
+            "method = 'histogram-boosting': needs a table: name one in data.source",
+        ),
+        (
+            numbers and outputs > 1,
             "method = 'histogram-boosting': predicts one number, but data.label names "
-            f"{outputs}: name one"
-        )
+            f"{outputs}: name one",
+        ),
+    )
     return HistogramBoosting(task.num_features, options, numbers, 1 if numbers else outputs)
 
 
@@ -88,7 +93,7 @@ def histogram_client(
     task: Any,
     client_id: int | str,
     num_clients: int,
-    store: "Store",
+    store: "clients.Store",
 ) -> NumPyClient:
     """Return a client of histogram boosting."""
     data = task.arrays(client_id, num_clients, options.standardise)

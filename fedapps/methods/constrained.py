@@ -1,6 +1,6 @@
 """Methods for constrained problems: federated Frank-Wolfe and projected FedAvg."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
@@ -10,12 +10,6 @@ from fedapps.methods.method import ClientFactory, Method, StrategyFactory
 from fedapps.strategies import FedFW, FedFWOptions, ProjectedFedAvg
 from fedapps.strategies.dfw_trace import DFWTrace
 from fedapps.tasks.context import RunContext
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fedapps.clients.base.store import Store
-    from fedapps.clients.families.problems import ConstrainedClient
 
 CONSTRAINED_TASKS = (
     "lasso",
@@ -36,15 +30,15 @@ CONSTRAINED_JOB: dict[str, bool | int | float | str] = {
 }
 
 
-def constrained_client(kind: "Callable[[], type[ConstrainedClient]]") -> ClientFactory:
-    """Return a factory of clients with the task's f_i and domain; ``kind()``, called on
-    first use, returns their class.
-    """
+def constrained_client(kind: str) -> ClientFactory:
+    """Return a factory of clients of class ``kind`` with the task's f_i and domain."""
 
     def build(
-        options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store"
+        options: Any, task: Any, client_id: int | str, num_clients: int, store: "clients.Store"
     ) -> NumPyClient:
-        return kind()(task.problem(client_id, num_clients), task.domain, client_id, store)
+        problem = task.problem(client_id, num_clients)
+        made: NumPyClient = getattr(clients, kind)(problem, task.domain, client_id, store)
+        return made
 
     return build
 
@@ -76,7 +70,7 @@ METHODS: dict[str, Method] = {
         trait="constrains",
         builds=FedFW,
         strategy=frank_wolfe("fedfw"),
-        client=constrained_client(lambda: clients.FedFWClient),
+        client=constrained_client("FedFWClient"),
         tasks=CONSTRAINED_TASKS,
         defaults=CONSTRAINED_JOB,
     ),
@@ -86,7 +80,7 @@ METHODS: dict[str, Method] = {
         trait="constrains",
         builds=FedFW,
         strategy=frank_wolfe("fedfw-plus"),
-        client=constrained_client(lambda: clients.FedFWClient),
+        client=constrained_client("FedFWClient"),
         tasks=CONSTRAINED_TASKS,
         defaults=CONSTRAINED_JOB,
     ),
@@ -98,7 +92,7 @@ METHODS: dict[str, Method] = {
         page="fedfw",
         builds=DFWTrace,
         strategy=lambda options, task, context: DFWTrace(task.domain, options, **parts(task)),
-        client=constrained_client(lambda: clients.DFWTraceClient),
+        client=constrained_client("DFWTraceClient"),
         tasks=("matrix-completion",),
         defaults=CONSTRAINED_JOB,
     ),
@@ -108,7 +102,7 @@ METHODS: dict[str, Method] = {
         trait="constrains",
         builds=FedFW,
         strategy=frank_wolfe("naive-fw"),
-        client=constrained_client(lambda: clients.FedFWClient),
+        client=constrained_client("FedFWClient"),
         tasks=CONSTRAINED_TASKS,
         defaults=CONSTRAINED_JOB,
     ),
@@ -121,7 +115,7 @@ METHODS: dict[str, Method] = {
         strategy=lambda options, task, context: ProjectedFedAvg(
             task.domain, options, learning_rate=task.learning_rate, **parts(task)
         ),
-        client=constrained_client(lambda: clients.ProjectedClient),
+        client=constrained_client("ProjectedClient"),
         table="projected",
         tasks=CONSTRAINED_TASKS,
         defaults=CONSTRAINED_JOB,

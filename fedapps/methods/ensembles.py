@@ -2,7 +2,7 @@
 AFLBoost.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.client import NumPyClient
 
@@ -10,9 +10,6 @@ from fedapps import clients
 from fedapps.methods.method import Method
 from fedapps.strategies import AFLBoost, FedBoost, FedBoostOptions
 from fedapps.tasks.predictor_library import Library
-
-if TYPE_CHECKING:
-    from fedapps.clients.base.store import Store
 
 ENSEMBLE_TASKS = ("point-mass", "unigram", "ensemble-classification")
 
@@ -27,7 +24,7 @@ ENSEMBLE_JOB = {
 
 
 def ensemble_client(
-    options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store"
+    options: Any, task: Any, client_id: int | str, num_clients: int, store: "clients.Store"
 ) -> NumPyClient:
     """Return a client that evaluates ensembles on its samples."""
     return clients.FedBoostClient(task.client_data(client_id, num_clients), store)

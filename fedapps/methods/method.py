@@ -4,21 +4,18 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
+from typing import Any, cast, get_args
 
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
+from fedapps import clients
 from fedapps.algorithms.common.options import Options, option
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import NET_TASKS
 
-if TYPE_CHECKING:  # commands that do not train read this table too: importing PyTorch takes seconds
-    from fedapps.clients import FedAvgClient
-    from fedapps.clients.base.store import Store
-
 StrategyFactory = Callable[[Any, Any, RunContext], Strategy]
-ClientFactory = Callable[[Any, Any, int | str, int, "Store"], NumPyClient]
+ClientFactory = Callable[[Any, Any, int | str, int, "clients.Store"], NumPyClient]
 
 IMAGE_TASKS = ("classification", "digits")
 
@@ -59,9 +56,9 @@ class Method:
     paper: str
     trait: str
     strategy: StrategyFactory | type[Strategy] | None = None
-    client: "ClientFactory | TorchClient | type[FedAvgClient] | str | None" = None
+    client: "ClientFactory | TorchClient | type[clients.FedAvgClient] | str | None" = None
     wrap: Callable[[Strategy, Any], Strategy] | None = None
-    loss: "Callable[[type[FedAvgClient]], type[FedAvgClient]] | None" = None
+    loss: "Callable[[type[clients.FedAvgClient]], type[clients.FedAvgClient]] | None" = None
     all_clients: bool = False
     public: bool = False
     options: type[Options] | None = None
@@ -140,12 +137,10 @@ def with_base(
     )
 
 
-def _class_of(client: "type[FedAvgClient] | str") -> "type[FedAvgClient]":
-    if not isinstance(client, str):
-        return client
-    from fedapps import clients
-
-    kind: type[FedAvgClient] = getattr(clients, client)
+def _class_of(client: "type[clients.FedAvgClient] | str") -> "type[clients.FedAvgClient]":
+    kind: type[clients.FedAvgClient] = (
+        getattr(clients, client) if isinstance(client, str) else client
+    )
     return kind
 
 
@@ -155,19 +150,22 @@ class TorchClient:
     use, returns their class.
     """
 
-    kind: "Callable[[], type[FedAvgClient]]"
-    #: Whether its clients can be scored as new ones (``num-new-clients``).
-    can_be_new: ClassVar[bool] = True
+    kind: "Callable[[], type[clients.FedAvgClient]]"
 
     def __call__(
-        self, options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store"
+        self,
+        options: Any,
+        task: Any,
+        client_id: int | str,
+        num_clients: int,
+        store: "clients.Store",
     ) -> NumPyClient:
         """Return the client."""
         data = task.client_data(client_id, num_clients)
         return self.kind()(task.model_fn, data, client_id, store, task.work_model(), task.objective)
 
     def with_loss(
-        self, change: "Callable[[type[FedAvgClient]], type[FedAvgClient]]"
+        self, change: "Callable[[type[clients.FedAvgClient]], type[clients.FedAvgClient]]"
     ) -> "TorchClient":
         """Return a factory for the client class that ``change`` returns for this one.
         Raises ``ValueError`` if the class cannot be changed.

@@ -14,7 +14,6 @@ from fedapps.methods.method import IMAGE_TASKS, ClientFactory, Method, StrategyF
 from fedapps.strategies import (
     ClassMeans,
     FedDM,
-    FedDMOptions,
     FedEvg,
     FedEvgOptions,
     FedGenerator,
@@ -23,7 +22,7 @@ from fedapps.strategies import (
 from fedapps.tasks.context import RunContext
 
 if TYPE_CHECKING:
-    from fedapps.clients.base.store import Store
+    from fedapps.tasks.set_evaluator import SetEvaluator
 
 
 SYNTHETIC_JOB: dict[str, bool | int | float | str] = {
@@ -45,21 +44,29 @@ SYNTHETIC_JOB: dict[str, bool | int | float | str] = {
 GENERATOR_JOB = {**SYNTHETIC_JOB, "num-rounds": 2, "train.local-epochs": 100}
 
 
+def evaluator_of(task: Any) -> "SetEvaluator":
+    """Return what scores a synthetic set. Raises ``UserError`` if the task's samples
+    are not images.
+    """
+    from fedapps.tasks.set_evaluator import SetEvaluator
+
+    evaluator = SetEvaluator(task)
+    evaluator.check()
+    return evaluator
+
+
 def evg_strategy(options: FedEvgOptions, task: Any, context: RunContext) -> Strategy:
     """Return the FedEvg strategy for the task's images. Raises ``UserError`` if the
     synthetic set's options do not fit the task.
     """
     from fedapps.models.generative_nets import ENERGY_NETS
-    from fedapps.tasks.set_evaluator import SetEvaluator
 
     for name in names_of_nets(options.net):
         check_choice("net", name, ENERGY_NETS)
-    evaluator = SetEvaluator(task)
-    evaluator.check()
     return FedEvg(
         task.image_shape,
         task.num_outputs,
-        evaluator,
+        evaluator_of(task),
         options,
         context.synthetic.samples,
         context.seed,
@@ -67,7 +74,11 @@ def evg_strategy(options: FedEvgOptions, task: Any, context: RunContext) -> Stra
 
 
 def evg_client(
-    options: FedEvgOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
+    options: FedEvgOptions,
+    task: Any,
+    client_id: int | str,
+    num_clients: int,
+    store: "clients.Store",
 ) -> NumPyClient:
     """Return a FedEvg client, which has its own energy network. Architectures differ
     between clients if ``fedevg.net`` names several.
@@ -96,26 +107,13 @@ def names_of_nets(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def dm_strategy(options: FedDMOptions, task: Any, context: RunContext) -> Strategy:
-    """Return the FedDM strategy for the task's images. Raises ``UserError`` if the
-    samples are not images.
-    """
-    from fedapps.tasks.set_evaluator import SetEvaluator
-
-    evaluator = SetEvaluator(task)
-    evaluator.check()
-    return FedDM(
-        task.image_shape, task.num_outputs, task.initial_arrays(), evaluator, options, context.seed
-    )
-
-
 def set_client(kind: str) -> ClientFactory:
     """Return a factory of clients of class ``kind``. They evaluate the server's net,
     and send none.
     """
 
     def client(
-        options: Any, task: Any, client_id: int | str, num_clients: int, store: "Store"
+        options: Any, task: Any, client_id: int | str, num_clients: int, store: "clients.Store"
     ) -> NumPyClient:
         data = task.client_data(client_id, num_clients)
         made: NumPyClient = getattr(clients, kind)(
@@ -124,17 +122,6 @@ def set_client(kind: str) -> ClientFactory:
         return made
 
     return client
-
-
-def means_strategy(options: None, task: Any, context: RunContext) -> Strategy:
-    """Return the strategy of class means. Raises ``UserError`` if the samples are not
-    images.
-    """
-    from fedapps.tasks.set_evaluator import SetEvaluator
-
-    evaluator = SetEvaluator(task)
-    evaluator.check()
-    return ClassMeans(task.image_shape, task.num_outputs, evaluator, context.seed)
 
 
 def generator_of(name: str, options: GeneratorOptions, task: Any, seed: int) -> Any:
@@ -154,13 +141,9 @@ def generator_strategy(name: str) -> StrategyFactory:
     """
 
     def build(options: GeneratorOptions, task: Any, context: RunContext) -> Strategy:
-        from fedapps.tasks.set_evaluator import SetEvaluator
-
-        evaluator = SetEvaluator(task)
-        evaluator.check()
         net = generator_of(name, options, task, derived_seed(context.seed, "model"))
         return FedGenerator(
-            net, evaluator, task.num_outputs, context.synthetic.samples, context.seed
+            net, evaluator_of(task), task.num_outputs, context.synthetic.samples, context.seed
         )
 
     return build
@@ -170,7 +153,11 @@ def generator_client(name: str) -> ClientFactory:
     """Return a factory of clients that train a generative network of kind ``name``."""
 
     def build(
-        options: GeneratorOptions, task: Any, client_id: int | str, num_clients: int, store: "Store"
+        options: GeneratorOptions,
+        task: Any,
+        client_id: int | str,
+        num_clients: int,
+        store: "clients.Store",
     ) -> NumPyClient:
         data, net = task.client_data(client_id, num_clients), generator_of(name, options, task, 0)
         half = clients.FedCGANClient if name == "acgan" else clients.FedCVAEClient
@@ -199,7 +186,14 @@ METHODS: dict[str, Method] = {
         trait="makes data",
         page="fedevg",
         builds=FedDM,
-        strategy=dm_strategy,
+        strategy=lambda options, task, context: FedDM(
+            task.image_shape,
+            task.num_outputs,
+            task.initial_arrays(),
+            evaluator_of(task),
+            options,
+            context.seed,
+        ),
         client=set_client("FedDMClient"),
         tasks=IMAGE_TASKS,
         model="small-cnn",
@@ -213,7 +207,9 @@ METHODS: dict[str, Method] = {
         trait="makes data",
         page="fedevg",
         builds=ClassMeans,
-        strategy=means_strategy,
+        strategy=lambda options, task, context: ClassMeans(
+            task.image_shape, task.num_outputs, evaluator_of(task), context.seed
+        ),
         client=set_client("ClassMeansClient"),
         tasks=IMAGE_TASKS,
         model="small-cnn",

@@ -85,11 +85,6 @@ class EfficientNetB0(Classifier):
         return super().forward((x.expand(-1, 3, -1, -1) - self.mean) / self.std)
 
 
-def pretrained_efficientnet_b0(shape: Shape, num_classes: int) -> EfficientNetB0:
-    """EfficientNet-B0 with convolutions pretrained on ImageNet and a new head."""
-    return EfficientNetB0(shape, num_classes, imagenet_features())
-
-
 def imagenet_features() -> dict[str, Tensor]:
     """Return the published weights of EfficientNet-B0's convolutions, from torch's
     cache or the network.

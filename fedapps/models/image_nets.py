@@ -39,13 +39,6 @@ def logistic(shape: Shape, num_classes: int) -> Classifier:
     return Classifier(nn.Flatten(), _dense(_size(shape), num_classes))
 
 
-def linear(shape: Shape, num_outputs: int) -> Classifier:
-    """Linear regression: the net of :func:`logistic`, under its usual name for numeric
-    outputs.
-    """
-    return logistic(shape, num_outputs)
-
-
 def mlp(shape: Shape, num_classes: int) -> Classifier:
     """One hidden layer of 64: enough for the 8 x 8 digits. Head: the output layer."""
     return Classifier(_hidden(_size(shape), 64), _dense(64, num_classes))
@@ -174,11 +167,13 @@ MODELS: dict[str, Callable[[Shape, int], Classifier]] = {
     "efficientnet-b0": aaggff_nets.EfficientNetB0,
     "mobilevit-xxs": aaggff_nets.MobileViTXXS,
     "m5": aaggff_nets.M5,
-    "linear": linear,
+    "linear": logistic,  # its usual name for numeric outputs
 }
 # The same nets with a pretrained body.
 PRETRAINED: dict[str, Callable[[Shape, int], Classifier]] = {
-    "efficientnet-b0": aaggff_nets.pretrained_efficientnet_b0
+    "efficientnet-b0": lambda shape, num_classes: aaggff_nets.EfficientNetB0(
+        shape, num_classes, aaggff_nets.imagenet_features()
+    )
 }
 NAMES = tuple(MODELS)
 # Stands for cnn-1d if samples are windows of several channels, else for mlp.

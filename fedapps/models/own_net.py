@@ -23,7 +23,7 @@ from fedapps.algorithms.common.modules import torch_seeded
 from fedapps.algorithms.common.steps import Eager, Problem
 from fedapps.clients.base.training import trainable
 from fedapps.clients.steps.sgd import SGD, Descent
-from fedapps.errors import UserError
+from fedapps.errors import UserError, first_line
 from fedapps.extensions.beside import beside
 from fedapps.extensions.own_code import load
 from fedapps.extensions.registered import reference_of
@@ -74,7 +74,7 @@ def build_own(
                 raise
             except Exception as error:
                 raise UserError(
-                    f"{KEY} = {name!r}: cannot be built: {_first_line(error)}"
+                    f"{KEY} = {name!r}: cannot be built: {first_line(error)}"
                 ) from error
             if not isinstance(net, nn.Module):
                 raise UserError(
@@ -187,7 +187,7 @@ def _check_training(name: str, net: nn.Module, shape: Shape, num_classes: int, s
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{KEY} = {name!r}: cannot be trained: {_first_line(error)}") from error
+            raise UserError(f"{KEY} = {name!r}: cannot be trained: {first_line(error)}") from error
     after = {array: values.shape for array, values in net.state_dict().items()}
     if changed := [array for array in {**before, **after} if before.get(array) != after.get(array)]:
         raise UserError(f"{KEY} = {name!r}: training changes the shape of array {changed[0]!r}")
@@ -200,7 +200,7 @@ def _check_outputs(name: str, net: nn.Module, shape: Shape, num_classes: int) ->
         out = net.eval()(given)
     except Exception as error:
         raise UserError(
-            f"{KEY} = {name!r}: does not take samples of shape {shape}: {_first_line(error)}"
+            f"{KEY} = {name!r}: does not take samples of shape {shape}: {first_line(error)}"
         ) from error
     finally:
         net.train(training)
@@ -222,7 +222,3 @@ def _check_logits(name: str, given: Tensor, out: Any, num_classes: int, when: st
             f"{KEY} = {name!r}: for two samples its output{when} is {what}: it must be "
             f"{num_classes} logits for each sample"
         )
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

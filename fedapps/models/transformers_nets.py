@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.modules import torch_seeded
-from fedapps.errors import UserError
+from fedapps.errors import UserError, first_line, refuse_first
 from fedapps.models.base import Shape
 from fedapps.models.options import PREFIX
 
@@ -89,7 +89,7 @@ def character_net(name: str, vocabulary: int, length: int, seed: int) -> Logits:
             )
         except Exception as error:
             raise UserError(
-                f"model.name = {name!r}: cannot be built as a language model: {_line(error)}"
+                f"model.name = {name!r}: cannot be built as a language model: {first_line(error)}"
             ) from error
         _check_causal(name, net, vocabulary, length)
     return net
@@ -104,7 +104,8 @@ def _check_causal(name: str, net: Logits, vocabulary: int, length: int) -> None:
         out, other = net.eval()(tokens), net(last)
     except Exception as error:
         raise UserError(
-            f"model.name = {name!r}: does not take texts of {length} characters: {_line(error)}"
+            f"model.name = {name!r}: does not take texts of {length} characters: "
+            f"{first_line(error)}"
         ) from error
     finally:
         net.train()
@@ -124,12 +125,17 @@ def _config(library: Any, name: str) -> Any:
     """Return the config that ``name`` stands for."""
     net = name.removeprefix(PREFIX)
     path = Path(net).expanduser()
-    if not net:
-        raise UserError(
-            f"model.name = {name!r}: name a type of net, a folder with a config.json, or a hub name"
-        )
-    if net.startswith(("/", ".", "~")) and not path.is_dir():
-        raise UserError(f"model.name = {name!r}: there is no folder {net!r}")
+    refuse_first(
+        (
+            not net,
+            f"model.name = {name!r}: name a type of net, a folder with a config.json, or a hub "
+            "name",
+        ),
+        (
+            net.startswith(("/", ".", "~")) and not path.is_dir(),
+            f"model.name = {name!r}: there is no folder {net!r}",
+        ),
+    )
     if not path.is_dir() and "/" not in net:
         known = list(library.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
         if net not in known:
@@ -143,7 +149,7 @@ def _config(library: Any, name: str) -> Any:
     except Exception as error:  # the library raises errors of many kinds
         if path.is_dir():
             raise UserError(
-                f"model.name = {name!r}: its config cannot be read: {_line(error)}"
+                f"model.name = {name!r}: its config cannot be read: {first_line(error)}"
             ) from error
         raise UserError(
             f"model.name = {name!r}: is not in the library's cache: fetch it with `hf download "
@@ -171,7 +177,8 @@ def _trained(kind: Any, name: str, config: Any) -> Any:
         )
     except Exception as error:
         raise UserError(
-            f"model.pretrained = true: cannot read model.safetensors of {name!r}: {_line(error)}"
+            f"model.pretrained = true: cannot read model.safetensors of {name!r}: "
+            f"{first_line(error)}"
         ) from error
     others = {
         key if isinstance(key, str) else key[0]
@@ -196,7 +203,3 @@ def _library(name: str) -> Any:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]

@@ -70,13 +70,12 @@ def key_fingerprint(key: bytes) -> str:
         return ""
     from cryptography.hazmat.primitives import serialization  # late: sites need it not
 
-    try:
-        loaded = serialization.load_der_public_key(key)
-    except ValueError:
-        try:
-            loaded = serialization.load_pem_public_key(key)
-        except ValueError:
-            return ""
+    for load in (serialization.load_der_public_key, serialization.load_pem_public_key):
+        with suppress(ValueError):
+            loaded = load(key)
+            break
+    else:
+        return ""
     line = loaded.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")

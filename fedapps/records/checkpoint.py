@@ -64,8 +64,10 @@ class Checkpoints(Observer):
     pending: ArrayRecord | None = None
     model: ArrayRecord | None = None
     verdict: bool | None = None
-    #: The model that the run was resumed with.
+    #: The model that the run was resumed with, its run, and the clients' folders then.
     resumed: ArrayRecord | None = None
+    origin: str = ""
+    kept: Sequence[str] = ()
 
     def __call__(self, now: Round) -> None:
         """Write a checkpoint if one is due. An error while writing is logged and does
@@ -133,26 +135,20 @@ class Checkpoints(Observer):
             shutil.rmtree(self.folder / str(number), ignore_errors=True)
 
     def _try(self, now: Round) -> None:
+        why = ""
         if self.verdict is False:
-            log(
-                WARNING,
-                "no checkpoint after round %d: most clients could not use its model.",
-                now.number,
-            )
-            return
-        if self.record is not None and self.record.behind:
-            log(
-                WARNING,
-                "no checkpoint after round %d: its record is not on disk yet. The run continues.",
-                now.number,
-            )
-            return
-        try:
-            self.save(now.number, now.arrays)
-        except (OSError, SafetensorError) as error:
-            # the incomplete checkpoint is useless, and the disk may be full
-            shutil.rmtree(self.folder / f"{now.number}.partial", ignore_errors=True)
-            log(WARNING, "no checkpoint after round %d: %s. The run continues.", now.number, error)
+            why = "most clients could not use its model."
+        elif self.record is not None and self.record.behind:
+            why = "its record is not on disk yet. The run continues."
+        else:
+            try:
+                self.save(now.number, now.arrays)
+            except (OSError, SafetensorError) as error:
+                # the incomplete checkpoint is useless, and the disk may be full
+                shutil.rmtree(self.folder / f"{now.number}.partial", ignore_errors=True)
+                why = f"{error}. The run continues."
+        if why:
+            log(WARNING, "no checkpoint after round %d: %s", now.number, why)
 
     def save(self, number: int, arrays: ArrayRecord) -> None:
         """Write the checkpoint of a round, then delete older ones, except the last
@@ -220,7 +216,9 @@ class Checkpoints(Observer):
             )
             if self.timing:
                 self.timing.load_state_dict(load_file(path / "timing.safetensors"))
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
+            self.origin, self.kept = facts[RUN_ID], facts[KEPT]
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path}: the checkpoint cannot be read ({error}). Start again with --overwrite."
             ) from error
@@ -239,13 +237,9 @@ class Checkpoints(Observer):
         record of its round: two runs wrote to the folder. Warn of clients whose folders
         are gone since.
         """
-        path = self.folder / str(self.last) / "run.json"
-        try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
-            run, kept = facts[RUN_ID], facts.get(KEPT, [])
-        except (OSError, ValueError, TypeError, KeyError):  # of an earlier version
+        if not self.last:
             return
-        if gone := sorted(set(kept) - set(self._kept())):
+        if gone := sorted(set(self.kept) - set(self._kept())):
             logger.warning(
                 "%s: what %d clients kept is gone since the checkpoint of round %d, and they begin "
                 "anew: %s%s",
@@ -256,11 +250,11 @@ class Checkpoints(Observer):
                 ", ..." if len(gone) > 5 else "",
             )
         row = next((row for row in rounds if row["round"] == self.last), {})
-        if row.get(RUN_ID, run) != run:
+        if row.get(RUN_ID, self.origin) != self.origin:
             raise UserError(
-                f"{self.folder.parent}: the checkpoint of round {self.last} is of run {run}, the "
-                f"record of that round of run {row[RUN_ID]}: two runs wrote to this folder. Start "
-                "again with --overwrite."
+                f"{self.folder.parent}: the checkpoint of round {self.last} is of run "
+                f"{self.origin}, the record of that round of run {row[RUN_ID]}: two runs wrote "
+                "to this folder. Start again with --overwrite."
             )
 
 

@@ -1,4 +1,6 @@
-"""What a run's data were: a digest of its files, and what was read of them."""
+"""What a run is: digests of its settings, by which a server and its sites name the same
+run, and of its data, and what was read of these.
+"""
 
 import hashlib
 import json
@@ -10,8 +12,33 @@ from typing import Any
 
 from fedapps.errors import UserError
 from fedapps.records.files import write_text
+from fedapps.toml_text import Value
 
 NAME = "dataset.json"
+# Settings that do not affect the results, so a resumed run may change them.
+FREE = (
+    "out",
+    "resume",
+    "timeout",
+    "checkpoint-every",
+    "until",
+    "min-replies",
+    "max-failed-rounds",
+    "train.compile",
+    "track",
+    "track-to",
+    "metrics-port",
+    "metrics-host",
+    "audit-log",
+)
+
+
+def settings_digest(config: Mapping[str, Value]) -> str:
+    """Return a digest of a run's settings but the ``FREE`` ones: 16 letters of
+    SHA-256.
+    """
+    kept = {key: value for key, value in config.items() if key not in FREE}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def data_paths(config: Mapping[str, Any]) -> list[Path]:

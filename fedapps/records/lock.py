@@ -50,7 +50,6 @@ class Held(UserError):
     """Another process writes to the folder; ``holder``: what it wrote into the lock."""
 
     def __init__(self, folder: Path, holder: Mapping[str, Any]) -> None:
-        self.holder = dict(holder)
         known = {key: one_line(str(value), 200) for key, value in holder.items()}
         machine = known.get("machine", platform.node())
         place = "" if machine == platform.node() else f" on {machine}"

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.formats import one_line
 from fedapps.toml_text import file_text, flatten_toml, parse_toml
 
@@ -116,19 +116,15 @@ class RunFolder:
     @cached_property
     def failures(self) -> list[Failure]:
         """All replies that were not used, in order."""
-        failures = []
-        for record in self.rounds:
-            entries = record.get("failures")
-            for entry in entries if isinstance(entries, list) else []:
-                if isinstance(entry, dict):
-                    client, reason = (
-                        str(entry.get("client", "?")),
-                        str(entry.get("reason", "no reason given")),
-                    )
-                    failures.append(
-                        Failure(record["round"], one_line(client, 60), one_line(reason, 1000))
-                    )
-        return failures
+        return [
+            Failure(
+                record["round"],
+                one_line(str(entry.get("client", "?")), 60),
+                one_line(str(entry.get("reason", "no reason given")), 1000),
+            )
+            for record in self.rounds
+            for entry in _entries(record.get("failures"))
+        ]
 
     @cached_property
     def bounded(self) -> list[tuple[str, dict[str, int]]]:
@@ -165,28 +161,19 @@ class RunFolder:
 
     def left_out(self, part: str) -> list[str]:
         """Return the clients of whose evaluation this part could not be used."""
-        entries = self.scored.get("left-out")
-        return (
-            [
-                one_line(str(e.get("client", "?")), 60)
-                for e in entries
-                if isinstance(e, dict) and str(e.get("reason")).startswith(f"{part}: ")
-            ]
-            if isinstance(entries, list)
-            else []
-        )
+        return [
+            one_line(str(entry.get("client", "?")), 60)
+            for entry in _entries(self.scored.get("left-out"))
+            if str(entry.get("reason")).startswith(f"{part}: ")
+        ]
 
     @cached_property
     def diverged(self) -> list[str]:
         """The clients whose training or last score had diverged, so that they are in no
         mean.
         """
-        entries = self.scored.get("diverged")
-        named = [
-            one_line(str(entry.get("client", "?")), 60)
-            for entry in (entries if isinstance(entries, list) else [])
-            if isinstance(entry, dict)
-        ]
+        entries = _entries(self.scored.get("diverged"))
+        named = [one_line(str(entry.get("client", "?")), 60) for entry in entries]
         broken = [f.client for f in self.failures if f.reason.endswith(BROKEN)]
         return list(dict.fromkeys([*named, *broken]))
 
@@ -286,6 +273,11 @@ class RunFolder:
         return self.summary.get(key, self.settings.get(key, default))
 
 
+def _entries(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a JSON list; [] for anything else."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
 def subject_of(task: str, source: object) -> str:
     """Return the data set of a classification, otherwise the task."""
     if task != "classification" or not isinstance(source, str):
@@ -342,15 +334,20 @@ def run_folder(folder: Path) -> Path:
 def read_run(run_dir: Path | str) -> RunFolder:
     """Read a run folder; raises UserError if `run_dir` is not one."""
     path = Path(run_dir)
-    if not path.is_dir():
-        raise UserError(f"{path} is not a folder: give the results folder of a run")
-    if not any(
-        (path / name).is_file() for name in ("settings.toml", "rounds.jsonl", "summary.json")
-    ):
-        raise UserError(
+    refuse_first(
+        (
+            not path.is_dir(),
+            f"{path} is not a folder: give the results folder of a run",
+        ),
+        (
+            not any(
+                (path / name).is_file()
+                for name in ("settings.toml", "rounds.jsonl", "summary.json")
+            ),
             f"{path} holds no run: it has no settings.toml, rounds.jsonl or summary.json. Give "
-            "the results folder of a run."
-        )
+            "the results folder of a run.",
+        ),
+    )
     settings, versions = _read_settings(path / "settings.toml")
     rounds, unreadable = _read_rounds(path / "rounds.jsonl")
     curves = read_json(path / "curves.json")

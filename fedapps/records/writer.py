@@ -27,23 +27,23 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from fedapps import __version__
-from fedapps.algorithms.common.measures import LEADING, describe_clients, gini, parity_gap
 from fedapps.algorithms.fairness.groups import Groups
-from fedapps.clients.base.scores import CONFUSION
-from fedapps.errors import UserError
-from fedapps.formats import one_line
 from fedapps.records.best import SCORES, Best, scores
-from fedapps.records.confusion_writer import confusion_table
 from fedapps.records.data_record import NAME as DATA
-from fedapps.records.digest import FREE
-from fedapps.records.files import Files, csv_text, replace, write_text
-from fedapps.records.group_writer import SUMS, group_table
+from fedapps.records.files import Files, csv_text, replace
 from fedapps.records.lock import RUN_ID, FolderLock
-from fedapps.records.newcomers import newcomer_measures, newcomer_rows
-from fedapps.records.pooled_errors import pooled_errors
-from fedapps.records.reader import parse_round, read_json, read_table
+from fedapps.records.measures import (
+    mean_curves,
+    newcomer_measures,
+    newcomer_rows,
+    pooled_errors,
+    sound,
+    summarise,
+)
+from fedapps.records.reader import read_table
 from fedapps.records.releases import RELEASES
-from fedapps.records.survival_writer import survival_table
+from fedapps.records.rounds import NEW_CLIENTS, read_rounds
+from fedapps.records.tables import confusion_table, group_table, survival_table
 from fedapps.records.time_log import FILE as TIMES
 from fedapps.records.uncertainty import as_numbers, of_clients
 from fedapps.strategies.base.capabilities import (
@@ -55,10 +55,9 @@ from fedapps.strategies.base.capabilities import (
 )
 from fedapps.strategies.base.exchange import Exchange
 from fedapps.strategies.base.observer import Ending, Observer
-from fedapps.strategies.base.records import most_common
 from fedapps.strategies.base.roster import called
 from fedapps.strategies.base.rounds import Round
-from fedapps.toml_text import Value, file_text, read_toml, to_toml
+from fedapps.toml_text import Value, to_toml
 
 # The files of a run. No other files in its folder are ever deleted.
 FILES = (
@@ -81,8 +80,6 @@ FILES = (
     RELEASES,
 )
 FOLDERS = ("plots", "checkpoint", "clients", "synthetic", "tensorboard", "mlflow", "wandb")
-# Key in the record of the first round: the clients that never take part in training.
-NEW_CLIENTS = "new-clients"
 # Approximate maximum number of rows of weights.csv. A run that would exceed it records
 # only every second, third, ... round.
 MAX_WEIGHTS = 100_000
@@ -322,7 +319,15 @@ class Recorder(Observer):
             **{key: self.totals[key] for key in BYTES},
             **self.models,
             **self.last_evaluation,
-            **(self._uncertainty() if status != "running" else {}),
+            **(
+                as_numbers(
+                    of_clients(
+                        read_table(self.folder / "clients.csv", "client"), self.facts["seed"]
+                    )
+                )
+                if status != "running"
+                else {}
+            ),
             **(self.strategy.privacy_spent() if isinstance(self.strategy, SpendingPrivacy) else {}),
             **({"scored-round": self.best.round} if self.best.keep and self.best.round else {}),
             **(
@@ -335,11 +340,6 @@ class Recorder(Observer):
         self.files.replace("summary.json", json.dumps(summary, indent=1))
         self.files.write()
         return summary
-
-    def _uncertainty(self) -> dict[str, float]:
-        return as_numbers(
-            of_clients(read_table(self.folder / "clients.csv", "client"), self.facts["seed"])
-        )
 
     def save_model(self, arrays: ArrayRecord) -> None:
         """Write the final global model, or that of the best round if that is kept.
@@ -435,188 +435,10 @@ def _times(trained: Exchange) -> dict[str, float]:
 MODELS = ("models-up", "models-down")
 #: Key of the seconds of a run, by its clock.
 CLOCK = "clock-seconds"
-#: A client whose test loss is larger has diverged: a standardised squared error of 100
-#: deviations, a cross-entropy that no net in single precision has.
-DIVERGED = 1e4
 BYTES = ("bytes-up", "bytes-down", "evaluate-bytes-up", "evaluate-bytes-down")
-
-
-# Metrics of clients whose mean is not reported.
-COUNTS = ("num-examples", "test-samples", SUMS, CONFUSION)
-# Metrics whose spread over the clients is reported, and the name prefix of their Gini
-# coefficient and parity gap.
-FAIRNESS = {"accuracy": "", "auroc": "auroc-", "concordance": "concordance-"}
-# Losses whose spread is reported beside that of the accuracy. If a client reports
-# ``test-loss``, its ``loss`` is the training loss.
-LOSSES = ("test-loss", "loss")
-
-
-def sound(
-    metrics: Mapping[int | str, Mapping[str, Any]],
-) -> tuple[Mapping[int | str, Mapping[str, Any]], list[dict[str, Any]]]:
-    """Return the clients' metrics without those of models that diverged, and these
-    clients with their losses; all metrics if every one diverged.
-    """
-    diverged = {
-        client: values["loss"]
-        for client, values in metrics.items()
-        if not set(LEADING).isdisjoint(values)
-        and isinstance(values.get("loss"), float)
-        and values["loss"] > DIVERGED
-    }
-    kept = {client: values for client, values in metrics.items() if client not in diverged}
-    named = [{"client": client, "loss": loss} for client, loss in diverged.items()]
-    return kept or metrics, named
-
-
-def summarise(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of every scalar metric over the clients that report it, and
-    fairness metrics of accuracy, auroc and concordance.
-
-    Gini coefficient and parity gap of the accuracy are ``gini`` and ``parity-gap``;
-    those of the others have a prefix, as ``auroc-``. If clients report a leading score,
-    their test loss and rmse also have ``-std``, ``-worst10``, ``-best10`` and
-    ``-worst``; here the worst values are the highest.
-    """
-    out: dict[str, float] = {}
-    names = list(dict.fromkeys(name for values in metrics.values() for name in values))
-    usual = [
-        name
-        for name in LOSSES
-        if 2 * sum(name in values for values in metrics.values()) > len(metrics)
-    ]
-    spread_errors = {"rmse", *usual[:1]} if not set(LEADING).isdisjoint(names) else set()
-    for name in names:
-        listed = [
-            client[name]
-            for client in metrics.values()
-            if name in client and not isinstance(client[name], list)
-        ]
-        if name in COUNTS or not listed:
-            continue
-        values = np.array(listed, dtype=float)
-        if name in FAIRNESS and values.min() >= 0:  # client-reported values are untrusted
-            spread = {"gini": gini(values), "parity-gap": parity_gap(values)}
-            out |= describe_clients(values, name) | {
-                FAIRNESS[name] + key: value for key, value in spread.items()
-            }
-        elif name in spread_errors:
-            out |= describe_clients(values, name, loss=True)
-        else:
-            out[f"{name}-mean"] = float(np.mean(values))
-    return out
-
-
-def mean_curves(metrics: Mapping[int | str, Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return mean and std over clients of the list metrics ``X-Y`` that have a grid
-    ``X-grid``, and the grid as ``X``.
-    """
-    lists: dict[str, list[list[float]]] = {}
-    for values in metrics.values():
-        for name, value in values.items():
-            if isinstance(value, list):
-                lists.setdefault(name, []).append(value)
-    tables = {}
-    for name, rows in lists.items():
-        length = most_common([len(row) for row in rows])
-        tables[name] = np.array([row for row in rows if len(row) == length], dtype=float)
-    curves: dict[str, list[float]] = {}
-    for grid in (name for name in tables if name.endswith("-grid")):
-        axis = grid.removesuffix("-grid")
-        # All clients should have the same grid; with the median, a single one cannot
-        # change it.
-        curves[axis] = np.median(tables[grid], axis=0).tolist()
-        for name in (name for name in tables if name.startswith(f"{axis}-") and name != grid):
-            curves[name], curves[f"{name}-std"] = (
-                tables[name].mean(0).tolist(),
-                tables[name].std(0).tolist(),
-            )
-    return curves
 
 
 def versions() -> dict[str, str]:
     """Return the versions of the software that results may depend on."""
     packages = {name: version(name) for name in ("flwr", "torch", "numpy")}
     return {"python": platform.python_version(), "fedapps": __version__, **packages}
-
-
-def read_rounds(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of the complete lines of rounds.jsonl."""
-    path = folder / "rounds.jsonl"
-    lines = file_text(path).splitlines(keepends=True) if path.exists() else []
-    rows = [(line, parse_round(line)) for line in lines if line.endswith("\n")]
-    if unreadable := next((line for line, row in rows if row is None), ""):
-        raise UserError(
-            f"{path}: a line is not the record of a round ({one_line(unreadable, 60)}): start "
-            "again with --overwrite"
-        )
-    return [row for _, row in rows if row is not None]
-
-
-def new_clients_of(folder: Path) -> list[int | str]:
-    """Return the ids of the run's new clients, which the record of the first round
-    holds.
-    """
-    return next((row[NEW_CLIENTS] for row in read_rounds(folder) if NEW_CLIENTS in row), [])
-
-
-def status_of(folder: Path) -> str | None:
-    """Return the final status recorded in ``folder``; ``None`` while the run is
-    running.
-    """
-    path = folder / "summary.json"
-    status = str(read_json(path).get("status", "running"))
-    return None if status == "running" else status
-
-
-def all_written(folder: Path) -> bool:
-    """Return whether the report is newer than the final summary; a run writes its
-    report last.
-    """
-    try:
-        return (folder / "report.html").stat().st_mtime_ns >= (
-            folder / "summary.json"
-        ).stat().st_mtime_ns
-    except FileNotFoundError:
-        return False
-
-
-def set_status(folder: Path, status: str, error: str = "") -> None:
-    """Set the recorded status of a run from outside, because its process was killed
-    before it could, or will be restarted.
-    """
-    path = folder / "summary.json"
-    if path.exists():
-        summary = read_json(path)
-        write_text(
-            path,
-            json.dumps(
-                summary | {"status": status} | ({"error": error} if error else {}), indent=1
-            ),
-        )
-
-
-def check_resumable(
-    folder: Path, config: Mapping[str, Value], defaults: Mapping[str, Value]
-) -> None:
-    """Raise ``UserError`` unless ``folder`` holds a run with the settings ``config``.
-    ``defaults``: the default of every setting.
-    """
-    if not (folder / "settings.toml").exists():
-        raise UserError(
-            f"{folder} holds no run to resume: omit --resume, or give the run's folder with --out"
-        )
-    before = {
-        k: v
-        for k, v in read_toml(folder / "settings.toml").items()
-        if not k.startswith("versions.")
-    }
-    # settings that are newer than the run have their defaults
-    before = {key: value for key, value in defaults.items() if key in config} | before
-    for key in sorted(set(before) | set(config)):
-        if key not in FREE and before.get(key) != config.get(key):
-            raise UserError(
-                f"{folder} was run with {key} = {before.get(key)!r}, but now {key} = "
-                f"{config.get(key)!r}. Resume with the same settings, or start a new run in "
-                "another folder."
-            )

@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy
 
+from fedapps import clients
 from fedapps.clients.base.options import BF16, TrainOptions
 from fedapps.data.options import DataOptions
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
-from fedapps.methods.method import ClientFactory
+from fedapps.methods.method import ClientFactory, TorchClient
 from fedapps.notes import logger
-from fedapps.runs.compilation import compiler
+from fedapps.runs.work import compiler
 from fedapps.settings.settings import Settings
 from fedapps.strategies import Private, PrivateSum, Robust, WarmStart
 from fedapps.strategies.base.capabilities import Hardening, sends_updates
@@ -23,10 +25,6 @@ from fedapps.strategies.base.partial_work import check_partial
 from fedapps.strategies.secure import check_sums
 from fedapps.tasks.capabilities import DeclaresOrigin, HasNet, SplitsSamples, Task
 from fedapps.tasks.registry import find_task, make_task
-
-if TYPE_CHECKING:
-    from fedapps.clients import FedAvgClient
-    from fedapps.clients.base.store import Store
 
 
 class Parts(NamedTuple):
@@ -64,18 +62,19 @@ def build_strategy(settings: Settings, task: Any) -> Strategy:
         for half in halves:
             harden(half)
     strategy = private(strategy, settings, task) if settings.dp.noise_multiplier else strategy
-    if settings.num_new_clients and (
-        settings.halves or not getattr(client_factory(settings), "can_be_new", False)
-    ):
-        raise UserError(
+    refuse_first(
+        (
+            settings.num_new_clients
+            and (settings.halves or not isinstance(client_factory(settings), TorchClient)),
             f"num-new-clients = {settings.num_new_clients}: method {settings.method!r} does not "
-            "support new clients: set it to 0, or choose a method that trains one net"
-        )
-    if settings.validates and not scores_validation(settings):
-        raise UserError(
+            "support new clients: set it to 0, or choose a method that trains one net",
+        ),
+        (
+            settings.validates and not scores_validation(settings),
             f"{settings.validates}: clients of method {settings.method!r} do not score validation "
-            "samples: leave it out, or choose histogram-boosting or a method that trains one net"
-        )
+            "samples: leave it out, or choose histogram-boosting or a method that trains one net",
+        ),
+    )
     if settings.secure.on:
         try:
             check_sums(strategy, settings.secure)
@@ -246,12 +245,12 @@ def _checked(settings: Settings, strategy: Strategy) -> Strategy:
     return strategy
 
 
-def client_class(settings: Settings) -> "type[FedAvgClient] | None":
+def client_class(settings: Settings) -> "type[clients.FedAvgClient] | None":
     """Return the class of the method's clients; ``None`` if they do not take local
     steps on the task's net.
     """
-    kind = getattr(client_factory(settings), "kind", None)
-    return kind() if kind else None
+    factory = client_factory(settings)
+    return factory.kind() if isinstance(factory, TorchClient) else None
 
 
 def client_factory(settings: Settings) -> "ClientFactory":
@@ -265,28 +264,24 @@ def client_factory(settings: Settings) -> "ClientFactory":
     factory = client_factory(settings.base)
     if method.loss is None:
         return factory
-    with_loss = getattr(factory, "with_loss", None)
-    if with_loss is None:
+    if not isinstance(factory, TorchClient):
         raise UserError(
             f"{of_base(settings)}: its clients have no loss of a torch model that "
             f"{settings.method} could replace: choose fedavg, for example"
         )
-    changed: ClientFactory = with_loss(method.loss)
-    return changed
+    return factory.with_loss(method.loss)
 
 
 def build_client(
-    settings: Settings, task: Any, client_id: int | str, num_clients: int, store: "Store"
+    settings: Settings, task: Any, client_id: int | str, num_clients: int, store: "clients.Store"
 ) -> NumPyClient:
     """Return the client ``client_id`` of ``num_clients``; ``store`` holds its state."""
     if settings.halves:
-        from fedapps.clients import WarmStartClient
-
         builders = [
             partial(build_client, half, task, client_id, num_clients, store)
             for half in settings.halves
         ]
-        return WarmStartClient(dict(zip(("first", "then"), builders, strict=True)))
+        return clients.WarmStartClient(dict(zip(("first", "then"), builders, strict=True)))
     inner = settings
     while inner.base is not None:
         inner = inner.base
@@ -302,11 +297,5 @@ def takes_steps(settings: Settings, task: Any) -> bool:
     """
     if settings.halves:
         return any(takes_steps(half, task) for half in settings.halves)
-    from flwr.app import RecordDict
-
-    from fedapps.clients.base.store import MessageStore
-
-    return hasattr(
-        build_client(settings, task, 0, settings.num_clients, MessageStore(RecordDict())),
-        "compiler",
-    )
+    store = clients.MessageStore(RecordDict())
+    return hasattr(build_client(settings, task, 0, settings.num_clients, store), "compiler")

@@ -3,11 +3,11 @@ get a definite one, so that the same command trains on the same kind of device i
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fedapps.engines.processes import cores
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.notes import logger
 from fedapps.runs.assembly import client_class
 from fedapps.runs.work import work_of
@@ -68,25 +68,31 @@ def chosen_device(settings: Settings, task: Any, asked: Asked) -> str:
 
 def _check_ray(device: str, asked: Asked) -> None:
     kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda"):
-        raise UserError(
+    refuse_first(
+        (
+            kind not in ("cpu", "cuda"),
             f"device = {device!r}: Ray gives clients CUDA GPUs only: choose cuda, or --engine "
-            "inline"
-        )
-    if number:
-        raise UserError(f"device = {device!r}: Ray deals the GPUs to the clients: choose {kind}")
-    if kind != "cpu" and not asked.gpus_per_client:
-        raise UserError(
+            "inline",
+        ),
+        (
+            number,
+            f"device = {device!r}: Ray deals the GPUs to the clients: choose {kind}",
+        ),
+        (
+            kind != "cpu" and not asked.gpus_per_client,
             f"device = {device!r}: with Ray, clients see a GPU only with --gpus-per-client: add "
-            "it, or choose --engine inline"
-        )
+            "it, or choose --engine inline",
+        ),
+    )
 
 
 def _automatic(settings: Settings, task: Any, asked: Asked) -> tuple[str, str]:
     """Return the device that "auto" stands for, and why; "" if there is no choice."""
     if asked.gpus_per_client:
         return "cuda", ""
-    if not isinstance(task, HasNet) or not (kind := visible()) or not steps_on_net(settings):
+    # whether clients take local steps on the task's net, whose cost can be estimated
+    steps = any(client_class(half) for half in settings.halves or (settings,))
+    if not isinstance(task, HasNet) or not (kind := visible()) or not steps:
         return "cpu", ""
     if kind != "cuda":  # without float64, which some methods need
         return "cpu", f"auto takes CUDA only; device={kind} takes this machine's {kind}"
@@ -104,13 +110,6 @@ def _automatic(settings: Settings, task: Any, asked: Asked) -> tuple[str, str]:
     if work.operations < least_operations(settings, task):
         return "cpu", f"{step} is too small for a GPU; device=cuda forces it"
     return "cuda", f"{step} pays on a GPU; device=cpu leaves it out"
-
-
-def steps_on_net(settings: Settings) -> bool:
-    """Return whether clients of the method take local steps on the task's net, whose
-    cost can be estimated.
-    """
-    return any(client_class(half) for half in settings.halves or (settings,))
 
 
 def visible() -> str:
@@ -162,4 +161,4 @@ def for_server(settings: Settings) -> Settings:
     """Return the settings of a server half that does not share its task with the
     clients: on the CPU, unless it trains. It may have no GPU where they have.
     """
-    return settings if server_trains(settings) else replace(settings, device="cpu")
+    return settings if server_trains(settings) else settings.but(device="cpu")

@@ -2,11 +2,10 @@
 rounds, writes the results folder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -18,13 +17,13 @@ from fedapps.records.audit import FILE as AUDIT
 from fedapps.records.audit import AuditedGrid, AuditLog
 from fedapps.records.best import Best
 from fedapps.records.checkpoint import Checkpoints
-from fedapps.records.data_record import check_same_data, record_data
-from fedapps.records.digest import settings_digest
+from fedapps.records.data_record import check_same_data, record_data, settings_digest
 from fedapps.records.image_grids import ImageGrids
 from fedapps.records.lock import WRITER, FolderLock, FolderLost
 from fedapps.records.releases import Releases
+from fedapps.records.rounds import check_resumable, new_clients_of, read_rounds
 from fedapps.records.time_log import TimeLog
-from fedapps.records.writer import FILES, Recorder, check_resumable, new_clients_of, read_rounds
+from fedapps.records.writer import FILES, Recorder
 from fedapps.runs.assembly import (
     Parts,
     build_strategy,
@@ -32,10 +31,10 @@ from fedapps.runs.assembly import (
     takes_steps,
     validation_setting,
 )
-from fedapps.runs.compilation import with_compilation
 from fedapps.runs.devices import for_server, repeatable
 from fedapps.runs.inline_grid import inline_grid
 from fedapps.runs.timing import timing_of
+from fedapps.runs.work import with_compilation
 from fedapps.settings.reading import default_config
 from fedapps.settings.settings import Settings
 from fedapps.strategies.base.capabilities import CountingReleases, MakingSamples, is_finished
@@ -46,18 +45,16 @@ from fedapps.strategies.base.rounds import Callback, Patience, Round, TooFewRepl
 from fedapps.strategies.secure import secured
 from fedapps.tasks.capabilities import HasCurves, HasGroups, SplitsSamples
 from fedapps.tasks.client_names import client_names
-from fedapps.tracking.callback import Tracked, Trackers
+from fedapps.tracking.adapters import Tracked
+from fedapps.tracking.callback import Trackers
 from fedapps.tracking.names import names_of
 from fedapps.tracking.prometheus import Counts, served
 
-
-class Report(Protocol):
-    """Writes the report of the run in a folder and, if wanted, its plots as files."""
-
-    def __call__(self, folder: Path, plots: bool = False) -> object: ...  # noqa: D102
+#: Writes the report of the run in a folder and, with ``plots=True``, plots as files.
+Report = Callable[..., object]
 
 
-def no_report(folder: Path, plots: bool = False) -> None:
+def no_report(folder: Path, **_: object) -> None:
     """Write nothing."""
 
 
@@ -128,7 +125,8 @@ def _execute(
     )
     done, arrays = open_folder(folder, settings, checkpoints)
     count_releases(settings, strategy, lock, done)
-    arrays = arrays if done else first_arrays(task, innermost(strategy))
+    inner = innermost(strategy)
+    arrays = arrays if done else first_arrays(task, inner)
     recorder = Recorder(
         folder,
         settings.flat(),
@@ -150,14 +148,19 @@ def _execute(
         record_data(folder, settings.flat(), account)
     if settings.secure.on:
         grid = secured(grid, strategy, settings.secure, settings.bound)
-    audited = AuditedGrid(grid, AuditLog(folder / AUDIT), **facts(settings))
+    facts = {"method": settings.method, "settings": settings_digest(settings.deployed().flat())}
+    audited = AuditedGrid(grid, AuditLog(folder / AUDIT), **facts)
     audit = settings.audit_log == "on"
     train, evaluate = configs(settings, done)
     observers: list[Observer] = [
         *([TimeLog(timing, recorder.files, folder, done, recorder.called)] if timing else []),
         recorder,
         checkpoints,
-        *pictures(settings, innermost(strategy), done),
+        *(
+            [ImageGrids(folder, inner, settings.synthetic.every, len(set(inner.labels)), done)]
+            if isinstance(inner, MakingSamples)
+            else []
+        ),
         *([audited] if audit else []),
         Needed((train, evaluate), checkpoints),
         *([trackers(settings, done, recorder, report)] if settings.track else []),
@@ -281,20 +284,6 @@ class Needed(Observer):
         return self.checkpoints.best.exhausted
 
 
-def pictures(settings: Settings, strategy: Strategy, done: int) -> list[Observer]:
-    """Return what draws the set of images of a method that makes one."""
-    if not isinstance(strategy, MakingSamples):
-        return []
-    classes = len(set(strategy.labels))
-    return [ImageGrids(Path(settings.out), strategy, settings.synthetic.every, classes, done)]
-
-
-def facts(settings: Settings) -> dict[str, str]:
-    """Return what the audit log holds of the settings."""
-    digest = settings_digest(settings.deployed().flat())
-    return {"method": settings.method, "settings": digest}
-
-
 def classes_of(settings: Settings, task: Any) -> tuple[str, ...]:
     """Return the names of the classes; () if unknown."""
     if settings.sites.own:
@@ -346,4 +335,4 @@ def open_folder(
 
 def with_folder(settings: Settings, default: Path) -> Settings:
     """Return the settings with an absolute results folder."""
-    return replace(settings, out=str(Path(settings.out or default).expanduser().absolute()))
+    return settings.but(out=str(Path(settings.out or default).expanduser().absolute()))

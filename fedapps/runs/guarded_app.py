@@ -25,11 +25,11 @@ from flwr.common import log
 
 from fedapps.clients.base.adapter import client_id
 from fedapps.clients.base.together import alone
-from fedapps.engines.packing import CLIENTS, MANY
+from fedapps.engines.node_app import CLIENTS, MANY
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import code_named
 from fedapps.records.audit import FILE, AuditLog, round_in
-from fedapps.records.digest import settings_digest
+from fedapps.records.data_record import settings_digest
 from fedapps.records.files import write_text
 from fedapps.strategies.base.flower_private import ErrorCode
 from fedapps.strategies.base.messages import content_bytes
@@ -83,7 +83,8 @@ class Site:
         client is the part of its name that chooses the data, whatever a server puts
         before it. Return why one round is too many, or "".
         """
-        if not self.policy or not self.policy.limits_rounds or kind not in ("train", "evaluate"):
+        limits = self.policy and (self.policy.rounds_per_run or self.policy.rounds_per_day)
+        if not self.policy or not limits or kind not in ("train", "evaluate"):
             return ""
         client = kind, str(client_id(context)).rpartition(":")[2]
         if (times := self.asked[client] + 1) > self.asked[kind]:

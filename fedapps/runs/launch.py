@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from fedapps import json_log
 from fedapps.algorithms.common.options import kebab
-from fedapps.engines.cluster import address_of
+from fedapps.engines import flower, superlink
+from fedapps.engines.cluster import address_of, checked_cluster
 from fedapps.engines.inline import InlineGrid
-from fedapps.errors import RunFailed, UserError
+from fedapps.engines.wall import decide_wall
+from fedapps.errors import RunFailed, UserError, refuse_first
 from fedapps.formats import one_line
 from fedapps.notes import each_once, logger
 from fedapps.records.data_record import data_paths
 from fedapps.records.lock import LAUNCHER, RUN_ID, WRITER, FolderLock, FolderLost, holder_of
-from fedapps.records.writer import all_written, set_status, status_of
+from fedapps.records.rounds import all_written, set_status, status_of
 from fedapps.runs.assembly import Parts
 from fedapps.runs.devices import Asked
 from fedapps.runs.execution import (
@@ -41,13 +42,9 @@ from fedapps.settings.settings import Settings
 from fedapps.surroundings import settle_caches
 from fedapps.tracking.prometheus import check_port
 
-if TYPE_CHECKING:
-    from fedapps.engines.flower import Following, Resources
-    from fedapps.engines.superlink import SuperLink
-
 ENGINES = ("inline", "ray", "deployment", "auto")
 # options of Launch, and flags of the command, that only Ray has
-OF_RAY = ("gpus_per_client", "ray_address", "node_per_client", "port", "no_wall")
+OF_RAY = ("gpus_per_client", "ray_address", "port", "no_wall")
 # how long a run without its command may take to end, once it is stopped or Flower ends
 ORPHAN_SECONDS = 60.0
 
@@ -66,30 +63,35 @@ class Launch:
     workers: int | None = None
     gpus_per_client: float = 0.0
     ray_address: str | None = None
-    node_per_client: bool = False
     port: int | None = None
     no_wall: bool = False
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for options of another engine."""
-        if self.engine not in ENGINES:
-            raise UserError(f"engine = {self.engine!r}: choose one of {', '.join(ENGINES)}")
-        if self.workers is not None and self.workers < 1:
-            raise UserError(f"--workers {self.workers}: choose 1 or more")
-        if self.workers and self.engine == "deployment":
-            raise UserError("--workers is for --engine inline and ray: each site has its own")
-        if self.gpus_per_client and self.engine == "inline":
-            raise UserError(
-                "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline"
-            )
-        if self.for_ray and self.engine not in ("ray", "auto"):
-            raise UserError(f"{self.for_ray} is for --engine ray, not {self.engine}")
-        if self.ray_address is not None and not self.ray_address.strip():
-            raise UserError("--ray-address is empty: name a cluster, or leave it out")
-        if self.deployment and self.engine != "deployment":
-            other = self.for_ray or ("" if self.engine == "auto" else f"--engine {self.engine}")
-            if other:
-                raise UserError(f"--deployment {self.deployment} does not go with {other}")
+        ray, engine = self.for_ray, self.engine
+        other = ray or ("" if engine == "auto" else f"--engine {engine}")
+        sites = self.deployment and engine != "deployment"
+        refuse_first(
+            (engine not in ENGINES, f"engine = {engine!r}: choose one of {', '.join(ENGINES)}"),
+            (
+                self.workers is not None and self.workers < 1,
+                f"--workers {self.workers}: choose 1 or more",
+            ),
+            (
+                self.workers and engine == "deployment",
+                "--workers is for --engine inline and ray: each site has its own",
+            ),
+            (
+                self.gpus_per_client and engine == "inline",
+                "--gpus-per-client is for --engine ray: choose device=cuda with --engine inline",
+            ),
+            (ray and engine not in ("ray", "auto"), f"{ray} is for --engine ray, not {engine}"),
+            (
+                self.ray_address is not None and not self.ray_address.strip(),
+                "--ray-address is empty: name a cluster, or leave it out",
+            ),
+            (sites and other, f"--deployment {self.deployment} does not go with {other}"),
+        )
 
     @property
     def for_ray(self) -> str:
@@ -150,7 +152,7 @@ def launch(
     if how.engine == "deployment":
         settings = with_sites(settings, how.sites)
     # The SuperLink starts while the checks load PyTorch and the data.
-    with ExitStack() as locks, _superlink(how) as superlink:
+    with ExitStack() as locks, _superlink(how) as link:
         with each_once():
             asked = Asked(how.engine, how.gpus_per_client, how.workers)
             parts = assemble(settings, asked, here=how.engine == "inline")
@@ -167,14 +169,16 @@ def launch(
             settle(folder, how)
         if killed and ended_before_it_began(folder):  # nor has what it left running begun
             logger.warning("--resume: the start before ended before its record: this one begins")
-            settings = replace(settings, resume=False)
+            settings = settings.but(resume=False)
         if settings.metrics_port:
             check_port(settings.metrics_port, settings.metrics_host)
         prepare_folder(settings, overwrite=how.overwrite)
         label = f"{settings.method} on {task.name}"
         settings, page = metrics_page(settings, task.name)
         with (
-            processes(settings, parts, how) as grid,  # forked before there are threads
+            inline_grid(settings, parts, how.workers)  # forked before there are threads
+            if how.engine == "inline"
+            else nullcontext() as grid,
             watch(folder),
             page,
             Progress(settings.num_rounds, label, console) as progress,
@@ -182,10 +186,8 @@ def launch(
             progress.poll(folder)  # shows the completed rounds of a resumed run
             if grid:
                 status, reason = run_inline(settings, parts, progress, grid, report)
-            elif resources:
-                status, reason = run_ray(superlink, settings, resources, progress, how.port)
             else:
-                status, reason = run_deployment(settings, progress, how.sites)
+                status, reason = run_in_flower(settings, how, progress, resources, link)
         lock.check()
         close(settings, status, reason, report)
     return settings, status
@@ -241,37 +243,28 @@ def metrics_page(settings: Settings, task: str) -> tuple[Settings, AbstractConte
     page = page_of(settings, task)
     line = f"metrics: http://{settings.metrics_host}:{settings.metrics_port}/metrics"
     print(json_log.line("INFO", line) if json_log.chosen() else line, file=sys.stderr)
-    return replace(settings, metrics_port=0), page
+    return settings.but(metrics_port=0), page
 
 
 @contextmanager
-def _superlink(how: Launch) -> Iterator["SuperLink | None"]:
+def _superlink(how: Launch) -> Iterator[superlink.SuperLink | None]:
     """Start the SuperLink of a run through Ray on this machine. Other runs yield
     ``None``.
     """
-    from fedapps.engines import flower
-
     if how.engine != "ray":
         yield None
         return
     address = address_of(how.ray_address)
-    walled, warning = flower.wall_wanted(how.no_wall, address)
+    walled, warning = decide_wall(
+        "--no-wall" if how.no_wall else "the run joins a Ray cluster" if address else ""
+    )
     if warning:
         print(f"fedapps: {warning}", file=sys.stderr)
     if address:  # its folder is next to the run's, which does not exist yet
         yield None
         return
-    with flower.launched(how.port, walled) as superlink:
-        yield superlink
-
-
-def processes(
-    settings: Settings, parts: Parts, how: Launch
-) -> AbstractContextManager[InlineGrid | None]:
-    """Return the context in which the processes of the inline engine run: its grid."""
-    if how.engine != "inline":
-        return nullcontext()
-    return inline_grid(settings, parts, how.workers)
+    with superlink.SuperLink(how.port, walled) as link:
+        yield link
 
 
 def run_inline(
@@ -281,7 +274,7 @@ def run_inline(
     folder = Path(settings.out)
     with _logged_to(folder / "run.log") as logger:
         try:
-            execute(settings, grid, [lambda _: show(progress, folder)], parts, report=report)
+            execute(settings, grid, [lambda _: progress.poll(folder)], parts, report=report)
         except KeyboardInterrupt:
             return "interrupted", ""
         except (UserError, FolderLost):
@@ -292,16 +285,13 @@ def run_inline(
     return "completed", ""
 
 
-def checked_resources(settings: Settings, how: Launch) -> "Resources":
+def checked_resources(settings: Settings, how: Launch) -> flower.Resources:
     """Return the resources of a run through Ray. Raises ``UserError`` if no client fits
     on a machine, or if a machine of a cluster lacks something.
     """
-    from fedapps.engines.cluster import address_of, checked_cluster
-    from fedapps.engines.flower import Resources
-
     address, clients = address_of(how.ray_address), settings.num_clients
     paths = [Path(settings.out), *data_paths(settings.flat())]
-    resources = Resources(
+    resources = flower.Resources(
         clients,
         gpus_per_client=how.gpus_per_client,
         ray_cpus=None if address else how.workers,
@@ -311,33 +301,7 @@ def checked_resources(settings: Settings, how: Launch) -> "Resources":
     resources.check()
     if line := resources.remark():
         logger.warning(line)
-    if how.node_per_client:
-        return resources
     return replace(resources, nodes=min(clients, how.workers or clients)).with_shared_nodes()
-
-
-def run_ray(
-    superlink: "SuperLink | None",
-    settings: Settings,
-    resources: "Resources",
-    progress: Progress,
-    port: int | None,
-) -> tuple[str, str]:
-    """Run through `flwr run` on its own SuperLink; return status and reason."""
-    from fedapps.engines.flower import run_simulation
-
-    folder = Path(settings.out)
-    progress.note("starting Flower and Ray")
-    outcome = run_simulation(
-        None,
-        settings.flat(),
-        resources,
-        following(progress, folder),
-        port=port,
-        superlink=superlink,
-    )
-    progress.poll(folder)
-    return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
 
 
 def with_sites(settings: Settings, folder: Path) -> Settings:
@@ -351,7 +315,7 @@ def with_sites(settings: Settings, folder: Path) -> Settings:
     for line in deployment.warnings():
         print(f"fedapps: warning: {line}", file=sys.stderr)
     sites = len(deployment.sites)
-    deployed = replace(settings.deployed(), device=settings.device)  # decided later
+    deployed = settings.deployed().but(device=settings.device)  # decided later
     if settings.sites.client:  # more clients than sites
         return deployed
     if settings.num_clients > sites:
@@ -359,42 +323,35 @@ def with_sites(settings: Settings, folder: Path) -> Settings:
             f"num-clients = {settings.num_clients}, but {deployment.folder} has {sites} sites: "
             f"choose 1..{sites}"
         )
-    return replace(deployed, num_clients=settings.num_clients or sites)
+    return deployed.but(num_clients=settings.num_clients or sites)
 
 
-def run_deployment(settings: Settings, progress: Progress, deployment: Path) -> tuple[str, str]:
-    """Run through `flwr run` on the SuperNodes of a deployment. Return status and
-    reason.
+def run_in_flower(
+    settings: Settings,
+    how: Launch,
+    progress: Progress,
+    resources: flower.Resources | None,
+    link: superlink.SuperLink | None,
+) -> tuple[str, str]:
+    """Run through `flwr run`, on the run's own SuperLink with ``resources`` for Ray, or
+    on the SuperNodes of a deployment; return status and reason.
     """
-    from fedapps.deployment.local import Deployment
-    from fedapps.deployment.site_run import run_on_deployment
-
     folder = Path(settings.out)
-    progress.note("starting on the sites")
-    outcome = run_on_deployment(
-        Deployment.open(deployment),
-        settings.flat(),
-        replace(following(progress, folder), written=lambda: False),
-    )
-    progress.poll(folder)
-    return ("failed" if outcome.status == "rejected" else outcome.status), outcome.details
-
-
-def following(progress: Progress, folder: Path) -> "Following":
-    """Return the callbacks that follow a run in other processes by its folder."""
-    from fedapps.engines.flower import Following
-
-    return Following(
+    following = flower.Following(
         folder / "run.log",
-        poll=lambda: show(progress, folder),
+        poll=lambda: progress.poll(folder),
         ended=lambda: status_of(folder),
-        written=lambda: all_written(folder),
+        written=lambda: resources is not None and all_written(folder),
     )
+    progress.note("starting Flower and Ray" if resources else "starting on the sites")
+    if resources:
+        outcome = flower.run_simulation(None, settings.flat(), resources, following, superlink=link)
+    else:
+        from fedapps.deployment.site_run import run_on_deployment
 
-
-def show(progress: Progress, folder: Path) -> None:
-    """Show the rounds that the folder holds."""
+        outcome = run_on_deployment(how.sites, settings.flat(), following)
     progress.poll(folder)
+    return outcome.status, outcome.details
 
 
 class _LogFile(logging.FileHandler):

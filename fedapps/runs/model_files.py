@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedapps.data.scaling import Scale
 from fedapps.errors import UserError
 from fedapps.extensions.registered import reference_of
+from fedapps.records.files import replace
 from fedapps.runs.prepare import with_defaults
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import SplitsSamples
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fedapps.data.scaling import Scale
 
 SETTINGS = "settings"
 #: The settings that a file may hold.
@@ -131,10 +131,20 @@ def read_model(
     return arrays, metadata, settings, scale
 
 
-def scale_from(metadata: dict[str, str]) -> "Scale":
-    """Return the input scale in a file's metadata. Raises ``ValueError``."""
-    from fedapps.data.scaling import Scale
+def write_model(arrays: "dict[str, Tensor]", metadata: dict[str, str], out: Path) -> None:
+    """Write a model; an error leaves no partial file. Raises ``UserError``."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
+    whole = {name: tensor.contiguous() for name, tensor in arrays.items()}
+    try:
+        replace(out, lambda path: save_file(whole, path, metadata))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{out}: cannot be written ({error})") from None
+
+
+def scale_from(metadata: dict[str, str]) -> Scale:
+    """Return the input scale in a file's metadata. Raises ``ValueError``."""
     if missing := [name for name in ("mean", "deviation") if name not in metadata]:
         raise ValueError(f"{missing[0]} of the inputs is missing")
     mean, deviation = (

@@ -10,21 +10,23 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from fedapps import clients
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.measures import leading_of, lower_is_better
 from fedapps.clients.base.precision import at_precision
+from fedapps.data.scaling import Scale
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.extensions.own_code import check_trusted
 from fedapps.formats import LEADING_MEANS, one_line
-from fedapps.records.newcomers import MARK
+from fedapps.records.measures import MARK
 from fedapps.records.reader import RunFolder, read_run
 from fedapps.runs.assembly import build_client, build_strategy, build_task
 from fedapps.runs.client_factory import one_thread
@@ -38,17 +40,12 @@ from fedapps.tasks.capabilities import HasNet, SplitsSamples
 from fedapps.tasks.client_names import LONGEST, client_names
 from fedapps.toml_text import read_toml
 
-if TYPE_CHECKING:
-    from fedapps.clients import FedAvgClient
-    from fedapps.clients.base.store import DiskStore
-    from fedapps.data.scaling import Scale
-
 #: Largest difference from the recorded scores: enough for another machine, too small
 #: for another model.
 TOLERANCE = 1e-3
 
 
-def scale_of(settings: Settings, task: Any, client: int | None) -> "Scale | None":
+def scale_of(settings: Settings, task: Any, client: int | None) -> Scale | None:
     """Return how the samples of a client (``None``: of all clients) are scaled. Return
     ``None`` if they are not scaled, or if each site scales its own.
     """
@@ -113,7 +110,7 @@ def mean_scores(run: RunFolder) -> dict[str, float]:
 
 def exported(
     folder: Path, given: int | str, trust: bool = False
-) -> tuple["FedAvgClient", dict[str, Any], dict[str, Any]]:
+) -> tuple["clients.FedAvgClient", dict[str, Any], dict[str, Any]]:
     """Return the client of this name or number, facts about its model (method, round,
     scores, lambda or alpha) and the arrays by name.
 
@@ -177,11 +174,9 @@ def identified(task: Any, num_clients: int, given: int | str) -> tuple[int, str]
     return number, names[number] if 0 <= number < len(names) else str(given)
 
 
-def store_in(folder: Path, number: int) -> "DiskStore":
+def store_in(folder: Path, number: int) -> "clients.DiskStore":
     """Return the store of a client in a run's folder."""
-    from fedapps.clients.base.store import DiskStore
-
-    return DiskStore(folder / "clients" / f"client-{number}", "export")
+    return clients.DiskStore(folder / "clients" / f"client-{number}", "export")
 
 
 def settings_in(folder: Path, own: bool = False, trust: bool = False) -> Settings:
@@ -273,7 +268,7 @@ def net_arrays(settings: Settings, task: Any, run: RunFolder) -> ArrayRecord:
     return ArrayRecord({name: Array(model[name]) for name in names})  # safetensors sorts them
 
 
-def write_program(client: "FedAvgClient", tensors: dict[str, Any], path: Path) -> None:
+def write_program(client: "clients.FedAvgClient", tensors: dict[str, Any], path: Path) -> None:
     """Write the net with these arrays as a PyTorch program (``torch.export``), for
     batches of any size. Raises ``UserError``.
     """

@@ -11,17 +11,15 @@ import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fedapps import clients
 from fedapps.data.scaling import Scale, TableScale
 from fedapps.errors import UserError
 from fedapps.records.files import replace
-
-if TYPE_CHECKING:
-    from fedapps.clients import FedAvgClient
-    from fedapps.tasks.targets import TargetScale
+from fedapps.tasks.targets import TargetScale
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 INPUT, OUTPUT = "input", "output"
@@ -38,10 +36,10 @@ def check_packages() -> None:
 
 
 def write_onnx(
-    client: "FedAvgClient",
+    client: "clients.FedAvgClient",
     tensors: dict[str, Any],
     scale: Scale | None,
-    targets: "TargetScale | None",
+    targets: TargetScale | None,
     path: Path,
     features: Sequence[str] = (),
 ) -> None:

@@ -4,7 +4,6 @@ of clients, checks, the results folder.
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ from flwr.serverapp.strategy import Strategy
 from fedapps.clients.base.options import TrainOptions
 from fedapps.clients.base.store import MessageStore
 from fedapps.data.source import is_local
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.extensions.own_code import guarded
 from fedapps.methods import METHODS
 from fedapps.models.options import local_name
 from fedapps.records.data_record import check_same_data
 from fedapps.records.lock import LOCKS, WRITER, FolderLock
-from fedapps.records.writer import FILES, FOLDERS, check_resumable, set_status
+from fedapps.records.rounds import check_resumable, set_status
+from fedapps.records.writer import FILES, FOLDERS
 from fedapps.runs.assembly import (
     Parts,
     build_client,
@@ -35,7 +35,6 @@ from fedapps.settings.rules import COUNTED, refuse
 from fedapps.settings.settings import Settings
 from fedapps.tasks.capabilities import HasNaturalClients, NamesNet, Task
 from fedapps.tasks.registry import TASKS, find_task
-from fedapps.toml_text import read_toml
 from fedapps.tracking.names import check_installed
 
 # Number of virtual clients if neither the settings nor the data determine it.
@@ -57,19 +56,20 @@ def with_defaults(given: Mapping[str, Any]) -> Settings:
         for key in ("train.learning-rate", "train.momentum"):  # those of SGD
             defaults.pop(key, None)
     settings = read_settings({**defaults, **given})
-    data, model, problem = settings.data, settings.model, settings.problem
-    if data.source not in find_task(task).sources:
-        data = with_absolute(data, "source")
-    return replace(
-        settings,
-        data=replace(data, synthetic=absolute(data.synthetic)),
-        model=replace(model, weights=absolute(model.weights), name=local_name(model.name)),
-        public=with_absolute(settings.public, "source"),
-        time=replace(settings.time, file=absolute(settings.time.file)),
+    own, model = settings.data.source in find_task(task).sources, settings.model
+    source = settings.data.source if own else local(settings.data.source)
+    library = getattr(settings.options, "library", "task")
+    return settings.but(
+        data={"source": source, "synthetic": absolute(settings.data.synthetic)},
+        model={"weights": absolute(model.weights), "name": local_name(model.name)},
+        public={"source": local(settings.public.source)},
+        time={"file": absolute(settings.time.file)},
         # the user's own task may name its data in a table of its own
-        problem=with_absolute(problem, "source") if hasattr(problem, "source") else problem,
-        options=replace(settings.options, library=absolute(library))
-        if (library := getattr(settings.options, "library", "task")) not in ("task", "clients")
+        problem={"source": local(settings.problem.source)}
+        if hasattr(settings.problem, "source")
+        else settings.problem,
+        options={"library": absolute(library)}
+        if library not in ("task", "clients")
         else settings.options,
     )
 
@@ -81,10 +81,9 @@ def absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
-def with_absolute(options: Any, name: str) -> Any:
-    """Return options with the field ``name`` absolute if it is a local path."""
-    path = getattr(options, name)
-    return replace(options, **{name: absolute(path)}) if is_local(path) else options
+def local(source: str) -> str:
+    """Return the source of data, as an absolute path if it is a local one."""
+    return absolute(source) if is_local(source) else source
 
 
 def assemble(settings: Settings, asked: Asked | None = None, here: bool = False) -> Parts:
@@ -97,35 +96,28 @@ def assemble(settings: Settings, asked: Asked | None = None, here: bool = False)
     from fedapps.models.image_nets import BY_SHAPE
 
     check_installed(settings.track)
-    wanted = recorded_device(settings)
-    given = replace(settings, device="cpu")
+    auto = settings.device == "auto"
+    wanted = str(settings.recorded("device") or "auto") if auto else settings.device
+    given = settings.but(device="cpu")
     task = build_task(given)
     settings = with_clients(given, task)
-    check_sizes(settings)
+    refuse(settings, COUNTED)
     if settings.num_clients != given.num_clients:
         task = build_task(settings)
-    device = chosen_device(replace(settings, device=wanted), task, asked or Asked())
+    device = chosen_device(settings.but(device=wanted), task, asked or Asked())
     if here and device != "cpu":
-        settings = replace(settings, device=device)
+        settings = settings.but(device=device)
         task = build_task(settings)
     with guarded("task", settings.task, "check failed", own=settings.task not in TASKS):
         task.check(settings.num_clients)
     if settings.model.name == BY_SHAPE and isinstance(task, NamesNet):
         # so that the results contain the net's name
-        settings = replace(settings, model=replace(settings.model, name=task.usual_net))
+        settings = settings.but(model={"name": task.usual_net})
     strategy = checked_strategy(settings, task)
     if not settings.sites.own:
         check_client(settings, task)
         check_validation(settings, task)
-    return Parts(replace(settings, device=device), task, strategy)
-
-
-def recorded_device(settings: Settings) -> str:
-    """Return the setting ``device``; for "auto" in a resumed run, what it was."""
-    before = Path(settings.out) / "settings.toml"
-    if settings.device != "auto" or not settings.resume or not before.exists():
-        return settings.device
-    return str(read_toml(before).get("device", "auto"))
+    return Parts(settings.but(device=device), task, strategy)
 
 
 def check_validation(settings: Settings, task: Any) -> None:
@@ -150,18 +142,13 @@ def with_clients(settings: Settings, task: Any) -> Settings:
     """
     if not settings.num_clients:
         natural = task.natural_clients() if isinstance(task, HasNaturalClients) else 0
-        settings = replace(settings, num_clients=natural or DEFAULT_CLIENTS)
+        settings = settings.but(num_clients=natural or DEFAULT_CLIENTS)
     few = settings.num_training < Settings.clients_per_round
     return (
-        replace(settings, clients_per_round=0)
+        settings.but(clients_per_round=0)
         if few and settings.clients_per_round == Settings.clients_per_round
         else settings
     )
-
-
-def check_sizes(settings: Settings) -> None:
-    """Raise ``UserError`` for settings that contradict the number of clients."""
-    refuse(settings, COUNTED)
 
 
 def checked_strategy(settings: Settings, task: Task) -> Strategy:
@@ -228,17 +215,19 @@ def _prepare(settings: Settings, folder: Path, overwrite: bool) -> None:
         return
     if not present:
         return
-    if not overwrite:
-        raise UserError(
+    refuse_first(
+        (
+            not overwrite,
             f"{folder} is not empty ({', '.join(present[:3])}): add --overwrite or --resume, or "
-            "choose another --out"
-        )
-    # only a log: the run was stopped before it started
-    if "settings.toml" not in present and set(present) != {"run.log"}:
-        raise UserError(
+            "choose another --out",
+        ),
+        (
+            # only a log: the run was stopped before it started
+            "settings.toml" not in present and set(present) != {"run.log"},
             f"{folder} is not the folder of a run, so --overwrite deletes nothing in it: choose "
-            "another --out"
-        )
+            "another --out",
+        ),
+    )
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     for name in FOLDERS:

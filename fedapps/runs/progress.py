@@ -32,7 +32,8 @@ from fedapps.formats import (
     seconds_text,
     three_digits,
 )
-from fedapps.records.reader import is_number, numbers, parse_round
+from fedapps.records.reader import is_number, numbers
+from fedapps.records.rounds import RoundReader
 
 _LINE_EVERY = 2.0  # seconds between two plain lines
 _EVALUATION_EVERY = 0.5  # ... if there is a new evaluation
@@ -63,35 +64,6 @@ class Line:
             )
         else:
             self._handle.update(content, raw=True)
-
-
-class RoundReader:
-    """Reads the records appended to a rounds.jsonl since the last call."""
-
-    def __init__(self) -> None:
-        self._offset = 0
-        self._inode = -1
-
-    def read(self, path: Path) -> list[dict[str, Any]]:
-        """Return the new complete records. A file that was replaced or truncated (a
-        resumed run) is read from the start again.
-        """
-        try:
-            with path.open("rb") as file:
-                status = path.stat()
-                if status.st_ino != self._inode or status.st_size < self._offset:
-                    self._offset, self._inode = 0, status.st_ino
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        complete = data.rfind(b"\n") + 1
-        self._offset += complete
-        return [
-            record
-            for line in data[:complete].split(b"\n")
-            if (record := parse_round(line)) is not None
-        ]
 
 
 class Display:
@@ -213,9 +185,8 @@ class Progress(Display):
         else:
             self._print(f"{self.label}: {self._note}")
 
-    def poll(self, run_dir: Path | str) -> int:
-        """Read and show new records in the run folder; return the number of rounds done
-        so far.
+    def poll(self, run_dir: Path | str) -> None:
+        """Read and show new records in the run folder.
 
         Rounds in the file at the first call (a resumed run) count as done; their
         failures are counted, but not printed.
@@ -224,7 +195,7 @@ class Progress(Display):
         records = self._reader.read(Path(run_dir) / "rounds.jsonl")
         resumed, self._started = not self._started, True
         if not records:
-            return self.done
+            return
         self._note = ""
         evaluated = False
         for record in records:
@@ -235,7 +206,6 @@ class Progress(Display):
             self._bar.update(self._task, completed=self.done, description=self._describe())
         elif self._is_due(evaluated):
             self._print_line()
-        return self.done
 
     def _take(self, record: dict[str, Any], quiet: bool) -> bool:
         """Process one record; return whether it held an evaluation."""
@@ -262,13 +232,9 @@ class Progress(Display):
         return bool(evaluation)
 
     def _is_due(self, evaluated: bool) -> bool:
-        waited = self._clock() - self._last_line
-        return self.done >= self.num_rounds or waited >= self._pause(evaluated)
-
-    def _pause(self, evaluated: bool) -> float:
-        if self._cell is not None:
-            return _BAR_EVERY
-        return _EVALUATION_EVERY if evaluated else _LINE_EVERY
+        pause = _EVALUATION_EVERY if evaluated else _LINE_EVERY
+        pause = pause if self._cell is None else _BAR_EVERY
+        return self.done >= self.num_rounds or self._clock() - self._last_line >= pause
 
     def _describe(self) -> str:
         parts = []

@@ -1,8 +1,9 @@
 """The clock of a run: simulated in a simulation, real on SuperNodes."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def timing_of(settings: Settings, task: Any, grid: Grid, names: Sequence[str]) -
         )
     if not simulated:
         return Timing(RealClock(), settings.rounds)
-    work = Work(task, settings.num_clients)
+    work = work_of(task, settings.num_clients)
     return Timing(VirtualClock(fleet_of(settings, names), work), settings.rounds)
 
 
@@ -70,22 +71,13 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-class Work:
-    """The work of a training: the client's training samples times local epochs."""
+def work_of(task: Any, num_clients: int) -> Callable[[Message, ClientId], float]:
+    """Return the work of a training: the client's training samples times epochs."""
 
-    def __init__(self, task: Any, num_clients: int) -> None:
-        self.task, self.num_clients = task, num_clients
-        self._samples: dict[ClientId, int] = {}
+    @cache
+    def samples(client: ClientId) -> int:
+        if isinstance(task, SplitsSamples):
+            return len(task.split(int(client), num_clients)[0])
+        return len(task.client_data(client, num_clients).train) if isinstance(task, HasNet) else 1
 
-    def __call__(self, question: Message, client: ClientId) -> float:
-        """Return the samples times epochs."""
-        if client not in self._samples:
-            self._samples[client] = self._count(client)
-        return self._samples[client] * epochs_of(question)
-
-    def _count(self, client: ClientId) -> int:
-        if isinstance(self.task, SplitsSamples):
-            return len(self.task.split(int(client), self.num_clients)[0])
-        if isinstance(self.task, HasNet):
-            return len(self.task.client_data(client, self.num_clients).train)
-        return 1
+    return lambda question, client: samples(client) * epochs_of(question)

@@ -13,7 +13,7 @@ from typing import Any
 from fedapps.algorithms.common.checks import nearest
 from fedapps.algorithms.common.options import kebab
 from fedapps.data.options import DataOptions
-from fedapps.errors import UserError
+from fedapps.errors import UserError, refuse_first
 from fedapps.methods import METHODS, find_method
 from fedapps.methods.method import Method
 from fedapps.settings.rules import GIVEN, refuse
@@ -47,28 +47,6 @@ OTHER_NAMES = {
     "output": "out",
     "patience": "early-stopping",
 }
-#: Settings of tasks that are now in the table ``data``, for all tasks.
-MOVED = {
-    f"{table}.{key}": f"data.{new}"
-    for tables, keys in {
-        ("tabular", "regression"): {
-            "source": "source",
-            "split": "split",
-            "client": "natural-id",
-            "label": "label",
-            "features": "features",
-            "categorical": "categorical",
-            "drop": "drop",
-            "drop-clients": "drop-clients",
-            "test": "part",
-            "validation": "validation",
-            "standardise": "standardise",
-        },
-        ("text", "unigram", "matrix-completion", "qap"): {"source": "source", "split": "split"},
-    }.items()
-    for table in tables
-    for key, new in keys.items()
-}
 #: Tables of files that `fedapps sweep` reads and `fedapps run` does not.
 OF_SWEEPS = ("axis", "claim", "scale", "sweep", "when")
 
@@ -95,8 +73,6 @@ def _general() -> Mapping[str, Value]:
 def unknown(key: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown key."""
     known = list(known)
-    if key in MOVED:
-        return f"{key}: is no setting any more: write {MOVED[key]}"
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside and key not in OTHER_NAMES:
         return (
@@ -270,22 +246,26 @@ def _base(method: Method, name: str, config: Mapping[str, Any]) -> Settings:
     """
     try:
         inner = find_method(name, f"{method.table}.base")
-        if inner.wrap and (method.loss or not inner.loss):
-            other = (
-                f": choose method = {name!r} and {inner.table}.base = 'propfair'"
-                if method.loss
-                else ", and so does this one"
-            )
-            raise UserError(f"it decides weights{other}")
-        if not inner.wrap and inner.strategy is None:
-            raise UserError(
-                f"it composes two methods: choose method = {name!r}, with this one as one of them"
-            )
-        if inner.synthetic:
-            raise UserError(
+        weights = (
+            f": choose method = {name!r} and {inner.table}.base = 'propfair'"
+            if method.loss
+            else ", and so does this one"
+        )
+        refuse_first(
+            (
+                inner.wrap and (method.loss or not inner.loss),
+                f"it decides weights{weights}",
+            ),
+            (
+                not inner.wrap and inner.strategy is None,
+                f"it composes two methods: choose method = {name!r}, with this one as one of them",
+            ),
+            (
+                inner.synthetic,
                 "it makes a set of images, so its clients have no classifier's loss to weight by: "
-                "choose another method"
-            )
+                "choose another method",
+            ),
+        )
         task_name(str(config["task"]), inner.tasks)
     except UserError as error:
         reason = str(error).removeprefix(f"{method.table}.base = {name!r}: ")

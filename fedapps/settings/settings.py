@@ -7,6 +7,7 @@ import this module: they get their own options and a ``RunContext``.
 
 import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fedapps.algorithms.common.fleet import FleetOptions
@@ -28,7 +29,7 @@ from fedapps.strategies.base.relative_bounds import HARDENED
 from fedapps.strategies.base.timing import PaceOptions
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.registry import find_task
-from fedapps.toml_text import Value
+from fedapps.toml_text import Value, read_toml
 from fedapps.tracking.names import names_of
 
 # Largest weight, as a multiple of the round's median, with a bound on the update only.
@@ -284,9 +285,18 @@ class Settings(Options):
         # Compiling would delay a site's first reply by a minute.
         compiled = "off" if self.train.compile == "auto" else self.train.compile
         device = "cpu" if self.device == "auto" else self.device
-        train = replace(self.train, compile=compiled)
-        settings = replace(self, train=train, device=device, hardened=True)
-        return replace(settings, audit_log="on") if self.audit_log == "auto" else settings
+        log = "on" if self.audit_log == "auto" else self.audit_log
+        return self.but(train={"compile": compiled}, device=device, hardened=True, audit_log=log)
+
+    def but(self, **values: Any) -> "Settings":
+        """Return the settings with other values, by field; those of a table as a
+        dictionary.
+        """
+        changed = {
+            name: replace(getattr(self, name), **value) if isinstance(value, dict) else value
+            for name, value in values.items()
+        }
+        return replace(self, **changed)
 
     @property
     def keeps_clients_on_disk(self) -> bool:
@@ -308,6 +318,13 @@ class Settings(Options):
         """The names of the chosen method and of those that it wraps or composes."""
         others = (self.base, *self.halves) if self.base else self.halves
         return self.method, *(name for other in others for name in other.names)
+
+    def recorded(self, key: str) -> Value | None:
+        """Return the value of a setting in the run that is resumed; ``None`` in a new
+        run.
+        """
+        before = Path(self.out) / "settings.toml"
+        return read_toml(before).get(key) if self.resume and before.exists() else None
 
     def flat(self) -> dict[str, Value]:
         """Return the settings as Flower's flat configuration, without the tables of

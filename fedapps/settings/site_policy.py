@@ -41,11 +41,6 @@ class SitePolicy(Options):
     counts: bool = option(True, "lists of numbers may leave: counts by class, sums by group")
     errors: bool = option(True, "texts of errors may leave; else the server learns only that")
 
-    @property
-    def limits_rounds(self) -> bool:
-        """Whether rounds have to be counted."""
-        return bool(self.rounds_per_run or self.rounds_per_day)
-
     def refuses_run(self, config: Mapping[str, Any]) -> str:
         """Return why a run with these settings is refused, or "". No code that the
         settings name is imported before it is allowed.

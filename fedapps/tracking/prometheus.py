@@ -5,7 +5,6 @@ The page shows counts, seconds, bytes and mean measures, and nothing about singl
 clients. By default it listens on the loopback interface.
 """
 
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps.engines.processes import try_port
 from fedapps.errors import UserError
+from fedapps.records.rounds import RoundReader
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -41,11 +41,10 @@ class Counts:
 
     def __init__(self, folder: Path, labels: Mapping[str, str], num_rounds: int) -> None:
         self.folder, self.labels, self.num_rounds = folder, dict(labels), num_rounds
-        self.lock = threading.Lock()
+        self.lock, self.reader = threading.Lock(), RoundReader()
         self._start()
 
     def _start(self) -> None:
-        self.place, self.file = 0, -1
         self.totals: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.bytes: dict[tuple[str, str], float] = dict.fromkeys(BYTES, 0)
         self.last: dict[str, float] = {}
@@ -63,7 +62,11 @@ class Counts:
             return family
 
         with self.lock:
-            self._read()
+            rows = self.reader.read(self.folder / "rounds.jsonl")
+            if self.reader.restarted:  # a resumed run replaces the file
+                self._start()
+            for row in rows:
+                self._count(row)
             gauge, counter = GaugeMetricFamily, CounterMetricFamily
             yield one(gauge, "rounds_planned", "planned number of rounds", ({}, self.num_rounds))
             for name, text in COUNTERS.items():
@@ -80,24 +83,6 @@ class Counts:
             measures = [({"name": name}, value) for name, value in self.measures.items()]
             if measures:
                 yield one(gauge, "measure", text, *measures)
-
-    def _read(self) -> None:
-        path = self.folder / "rounds.jsonl"
-        try:
-            status = path.stat()
-            # a resumed run replaces the file
-            if status.st_ino != self.file or status.st_size < self.place:
-                self._start()
-                self.file = status.st_ino
-            with path.open("rb") as file:
-                file.seek(self.place)
-                content = file.read()
-        except OSError:
-            return
-        whole = content[: content.rfind(b"\n") + 1]
-        self.place += len(whole)
-        for line in whole.splitlines():
-            self._count(json.loads(line))
 
     def _count(self, row: Mapping[str, Any]) -> None:
         counts = (1, row["seconds"], len(row["clients"]), len(row["failures"]))

@@ -2,13 +2,13 @@
 what cannot work is refused before anything starts.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from fedapps.commands.parser import parse
 from fedapps.commands.run import execute as run
 from fedapps.engines import flower
 from fedapps.engines.capacity import Machine
@@ -40,35 +40,14 @@ def cluster():
     made.shutdown()
 
 
-def arguments(folder, engine="ray", **more):
-    given = {
-        "settings": [*SMALL],
-        "out": folder,
-        "engine": engine,
-        "gpus_per_client": 0.0,
-        "workers": None,
-        "port": None,
-    }
-    given |= {
-        "nodes": None,
-        "resume": False,
-        "trust": False,
-        "overwrite": False,
-        "no_wall": False,
-        "node_per_client": False,
-        "ray_address": None,
-        "watch": False,
-        "deployment": None,
-        "metrics_port": None,
-        "until": None,
-    }
-    return argparse.Namespace(**given | more)
+def arguments(folder, *words, engine="ray"):
+    return parse(["run", *map(str, (*SMALL, "--engine", engine, "--out", folder, *words))])
 
 
 @pytest.mark.ray
 def test_a_run_on_the_cluster_has_the_numbers_of_the_inline_engine(cluster, tmp_path):
-    assert run(arguments(tmp_path / "cluster", ray_address=cluster)) == 0
-    assert run(arguments(tmp_path / "inline", "inline")) == 0
+    assert run(arguments(tmp_path / "cluster", "--ray-address", cluster)) == 0
+    assert run(arguments(tmp_path / "inline", engine="inline")) == 0
     ours, theirs = (read_run(tmp_path / name) for name in ("cluster", "inline"))
     assert_same(*([(row["train"], row["evaluate"]) for row in r.rounds] for r in (ours, theirs)))
     assert [row["node-messages"] for row in ours.rounds] == [2, 2], (
@@ -84,7 +63,7 @@ def test_a_cluster_without_gpus_is_refused_before_flower_starts(cluster, tmp_pat
     monkeypatch.setattr(
         flower.SuperLink, "__init__", lambda *_: pytest.fail("something was started")
     )
-    given = arguments(tmp_path / "run", ray_address=cluster, gpus_per_client=0.5, settings=SMALL)
+    given = arguments(tmp_path / "run", "--ray-address", cluster, "--gpus-per-client", "0.5")
     refused(
         lambda: run(given), r"a machine of the cluster has 1 CPUs and 0 GPUs: choose", UserError
     )
@@ -112,14 +91,13 @@ def test_other_versions_are_refused_by_name():
 
 
 def test_the_clients_share_as_many_nodes_as_the_cluster_works_at_a_time(monkeypatch):
-    def nodes(clients, cpus=1, share=0.0, gpus=0):
+    def nodes(clients, share=0.0, gpus=0):
         machines = [Machine(12, gpus), Machine(11, 0), Machine(1, 0)]
-        given = Resources(clients, cpus, share, cluster="head:6379", machines=machines)
+        given = Resources(clients, share, cluster="head:6379", machines=machines)
         return given.with_shared_nodes().nodes
 
     monkeypatch.setattr(os, "cpu_count", lambda: 60)
     assert nodes(100) == 24
-    assert nodes(100, cpus=4) == 5  # three and two: a client's CPUs are of one machine
     assert (nodes(100, share=0.5, gpus=4), nodes(5)) == (8, 5)
 
 
@@ -136,13 +114,5 @@ def test_an_unreachable_cluster_is_a_one_line_error(tmp_path):
     refused(
         lambda: checked_cluster("127.0.0.1:1", [tmp_path]),
         r"^--ray-address 127.0.0.1:1: nothing answers there \(Connection refused\)",
-        UserError,
-    )
-
-
-def test_only_ray_joins_a_cluster(tmp_path):
-    refused(
-        lambda: run(arguments(tmp_path / "run", "inline", ray_address="auto")),
-        "--ray-address is for --engine ray, not inline",
         UserError,
     )

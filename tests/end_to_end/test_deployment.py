@@ -21,6 +21,7 @@ from fedapps.deployment.local import Deployment, Site
 from fedapps.deployment.warm import make_warm
 from fedapps.engines.app_folder import copy_app
 from fedapps.engines.processes import free_port, marked, program
+from fedapps.engines.programs import end_programs
 from fedapps.engines.wall import connect, no_wall_reason
 from fedapps.errors import RunFailed, UserError
 from tests.helpers import (
@@ -186,7 +187,7 @@ def test_refused_sites_and_their_messages(deployment, tmp_path):
         match=r"refused site 'stranger': .*register its key with `flwr supernode register",
     ):
         stranger.start()
-    stranger.end()
+    end_programs([stranger])
     make_certificates(tmp_path / "other", ["127.0.0.1"])
     shutil.copy(tmp_path / "other" / "ca.pem", stranger.folder)
     refused(lambda: stranger.start(), r"certificate was not accepted .*check that", UserError)

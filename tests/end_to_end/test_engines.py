@@ -227,12 +227,13 @@ def simulated(tmp_path_factory):
     (app / "inturnapp" / "apps.py").write_text(APPS)
     (app / "pyproject.toml").write_text(PYPROJECT)
     write(folder / "set", windows(PEOPLE, 60, steps=32))
-    lines, settings = [], {}
+    settings, log = {}, folder / "log"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPPS_CACHE", str(folder / "cache"))
         patch.setenv("HF_DATASETS_CACHE", str(folder / "hub-cache"))
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(folder / "hub-cache"))
         patch.setattr(flower, "LINGER_SECONDS", 1.0)
+        patch.setenv("PYTHONPATH", str(ROOT))
         for name, job in JOBS.items():
             source = [f"data.source={folder / 'set'}"] if name == "own data" else []
             with pytest.MonkeyPatch.context() as lossy:
@@ -248,12 +249,11 @@ def simulated(tmp_path_factory):
             {"folder": str(folder)},
             flower.Resources(2, ray_cpus=2),
             flower.Following(
-                folder / "log",
-                on_line=lines.append,
-                ended=lambda: "completed" if any("FAILED" in line for line in lines) else None,
+                log,
+                ended=lambda: "completed" if log.exists() and "FAILED" in log.read_text() else None,
             ),
-            env={"PYTHONPATH": str(ROOT)},
         )
+        lines = log.read_text().splitlines()
         assert outcome.status == "completed", "\n".join(lines[-60:])
         yield folder, lines
 

@@ -142,7 +142,6 @@ OF_COMMANDS = {
     "format": "of export",
     "dir": "fedapps deploy",
     "net": "fedapps export of a file",
-    "node-per-client": "fedapps run",
     "program": "fedapps export",
     "ray-address": "fedapps run",
 }
@@ -157,11 +156,14 @@ def test_messages_name_arguments_not_options():
                 "UserError",
                 "RunFailed",
                 "ValueError",
+                "refuse_first",
             )
             if raised and path.parent.name not in ("commands", "deployment"):
-                parts = [one for one in ast.walk(node) if isinstance(one, ast.Constant)]
-                text = re.sub("`.*?`", "", "".join(str(part.value) for part in parts))
-                options |= set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", text))
+                for case in node.args:  # of several, each with its condition
+                    message = case.elts[-1] if isinstance(case, ast.Tuple) else case
+                    parts = [one for one in ast.walk(message) if isinstance(one, ast.Constant)]
+                    text = re.sub("`.*?`", "", "".join(str(part.value) for part in parts))
+                    options |= set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", text))
     assert {"overwrite", "client", "out"} <= options
     assert options <= ARGUMENTS.keys() | OF_COMMANDS.keys()
     functions = (fedapps.run, fedapps.sweep, fedapps.contest, fedapps.compare, fedapps.load)

@@ -21,7 +21,8 @@ from fedapps.clients.base.store import DiskStore, MessageStore
 from fedapps.errors import UserError
 from fedapps.records.checkpoint import Checkpoints
 from fedapps.records.reader import STATES, read_run
-from fedapps.records.writer import Recorder, read_rounds
+from fedapps.records.rounds import read_rounds
+from fedapps.records.writer import Recorder
 from fedapps.settings.settings import Settings
 from fedapps.strategies import FedAdam, PrivacyOptions, Private
 from fedapps.strategies.base.records import to_record

@@ -18,7 +18,7 @@ from fedapps.engines.node_grid import FIRST_NODE
 from fedapps.errors import UserError
 from fedapps.lab.results.compare import compared
 from fedapps.lab.results.newcomers import newcomers_section
-from fedapps.methods import METHODS
+from fedapps.methods import METHODS, TorchClient
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.runs.client_app import app
@@ -49,7 +49,7 @@ JOB = {
 TORCH = [
     name
     for name, method in METHODS.items()
-    if getattr(method.client, "can_be_new", False) and not method.public
+    if isinstance(method.client, TorchClient) and not method.public
 ]
 
 

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fedapps.engines.inline import InlineGrid
 from fedapps.methods import METHODS
-from fedapps.records.writer import mean_curves, summarise
+from fedapps.records.measures import mean_curves, summarise
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.client_app import app
 from fedapps.settings.reading import chosen, read_settings

@@ -42,16 +42,21 @@ SHARED: Options = {
 }
 
 
+def add(parser: argparse.ArgumentParser, options: Options) -> None:
+    """Add options. ``options``: the keywords of ``add_argument`` by flag; of an option
+    in ``SHARED`` only those that differ.
+    """
+    for flag, how in options.items():
+        parser.add_argument(flag, **{**SHARED.get(flag, {}), **how})
+
+
 def command_options(
     description: str, options: Options
 ) -> Callable[[argparse.ArgumentParser], None]:
-    """Return the function ``add_options`` of a command. ``options``: the keywords of
-    ``add_argument`` by flag; of an option in ``SHARED`` only those that differ.
-    """
+    """Return the function ``add_options`` of a command with these options."""
 
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.description = description
-        for flag, how in options.items():
-            parser.add_argument(flag, **{**SHARED.get(flag, {}), **how})
+        add(parser, options)
 
     return add_options

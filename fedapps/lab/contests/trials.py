@@ -24,9 +24,9 @@ from fedapps.lab.sweeps.plan import without_reserved
 from fedapps.lab.sweeps.pool import DIED, Ended, PlannedRun, run_one
 from fedapps.methods import find_method
 from fedapps.notes import each_once
-from fedapps.records.newcomers import MARK
+from fedapps.records.measures import MARK
 from fedapps.records.reader import RunFolder, is_number, read_run
-from fedapps.records.writer import status_of
+from fedapps.records.rounds import status_of
 from fedapps.runs.prepare import assemble, with_defaults
 from fedapps.settings.reading import check_used, chosen
 from fedapps.settings.settings import Settings

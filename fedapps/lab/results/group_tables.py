@@ -12,8 +12,8 @@ from fedapps.algorithms.fairness.resampling import uncertainty
 from fedapps.formats import few, metric_text, one_line, percent_text
 from fedapps.lab.results.comparison_table import Row
 from fedapps.lab.results.sections import Section
-from fedapps.records.group_writer import SUMS
 from fedapps.records.reader import RunFolder, is_number
+from fedapps.records.tables import SUMS
 
 #: With fewer samples than this, a share is shown as two counts.
 FEW = 20

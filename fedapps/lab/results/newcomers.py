@@ -6,7 +6,7 @@ from typing import Any
 
 from fedapps.formats import metric_name, metric_text
 from fedapps.lab.results.sections import Section
-from fedapps.records.newcomers import MARK
+from fedapps.records.measures import MARK
 from fedapps.records.reader import RunFolder
 
 _SCORES = "accuracy|auroc|rmse|concordance"

@@ -27,7 +27,7 @@ from fedapps.lab.sweeps.progress import SweepProgress
 from fedapps.lab.sweeps.tables import Results
 from fedapps.models.options import ModelOptions
 from fedapps.notes import each_once, logger
-from fedapps.records.digest import FREE
+from fedapps.records.data_record import FREE
 from fedapps.records.files import write_text
 from fedapps.records.lock import FolderLock
 from fedapps.records.reader import read_run

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from fedapps import json_log, notes
 from fedapps.engines.processes import Cores, threads, without_main
-from fedapps.records.writer import set_status, status_of
+from fedapps.records.rounds import set_status, status_of
 from fedapps.runs.prepare import prepare_folder
 from fedapps.settings.reading import read_settings
 from fedapps.settings.settings import Settings

@@ -18,7 +18,8 @@ from rich.progress import (
 
 from fedapps import json_log
 from fedapps.lab.sweeps.pool import Ended, PlannedRun
-from fedapps.runs.progress import Display, RoundReader
+from fedapps.records.rounds import RoundReader
+from fedapps.runs.progress import Display
 
 _POLL = 1.0  # seconds between polls of the runs' folders
 

@@ -11,7 +11,7 @@ from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.prepare import assemble, with_defaults
-from fedapps.settings.reading import MOVED, read_settings
+from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
 
 PLANTS = ("Ulm", "Jena", "Bonn", "Kiel")
@@ -65,12 +65,6 @@ def test_a_source_that_is_not_there_is_refused_by_every_task(task, capsys):
     )
     assert status != 0
     assert "data.source = " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_an_old_key_is_refused_with_the_new_one(old):
-    with pytest.raises(UserError, match=rf"{old}: is no setting any more: write {MOVED[old]}"):
-        read_settings({"task": "tabular", old: "x"})
 
 
 def test_a_file_for_another_task_names_all_that_is_in_the_way():

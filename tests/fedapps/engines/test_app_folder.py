@@ -179,7 +179,7 @@ def test_folders_of_the_users_with_our_names_hide_nothing(tmp_path):
     for name in ("strategies", "clients", "algorithms"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("MINE = 1\n")
-    assert run(tmp_path, "-m", "fedapps", "methods", "--names") == (0, "")
+    assert run(tmp_path, "-m", "fedapps", "methods") == (0, "")
     both = "import strategies, fedapps.strategies as ours; assert strategies.MINE; ours.FedAvg"
     assert run(tmp_path, "-c", both) == (0, "")
 

@@ -63,7 +63,7 @@ def test_never_more_workers_than_ray_can_place(gpus):
     for share in np.arange(0.001, 1, 0.0037):
         machine = [Machine(10**6, gpus)]
         told = told_share(float(share), machine)
-        started = clients_at_once(machine, 1, told)
+        started = clients_at_once(machine, told)
         for units in (int(told * UNITS), int(told * UNITS + 0.5)):
             assert started <= gpus * (UNITS // units), share
         if per_gpu(float(share)) <= 20:

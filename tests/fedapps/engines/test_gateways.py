@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from fedapps.data.site_clients import digest
 from fedapps.engines.gateways import GatewayGrid
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.packing import MANY, Part, pack, unpack
+from fedapps.engines.node_app import MANY, Part, pack, unpack
 from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app

@@ -11,9 +11,8 @@ from flwr.clientapp import ClientApp
 
 from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
-from fedapps.engines.node_app import answer_for_many
+from fedapps.engines.node_app import MANY, Part, answer_for_many, pack, unpack
 from fedapps.engines.node_grid import NodeGrid, deal, shared
-from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults

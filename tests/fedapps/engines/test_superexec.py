@@ -2,18 +2,15 @@
 the run says why.
 """
 
-import os
 import shutil
 import subprocess
 import time
 
 import pytest
 
-from fedapps.engines import superexec
+from fedapps.engines import programs
 from fedapps.engines.flower import Following, Outcome, SubmittedRun
-from fedapps.engines.processes import program
-from fedapps.engines.superexec import NAME, make_superexec
-from fedapps.engines.superlink import environment_of
+from fedapps.engines.programs import SUPEREXEC, environment_of, make_superexec
 
 SAID = """INFO :      Starting Flower SuperExec
 Traceback (most recent call last):
@@ -28,16 +25,16 @@ def parent(tmp_path, monkeypatch):
     """Start the stand-in as a SuperLink does, and return what started it, which waits;
     the program notes its start and arguments, and fails.
     """
-    program = tmp_path / "bin" / NAME
+    program = tmp_path / "bin" / SUPEREXEC
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/starts\nsleep 0.1\nexit 3\n')
     program.chmod(0o700)
-    monkeypatch.setattr(superexec, "program", lambda name: tmp_path / "bin" / name)
+    monkeypatch.setattr(programs, "program", lambda name: tmp_path / "bin" / name)
     started = []
 
     def start(shortest_life):
         path = make_superexec(tmp_path / "programs", shortest_life)
-        command = [path / NAME, "--parent-pid", "7"]
+        command = [path / SUPEREXEC, "--parent-pid", "7"]
         code = "import subprocess, sys; subprocess.Popen(sys.argv[1:]); input()"
         with (tmp_path / "log").open("w") as log:
             started.append(
@@ -70,7 +67,9 @@ def test_it_is_started_again_until_its_parent_has_ended(parent, tmp_path):
     wait_for(lambda: len(starts(tmp_path)) > 2)
     assert set(starts(tmp_path)) == {"--parent-pid 7"}
     assert process.poll() is None
-    assert (tmp_path / "log").read_text().startswith(f"ERROR: {NAME} has ended with status 3\n")
+    assert (
+        (tmp_path / "log").read_text().startswith(f"ERROR: {SUPEREXEC} has ended with status 3\n")
+    )
     process.kill()
     process.wait()
     count = 0
@@ -89,8 +88,10 @@ def test_one_that_does_not_stay_ends_its_parent(parent, tmp_path):
 
 
 def test_flower_finds_it_before_the_program_itself(tmp_path):
-    environment = environment_of(os.environ, tmp_path, program(NAME).parent)
-    assert shutil.which(NAME, path=environment["PATH"]) == str(tmp_path / "programs" / NAME)
+    environment = environment_of(tmp_path)
+    assert shutil.which(SUPEREXEC, path=environment["PATH"]) == str(
+        tmp_path / "programs" / SUPEREXEC
+    )
 
 
 class Link:
@@ -108,16 +109,16 @@ class Link:
     ],
 )
 def test_the_run_says_what_ended_and_how_to_go_on(log, reason, tmp_path):
-    ended = f"ERROR: {NAME} has ended with status 1\n"
+    ended = f"ERROR: {SUPEREXEC} has ended with status 1\n"
     run = SubmittedRun(Link(log + ended + "more\n" + ended), Following(tmp_path / "r" / "log"))
     for status in ("failed", "interrupted"):
-        outcome = run.with_reason(Outcome(status, "unknown error", run.log_path))
+        outcome = run.with_reason(Outcome(status, "unknown error"))
         assert outcome.status == "failed"
         assert outcome.details == (
             f"flower-superexec beside the SuperLink has ended with status 1 ({reason}), and the "
             "run's process with it: repeat the command with --resume"
         )
-    sound = Outcome("completed", "", run.log_path)
+    sound = Outcome("completed", "")
     assert run.with_reason(sound) is sound
     run.superlink = Link(log)
     assert run.with_reason(outcome) is outcome

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fedapps.deployment.local import Deployment, DeploymentConnection
+from fedapps.deployment.local import Deployment
 from fedapps.engines.superlink import reason_of
 from fedapps.errors import RunFailed
 
@@ -58,11 +58,11 @@ def test_what_a_superlink_said_before_the_run_is_not_its_reason(tmp_path):
     deployment = Deployment.create(tmp_path / "d", {"a": {"partition-id": 0}})
     log = deployment.superlink.log
     log.write_text("OSError: of long ago\n")
-    connection = DeploymentConnection(deployment, lambda: None)
+    connection = deployment.connection()
     with pytest.raises(RunFailed, match=f"SuperLink has ended unexpectedly: {KILLED}"):
         connection.check_alive()
     log.write_text(log.read_text() + STARTED + "MemoryError\n" + STARTED)
     with pytest.raises(RunFailed, match=r"SuperLink has ended unexpectedly: MemoryError$"):
         connection.check_alive()
     connection.close()
-    assert "insecure" in json.loads((tmp_path / "d" / "deployment.json").read_text())
+    assert "sites" in json.loads((tmp_path / "d" / "deployment.json").read_text())

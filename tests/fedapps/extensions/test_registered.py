@@ -117,14 +117,6 @@ def test_they_are_listed_with_where_they_come_from_and_broken_ones_cost_a_line(p
     assert capsys.readouterr().out.startswith("registered-one.pull: number")
 
 
-def test_names_alone_import_nothing(package, capsys):
-    assert main(["methods", "--names"]) == 0
-    names = capsys.readouterr().out.split()
-    assert {"nearer", "broken"} < set(names)
-    assert names.count("fedavg") == 1
-    assert "nearer_package" not in sys.modules
-
-
 def test_unknown_names_are_answered_with_similar_ones(package):
     for given, said in (
         ({"method": "neerer"}, "did you mean 'nearer'"),

@@ -13,8 +13,8 @@ from fedapps.clients.base.scores import CONFUSION, class_scores
 from fedapps.lab.results.class_tables import classes_section
 from fedapps.lab.results.parts import run_sections
 from fedapps.lab.results.report import write_report
-from fedapps.records.confusion_writer import confusion_table
 from fedapps.records.reader import read_run
+from fedapps.records.tables import confusion_table
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults
 

@@ -18,7 +18,7 @@ from fedapps.errors import UserError
 from fedapps.lab.results.parts import write_plots
 from fedapps.lab.results.report import write_report
 from fedapps.records.reader import read_run
-from fedapps.records.writer import read_rounds, status_of
+from fedapps.records.rounds import read_rounds, status_of
 from fedapps.toml_text import load_toml, parse_toml
 from tests.helpers import refused
 

@@ -17,7 +17,7 @@ from fedapps.commands.parser import main
 from fedapps.engines.flower import Following, SubmittedRun
 from fedapps.engines.inline import InlineGrid
 from fedapps.records.checkpoint import Checkpoints
-from fedapps.records.writer import read_rounds
+from fedapps.records.rounds import read_rounds
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.prepare import with_defaults
@@ -191,12 +191,11 @@ def test_a_log_without_room_does_not_end_the_command(tmp_path):
 
         tick = check_alive
 
-    heard = []
     (tmp_path / "run.log").symlink_to("/dev/full")
-    run = SubmittedRun(Link(), Following(tmp_path / "run.log", heard.append))
+    run = SubmittedRun(Link(), Following(tmp_path / "run.log"))
     run.run_id = "1"
     run.follow()
-    assert heard == ["one", "two"]
+    assert run.lines == ["one", "two"]
 
 
 def test_a_log_without_room_says_nothing_on_the_terminal(tmp_path, capsys, monkeypatch):

@@ -17,7 +17,7 @@ from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
 from fedapps.records.audit import FILE as AUDIT
 from fedapps.records.lock import LAUNCHER, WRITER, FolderLock, FolderLost, Held, holder_of
-from fedapps.records.writer import read_rounds
+from fedapps.records.rounds import read_rounds
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
 from fedapps.runs.launch import Launch, settle
@@ -124,7 +124,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     """What two writers leave behind where there are no locks."""
     go(tmp_path)
     path = tmp_path / "checkpoint" / "6" / "run.json"
-    path.write_text(json.dumps({"run": "other"}))
+    path.write_text(json.dumps({"run": "other", "kept": []}))
     refused(
         lambda: go(tmp_path, resume=True), r"round 6 is of run other.*two runs wrote", UserError
     )

@@ -7,8 +7,8 @@ import pytest
 from fedapps.engines.inline import InlineGrid
 from fedapps.runs.assembly import build_client, build_task, takes_steps
 from fedapps.runs.client_app import app
-from fedapps.runs.compilation import WORTH, seconds, with_compilation
 from fedapps.runs.execution import execute
+from fedapps.runs.work import WORTH, seconds_saved, with_compilation
 from fedapps.settings.reading import read_settings
 from fedapps.toml_text import read_toml
 from tests.clients.steps.traced import Traced
@@ -31,9 +31,9 @@ def test_auto_compiles_long_runs_of_methods_that_take_steps():
     short, long = settings_of(), settings_of(**{"num-rounds": 20_000})
     assert with_compilation(short, task, takes_steps).train.compile == "off"
     assert with_compilation(long, task, takes_steps).train.compile == "on"
-    assert seconds(long, task) == pytest.approx(400 * seconds(short, task))
+    assert seconds_saved(long, task) == pytest.approx(400 * seconds_saved(short, task))
     # 5 clients a round, 10 epochs: just what saves twice the time that compiling takes
-    rounds = round(50 * WORTH / seconds(short, task))
+    rounds = round(50 * WORTH / seconds_saved(short, task))
     for number, decision in ((rounds - 1, "off"), (rounds + 1, "on")):
         settings = settings_of(**{"num-rounds": number})
         assert with_compilation(settings, task, takes_steps).train.compile == decision
@@ -53,11 +53,13 @@ def test_steps_of_fits_are_counted_by_their_own_options():
     distilled = settings_of(**keys)
     task = build_task(distilled)
     few, twice = (
-        seconds(distilled, task),
-        seconds(settings_of(**{**keys, "ffgb-distill.oracle-epochs": 20}), task),
+        seconds_saved(distilled, task),
+        seconds_saved(settings_of(**{**keys, "ffgb-distill.oracle-epochs": 20}), task),
     )
     assert twice == pytest.approx(2 * few)
-    assert few == pytest.approx(seconds(settings_of(**{**keys, "train.local-epochs": 50}), task))
+    assert few == pytest.approx(
+        seconds_saved(settings_of(**{**keys, "train.local-epochs": 50}), task)
+    )
     nets, worst = (
         settings_of(method=method, **{"num-rounds": 20_000}) for method in ("ffgb", "ffgb-c")
     )
@@ -84,12 +86,12 @@ def test_the_decision_reaches_the_clients_and_the_settings_and_a_resume_keeps_it
         "fedapps.clients.fedavg.FedAvgClient.train",
         lambda self, config: seen.append(config["compile"]) or 0.0,
     )
-    monkeypatch.setattr("fedapps.runs.compilation.seconds", lambda *_: 1e9)
+    monkeypatch.setattr("fedapps.runs.work.seconds_saved", lambda *_: 1e9)
     keys = {**SMALL, "out": str(tmp_path / "run"), "checkpoint-every": 1}
     settings = settings_of(**keys)
     execute(settings, InlineGrid(app, 4, settings.flat()))
     assert read_toml(tmp_path / "run" / "settings.toml")["train.compile"] == "on"
-    monkeypatch.setattr("fedapps.runs.compilation.seconds", lambda *_: 0.0)
+    monkeypatch.setattr("fedapps.runs.work.seconds_saved", lambda *_: 0.0)
     longer = settings_of(**{**keys, "num-rounds": 2, "resume": True})
     assert with_compilation(longer, None, takes_steps).train.compile == "on"
     assert set(seen) == {"on"}

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,17 +22,17 @@ from fedapps.lab.sweeps.grid import grid_of
 from fedapps.lab.sweeps.plan import plan_of
 from fedapps.methods import METHODS
 from fedapps.runs import client_app, client_factory, devices
-from fedapps.runs.compilation import worth
 from fedapps.runs.devices import Asked, for_server
 from fedapps.runs.execution import execute
 from fedapps.runs.launch import Launch
 from fedapps.runs.models import settings_in
 from fedapps.runs.prepare import assemble, with_defaults
+from fedapps.runs.work import worth
 from fedapps.settings.reading import read_settings
 from fedapps.strategies.base.rounds import TooFewReplies
 from fedapps.tasks.base import device_of
 from fedapps.toml_text import read_toml
-from tests.helpers import ROOT, fedapps, rounds_of
+from tests.helpers import ROOT, fedapps, refused, rounds_of
 from tests.pretended_device import pretended_cuda
 
 SMALL = {
@@ -425,12 +426,12 @@ def test_a_refused_run_keeps_the_one_that_it_would_overwrite(command, why, tmp_p
         ({"workers": 2}, "inline", "engine inline: the cores of this machine serve"),
         ({"gpus_per_client": 0.5}, "ray", "engine ray: for --gpus-per-client"),
         ({"ray_address": "head:6379"}, "ray", "engine ray: for --ray-address"),
-        ({"node_per_client": True}, "ray", "engine ray: for --node-per-client"),
         ({"port": 9093}, "ray", "engine ray: for --port"),
         ({"no_wall": True}, "ray", "engine ray: for --no-wall"),
         ({"engine": "ray"}, "ray", ""),
         ({"engine": "inline"}, "inline", ""),
         ({"engine": "deployment"}, "deployment", ""),
+        ({"deployment": Path("sites")}, "deployment", "engine deployment: sites"),
     ],
 )
 def test_the_engine_that_suits(given, engine, why, monkeypatch):
@@ -454,11 +455,23 @@ def test_how_a_run_goes_on_keeps_what_chose_the_engine():
     assert given.decided()[0].engine == Launch(port=0).decided()[0].engine == "ray"
 
 
-@pytest.mark.parametrize("engine", ["inline", "deployment"])
-@pytest.mark.parametrize("given", [{"port": 9093}, {"no_wall": True}, {"node_per_client": True}])
-def test_options_of_ray_are_not_ignored(engine, given):
-    with pytest.raises(UserError, match=f"^--[a-z-]+ is for --engine ray, not {engine}$"):
-        Launch(engine=engine, **given)
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        *(
+            ({"engine": engine, **option}, rf"^--[a-z-]+ is for --engine ray, not {engine}$")
+            for engine in ("inline", "deployment")
+            for option in ({"port": 9093}, {"no_wall": True}, {"ray_address": "auto"})
+        ),
+        ({"ray_address": " "}, "--ray-address is empty"),
+        ({"engine": "inline", "workers": 0}, "--workers 0: choose 1 or more"),
+        ({"engine": "deployment", "workers": 2}, "--workers is for --engine inline and ray"),
+        ({"deployment": Path("sites"), "port": 0}, "does not go with --port"),
+        ({"deployment": Path("sites"), "engine": "ray"}, "does not go with --engine ray"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(given, why):
+    refused(lambda: Launch(**given), why, UserError)
 
 
 def test_a_plain_run_is_inline_and_says_so(tmp_path, caplog, monkeypatch):

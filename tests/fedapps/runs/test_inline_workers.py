@@ -15,10 +15,8 @@ import pytest
 
 from fedapps.engines import workers
 from fedapps.engines.processes import Cores
-from fedapps.errors import UserError
 from fedapps.lab.sweeps import pool
 from fedapps.runs import inline_grid
-from fedapps.runs.launch import Launch
 from tests.helpers import rounds_of
 
 JOB = {
@@ -104,18 +102,6 @@ def test_a_run_of_a_sweep_uses_the_cores_that_others_left(tmp_path, monkeypatch)
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("alone", "together")
     ]
     assert models[0] == models[1]
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"engine": "inline", "workers": 0}, "--workers 0: choose 1 or more"),
-        ({"engine": "deployment", "workers": 2}, "--workers is for --engine inline and ray"),
-    ],
-)
-def test_workers_that_cannot_be(how, message):
-    with pytest.raises(UserError, match=message):
-        Launch(**how)
 
 
 def test_workers_are_not_for_a_gpu():

@@ -16,8 +16,8 @@ from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.methods import METHODS
 from fedapps.runs.assembly import check_steps, client_factory
-from fedapps.runs.compilation import with_compilation
 from fedapps.runs.prepare import assemble, with_defaults
+from fedapps.runs.work import with_compilation
 from fedapps.settings.settings import Settings
 from fedapps.tasks.base import TorchTask
 from fedapps.testing.problems import Blobs

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from fedapps import json_log
-from fedapps.runs.progress import Progress, RoundReader
+from fedapps.records.rounds import RoundReader
+from fedapps.runs.progress import Progress
 
 
 class Clock:
@@ -57,13 +58,15 @@ def test_plain_lines(run, plain):
     clock = Clock()
     with Progress(100, "fedavg", console, clock) as progress:
         progress.note("starting Ray")
-        assert progress.poll(run.path) == 0
+        progress.poll(run.path)
+        assert progress.done == 0
         run.add(1)
         progress.poll(run.path)
         for number in range(2, 9):  # 0.1 s apart: nothing to say within two seconds
             clock.now += 0.1
             run.add(number)
-            assert progress.poll(run.path) == number
+            progress.poll(run.path)
+            assert progress.done == number
         clock.now += 2
         run.add(9, accuracy=0.5, seconds=3.0)
         run.add(10)
@@ -131,16 +134,19 @@ def test_rewritten_file_is_read_again(run, plain):
     with Progress(9, "m", console, Clock()) as progress:
         for number in (1, 2, 3):
             run.add(number, failures=[failure])
-        assert progress.poll(run.path) == 3
+        progress.poll(run.path)
+        assert progress.done == 3
         assert progress.failures == 3
         kept = run.file.read_text().splitlines(keepends=True)[:2]
         other = run.path / "new"
         other.write_text("".join(kept))
         other.replace(run.file)
-        assert progress.poll(run.path) == 2
+        progress.poll(run.path)
+        assert progress.done == 2
         assert progress.failures == 2
         run.add(3)
-        assert progress.poll(run.path) == 3
+        progress.poll(run.path)
+        assert progress.done == 3
         assert progress.failures == 2
 
 
@@ -149,7 +155,8 @@ def test_resumed_rounds_count_as_done(run, plain):
     for number in range(1, 6):
         run.add(number, accuracy=0.25, failures=[{"client": 1, "reason": "old"}])
     with Progress(8, "m", console, Clock()) as progress:
-        assert progress.poll(run.path) == 5
+        progress.poll(run.path)
+        assert progress.done == 5
     assert lines() == [
         "m: round 5/8  loss 0.500  accuracy 25.0 %  2.00 s/round  ETA 6.0 s  5 failures"
     ]

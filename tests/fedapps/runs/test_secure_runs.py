@@ -6,16 +6,17 @@ from safetensors.numpy import load_file
 
 from fedapps.algorithms.secure.wire import QUERY, RECORD, packed
 from fedapps.engines.inline import InlineGrid
+from fedapps.engines.node_app import MANY, Part, pack, unpack
 from fedapps.engines.node_grid import NodeGrid
-from fedapps.engines.packing import MANY, Part, pack, unpack
 from fedapps.errors import UserError
 from fedapps.lab.results.secure_sums import secure_section
 from fedapps.records.reader import read_run
 from fedapps.runs.assembly import build_strategy, build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute
-from fedapps.runs.prepare import check_sizes, with_clients, with_defaults
+from fedapps.runs.prepare import with_clients, with_defaults
 from fedapps.settings.reading import read_settings
+from fedapps.settings.rules import COUNTED, refuse
 from fedapps.settings.site_policy import SitePolicy
 from tests.helpers import assert_arrays, rounds_of, run_inline
 
@@ -104,7 +105,7 @@ def test_what_needs_single_replies_is_refused(config, why):
 def test_settings_that_contradict_secure_sums():
     for few in ({"clients-per-round": 2}, {"num-clients": 2, "clients-per-round": 0}):
         with pytest.raises(UserError, match="at least 3 clients, and a round has 2"):
-            check_sizes(read_settings({"secure.on": True, "num-clients": 9, **few}))
+            refuse(read_settings({"secure.on": True, "num-clients": 9, **few}), COUNTED)
     with pytest.raises(UserError, match=r"secure\.neighbours = 8: a server that lies"):
         read_settings({"secure.on": True, "secure.neighbours": 8})
 

@@ -17,7 +17,7 @@ from fedapps.errors import UserError
 from fedapps.lab.results.parts import run_figures
 from fedapps.lab.results.survival_plots import survival_section
 from fedapps.records.reader import read_run
-from fedapps.records.survival_writer import survival_table
+from fedapps.records.tables import survival_table
 from fedapps.runs.assembly import build_task
 from fedapps.runs.execution import execute_inline
 from fedapps.runs.prepare import assemble, with_defaults

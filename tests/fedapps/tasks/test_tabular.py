@@ -16,7 +16,7 @@ from fedapps.data.samples import Columns, Samples
 from fedapps.data.scaling import Moments, Scale, TableScale
 from fedapps.engines.inline import InlineGrid
 from fedapps.errors import UserError
-from fedapps.records.writer import summarise
+from fedapps.records.measures import summarise
 from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder

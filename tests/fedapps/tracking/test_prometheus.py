@@ -14,7 +14,7 @@ import pytest
 from fedapps.commands.parser import main
 from fedapps.engines.processes import free_port
 from fedapps.errors import UserError
-from fedapps.runs import launch as launching
+from fedapps.runs.progress import Progress
 from fedapps.tracking.prometheus import BYTES, Counts, check_port, served
 
 JOB = [
@@ -54,12 +54,12 @@ def scraped(port, path="/metrics"):
 
 def test_the_page_is_scraped_during_a_run(tmp_path, monkeypatch, capsys):
     port, folder, seen = free_port(), tmp_path / "first", []
-    monkeypatch.setattr(launching, "show", lambda *_: seen.append(scraped(port)[0]))
+    monkeypatch.setattr(Progress, "poll", lambda *_: seen.append(scraped(port)[0]))
     assert main([*JOB, "num-rounds=3", "--metrics-port", str(port), "--out", str(folder)]) == 0
-    assert [values["fedapps_rounds_total",] for values in seen] == [1, 2, 3]
+    assert [values["fedapps_rounds_total",] for values in seen] == [0, 1, 2, 3]
     assert f"metrics: http://127.0.0.1:{port}/metrics" in capsys.readouterr().err
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    for done, values in enumerate(seen, 1):
+    for done, values in enumerate(seen):
         assert values["fedapps_rounds_planned",] == 3
         assert values["fedapps_replies_total",] == 4 * done
         assert values["fedapps_failures_total",] == 0
@@ -70,8 +70,8 @@ def test_the_page_is_scraped_during_a_run(tmp_path, monkeypatch, capsys):
             assert values["fedapps_bytes_total", way, phase] == sum(
                 row.get(key, 0) for row in rows[:done]
             )
-    assert ("fedapps_measure", "accuracy-mean") not in seen[0]
-    assert seen[2]["fedapps_measure", "accuracy-mean"] == rows[2]["evaluate"]["accuracy-mean"]
+    assert ("fedapps_measure", "accuracy-mean") not in seen[1]
+    assert seen[3]["fedapps_measure", "accuracy-mean"] == rows[2]["evaluate"]["accuracy-mean"]
     with pytest.raises(urllib.error.URLError):  # the page ends with the run
         scraped(port)
 

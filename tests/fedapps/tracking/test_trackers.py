@@ -9,15 +9,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from fedapps.commands.parser import main
 from fedapps.errors import UserError
 from fedapps.settings.reading import read_settings
-from fedapps.tracking import callback
-from fedapps.tracking.callback import Tracked, columns_of, measures_of
+from fedapps.tracking.adapters import ADAPTERS, Tracked, columns_of
+from fedapps.tracking.callback import measures_of
 from fedapps.tracking.names import TRACKERS, check_installed
 from tests.helpers import refused, rounds_of
 
@@ -43,11 +42,11 @@ def stopped_and_resumed(out, *more):
     """Run three rounds, with Ctrl-C after the second."""
 
     def stop(_, folder):
-        if len((folder / "rounds.jsonl").read_text().splitlines()) == 2:
+        if len(rounds_of(folder)) == 2:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedapps.runs.launch.show", stop)
+        patch.setattr("fedapps.runs.progress.Progress.poll", stop)
         assert main([*JOB, "num-rounds=3", *more, "--out", str(out)]) == 130
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
     return run(out, "--resume")
@@ -85,10 +84,8 @@ class RecordingTracker:
 
 @pytest.fixture
 def tracker_class(monkeypatch):
-    monkeypatch.setitem(callback.ADAPTERS, "wandb", (__name__, "RecordingTracker"))
+    monkeypatch.setitem(ADAPTERS, "wandb", RecordingTracker)
     monkeypatch.setitem(TRACKERS, "wandb", "json")
-    this = SimpleNamespace(import_module=lambda _: sys.modules[__name__])
-    monkeypatch.setattr(callback, "importlib", this)
     monkeypatch.setattr(RecordingTracker, "fails", "")
     return RecordingTracker
 
@@ -203,7 +200,7 @@ def test_trackers_are_imported_only_if_named(tmp_path):
     out = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=120
     )
-    ours = [f"fedapps.tracking.{name}" for name in ("names", "callback", "prometheus")]
+    ours = [f"fedapps.tracking.{name}" for name in ("names", "adapters", "callback", "prometheus")]
     assert out.stdout.splitlines()[-1] == f"[] {ours}", out.stderr
 
 

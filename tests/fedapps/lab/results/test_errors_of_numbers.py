@@ -10,9 +10,8 @@ from fedapps.lab.charts.theme import THEME
 from fedapps.lab.results.comparison_table import rows_of
 from fedapps.lab.results.fair_plots import client_bars, fair_measure, worst_first
 from fedapps.lab.results.gains import gains_over, gains_section, reference_of
-from fedapps.records.pooled_errors import pooled_errors
+from fedapps.records.measures import pooled_errors, summarise
 from fedapps.records.reader import read_run
-from fedapps.records.writer import summarise
 
 
 def reported(y, f):

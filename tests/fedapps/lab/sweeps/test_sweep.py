@@ -636,9 +636,9 @@ def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys
     def run_simulation(app, config, resources, *following, **how):
         asked.append((config["seed"], resources.nodes, resources.gpus_per_client))
         if config["seed"] == 1:
-            return flower.Outcome("failed", "Ray died", None)
+            return flower.Outcome("failed", "Ray died")
         execute_inline(read_settings(config))
-        return flower.Outcome("completed", "", None)
+        return flower.Outcome("completed")
 
     monkeypatch.setattr(flower, "launched", lambda port, walled: nullcontext())
     monkeypatch.setattr(flower, "run_simulation", run_simulation)

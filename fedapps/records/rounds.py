@@ -1,0 +1,132 @@
+"""What a results folder says of its run while that goes on, and before it is resumed:
+the records of its rounds, its status, and whether given settings continue it.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedapps.errors import UserError
+from fedapps.formats import one_line
+from fedapps.records.data_record import FREE
+from fedapps.records.files import write_text
+from fedapps.records.reader import parse_round, read_json
+from fedapps.toml_text import Value, file_text, read_toml
+
+#: Key in the record of the first round: the clients that never take part in training.
+NEW_CLIENTS = "new-clients"
+
+
+class RoundReader:
+    """Reads the records appended to a rounds.jsonl since the last call. ``restarted``:
+    whether the last call read the file from its start.
+    """
+
+    def __init__(self) -> None:
+        self.offset, self._inode = 0, -1
+
+    def read(self, path: Path) -> list[dict[str, Any]]:
+        """Return the new complete records. A file that was replaced or truncated (a
+        resumed run) is read from the start again.
+        """
+        self.restarted = False
+        try:
+            with path.open("rb") as file:
+                status = path.stat()
+                if status.st_ino != self._inode or status.st_size < self.offset:
+                    self.offset, self._inode = 0, status.st_ino
+                self.restarted = not self.offset
+                file.seek(self.offset)
+                data = file.read()
+        except OSError:
+            return []
+        complete = data.rfind(b"\n") + 1
+        self.offset += complete
+        return [
+            record
+            for line in data[:complete].split(b"\n")
+            if (record := parse_round(line)) is not None
+        ]
+
+
+def read_rounds(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of the complete lines of rounds.jsonl."""
+    path = folder / "rounds.jsonl"
+    lines = file_text(path).splitlines(keepends=True) if path.exists() else []
+    rows = [(line, parse_round(line)) for line in lines if line.endswith("\n")]
+    if unreadable := next((line for line, row in rows if row is None), ""):
+        raise UserError(
+            f"{path}: a line is not the record of a round ({one_line(unreadable, 60)}): start "
+            "again with --overwrite"
+        )
+    return [row for _, row in rows if row is not None]
+
+
+def new_clients_of(folder: Path) -> list[int | str]:
+    """Return the ids of the run's new clients, which the record of the first round
+    holds.
+    """
+    return next((row[NEW_CLIENTS] for row in read_rounds(folder) if NEW_CLIENTS in row), [])
+
+
+def status_of(folder: Path) -> str | None:
+    """Return the final status recorded in ``folder``; ``None`` while the run is
+    running.
+    """
+    path = folder / "summary.json"
+    status = str(read_json(path).get("status", "running"))
+    return None if status == "running" else status
+
+
+def all_written(folder: Path) -> bool:
+    """Return whether the report is newer than the final summary; a run writes its
+    report last.
+    """
+    try:
+        return (folder / "report.html").stat().st_mtime_ns >= (
+            folder / "summary.json"
+        ).stat().st_mtime_ns
+    except FileNotFoundError:
+        return False
+
+
+def set_status(folder: Path, status: str, error: str = "") -> None:
+    """Set the recorded status of a run from outside, because its process was killed
+    before it could, or will be restarted.
+    """
+    path = folder / "summary.json"
+    if path.exists():
+        summary = read_json(path)
+        write_text(
+            path,
+            json.dumps(
+                summary | {"status": status} | ({"error": error} if error else {}), indent=1
+            ),
+        )
+
+
+def check_resumable(
+    folder: Path, config: Mapping[str, Value], defaults: Mapping[str, Value]
+) -> None:
+    """Raise ``UserError`` unless ``folder`` holds a run with the settings ``config``.
+    ``defaults``: the default of every setting.
+    """
+    if not (folder / "settings.toml").exists():
+        raise UserError(
+            f"{folder} holds no run to resume: omit --resume, or give the run's folder with --out"
+        )
+    before = {
+        k: v
+        for k, v in read_toml(folder / "settings.toml").items()
+        if not k.startswith("versions.")
+    }
+    # settings that are newer than the run have their defaults
+    before = {key: value for key, value in defaults.items() if key in config} | before
+    for key in sorted(set(before) | set(config)):
+        if key not in FREE and before.get(key) != config.get(key):
+            raise UserError(
+                f"{folder} was run with {key} = {before.get(key)!r}, but now {key} = "
+                f"{config.get(key)!r}. Resume with the same settings, or start a new run in "
+                "another folder."
+            )
