@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fedapps.algorithms.common.privacy import gaussian_epsilon
 from fedapps.commands.parser import main
-from fedapps.engines import flower
+from fedapps.engines import flower, superlink
 from fedapps.lab.sweeps import execution as sweep_module
 from fedapps.lab.sweeps.page import write_page
 from fedapps.lab.sweeps.plan import read_plan
@@ -640,7 +640,7 @@ def test_ray_executes_the_runs_one_after_the_other(tmp_path, monkeypatch, capsys
         execute_inline(read_settings(config))
         return flower.Outcome("completed")
 
-    monkeypatch.setattr(flower, "launched", lambda port, walled: nullcontext())
+    monkeypatch.setattr(superlink, "SuperLink", lambda *_: nullcontext())
     monkeypatch.setattr(flower, "run_simulation", run_simulation)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
