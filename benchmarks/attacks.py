@@ -241,6 +241,7 @@ LOW = {"score": "loss-mean", "factor": 1.0}
 OBJECTIVE = {"score": "objective", "factor": 1.0}
 POOLED = {**DIGITS, "superfed.lambda-choice": "shared", "evaluate-every": 5}
 FAST = {**DIGITS, "fedopt.server-learning-rate": 0.03}
+FAIR = ("afl", "aaggff-d", "aaggff-s", "term", "q-fedavg")
 WORST = says(loss_before=1e15)
 LIES = (
     Lie("labels 9 - y", "fedavg", honest, flips=True),
@@ -261,6 +262,14 @@ LIES = (
     Lie("loss-before 1e15, labels 9 - y", "term", WORST, flips=True),
     Lie("loss-before 1e15, labels 9 - y", "q-fedavg", WORST, flips=True),
     Lie("loss-before 1e15, labels 9 - y", "aaggff-s", WORST, flips=True),
+    *(
+        Lie(
+            f"x - 3 (y - x), loss-before {loss:g}",
+            method,
+            both(moved(-3.0), says(loss_before=loss)),
+        )
+        for method, loss in (*((fair, 1e15) for fair in FAIR), ("q-fedavg", 1e-9))
+    ),
     Lie("curve reversed, validation-samples 9e14", "superfed-mm", _curve, POOLED, scored=True),
     Lie("sums of labels 1 - y", "histogram-boosting", honest, TREES, flips=True),
     Lie(

@@ -28,6 +28,7 @@ Contract: that of the wrapped strategy and ``loss-before`` (see
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median_low
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -37,8 +38,8 @@ from flwr.serverapp.strategy import Strategy
 from fedapps.algorithms.common.options import option
 from fedapps.algorithms.common.schedule import local_rate
 from fedapps.algorithms.fairness.rule import FairOptions
-from fedapps.algorithms.fairness.simplex import bounded
-from fedapps.algorithms.fairness.weight_rules import lipschitz_step, powers
+from fedapps.algorithms.fairness.weight_rules import LEAST_LOSS, lipschitz_step, powers
+from fedapps.strategies.base.relative_bounds import HARDENED
 from fedapps.strategies.families.reweighting import Decision, Replies, Reweighting
 
 
@@ -100,7 +101,9 @@ class QFedAvg(Reweighting):
         facts = {"objective": float(weights @ replies.losses)}
         if self.options.step == "average" or self.options.q == 0:
             return Decision(weights, facts)
-        shares = bounded(weights, self.cap * replies.prior) if self.cap else weights
-        squares = (replies.updates() ** 2).sum(1)
+        shares, squares = self.limited(weights, replies), replies.norms**2
+        if self.hardened:  # or a client whose loss is said to be almost 0 stops the run
+            usual = median_low(squares / np.maximum(replies.losses, LEAST_LOSS))
+            squares = np.minimum(squares, HARDENED * usual * replies.losses)
         step = lipschitz_step(shares, replies.losses, squares, self.options.q, self._lipschitz)
         return Decision(weights, {**facts, "step": step}, np.full(len(weights), step))

@@ -31,11 +31,12 @@ start from is cut (:func:`fedapps.algorithms.fairness.responses.cut`).
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 from logging import WARNING
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -67,20 +68,35 @@ from fedapps.strategies.families.weight_memory import FORGET_AFTER, WeightMemory
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
+#: Weight times update of a client that is not trusted, as a multiple of the prior times
+#: the round's median: of ten equal clients, one that pulls the other way takes a fifth
+#: of what they move from the nine others.
+MOST_MOVED = 2.0
+
 
 @dataclass(frozen=True)
 class Replies:
     """The m replies of a round, as a weight rule sees them.
 
     ``places`` (m,): positions of the clients. ``losses`` (m,): of the model that was
-    sent; empty if the rule asks for none. ``prior`` (m,): sums to 1. ``updates()``
-    returns the changes of the learned arrays as rows (m, d).
+    sent; empty if the rule asks for none. ``prior`` (m,): sums to 1. ``sent``,
+    ``models``: of the round; no models if weights are decided before these are there.
     """
 
     places: Places
     losses: Floats
     prior: Floats
-    updates: Callable[[], Floats]
+    sent: ArrayRecord
+    models: Sequence[ArrayRecord]
+
+    def updates(self) -> Floats:
+        """Return the changes of the learned arrays as rows (m, d)."""
+        return updates(self.sent, self.models)
+
+    @cached_property
+    def norms(self) -> Floats:
+        """The norms (m,) of these rows, of which one at a time is in memory."""
+        return np.array([np.linalg.norm(updates(self.sent, [model])) for model in self.models])
 
 
 @dataclass(frozen=True)
@@ -130,6 +146,7 @@ class Reweighting(WeightMemory):
         options = FairOptions(prior=prior, cap=cap)
         super().__init__(strategy, options.prior, forget_after)
         self.cap = options.cap
+        self.hardened = False
         #: The weights of the last round by client, summing to 1.
         self.last_weights: dict[ClientId, float] = {}
         self._sent = ArrayRecord()
@@ -138,10 +155,11 @@ class Reweighting(WeightMemory):
     # --- hooks ------------------------------------------------------------------------
 
     def harden(self) -> None:
-        """Cap the weights, if the options do not: no bound on a loss keeps a client
-        that always names the largest from the weight of the worst one.
+        """Cap the weights, if the options do not, and what a client moves the mean: no
+        bound on a loss keeps a client that always names the largest from the weight of
+        the worst one.
         """
-        self.cap = self.cap or HARDENED
+        self.hardened, self.cap = True, self.cap or HARDENED
 
     def check_sample(self, sampled: int, count: int, server_round: int) -> None:
         """Called when ``sampled`` of ``count`` connected clients take part in a round;
@@ -257,8 +275,10 @@ class Reweighting(WeightMemory):
             else np.full(len(places), 1 / len(places))
         )
         losses = self._cut(valid) if self.asks_losses else np.zeros(0)
-        decision = self.decide(Replies(places, losses, prior, partial(self._updates, contents)))
-        weights = bounded(decision.weights, self.cap * prior) if self.cap else decision.weights
+        models = [record for content in contents for record in arrays_of(content)[:1]]
+        heard = Replies(places, losses, prior, self._sent, models)
+        decision = self.decide(heard)
+        weights = self.limited(decision.weights, heard, decision.factors)
         self.last_weights = {
             client: float(w) for (client, _, _), w in zip(valid, weights, strict=True)
         }
@@ -274,8 +294,20 @@ class Reweighting(WeightMemory):
                 log(WARNING, "client %s: its loss %.3g counts as %.3g", client, loss, used)
         return losses
 
-    def _updates(self, contents: Sequence[RecordDict]) -> Floats:
-        return updates(self._sent, [arrays_of(content)[0] for content in contents])
+    def limited(self, weights: Floats, replies: Replies, factors: Floats | None = None) -> Floats:
+        """Return the weights (m,) within the cap. Hardened, a weight times the length
+        of the client's update (times its factor) is at most ``MOST_MOVED`` times the
+        prior times the median length: a client with the cap's weight and the longest
+        update allowed would outweigh all others.
+        """
+        if not self.cap:
+            return weights
+        limits = self.cap * replies.prior
+        if self.hardened and replies.models:
+            lengths = replies.norms * (1.0 if factors is None else factors)
+            if usual := median_low(lengths):
+                limits *= np.minimum(1, MOST_MOVED * usual / np.maximum(self.cap * lengths, usual))
+        return bounded(weights, limits / min(1.0, limits.sum()))
 
     def _scaled(self, contents: list[RecordDict], factors: Floats) -> list[ArrayRecord]:
         """Return the models with learned arrays ``sent + factor * update``, ``factors``

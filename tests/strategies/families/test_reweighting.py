@@ -177,6 +177,41 @@ def test_a_loss_is_at_most_five_times_the_largest_median(rule):
     assert weights(lambda t: 9.9) != weights(lambda t: 9.8)
 
 
+FAIR = {
+    "afl": lambda: AFL(FedAvg(), AFLOptions(1.0)),
+    "term": lambda: tilted(FedAvg()),
+    "aaggff-s": lambda: AAggFFS(FedAvg()),
+    "aaggff-d": lambda: AAggFFD(FedAvg()),
+    "q-fedavg": lambda: QFedAvg(FedAvg(), QFedAvgOptions(q=1.0, step="average")),
+}
+
+
+@pytest.mark.parametrize("rule", FAIR)
+@pytest.mark.parametrize("length", [0.5, 1.0, 3.0, 100.0])
+def test_hardened_what_a_liar_moves_is_at_most_two_tenths_of_a_median_update(rule, length):
+    """Weight times length, of ten clients. The weight has the cap as well."""
+    hardened, before = FAIR[rule](), FAIR[rule]()
+    hardened.harden()
+    for strategy in (hardened, before):
+        clients = [LossyClient(1.0, 1.0)] * 9 + [LossyClient(-length, 1e14)]
+        simulate(strategy, lambda i, _: clients[i], 10, START, 20)
+    assert hardened.last_weights[9] * length <= min(2.0, 3 * length) / 10 * (1 + 1e-6)
+    assert sum(hardened.last_weights.values()) == pytest.approx(1)
+    if length >= 1:
+        assert before.last_weights[9] > hardened.last_weights[9]
+
+
+@pytest.mark.parametrize("loss", [1e-9, 1e14])
+def test_hardened_no_loss_stops_q_fedavg(loss):
+    """The Lipschitz estimate divides by the loss: 1e-9 from one of ten would make the
+    step a millionth.
+    """
+    fair = QFedAvg(FedAvg(), QFedAvgOptions(lipschitz=0.1))
+    fair.harden()
+    result = simulate(fair, lambda i, _: LossyClient(1.0, loss if i == 9 else 1.0), 10, START, 1)
+    assert arrays_of(result)["w"].min() > 0.9
+
+
 def test_a_round_without_a_valid_loss_keeps_the_model():
     result = simulate(
         tilted(FedAvg()),
