@@ -48,6 +48,7 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from benchmarks.common import options, show, spread
+from benchmarks.faults import lines as lines_of
 from fedapps.clients.base.adapter import to_client_app
 from fedapps.clients.base.store import MessageStore
 from fedapps.engines.inline import InlineGrid
@@ -153,13 +154,21 @@ def moved(factor: float) -> Tell:
     return tell
 
 
-def filled(value: float, kind: str = "") -> Tell:
-    """Send ``value`` everywhere, as type ``kind``."""
+def changed(
+    change: Callable[[NDArray[Any]], NDArray[Any]], which: slice = slice(None), kind: str = ""
+) -> Tell:
+    """Change arrays of the reply, as type ``kind``."""
 
     def tell(reply: Reply) -> None:
-        reply.arrays = [np.full_like(y, value, dtype=kind or y.dtype) for y in reply.arrays]
+        for place in range(len(reply.arrays))[which]:
+            reply.arrays[place] = change(np.asarray(reply.arrays[place], kind or None))
 
     return tell
+
+
+def filled(value: float, which: slice = slice(None), kind: str = "") -> Tell:
+    """Send ``value`` everywhere."""
+    return changed(lambda y: np.full_like(y, value), which, kind)
 
 
 def claimed(reply: Reply) -> None:
@@ -169,13 +178,7 @@ def claimed(reply: Reply) -> None:
 
 def scaled(factor: float, which: slice = slice(None), kind: str = "") -> Tell:
     """Multiply arrays of the reply."""
-
-    def tell(reply: Reply) -> None:
-        for place in range(len(reply.arrays))[which]:
-            old = np.asarray(reply.arrays[place], kind or None)
-            reply.arrays[place] = np.asarray(old * old.dtype.type(factor), old.dtype)
-
-    return tell
+    return changed(lambda y: np.asarray(y * y.dtype.type(factor), y.dtype), which, kind)
 
 
 def honest(reply: Reply) -> None:
@@ -206,22 +209,9 @@ def _curve(reply: Reply) -> None:
         reply.metrics["candidate-losses"] = [-loss for loss in losses]
 
 
-def _flat(value: float, place: int) -> Tell:
-    def tell(reply: Reply) -> None:
-        reply.arrays[place] = np.full_like(reply.arrays[place], value)
-
-    return tell
-
-
 def _one_sided(size: float) -> Tell:
     """Praise the first predictor, blame all others."""
-
-    def tell(reply: Reply) -> None:
-        gradient = np.full_like(reply.arrays[0], size)
-        gradient[:1] = -size
-        reply.arrays[0] = gradient
-
-    return tell
+    return changed(lambda y: np.where(np.arange(len(y)), y.dtype.type(size), -size), slice(1))
 
 
 def _praise(reply: Reply) -> None:
@@ -249,7 +239,7 @@ LIES = (
     Lie("x - 9 (y - x)", "fedavg", moved(-9.0)),
     Lie("x + 50 (y - x)", "fedavg", moved(50.0)),
     Lie("a model of fives", "fedavg", filled(5.0)),
-    Lie("the same as float16", "fedavg", filled(5.0, "float16")),
+    Lie("the same as float16", "fedavg", filled(5.0, kind="float16")),
     Lie("the same with num-examples 1e15", "fedavg", both(filled(5.0), claimed)),
     Lie("labels 9 - y, num-examples 1e15", "fedavg", claimed, flips=True),
     Lie("a model of 9e14 once", "fedavg", filled(9e14), once=8),
@@ -287,8 +277,13 @@ LIES = (
     Lie("output layers x 1000", "ffgb", scaled(1000.0, slice(-2, None)), NETS),
     Lie("output layers negated", "ffgb", scaled(-1.0, slice(-2, None)), NETS),
     Lie("leaves x 1000", "ffgb", scaled(1000.0, slice(-1, None)), {**TABLE, "num-rounds": 15}),
-    Lie("gradients of 1e6", "fedevg", _flat(1e6, 0), EVG),
-    Lie("gradients negated, log e = 50", "fedevg", both(_flat(50, 1), scaled(-1.0, slice(1))), EVG),
+    Lie("gradients of 1e6", "fedevg", filled(1e6, slice(1)), EVG),
+    Lie(
+        "gradients negated, log e = 50",
+        "fedevg",
+        both(filled(50, slice(1, 2)), scaled(-1.0, slice(1))),
+        EVG,
+    ),
     Lie("a product x -1e6", "dfw-trace", scaled(-1e6), MATRIX, **OBJECTIVE),
     Lie("opposite atoms", "fedfw-plus", scaled(-1.0, slice(1)), MATRIX, **OBJECTIVE),
 )
@@ -393,8 +388,7 @@ def lie_rows(given: Any) -> Iterator[list[str]]:
     results = Path(given.results)
     results.parent.mkdir(parents=True, exist_ok=True)
     results.touch()
-    lines = map(json.loads, results.read_text().splitlines())
-    known: Rows = {json.dumps(row[:-1]): row[-1] for row in lines}
+    known: Rows = {json.dumps(row[:-1]): row[-1] for row in lines_of(results)}
     for lie in LIES:
         cells = []
         for column in COLUMNS:
@@ -431,17 +425,22 @@ def bounded(given: dict[str, Any], bounds: str) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         own = {"max-relative-update": update, "max-weight": weight, "out": folder}
         accuracy = 100 * float(execute_inline(read_settings({**given, **own}))["accuracy-mean"])
-        lines = (Path(folder) / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+        rows = lines_of(Path(folder) / "rounds.jsonl")
     acted = sum(len({*row.get("shortened", ()), *row.get("capped", ())}) for row in rows)
     return accuracy, acted / sum(len(row["clients"]) for row in rows)
 
 
 def honest_rows(given: Any) -> Iterator[list[str]]:
     """Yield a row per pair of bounds and method."""
-    shared = {"num-clients": CLIENTS, "clients-per-round": 10, "evaluate-every": 0}
-    shared |= {"checkpoint-every": 0, "num-rounds": given.rounds}
-    shared |= {"train.local-epochs": 3, "train.learning-rate": 0.05}
+    shared = {
+        "num-clients": CLIENTS,
+        "clients-per-round": 10,
+        "evaluate-every": 0,
+        "checkpoint-every": 0,
+        "num-rounds": given.rounds,
+        "train.local-epochs": 3,
+        "train.learning-rate": 0.05,
+    }
     for pair, method in ((pair, method) for pair in given.bounds for method in given.methods):
         cells = []
         for data in given.data:

@@ -26,7 +26,7 @@ this client, of the worst client, and of all.
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -203,11 +203,6 @@ class Churning(InlineGrid):
         return [node for node in super().get_node_ids() if node != gone]
 
 
-def values_of(metrics: Mapping[Any, Any], key: str) -> dict[Any, float]:
-    """Return a metric by client."""
-    return {client: float(values[key]) for client, values in metrics.items()}
-
-
 def run(config: dict[str, Any], rounds: int, worst: int, away: Away) -> Log:
     """Return every round's weights and mean training losses by client, and the test
     accuracies of the last evaluation.
@@ -228,8 +223,9 @@ def run(config: dict[str, Any], rounds: int, worst: int, away: Away) -> Log:
 
     def note(now: Round) -> None:
         weights.append(dict(getattr(strategy, "last_weights", {})))
-        losses.append(values_of(now.trained.metrics, "loss"))
-        tested.update(values_of(now.evaluated.metrics, "accuracy") if now.evaluated else {})
+        losses.append({who: float(said["loss"]) for who, said in now.trained.metrics.items()})
+        for who, said in now.evaluated.metrics.items() if now.evaluated else ():
+            tested[who] = float(said["accuracy"])
         grid.now = now.number + 1
 
     values = {"seed": settings.seed, **settings.train.to_config()}
@@ -268,8 +264,8 @@ def churn_rows(rounds: int, seeds: list[int]) -> Iterator[list[str]]:
                 [np.mean([r[who] for r in row[-10:]]) for (row, _, _), who in runs] if key else []
             )
             tested = [list(test.values()) for (_, _, test), _ in runs]
-            columns = (back, last, [test[who] for (_, _, test), who in runs])
-            columns += (list(map(min, tested)), list(map(np.mean, tested)))
+            own_scores = [test[who] for (_, _, test), who in runs]
+            columns = (back, last, own_scores, [*map(min, tested)], [*map(np.mean, tested)])
             cells = [spread(100 * np.array(column)) if column else "" for column in columns]
             yield [name, pattern, str(forget) if key else "", *cells]
 

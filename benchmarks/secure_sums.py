@@ -101,8 +101,10 @@ def row(clients: int, numbers: int, degree: int, gone_share: float) -> list[str]
     names = [f"{place:04}" for place in range(clients)]
     graph = neighbours(names, degree)
     near = [names[0], *graph[names[0]]]
-    everyone = names if consistency else near
-    people = {name: Participant(name, new_signing_key(), State()) for name in everyone}
+    people = {
+        name: Participant(name, new_signing_key(), State())
+        for name in (names if consistency else near)
+    }
     hellos = {name: person.hello() for name, person in people.items()}
     me, others = people[names[0]], graph[names[0]]
     # its neighbours offer to it and to as many strangers as they have neighbours
@@ -114,16 +116,14 @@ def row(clients: int, numbers: int, degree: int, gone_share: float) -> list[str]
     # of its neighbours it is the first
     sealed = {n: part_of(offers[n].sealed, 0, SEALED) for n in others}
     words, out = np.zeros(numbers, np.uint64), []
-    members = names
     asked = [offers[name] for name in others]
     spent += cpu(
-        lambda: out.append(to_bytes(me.mask(session, members, asked, sealed, b"model", words)))
+        lambda: out.append(to_bytes(me.mask(session, names, asked, sealed, b"model", words)))
     )
     survivors = names[: clients - gone]
-    context = bytes.fromhex(me.state.open[session.id.hex()].context)
     proofs = {}
     if consistency:
-        text = list_digest(context, survivors)
+        text = list_digest(bytes.fromhex(me.state.open[session.id.hex()].context), survivors)
         spent += cpu(lambda: me.sign(session, survivors))
         proofs = {n: signature(people[n].key, "survivors", text) for n in survivors}
     given = []
@@ -160,11 +160,12 @@ def rows(given: Any) -> Iterator[list[str]]:
 def ran(out: Path, secure: bool, words: list[str], app: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return rounds and model of a run whose clients have ``app``."""
     inline_grid.load_app = lambda: app  # type: ignore[attr-defined]
-    job = ["run", "method=scaffold", "num-rounds=5", "num-clients=7", "clients-per-round=0"]
-    job += ["seed=3", "evaluate-every=1", "checkpoint-every=0", *words]
-    engine = ["--engine", "inline", "--workers", "1", "--out", str(out)]
+    job = (
+        "run method=scaffold num-rounds=5 num-clients=7 clients-per-round=0 seed=3 "
+        "evaluate-every=1 checkpoint-every=0 --engine inline --workers 1 --out"
+    )
     with contextlib.redirect_stdout(io.StringIO()):
-        command([*job, f"secure.on={str(secure).lower()}", *engine])
+        command([*job.split(), str(out), *words, f"secure.on={str(secure).lower()}"])
     return lines(out / "rounds.jsonl"), load_file(out / "model.safetensors")
 
 

@@ -91,8 +91,10 @@ JOB = [
     "train.local-epochs=1",
     "evaluate-every=0",
     "clients-per-round=0",
+    "max-weight=10",
+    "max-relative-update=0",
+    "timeout=45",
 ]
-JOB += ["max-weight=10", "max-relative-update=0", "timeout=45"]
 LEFT_OUT = ("client", "node", "late", "nan", "shape", "huge", "words", "metrics", "policy")
 # a site may have answered before it is killed
 CERTAIN = {
@@ -146,8 +148,8 @@ class Soak:
             f"num-rounds={self.rounds}",
             f"seed={self.seed}",
             f"num-clients={CLIENTS[self.engine]}",
+            f"checkpoint-every={EVERY[self.engine]}",
         ]
-        job += [f"checkpoint-every={EVERY[self.engine]}"]
         again = (self.out / "settings.toml").exists()
         arguments = [
             "run",

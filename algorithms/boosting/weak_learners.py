@@ -24,6 +24,7 @@ from fedapps.algorithms.boosting.oracle import Target as Target
 from fedapps.algorithms.boosting.oracle import in_chunks
 from fedapps.algorithms.boosting.regression import Adam, Diverged, fit_network
 from fedapps.algorithms.common.checks import check_choice, check_range
+from fedapps.algorithms.common.modules import widest
 from fedapps.algorithms.common.steps import Eager, Runner
 
 # The L-infinity oracle minimises the mean squared error over this fraction of the
@@ -66,7 +67,6 @@ class NetOracle:
             self.compiler: Runner | None = None
         self.fitted = model_fn(0)  # what a fit works in: compiled steps belong to a module
         self.module = model_fn(0).eval()  # a template: all networks have its architecture
-        self._width: int | None = None
         for parameter in self.module.parameters():
             parameter.requires_grad_(False)
 
@@ -98,22 +98,8 @@ class NetOracle:
             outputs: Tensor = torch.vmap(one, in_dims=(0, None))(dict(states), points)
             return outputs
 
-        values: Tensor = in_chunks(some, learners, x, self.width(x))
+        values: Tensor = in_chunks(some, learners, x, widest(self.module, x))
         return values
-
-    def width(self, x: Tensor) -> int:
-        """Return the size of the largest layer output for one point."""
-        if self._width is None:
-            sizes = [x[0].numel()]
-            hooks = [
-                m.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel()))
-                for m in self.module.modules()
-            ]
-            self.module(x[:1])
-            for hook in hooks:
-                hook.remove()
-            self._width = max(sizes)
-        return self._width
 
     def _fit_worst(
         self, module: nn.Module, x: Tensor, target: Target, rng: np.random.Generator

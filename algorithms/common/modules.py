@@ -80,14 +80,10 @@ def evaluation_batch(model: nn.Module, x: Tensor, usual: int = 1024) -> int:
     than ``WIDEST`` numbers.
 
     A size of the samples alone does not say that: a token becomes hundreds of numbers.
-    The model is measured at one sample, once for each form of samples.
     """
     if len(x) < 2:
         return usual
-    known = _widths.setdefault(model, {})
-    if x.shape[1:] not in known:
-        known[x.shape[1:]] = _width(model, x[:1])
-    return max(1, min(usual, WIDEST // known[x.shape[1:]]))
+    return max(1, min(usual, WIDEST // widest(model, x)))
 
 
 def trains_alone(model: nn.Module, x: Tensor) -> bool:
@@ -118,11 +114,16 @@ def _taken(model: nn.Module, x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _width(model: nn.Module, one: Tensor) -> int:
-    """Return the size of the largest output of the model's modules for one sample; of
-    the sample itself, if the model cannot be called with one sample alone.
+def widest(model: nn.Module, x: Tensor) -> int:
+    """Return the size of the largest output of the model's modules for one of the
+    samples ``x`` (n, ...), or of the sample, if the model cannot be called with one.
+
+    The model, in evaluation mode, is measured once for each form of samples.
     """
-    sizes = [one.numel()]
+    known = _widths.setdefault(model, {})
+    if x.shape[1:] in known:
+        return known[x.shape[1:]]
+    sizes = [x[0].numel()]
 
     def measure(module: nn.Module, given: Any, out: Any) -> None:
         parts = out if isinstance(out, tuple) else (out,)  # a recurrent layer's has several
@@ -131,11 +132,12 @@ def _width(model: nn.Module, one: Tensor) -> int:
     hooks = [module.register_forward_hook(measure) for module in model.modules()]
     try:
         with suppress(Exception):  # it may need labels too, or more samples than one
-            model(one)
+            model(x[:1])
     finally:
         for hook in hooks:
             hook.remove()
-    return max(sizes)
+    known[x.shape[1:]] = max(sizes)
+    return known[x.shape[1:]]
 
 
 @torch.no_grad()

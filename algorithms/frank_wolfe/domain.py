@@ -12,11 +12,13 @@ the same atom; a zero gradient gives a fixed extreme point. The classes:
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedapps.algorithms.common.checks import check_range
 from fedapps.algorithms.frank_wolfe.atoms import Array, Atom, Float64
 
 
@@ -54,9 +56,9 @@ class Domain(ABC):
     def diameter(self) -> float:
         """The largest Euclidean distance between two points."""
 
-    @abstractmethod
     def start(self) -> Float64:
-        """Return an initial point in the domain."""
+        """Return an initial point in the domain: 0, unless a class has another."""
+        return np.zeros(self.shape)
 
     def project(self, x: Array) -> Float64:
         """Return the point of the domain closest to x. Raises ``ValueError`` if the
@@ -75,6 +77,18 @@ class Domain(ABC):
         if len(arrays) != 1:
             raise ValueError(f"{len(arrays)} arrays, but a point of {type(self).__name__} is one")
         return as_point(self, arrays[0])
+
+
+@dataclass(frozen=True)
+class Ball(Domain):
+    """Base of the domains whose size is one number, ``radius``."""
+
+    shape: tuple[int, ...]
+    radius: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", check_shape(self.shape))
+        check_range("radius", self.radius, 0, open_low=True)
 
 
 def as_point(domain: Domain, x: ArrayLike) -> Array:
@@ -113,6 +127,14 @@ def check_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
             f"shape = {shape}: a domain has one or more positive sizes and fewer than 2^31 entries"
         )
     return sizes
+
+
+def check_matrix(domain: Domain, square: bool = False) -> None:
+    """Raise ``ValueError`` unless the domain is one of matrices, ``square`` ones."""
+    sizes = check_shape(domain.shape)
+    if len(sizes) != 2 or (square and sizes[0] != sizes[1]):
+        wanted = "(q, q)" if square else "(rows, columns)"
+        raise ValueError(f"shape = {domain.shape}: {type(domain).__name__} needs {wanted}")
 
 
 def check_packed(

@@ -13,7 +13,7 @@ FL-NeurIPS 2022, section 5.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,12 @@ from fedapps.algorithms.frank_wolfe.atoms import (
     SymmetricRankOne,
 )
 from fedapps.algorithms.frank_wolfe.domain import (
+    Ball,
     Domain,
     as_gradient,
     as_point,
+    check_matrix,
     check_packed,
-    check_shape,
 )
 from fedapps.algorithms.frank_wolfe.lanczos import generic_vector, smallest_eigenvector
 from fedapps.algorithms.frank_wolfe.vector_domains import project_l1
@@ -137,19 +138,16 @@ def _unit(domain: Domain, *vectors: Array) -> None:
 
 
 @dataclass(frozen=True)
-class GroupL1(Domain):
+class GroupL1(Ball):
     """d x L matrices with ``sum |column| <= radius`` in every column (a class, a
     group). Atom: one entry per column.
     """
 
-    shape: tuple[int, int]
-    radius: float
     num_arrays = 2
 
     def __post_init__(self) -> None:
-        if len(check_shape(self.shape)) != 2:
-            raise ValueError(f"shape = {self.shape}: GroupL1 needs (rows, columns)")
-        check_range("radius", self.radius, 0, open_low=True)
+        super().__post_init__()
+        check_matrix(self)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Entries:
         """Return in every column the entry with the largest ``|gradient|``, with the
@@ -201,32 +199,32 @@ class GroupL1(Domain):
         """The distance between opposite vertices."""
         return 2 * self.radius * math.sqrt(self.shape[1])
 
-    def start(self) -> Float64:
-        """Return 0."""
-        return np.zeros(self.shape)
+
+@dataclass(frozen=True)
+class Spectral(Ball):
+    """Base of the domains with Lanczos' method as oracle. ``tolerance``: relative
+    residual of the singular pair or eigenvector at which it stops; ``max_steps`` bounds
+    its length.
+    """
+
+    tolerance: float = 0.01
+    max_steps: int = 100
+    square: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_matrix(self, self.square)
+        check_range("tolerance", self.tolerance, 0, 1)
+        check_range("max_steps", self.max_steps, 1)
 
 
 @dataclass(frozen=True)
-class NuclearBall(Domain):
+class NuclearBall(Spectral):
     """p x q matrices whose singular values sum to at most ``radius``. Atom: ``-radius u
     v'``, p + q numbers.
-
-    ``tolerance``: relative residual of the singular pair at which the oracle's
-    iteration stops; ``max_steps`` bounds its length.
     """
 
-    shape: tuple[int, int]
-    radius: float
-    tolerance: float = 0.01
-    max_steps: int = 100
     num_arrays = 2
-
-    def __post_init__(self) -> None:
-        if len(check_shape(self.shape)) != 2:
-            raise ValueError(f"shape = {self.shape}: NuclearBall needs (rows, columns)")
-        check_range("radius", self.radius, 0, open_low=True)
-        check_range("tolerance", self.tolerance, 0, 1)
-        check_range("max_steps", self.max_steps, 1)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> RankOne:
         """Return ``-radius u v'`` with the top singular pair of the gradient (array or
@@ -290,28 +288,17 @@ class NuclearBall(Domain):
         """The distance between opposite atoms."""
         return 2 * self.radius
 
-    def start(self) -> Float64:
-        """Return 0."""
-        return np.zeros(self.shape)
-
 
 @dataclass(frozen=True)
-class Spectrahedron(Domain):
+class Spectrahedron(Spectral):
     """Positive semidefinite q x q matrices with trace ``radius``. Atom: ``radius v
     v'``, q numbers.
     """
 
-    shape: tuple[int, int]
     radius: float = 1.0
     tolerance: float = 1e-3
     max_steps: int = 200
-
-    def __post_init__(self) -> None:
-        if len(set(check_shape(self.shape))) != 1 or len(self.shape) != 2:
-            raise ValueError(f"shape = {self.shape}: Spectrahedron needs (q, q)")
-        check_range("radius", self.radius, 0, open_low=True)
-        check_range("tolerance", self.tolerance, 0, 1)
-        check_range("max_steps", self.max_steps, 1)
+    square = True
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> SymmetricRankOne:
         """Return ``radius v v'``, v being the eigenvector of the smallest eigenvalue of
@@ -381,8 +368,7 @@ class Birkhoff(Domain):
     projects = False
 
     def __post_init__(self) -> None:
-        if len(set(check_shape(self.shape))) != 1 or len(self.shape) != 2:
-            raise ValueError(f"shape = {self.shape}: Birkhoff needs (q, q)")
+        check_matrix(self, square=True)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Permutation:
         """Return the optimal assignment of columns to rows."""

@@ -20,8 +20,8 @@ from fedapps.algorithms.frank_wolfe.atoms import Atom, Float64, RankOne, Symmetr
 from fedapps.algorithms.frank_wolfe.domain import Domain
 from fedapps.algorithms.frank_wolfe.lanczos import generic_vector
 from fedapps.algorithms.frank_wolfe.matrix_domains import (
-    NuclearBall,
     Spectrahedron,
+    Spectral,
     as_operator,
     first_axis,
 )
@@ -53,7 +53,7 @@ class PowerIteration:
     """
 
     def __init__(self, domain: Domain, iterations: int = 1) -> None:
-        if not isinstance(domain, NuclearBall | Spectrahedron):
+        if not isinstance(domain, Spectral):
             raise ValueError(
                 f"{type(domain).__name__} has no power iteration: choose a nuclear-norm ball, or "
                 "method = 'fedfw'"
@@ -88,19 +88,19 @@ class PowerIteration:
             return None
         u, v = self._other, total / norm if norm else first_axis(self.size)
         self.side, self.vector = RIGHT, v
-        self.value = self._radius * norm  # u'G v for v = G'u / ||G'u||
-        return self._every(RankOne(u, v, -self._radius))
+        self.value = self.domain.radius * norm  # u'G v for v = G'u / ||G'u||
+        return self._every(RankOne(u, v, -self.domain.radius))
 
     def _take_symmetric(self, total: Float64, norm: float) -> Atom | None:
         v = self.vector
-        self.value = -self._radius * float(v @ total)
+        self.value = -self.domain.radius * float(v @ total)
         self._shift = max(norm, self._shift)
         moved = self._shift * v - total
         size = float(np.linalg.norm(moved))
         # No length: v is an eigenvector with eigenvalue c, the wrong end of the
         # spectrum.
         self.vector = moved / size if size > 1e-12 * self._shift else generic_vector(len(v))
-        return self._every(SymmetricRankOne(v, v, self._radius))
+        return self._every(SymmetricRankOne(v, v, self.domain.radius))
 
     def _every(self, atom: Atom) -> Atom | None:
         self._done = (self._done + 1) % self.iterations
@@ -109,11 +109,6 @@ class PowerIteration:
         self.vector = self.vector + FRESH * generic_vector(len(self.vector))
         self.vector /= np.linalg.norm(self.vector)
         return atom
-
-    @property
-    def _radius(self) -> float:
-        radius: float = getattr(self.domain, "radius")  # noqa: B009 - both domains have one
-        return radius
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return vectors and counters."""

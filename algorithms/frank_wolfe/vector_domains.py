@@ -25,6 +25,7 @@ from fedapps.algorithms.frank_wolfe.atoms import (
     SignedEntries,
 )
 from fedapps.algorithms.frank_wolfe.domain import (
+    Ball,
     Domain,
     as_gradient,
     as_point,
@@ -47,16 +48,10 @@ def project_l1(x: Array, radius: float) -> Float64:
 
 
 @dataclass(frozen=True)
-class L1Ball(Domain):
+class L1Ball(Ball):
     """``sum |x| <= radius``. Atom: one entry of magnitude ``radius``, 12 bytes."""
 
-    shape: tuple[int, ...]
-    radius: float
     num_arrays = 2
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", check_shape(self.shape))
-        check_range("radius", self.radius, 0, open_low=True)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Entry:
         """Return the entry with the largest ``|gradient|``, with the opposite sign."""
@@ -88,10 +83,6 @@ class L1Ball(Domain):
         """From a vertex to its opposite."""
         return 2 * self.radius
 
-    def start(self) -> Float64:
-        """Return 0."""
-        return np.zeros(self.shape)
-
 
 def _entry(domain: Domain, index: int, value: float, allowed: Sequence[float]) -> Entry:
     """Return an entry read from a message; raises ``ValueError`` unless it is an
@@ -111,16 +102,11 @@ def _entry(domain: Domain, index: int, value: float, allowed: Sequence[float]) -
 
 
 @dataclass(frozen=True)
-class Simplex(Domain):
+class Simplex(Ball):
     """``x >= 0, sum x = radius``. Atom: one entry."""
 
-    shape: tuple[int, ...]
     radius: float = 1.0
     num_arrays = 2
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", check_shape(self.shape))
-        check_range("radius", self.radius, 0, open_low=True)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> Entry:
         """Return the entry with the smallest gradient."""
@@ -215,17 +201,10 @@ class Box(Domain):
 
 
 @dataclass(frozen=True)
-class L2Ball(Domain):
+class L2Ball(Ball):
     """``||x|| <= radius`` (Frobenius norm for more than one axis). Atom: a point on the
     sphere, dense.
     """
-
-    shape: tuple[int, ...]
-    radius: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", check_shape(self.shape))
-        check_range("radius", self.radius, 0, open_low=True)
 
     def lmo(self, gradient: Any, warm: Atom | None = None) -> DensePoint:
         """Return ``-radius g / ||g||``, or a point on the first axis if g = 0."""
@@ -267,10 +246,6 @@ class L2Ball(Domain):
     def diameter(self) -> float:
         """Twice the radius."""
         return 2 * self.radius
-
-    def start(self) -> Float64:
-        """Return 0."""
-        return np.zeros(self.shape)
 
 
 @dataclass(frozen=True)
@@ -352,7 +327,3 @@ class KSparse(Domain):
     def diameter(self) -> float:
         """From a vertex to its opposite."""
         return 2 * self.size * math.sqrt(self.k)
-
-    def start(self) -> Float64:
-        """Return 0."""
-        return np.zeros(self.shape)

@@ -234,7 +234,7 @@ class Classification(DealtSamples, NetByShape):
         """
         self.test_parts(num_clients)
         self.validation_parts(num_clients)
-        if self.samples.num_classes < 2:
+        if self.samples.targets is None and self.samples.num_classes < 2:
             raise UserError(
                 f"data.label: all samples of {self.context.data.source} are of one class: name the "
                 "column of classes"

@@ -19,7 +19,6 @@ from fedapps.clients.families.problems import Problem
 from fedapps.clients.families.torch_problem import TorchProblem
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
-from fedapps.tasks.context import RunContext
 from fedapps.tasks.convex import NON_ZERO
 from fedapps.tasks.options import ConstraintOptions
 
@@ -33,10 +32,7 @@ class ConstrainedClassification(Classification):
     lambda_0 = (1e-3, 1e-3)
     curvature = 0.0
     learning_rate = 0.1
-
-    def __init__(self, options: Any, context: RunContext) -> None:
-        super().__init__(options, context)
-        self.options: ConstraintOptions = options
+    options: ConstraintOptions
 
     @cached_property
     def domain(self) -> Domain:

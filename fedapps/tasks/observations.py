@@ -123,13 +123,7 @@ def read_ratings(options: MatrixCompletionOptions, source: Source) -> Observatio
     ):
         column = frame[names[key]].to_numpy()
         if column.dtype.kind == "O":
-            words = [str(word) for word in column]
-            if not all(word.isdigit() for word in words):
-                raise UserError(
-                    f"matrix-completion.{key} = {names[key]!r}: holds other values than whole "
-                    "numbers from 0 on"
-                )
-            column = np.array([int(word) for word in words])
+            column = np.array([int(word) if word.isdigit() else -1 for word in map(str, column)])
         if column.dtype.kind not in "iu" or column.min() < 0:
             raise UserError(
                 f"matrix-completion.{key} = {names[key]!r}: holds other values than whole numbers "

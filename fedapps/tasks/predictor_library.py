@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from fedapps.errors import UserError
+from fedapps.errors import UserError, reason
 
 Arrays = dict[str, NDArray[Any]]
 Spec = dict[str, tuple[str, tuple[int, ...]]]  # array name -> (type, shape of one predictor)
@@ -233,7 +233,8 @@ def _header(path: Path) -> tuple[str, Spec]:
             name = (file.metadata() or {}).get("name", path.stem)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(
-            f"library: {path} cannot be read as safetensors ({_line(error)}): write this file anew"
+            f"library: {path} cannot be read as safetensors ({reason(error, 200)}): write this "
+            "file anew"
         ) from None
     unknown = next((key for key, (kind, _) in spec.items() if kind not in TYPES.values()), None)
     if unknown is not None or not spec:
@@ -250,7 +251,7 @@ def _fill(path: Path, spec: Spec, out: Arrays, row: int) -> None:
                 out[key][row] = file.get_tensor(key)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(
-            f"library: {path} cannot be read any more ({_line(error)}): write this file anew"
+            f"library: {path} cannot be read any more ({reason(error, 200)}): write this file anew"
         ) from None
     for key in spec:
         if not np.isfinite(out[key][row]).all():
@@ -258,10 +259,6 @@ def _fill(path: Path, spec: Spec, out: Arrays, row: int) -> None:
                 f"library: {path}: array {key!r} holds values that are not finite: write this file "
                 "anew"
             )
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _words(spec: Spec) -> str:

@@ -16,7 +16,6 @@ from fedapps.data.samples import Samples
 from fedapps.data.source import GENERATED
 from fedapps.data.table_columns import Floats
 from fedapps.errors import UserError
-from fedapps.notes import logger
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.tabular import Rows, check_without_classes
 from fedapps.tasks.targets import LINEAR, NAME, Targets
@@ -29,6 +28,7 @@ class Regression(Targets, Rows):
     """Prediction of one or several columns, or of arrays of one size."""
 
     name = NAME
+    bundled = (GENERATED, DIABETES)
 
     def __init__(self, options: Any, context: RunContext) -> None:
         Rows.__init__(self, options, context)
@@ -54,13 +54,6 @@ class Regression(Targets, Rows):
             return generated_tables.samples_of(columns, d, "sex", "target", True)
         return read_samples(d, targets=True)
 
-    def natural_clients(self) -> int:
-        """Return the number of clients in the data; 0 for those that have any
-        number.
-        """
-        bundled = self.context.data.source in (GENERATED, DIABETES)
-        return 0 if bundled else super().natural_clients()
-
     @property
     def targets(self) -> Floats:
         """The numbers to predict (N, targets)."""
@@ -82,16 +75,6 @@ class Regression(Targets, Rows):
         """Return a client's targets to train on, to validate with, to be scored on."""
         train, validation, test = (self.targets[rows] for rows in self.split(client, num_clients))
         return train, validation, test
-
-    def check(self, num_clients: int) -> None:
-        """Load and partition the data and build the model."""
-        self.test_parts(num_clients)
-        self.validation_parts(num_clients)
-        self.check_scale()
-        for line in self.remarks(num_clients):
-            logger.warning("%s", line)
-        _ = self.objective
-        self.initial_arrays()
 
     @property
     def groups(self) -> None:

@@ -29,7 +29,6 @@ from fedapps.data.source import TRAIN, Source
 from fedapps.data.sources import cached
 from fedapps.errors import UserError
 from fedapps.tasks.classification import Classification
-from fedapps.tasks.context import RunContext
 from fedapps.tasks.options import SpeechOptions
 
 
@@ -37,10 +36,7 @@ class Speech(Classification):
     """Classification of waveforms, represented as images of shape (1, 1, length)."""
 
     name = "speech"
-
-    def __init__(self, options: Any, context: RunContext) -> None:
-        super().__init__(options, context)
-        self.options: SpeechOptions = options
+    options: SpeechOptions
 
     def read(self) -> Samples:
         """Return the sounds."""

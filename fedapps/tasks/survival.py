@@ -98,12 +98,6 @@ class Survival(Rows):
             targets=np.stack([y[:, 0], events], 1),
         )
 
-    def natural_clients(self) -> int:
-        """Return the number of clients in the table; 0 for the generated one, which has
-        any number.
-        """
-        return 0 if self.context.data.source == GENERATED else super().natural_clients()
-
     def remarks(self, num_clients: int) -> list[str]:
         """Return a line for each thing that a user should know of the partition."""
         parts = [self.split(client, num_clients) for client in range(num_clients)]

@@ -59,8 +59,17 @@ class Rows(Classification):
     class, and can be had as arrays.
     """
 
+    #: The sources that have any number of clients.
+    bundled: tuple[str, ...] = (GENERATED,)
+
     def __init__(self, options: Any, context: RunContext) -> None:
         NetByShape.__init__(self, options, context)
+
+    def natural_clients(self) -> int:
+        """Return the number of clients in the data; 0 for those that have any
+        number.
+        """
+        return 0 if self.context.data.source in self.bundled else super().natural_clients()
 
     def split(self, client: int, num_clients: int) -> ThreeParts:
         """Return the rows of a client's training, validation (empty if it is
@@ -122,12 +131,6 @@ class Tabular(Rows):
             return super().read()
         columns = generated_tables.classes(self.context.num_clients or 1)
         return generated_tables.samples_of(columns, d, "kind", "label")
-
-    def natural_clients(self) -> int:
-        """Return the number of clients in the table; 0 for a generated one, which has
-        any number.
-        """
-        return 0 if self.context.data.source == GENERATED else super().natural_clients()
 
     @property
     def num_outputs(self) -> int:

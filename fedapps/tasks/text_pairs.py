@@ -29,7 +29,7 @@ from fedapps.data.columns import check_columns, groups_of, labels_of
 from fedapps.data.samples import Categorical, Samples
 from fedapps.data.source import Source
 from fedapps.data.sources import open_split
-from fedapps.errors import UserError
+from fedapps.errors import UserError, reason
 from fedapps.models.base import Classifier
 from fedapps.tasks.context import RunContext
 from fedapps.tasks.dealt_samples import DealtSamples
@@ -134,7 +134,7 @@ def build_pair_classifier(folder: Path, seed: int, pretrained: bool, length: int
         except Exception as error:  # the library raises errors of many kinds
             raise UserError(
                 f"text-pairs.checkpoint: {folder} holds no DistilBERT that can be read: "
-                f"{_line(error)}"
+                f"{reason(error, 200)}"
             ) from error
         if report.get("missing_keys"):
             missing = sorted(report["missing_keys"])[0]
@@ -173,7 +173,7 @@ def tokenise(
         )
     except Exception as error:
         raise UserError(
-            f"text-pairs: the vocabulary of {folder} cannot be read or used: {_line(error)}"
+            f"text-pairs: the vocabulary of {folder} cannot be read or used: {reason(error, 200)}"
         ) from error
     return np.asarray(encoded["input_ids"], np.int64), int(tokenizer.pad_token_id)
 
@@ -203,7 +203,7 @@ def checkpoint_folder(checkpoint: str, pretrained: bool) -> Path:
     except Exception as error:
         raise UserError(
             f"text-pairs.checkpoint = {checkpoint!r}: no such folder, and the hub does not give it "
-            f"({_line(error)}): "
+            f"({reason(error, 200)}): "
             "check the network, or name a folder"
         ) from error
 
@@ -231,7 +231,3 @@ def _quiet(library: Any) -> Iterator[None]:
         log.set_verbosity(level)
         if shown:
             log.enable_progress_bar()
-
-
-def _line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:200]

@@ -19,6 +19,7 @@ from fedapps.algorithms.boosting.weak_learners import (
     gradient_gap,
     points_between,
 )
+from fedapps.algorithms.common.modules import widest
 from tests.helpers import refused, small_net
 
 
@@ -60,7 +61,7 @@ def test_networks_side_by_side_are_networks_one_by_one(batch, monkeypatch):
         torch.testing.assert_close(
             oracle.predict(side_by_side(learners), x), torch.stack([net(x) for net in nets])
         )
-    assert oracle.width(x) == 3 * 36
+    assert widest(oracle.module, x) == 3 * 36
 
 
 def test_ridge_is_scikit_learns():
