@@ -150,7 +150,7 @@ class FedAvg(RunsRounds, FlowerFedAvg):
         """Send the model to the sampled clients, with :meth:`train_options` in the
         configuration.
         """
-        self.enter_loop(arrays)
+        self.enter_loop(arrays, grid)
         config["server-round"] = server_round  # Flower's own loop leaves that to the strategy
         config.update(self.train_options(server_round, self.rounds_in(config, server_round)))
         nodes = self._sample(grid, server_round, MessageType.TRAIN)

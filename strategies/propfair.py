@@ -58,7 +58,7 @@ class PropFair(Wrapper):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send M in addition to what the wrapped strategy sends."""
-        self.enter_loop(arrays)
+        self.enter_loop(arrays, grid)
         config.update(PropFairSent(self.options.m).to_config())
         return self.strategy.configure_train(server_round, arrays, config, grid)
 

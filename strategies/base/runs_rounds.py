@@ -20,6 +20,7 @@ from fedapps.algorithms.contract.sent import Reads
 from fedapps.strategies.base.acknowledgement import Acknowledgements, asked_of, notice_noise
 from fedapps.strategies.base.arguments import checked
 from fedapps.strategies.base.capabilities import is_flowers_privacy
+from fedapps.strategies.base.client_grid import ClientGrid
 from fedapps.strategies.base.messages import chain, error_line, trains
 from fedapps.strategies.base.reply_validation import Rules
 from fedapps.strategies.base.rounds import EvaluateFn, Plan, ShouldStop, run_rounds
@@ -49,13 +50,17 @@ class RunsRounds(Strategy):
         if "__init__" in vars(cls) and cls.__module__.startswith("fedapps."):
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
-    def enter_loop(self, arrays: ArrayRecord) -> None:
-        """Notice whose loop is about to send ``arrays`` for training."""
+    def enter_loop(self, arrays: ArrayRecord, grid: Grid) -> None:
+        """Notice whose loop is about to send ``arrays`` for training; in another than
+        :func:`run_rounds`, tell a client grid what replies must hold.
+        """
         callers = list(_callers())
         if any(frame.f_code is run_rounds.__code__ for frame in callers):
             self._heard = self._loop_model = None
             return
         self._loop_model = arrays
+        if isinstance(grid, ClientGrid):
+            grid.rules.follow(self)
         if self._heard is None:
             self._heard = Acknowledgements()
             if any(

@@ -179,7 +179,7 @@ class Reweighting(WeightMemory):
         """Let the wrapped strategy sample and send; request ``loss-before`` from the
         clients if the rule needs it.
         """
-        self.enter_loop(arrays)
+        self.enter_loop(arrays, grid)
         self._ahead = None
         if self.asks_losses:
             config.update(Asked(loss_before=True).to_config())

@@ -14,6 +14,7 @@ from fedapps.clients import to_client_app
 from fedapps.engines.inline import InlineGrid
 from fedapps.strategies import (
     AAggFFD,
+    ClientGrid,
     FedAvg,
     FedFW,
     PropFair,
@@ -179,15 +180,23 @@ GOOD, BAD = np.ones(2, np.float32), np.array([1, np.nan], np.float32)
     ],
     ids=["FedAvg", "AAggFFD", "PropFair", "Robust"],
 )
-def test_a_broken_reply_is_named_and_left_out_in_any_loop(around, weights, metrics, fault, caplog):
-    """Unchecked, one client's NaN is everybody's model, in silence."""
+@pytest.mark.parametrize("named", [False, True], ids=["plain grid", "client grid"])
+def test_a_broken_reply_is_named_and_left_out_in_any_loop(
+    around, weights, metrics, fault, named, caplog
+):
+    """Unchecked, one client's NaN is everybody's model, in silence. The others' metrics
+    stay.
+    """
     app = to_client_app(lambda c: Broken(c.node_config["partition-id"], [weights], metrics))
-    grid, strategy = InlineGrid(app, 3), around(FedAvg(weighted_by_key="rows"))
+    inline, strategy = InlineGrid(app, 3), around(FedAvg(weighted_by_key="rows"))
+    grid = ClientGrid(inline, seed=0) if named else inline
     arrays = ArrayRecord([np.zeros(2, np.float32)])
     result = Strategy.start(strategy, grid, arrays, num_rounds=1)
     assert result.arrays.to_numpy_ndarrays()[0].tolist() == [1, 1]
     (said,) = [one.getMessage() for one in caplog.records if "left out:" in one.getMessage()]
-    assert f"node {list(grid.get_node_ids())[1]} left out: {fault}" in said
+    culprit = "client 1" if named else f"node {list(inline.get_node_ids())[1]}"
+    assert f"{culprit} left out: {fault}" in said
+    assert result.train_metrics_clientapp[1]["loss"] == 1
     assert result.evaluate_metrics_clientapp[1]["score"] == 0.5
     assert "metric 'score' is not a number, and left out of the mean" in caplog.text
 
