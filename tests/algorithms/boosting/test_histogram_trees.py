@@ -27,6 +27,9 @@ from fedapps.algorithms.boosting.histogram_trees import (
     sums_fault,
 )
 
+#: Two bins, of 0 and of 1.
+HALF = [np.float32([0.5])]
+
 
 def table(n=400, seed=0, missing=0.1):
     rng = np.random.default_rng(seed)
@@ -98,6 +101,12 @@ def test_cells_that_are_asked_for_bound_the_message():
         )
 
 
+def split_of(x, edges, derived, growth):
+    """Return the best split of one leaf with these rows, whose derivatives are g, h."""
+    cells, everyone = cells_of(x, edges), np.zeros(len(x), np.int64)
+    return best_splits(leaf_sums(cells, edges, everyone, 1, *derived), edges, growth)
+
+
 def by_rows(x, g, h, growth):
     """Return (gain, feature, left rows) of the best split, tried value by value and
     side by side.
@@ -125,9 +134,7 @@ def test_the_best_split_is_the_one_found_row_by_row(seed, missing, loss):
     edges = [np.unique(c[~np.isnan(c)])[:-1] for c in x.T]  # every value has a bin
     growth = Growth(min_leaf=7, l2=0.5)
     g, h = derivatives(loss, np.linspace(-1, 1, len(y)), y)
-    splits = best_splits(
-        leaf_sums(cells_of(x, edges), edges, np.zeros(len(y), np.int64), 1, g, h), edges, growth
-    )
+    splits = split_of(x, edges, (g, h), growth)
     _, feature, left = by_rows(x, g / UNIT, h / UNIT, growth)
     assert splits.feature[0] == feature
     values = x[:, feature]
@@ -141,37 +148,27 @@ def test_the_best_split_is_the_one_found_row_by_row(seed, missing, loss):
 
 def test_missing_values_can_be_told_from_all_others_and_later_ones_follow_most_rows():
     x = np.float32([[1]] * 30 + [[np.nan]] * 30)
-    y = np.repeat([0, 1], 30)
-    edges = [np.float32([0.5])]
-    g, h = derivatives("cross-entropy", np.zeros(60), y)
-    splits = best_splits(
-        leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h), edges, Growth()
-    )
+    derived = derivatives("cross-entropy", np.zeros(60), np.repeat([0, 1], 30))
+    splits = split_of(x, HALF, derived, Growth())
     assert (splits.feature[0], splits.threshold[0], splits.left[0]) == (0, LARGEST, 0)
     assert splits.children[0, 0] < 0 < splits.children[0, 1]
     x = np.float32([[0]] * 40 + [[1]] * 20)  # none missing: most go left
-    splits = best_splits(
-        leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h), edges, Growth()
-    )
+    splits = split_of(x, HALF, derived, Growth())
     assert (splits.threshold[0], splits.left[0]) == (0.5, 1)
 
 
 @pytest.mark.parametrize("l2", [0.0, 1.0])
 def test_rows_that_are_alike_are_not_split(l2):
-    x, y = np.float32([[0]] * 30 + [[1]] * 30), np.ones(60, np.int64)
-    edges = [np.float32([0.5])]
-    g, h = derivatives("cross-entropy", np.full(60, 0.3), y)
-    sums = leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h)
-    assert best_splits(sums, edges, Growth(l2=l2)).feature[0] == -1
+    x = np.float32([[0]] * 30 + [[1]] * 30)
+    derived = derivatives("cross-entropy", np.full(60, 0.3), np.ones(60, np.int64))
+    assert split_of(x, HALF, derived, Growth(l2=l2)).feature[0] == -1
 
 
 def test_no_leaf_is_smaller_than_allowed_and_steps_are_bounded():
     x, y = np.float32([[0]] * 19 + [[1]] * 41), np.repeat([0, 1], [19, 41])
-    edges = [np.float32([0.5])]
-    g, h = derivatives("cross-entropy", np.zeros(60), y)
-    sums = leaf_sums(cells_of(x, edges), edges, np.zeros(60, np.int64), 1, g, h)
-    assert best_splits(sums, edges, Growth(min_leaf=20)).feature[0] == -1
-    splits = best_splits(sums, edges, Growth(min_leaf=19, l2=0.0, max_step=0.7, rate=0.5))
+    derived = derivatives("cross-entropy", np.zeros(60), y)
+    assert split_of(x, HALF, derived, Growth(min_leaf=20)).feature[0] == -1
+    splits = split_of(x, HALF, derived, Growth(min_leaf=19, l2=0.0, max_step=0.7, rate=0.5))
     assert splits.feature[0] == 0
     np.testing.assert_allclose(splits.children[0], [-0.35, 0.35])
 
@@ -232,17 +229,16 @@ def test_what_no_rows_can_sum_to_is_told(stage):
 
 
 def test_bounds_of_gradients_and_curvatures_are_by_row():
-    edges = [np.float32([0.5])]
     one = np.zeros((1, 3, 3), np.int64)
     one[0, :, 0] = UNIT, UNIT // 4, 1
-    assert sums_fault(one, edges, "cross-entropy") == ""
+    assert sums_fault(one, HALF, "cross-entropy") == ""
     for channel in (0, 1):
         worse = one.copy()
         worse[0, channel, 0] += 1
-        assert "a row" in sums_fault(worse, edges, "cross-entropy")
+        assert "a row" in sums_fault(worse, HALF, "cross-entropy")
     one[0, 0, 0] *= -2
     one[0, 1, 0] *= 4
-    assert sums_fault(one, edges, "square") == ""
+    assert sums_fault(one, HALF, "square") == ""
 
 
 def test_trees_go_as_they_were_grown_and_arrays_give_them_back():

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 
 from fedapps.algorithms.common.mirror import (
     MIRRORS,
@@ -10,21 +9,14 @@ from fedapps.algorithms.common.mirror import (
     project_simplex_entropy,
 )
 from tests.helpers import refused
+from tests.simplexes import least_on_simplex
 
 
 def euclidean_qp(v: np.ndarray, floor: float) -> np.ndarray:
     """The projection by a general solver."""
-    optimum = minimize(
-        lambda w: 0.5 * ((w - v) ** 2).sum(),
-        np.full(len(v), 1 / len(v)),
-        jac=lambda w: w - v,
-        bounds=[(floor, 1)] * len(v),
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
-        method="SLSQP",
-        options={"ftol": 1e-13, "maxiter": 500},
+    return least_on_simplex(
+        lambda w: 0.5 * ((w - v) ** 2).sum(), lambda w: w - v, [(floor, 1)] * len(v)
     )
-    assert abs(optimum.x.sum() - 1) < 1e-9
-    return optimum.x
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.05, 0.12, 1 / 8])

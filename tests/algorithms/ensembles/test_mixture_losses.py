@@ -6,6 +6,7 @@ import pytest
 from fedapps.algorithms.common.mirror import MIRRORS
 from fedapps.algorithms.ensembles.mixture_losses import (
     bias_correction,
+    centred,
     chain_rule,
     draw_exact,
     draw_independent,
@@ -136,8 +137,7 @@ def test_gradients_equal_finite_differences(name, rng):
     loss = LOSSES[name]
     # also where the weights do not sum to 1, as sampled ones
     for alpha in (np.full(5, 0.2), rng.uniform(0.1, 2, size=5)):
-        step = 1e-6
-        numeric = [(loss(alpha + e)[0] - loss(alpha - e)[0]) / (2 * step) for e in step * np.eye(5)]
+        numeric = slope(lambda a: loss(a)[0], alpha)
         np.testing.assert_allclose(loss(alpha)[1], numeric, rtol=1e-6, atol=1e-8)
 
 
@@ -197,6 +197,67 @@ def test_a_zero_output_never_divides_by_zero():
         loss, gradient = log_loss([0.5, 0.5], (0.99 * points + 0.0025)[:2], np.full(4, 0.25))
     assert loss == pytest.approx(-0.5 * np.log(0.99 * 0.5 + 0.0025) - 0.5 * np.log(0.0025))
     assert np.isfinite(gradient).all()
+
+
+# --- the log loss with weights that sum to 1 ------------------------------------------
+
+RNG = np.random.default_rng(7)
+Q, OUTCOMES = 5, 6
+DENSITIES, F = RNG.dirichlet(np.ones(OUTCOMES), Q), RNG.dirichlet(np.ones(OUTCOMES))
+ALPHA = RNG.dirichlet(np.ones(Q))
+
+
+def slope(function, at, step=1e-6):
+    return [(function(at + e) - function(at - e)) / (2 * step) for e in step * np.eye(len(at))]
+
+
+@pytest.mark.parametrize("alpha", [ALPHA, 3.7 * ALPHA, RNG.uniform(0.1, 2, Q)])
+def test_the_centred_gradient_is_the_slope_of_the_loss_at_weights_divided_by_their_sum(alpha):
+    gradient = centred(log_loss(alpha, DENSITIES, F)[1], alpha)
+    np.testing.assert_allclose(
+        gradient,
+        slope(lambda a: log_loss(a / a.sum(), DENSITIES, F)[0], alpha),
+        rtol=1e-6,
+        atol=1e-8,
+    )
+    assert alpha @ gradient == pytest.approx(0, abs=1e-12)  # to scale the weights changes nothing
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "weighted"])
+def test_by_the_chain_rule_the_mean_centred_gradient_is_the_slope_of_the_mean_loss_of_what_is_drawn(
+    sampling,
+):
+    gamma = inclusion(ALPHA, 2.5, sampling)
+    some = 1 - np.prod(1 - gamma)  # an empty set is drawn again
+    drawn = [(ids, p / some) for ids, p in patterns(gamma) if len(ids)]
+
+    def mean_loss(alpha):  # gamma stays: it is what the round was drawn with
+        weights = ((sampled_weights(alpha, ids, gamma), ids, p) for ids, p in drawn)
+        return sum(p * log_loss(at / at.sum(), DENSITIES[ids], F)[0] for at, ids, p in weights)
+
+    mean = np.zeros(Q)
+    for ids, p in drawn:
+        at = sampled_weights(ALPHA, ids, gamma)
+        mean[ids] += p * chain_rule(centred(log_loss(at, DENSITIES[ids], F)[1], at), gamma[ids])
+    np.testing.assert_allclose(mean, slope(mean_loss, ALPHA), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("mirror", MIRRORS)
+def test_where_everything_is_sent_the_centred_step_is_the_papers(mirror):
+    raw = log_loss(ALPHA, DENSITIES, F)[1]
+    for rate in (0.1, 3.0):
+        np.testing.assert_allclose(
+            MIRRORS[mirror](ALPHA, centred(raw, ALPHA), rate),
+            MIRRORS[mirror](ALPHA, raw, rate),
+            atol=1e-12,
+        )
+
+
+def test_centring_may_be_taken_after_the_sum_over_clients():
+    # lambda p / seen need not sum to 1
+    gradients, weights = RNG.normal(size=(3, Q)), np.array([0.2, 0.9, 0.4])
+    one_by_one = sum(w * centred(g, ALPHA) for w, g in zip(weights, gradients, strict=True))
+    np.testing.assert_allclose(one_by_one, centred(weights @ gradients, ALPHA))
 
 
 # --- which predictors a round sends ---------------------------------------------------
@@ -342,13 +403,6 @@ def test_a_bad_budget(budget, sampling):
     )
 
 
-def call_with(alpha=(0.5, 0.5), tables=TABLES, f=(0.4, 0.6)):
-    return [
-        lambda: log_loss(np.array(alpha), tables, f),
-        lambda: squared_loss_density(np.array(alpha), tables, f),
-    ]
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -361,8 +415,9 @@ def call_with(alpha=(0.5, 0.5), tables=TABLES, f=(0.4, 0.6)):
     ],
 )
 def test_bad_input_of_a_density_loss(changed, message):
-    for call in call_with(**changed):
-        refused(call, message)
+    given = {"alpha": (0.5, 0.5), "tables": TABLES, "f": (0.4, 0.6)} | changed
+    for loss in (log_loss, squared_loss_density):
+        refused(lambda: loss(*map(np.array, given.values())), message)
 
 
 def test_other_bad_input():

@@ -3,12 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 
 from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
 from fedapps.algorithms.fairness.responses import CDFS, decision_loss, respond
 from fedapps.algorithms.fairness.simplex import minimise_on_simplex
+from fedapps.algorithms.fairness.weight_rules import ProjectedAscent
 from tests.helpers import assert_arrays, refused
+from tests.simplexes import least_on_simplex
 
 
 def residual(hessian: np.ndarray, linear: np.ndarray, p: np.ndarray) -> float:
@@ -24,18 +25,11 @@ def residual(hessian: np.ndarray, linear: np.ndarray, p: np.ndarray) -> float:
 
 def solve_generically(hessian, linear, low=0.0, high=1.0):
     n, size = len(linear), np.abs(linear).max()
-    hessian, linear = hessian / size, linear / size
-    optimum = minimize(
-        lambda p: 0.5 * p @ hessian @ p - linear @ p,
-        np.full(n, 1 / n),
-        jac=lambda p: hessian @ p - linear,
-        bounds=list(zip(np.broadcast_to(low, n), np.broadcast_to(high, n), strict=True)),
-        constraints={"type": "eq", "fun": lambda p: p.sum() - 1, "jac": np.ones_like},
-        method="SLSQP",
-        options={"ftol": 1e-15, "maxiter": 1000},
+    return least_on_simplex(
+        lambda p: (0.5 * p @ hessian @ p - linear @ p) / size,
+        lambda p: (hessian @ p - linear) / size,
+        list(zip(np.broadcast_to(low, n), np.broadcast_to(high, n), strict=True)),
     )
-    assert abs(optimum.x.sum() - 1) < 1e-9
-    return optimum.x
 
 
 def hindsight(responses: np.ndarray) -> float:
@@ -432,9 +426,16 @@ def rules():
     }
 
 
-@pytest.mark.parametrize("name", rules())
-def test_weights_stay_on_the_simplex_for_a_thousand_rounds_of_extreme_losses(name):
-    rule = rules()[name]
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *rules().values(),
+        ProjectedAscent(6, 0.1),
+        ProjectedAscent(6, 0.1, cap=2.0),
+        ProjectedAscent(6, 1e300),
+    ],
+)
+def test_weights_stay_on_the_simplex_for_a_thousand_rounds_of_extreme_losses(rule):
     rng = np.random.default_rng(12)
     patterns = [
         np.zeros(6),
@@ -446,11 +447,13 @@ def test_weights_stay_on_the_simplex_for_a_thousand_rounds_of_extreme_losses(nam
     cdfs = list(CDFS)
     for t in range(1000):
         sampled = np.arange(6)
-        if isinstance(rule, LinearisedFTRL) and rule.ratio < 1:
-            sampled = rng.choice(6, 1 + t % 3, replace=False)
+        afl = isinstance(rule, ProjectedAscent)
+        if afl or (isinstance(rule, LinearisedFTRL) and rule.ratio < 1):
+            sampled = rng.choice(6, 1 + t % (6 if afl else 3), replace=False)
         # then one client only, 500 times
         losses = patterns[(t // 7) % 5 if t < 500 else 2][sampled]
-        weights = rule.decide(sampled, respond(losses, cdfs[t % 6], rule.low, rule.high))
+        given = losses if afl else respond(losses, cdfs[t % 6], rule.low, rule.high)
+        weights = rule.decide(sampled, given)
         assert weights.min() >= 0
         assert abs(weights.sum() - 1) < 1e-12
     assert rule.p.min() >= 0

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 
 from fedapps.algorithms.fairness.portfolio import LinearisedFTRL, OnlineNewtonStep
 from fedapps.algorithms.fairness.responses import respond
 from fedapps.algorithms.fairness.simplex import bounded, shifted
 from fedapps.algorithms.fairness.weight_rules import ProjectedAscent
+from tests.simplexes import least_on_simplex
 
 RULES = {
     "aaggff-s": lambda count, **how: OnlineNewtonStep(count, **how),
@@ -36,33 +36,18 @@ def learn(rule, responses, rounds=10, scale=True):
 # --- projections ----------------------------------------------------------------------
 
 
-def constrained(objective, slope, limits):
-    """Return the minimum on the simplex below ``limits`` by a general solver."""
-    n = len(limits)
-    optimum = minimize(
-        objective,
-        np.full(n, 1 / n),
-        jac=slope,
-        bounds=[(1e-12, u) for u in limits],
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
-        method="SLSQP",
-        options={"ftol": 1e-15, "maxiter": 1000},
-    )
-    return optimum.x
-
-
 @pytest.mark.parametrize("cap", [1.0, 1.2, 2.0, 4.0])
 def test_both_projections_below_a_cap_against_a_general_solver(cap):
     rng = np.random.default_rng(0)
     for _ in range(8):
         prior, v = rng.dirichlet(np.ones(6)), rng.dirichlet(np.full(6, 0.4)) + 1e-6
-        limits = cap * prior
-        near = constrained(lambda w: (w * np.log(w / v)).sum(), lambda w: np.log(w / v) + 1, limits)
+        limits, bounds = cap * prior, [(1e-12, u) for u in cap * prior]
+        near = least_on_simplex(
+            lambda w: (w * np.log(w / v)).sum(), lambda w: np.log(w / v) + 1, bounds
+        )
         np.testing.assert_allclose(bounded(v, limits), near, atol=1e-5)
-        near = constrained(
-            lambda w: ((w - v) ** 2 / prior).sum() / 2,
-            lambda w: (w - v) / prior,
-            limits,
+        near = least_on_simplex(
+            lambda w: ((w - v) ** 2 / prior).sum() / 2, lambda w: (w - v) / prior, bounds
         )
         np.testing.assert_allclose(shifted(v, prior, limits), near, atol=1e-5)
 

@@ -2,7 +2,7 @@
 input, short runs of every one.
 """
 
-import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from fedapps.errors import UserError
 from fedapps.runs.assembly import build_task
 from fedapps.settings.reading import read_settings
 from fedapps.tasks.convex import chr12a
-from tests.helpers import refused
+from tests.helpers import refused, run_inline
 
 METHODS = ("fedfw", "fedfw-plus", "naive-fw", "projected-fedavg")
 TASKS = ("lasso", "sparse-logistic", "matrix-completion", "qap", "constrained-classification")
@@ -214,10 +214,6 @@ def test_ratings_of_a_folder(tmp_path):
     assert sum(task.problem(k, 4).num_examples for k in range(4)) == 240
 
 
-def prepared(**settings):
-    return task_of("matrix-completion", **settings).domain
-
-
 @pytest.mark.parametrize(
     ("columns", "settings", "message"),
     [
@@ -258,10 +254,11 @@ def test_bad_ratings_say_in_one_line_what_is_wrong(columns, settings, message, t
     given = {
         f"matrix_completion__{key}": value for key, value in ({"radius": 50.0} | settings).items()
     }
-    with pytest.raises(UserError) as error:
-        prepared(data__source=source, **given)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    refused(
+        lambda: task_of("matrix-completion", data__source=source, **given).domain,
+        re.escape(message),
+        UserError,
+    )
 
 
 @pytest.mark.parametrize(
@@ -318,18 +315,8 @@ def test_every_method_on_every_task(name, tmp_path):
     for method in METHODS:
         if (method, name) == ("projected-fedavg", "qap"):
             continue
-        out = tmp_path / method
-        settings = [
-            f"method={method}",
-            f"task={name}",
-            "num-rounds=6",
-            "evaluate-every=3",
-            "checkpoint-every=0",
-        ]
-        assert (
-            main(["run", "--engine", "inline", *settings, "--nodes", "6", "--out", str(out)]) == 0
-        )
-        summary = json.loads((out / "summary.json").read_text())
+        job = {"method": method, "task": name, "num-clients": 6, "num-rounds": 6}
+        summary = run_inline(tmp_path / method, **job, **{"evaluate-every": 3})
         assert summary["failures"] == 0
         assert {"objective", "gap", "consensus", "distance-mean", "loss-mean"} <= set(summary)
         assert summary["objective"] == pytest.approx(summary["loss-mean"])
@@ -337,17 +324,8 @@ def test_every_method_on_every_task(name, tmp_path):
 
 
 def test_a_gap_ends_a_run_from_the_command_line(tmp_path):
-    job = [
-        "method=fedfw",
-        "task=lasso",
-        "fedfw.tolerance=1500",
-        "evaluate-every=5",
-        "checkpoint-every=0",
-        "--out",
-        str(tmp_path / "r"),
-    ]
-    assert main(["run", "--engine", "inline", *job]) == 0
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    job = {"fedfw.tolerance": 1500, "evaluate-every": 5}
+    summary = run_inline(tmp_path / "r", "method=fedfw", "task=lasso", **job)
     assert summary["status"] == "completed"
     assert summary["rounds-completed"] < summary["num-rounds"]
     assert summary["gap"] <= 1500

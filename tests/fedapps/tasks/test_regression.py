@@ -21,7 +21,7 @@ from fedapps.runs.assembly import build_task
 from fedapps.runs.client_app import app
 from fedapps.runs.execution import execute, with_folder
 from fedapps.runs.prepare import assemble, with_defaults
-from tests.helpers import clients_of, refused, rows_of, write_csv
+from tests.helpers import clients_of, refused, rows_of, run_inline, summary_of, write_csv
 
 HOUSES = {"north": 3.0, "south": 5.0, "west": 0.5}  # thousands a square metre
 
@@ -64,17 +64,10 @@ def table(path):
     }
 
 
-def arguments(settings):
-    return [f"{key}={value}" for key, value in settings.items()]
-
-
 def run(out, **settings):
-    settings = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-    assert (
-        main(["run", "--engine", "inline", "device=cpu", *arguments(settings), "--out", str(out)])
-        == 0
+    return run_inline(
+        out, "device=cpu", **{key.replace("_", "-"): value for key, value in settings.items()}
     )
-    return json.loads((out / "summary.json").read_text())
 
 
 # --- mathematics ----------------------------------------------------------------------
@@ -325,10 +318,7 @@ def test_a_csv_with_a_site_column_from_the_command_to_a_model_in_plain_torch(tmp
     )
 
     # The prices differ by town, so that no one model serves all.
-    scores = {
-        method: json.loads((tmp_path / method / "summary.json").read_text())
-        for method in ("fedavg", "local", "finetune")
-    }
+    scores = {method: summary_of(tmp_path / method) for method in ("fedavg", "local", "finetune")}
     assert scores["local"]["rmse-mean"] < 0.5 * scores["fedavg"]["rmse-mean"]
     assert scores["finetune"]["rmse-mean"] < scores["fedavg"]["rmse-mean"]
     report = (tmp_path / "fedavg" / "report.html").read_text()

@@ -72,13 +72,6 @@ def test_every_class_is_split_alike_and_every_sample_is_used_once(counts):
     ] == [35, 5, 10]
 
 
-def test_a_class_that_cannot_be_in_every_part_is_refused():
-    refused(
-        lambda: stratified(np.array([0, 0, 0, 1, 1]), np.random.default_rng(0), 0.2, 0.2),
-        "class 1 has 2 samples for 3 parts",
-    )
-
-
 @pytest.mark.parametrize(("validation", "rare"), [(0.0, 1), (0.2, 2)])
 def test_a_class_with_fewer_samples_than_sets_is_for_training(validation, rare):
     samples = Samples(np.zeros((30, 1, 1, 1)), np.repeat([0, 1], (30 - rare, rare)), 2)
@@ -244,14 +237,6 @@ def test_auroc_is_left_out_where_it_is_undefined():
 # --- the task -------------------------------------------------------------------------
 
 
-def test_a_label_that_the_generated_table_lacks_is_one_line():
-    refused(
-        lambda: build_task(read_settings({"task": "tabular", "data.label": "result"})).samples,
-        r"data.label = 'result': .*data.source, or .*sites",
-        UserError,
-    )
-
-
 def test_a_sites_csv_has_the_gaps_and_separators_of_any_other(tmp_path):
     path = tmp_path / "site.csv"
     path.write_text("a;b;c;y\n1;NA;x;0\n;2;NULL;1\n")
@@ -306,28 +291,16 @@ def test_heart_and_berka_are_recognised_by_their_columns():
         ({"label": [1, None, 2, 1] * 10}, {}, r"column 'label': 10 samples have no value"),
         ({"client": ["a"] * 39 + [None]}, {}, r"column 'client': 1 samples have no value"),
         ({"age": [np.inf] * 40}, {}, "column 'age' holds infinite or too large numbers"),
+        ({"client": ["a"] * 40}, {}, r"has 1 clients .*, 2 are asked for: choose at most 1"),
+        ({}, {"source": "/no/such"}, r"data\.source = .*no such folder"),
+        ({}, {"split": "exam"}, r"data\.split = 'exam'"),
+        ({}, {"preset": "hart"}, r"data\.preset = 'hart': did you mean 'heart'\?"),
+        ({}, {"source": "generated", "label": "result"}, r"data.label = 'result': .*sites"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said(change, options, message, tmp_path):
-    source = write(tmp_path / "t", small() | change)
-    refused(lambda: tabular(source=source, **options).check(2), message, UserError)
-
-
-def test_more_clients_than_there_are_and_folders_that_are_not_there(tmp_path):
-    source = write(tmp_path / "t", small())
-    for call, message in (
-        (
-            lambda: tabular(source=source, drop="kind,sex").check(3),
-            r"has 2 clients .*, 3 are asked for: choose at most 2",
-        ),
-        (
-            lambda: tabular(source=str(tmp_path / "none")).check(2),
-            r"data\.source = .*no such folder",
-        ),
-        (lambda: tabular(source=source, split="exam").check(2), r"data\.split = 'exam'"),
-        (lambda: tabular(preset="hart"), r"data\.preset = 'hart': did you mean 'heart'\?"),
-    ):
-        refused(call, message, UserError)
+    given = {"source": write(tmp_path / "t", small() | change)} | options
+    refused(lambda: tabular(**given).check(2), message, UserError)
 
 
 def test_clients_that_are_left_out(tmp_path):
