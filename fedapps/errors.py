@@ -88,6 +88,10 @@ class UserError(Exception):
     """
 
 
+class SiteFault(UserError):
+    """A fault whose message holds nothing of a site's data, so that it may leave it."""
+
+
 class RunFailed(Exception):
     """The run started but did not complete."""
 
