@@ -95,6 +95,10 @@ def refuse_first(*cases: tuple[object, str]) -> None:
             raise UserError(message)
 
 
+class SiteFault(UserError):
+    """A fault whose message holds nothing of a site's data, so that it may leave it."""
+
+
 class RunFailed(Exception):
     """The run started but did not complete."""
 

@@ -33,7 +33,6 @@ from fedapps.algorithms.secure.fixed_point import Words
 from fedapps.algorithms.secure.graph import least_survivors, shares_fault
 from fedapps.algorithms.secure.keys import (
     SECRET,
-    Refusal,
     SigningKey,
     agreed,
     agreement_key,
@@ -59,6 +58,7 @@ from fedapps.algorithms.secure.messages import (
 )
 from fedapps.algorithms.secure.sharing import split
 from fedapps.algorithms.secure.state import MASKED, OFFERED, SIGNED, Open, State
+from fedapps.algorithms.secure.wire import Refusal
 
 #: In the place of both shares of a neighbour.
 NO_SHARES = bytes(2 * SECRET)

@@ -22,14 +22,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fedapps.algorithms.secure.wire import Refusal
+
 SigningKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 DOMAIN = b"fedapps secure sums 1"
 #: Bytes of a secret that is shared, of a derived key, of what a seal adds.
 SECRET, KEY, TAG = 16, 32, 16
-
-
-class Refusal(ValueError):
-    """What a client is asked to do would reveal more than a sum."""
 
 
 def fresh() -> bytes:

@@ -17,6 +17,12 @@ CLEARED = {"loss-before", "num-examples"}
 FACTS, BYTES = FRAME = "json", "bytes"
 
 
+class Refusal(ValueError):
+    """What a client is asked to do would reveal more than a sum. The message holds
+    nothing of its data.
+    """
+
+
 def packed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the record that holds some facts: what JSON can hold, and
     bytes.

@@ -30,7 +30,16 @@ from flwr.clientapp import ClientApp
 
 from fedapps.algorithms.contract.sent import METHOD, Asked, Scoring
 from fedapps.algorithms.contract.wire import fields, read
-from fedapps.algorithms.secure.wire import CLEAR, CLEARED, MASKED, QUERY, RECORD, packed, unpacked
+from fedapps.algorithms.secure.wire import (
+    CLEAR,
+    CLEARED,
+    MASKED,
+    QUERY,
+    RECORD,
+    Refusal,
+    packed,
+    unpacked,
+)
 from fedapps.clients.base.secure_client import SecureClient, secure_client
 from fedapps.clients.base.together import alone
 
@@ -73,12 +82,15 @@ class SecureApp(ClientApp):
         )
         if kind.partition(".")[0] != "train":
             if masks and (asked := _asked(message)):
-                raise ValueError(f"{asked[0]}: a site whose replies are masked does not tell it")
+                raise Refusal(
+                    f"{asked[0]} = true: this site masks its replies, so its evaluations report "
+                    "no training losses and no class counts"
+                )
             return self.app(message, context)
         if RECORD in message.content:
             return self._train(message, context)
         if masks:
-            raise ValueError(
+            raise Refusal(
                 "this site sends masked replies only: set secure.on = true, or use "
                 "fedapps.strategies.SecureSum"
             )
@@ -107,7 +119,7 @@ class SecureApp(ClientApp):
                 proofs = {str(name): bytes(proof) for name, proof in asked["signatures"].items()}
                 given = client.participant.reveal(session, survivors, proofs)
                 return _reply(message, given.to_fields())
-            raise ValueError(f"secure sums have no step {step!r}")
+            raise Refusal(f"secure sums have no step {step!r}")
 
     def _train(self, message: Message, context: Context) -> Message:
         from fedapps.algorithms.secure.graph import least_survivors
@@ -120,13 +132,13 @@ class SecureApp(ClientApp):
         node = context.node_config
         least = float(str(node.get("secure-noise", 0)))
         if not terms.noise >= least:
-            raise ValueError(
+            raise Refusal(
                 f"noise-multiplier = {terms.noise:g}, but this site has secure-noise = {least:g}"
             )
         if hidden := set(terms.clear) - CLEARED:
-            raise ValueError(f"{sorted(hidden)}: of a training reply only {CLEARED} may be clear")
+            raise Refusal(f"{sorted(hidden)}: of a training reply only {CLEARED} may be clear")
         if terms.clear and node.get("secure-peers") and not node.get("secure-clear-losses"):
-            raise ValueError(
+            raise Refusal(
                 "this site shows no losses, and takes no weights from the server: set "
                 "secure-clear-losses=true in its node configuration, or choose a method without"
             )
@@ -164,7 +176,6 @@ class SecureApp(ClientApp):
 
 def _mask(message: Message, client: SecureClient, asked: Mapping[str, Any]) -> Message:
     """Mask the reply that is kept, with the weight that the server has decided."""
-    from fedapps.algorithms.secure.keys import Refusal
     from fedapps.algorithms.secure.vector import Terms, to_vector
 
     state = client.context.state

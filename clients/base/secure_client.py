@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context
 
-from fedapps.algorithms.secure.wire import RECORD
+from fedapps.algorithms.secure.wire import RECORD, Refusal
 from fedapps.clients.base.adapter import client_id, is_site
 
 if TYPE_CHECKING:  # late: most runs need no cryptography
@@ -104,8 +104,6 @@ class SecureClient:
         """Note that a step of a session is taken. Raises ``Refusal`` if the folder says
         that it was before, whatever the state says.
         """
-        from fedapps.algorithms.secure.keys import Refusal
-
         steps = self.steps.setdefault(session.tag.hex(), {})
         if steps.get(step, 0) >= session.number:
             raise Refusal(f"step {step} of session {session.number} was taken before")

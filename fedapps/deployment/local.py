@@ -245,8 +245,10 @@ class Deployment:
             while (runtime := free_port()) in taken:
                 pass
             taken.add(runtime)
+            # whoever may read its results may read its data
+            (policy := site / "policy.toml").write_text("errors = true\n", encoding="utf-8")
             facts["sites"][name] = {
-                "config": {"store-dir": str(site / "store"), **config},
+                "config": {"store-dir": str(site / "store"), "policy": str(policy), **config},
                 "port": runtime,
             }
         make_certificates(folder / "certificates", HOSTS)

@@ -10,7 +10,7 @@ from flwr.client import NumPyClient
 from fedapps.clients.base.adapter import to_client_app
 from fedapps.clients.base.secure_app import SecureApp
 from fedapps.engines.node_app import answer_for_many
-from fedapps.runs.guarded_app import Guarded, Site
+from fedapps.runs.guarded_app import Guarded, Site, told
 
 
 def client_fn(context: Context) -> NumPyClient:
@@ -20,6 +20,7 @@ def client_fn(context: Context) -> NumPyClient:
     return client_of(context)
 
 
+@told
 def check(context: Context) -> None:
     """Read this site's own data, so that errors are reported before the first round.
     The server has checked data that it divides itself. A site that refuses the run
@@ -34,6 +35,7 @@ def check(context: Context) -> None:
         check_data(context)
 
 
+@told
 def clients(context: Context) -> list[str]:
     """Return the clients that belong to this site."""
     from fedapps.runs.client_factory import clients_of

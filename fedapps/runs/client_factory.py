@@ -15,7 +15,7 @@ from flwr.client import NumPyClient
 from fedapps.algorithms.common.seeds import derived_seed
 from fedapps.clients.base.adapter import client_id, is_site
 from fedapps.clients.base.store import DiskStore, MessageStore, Store
-from fedapps.errors import UserError, what_to_install
+from fedapps.errors import SiteFault, what_to_install
 from fedapps.runs.assembly import build_client, build_task
 from fedapps.runs.devices import repeatable
 from fedapps.settings.reading import read_settings
@@ -80,7 +80,7 @@ def task_of(context: Context) -> tuple[Settings, Task]:
         config["device"] = own["device"]
     settings, task = prepare(frozenset(config.items()), str(own.get("data", "")))
     if settings.sites.own and "data" not in context.node_config:
-        raise UserError(
+        raise SiteFault(
             "the settings describe the sites' own data, but this site has no data path: add "
             'data="/path" to its node configuration'
         )
@@ -105,7 +105,7 @@ def naming_the_extra(settings: Settings) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not (line := what_to_install(error, f"method {settings.method!r}", site=True)):
             raise
-        raise UserError(line) from None
+        raise SiteFault(line) from None
 
 
 def clients_of(context: Context) -> list[str]:
@@ -131,7 +131,7 @@ def store_of(settings: Settings, context: Context, name: int | str) -> Store:
         own = str(name).replace("/", "%2F")  # the server may have named the client
         return DiskStore(folder / f"client-{own}", context.run_id)
     if settings.keep_best:
-        raise UserError(
+        raise SiteFault(
             "keep-best = true: this client has no folder for what it stores in the best round: "
             "set out, or on a site store-dir in its node configuration"
         )

@@ -1,9 +1,11 @@
-"""The app at a site that has a policy or an audit log: every message is checked before
-the method's code runs, every reply before it leaves, and both are recorded.
+"""The app at a site, with its policy and audit log, if it has them: every message is
+checked before the method's code runs, every reply before it leaves, and both are
+recorded.
 
 The node configuration names them: ``policy``, a file (``fedapps.settings.site_policy``)
 and ``audit``, another one (default: ``audit.jsonl`` in ``store-dir``; "": none). A
-refusal is an error reply of one line, which leaves the site out of the round.
+refusal is an error reply of one line, which leaves the site out of the round. Of any
+other error only the class leaves a site, unless its policy says ``errors = true``.
 
 This is code of the app, which comes with the run. With ``fedapps deploy warm
 --installed`` a site runs its own copy, whatever a server sends.
@@ -12,21 +14,24 @@ This is code of the app, which comes with the run. With ``fedapps deploy warm
 import fcntl
 import json
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from logging import ERROR
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from fedapps.clients.base.adapter import client_id
+from fedapps.algorithms.secure.wire import Refusal
+from fedapps.clients.base.adapter import client_id, is_site
 from fedapps.clients.base.together import alone
 from fedapps.engines.node_app import CLIENTS, MANY
-from fedapps.errors import UserError
+from fedapps.errors import SiteFault, UserError
 from fedapps.extensions.own_code import code_named
 from fedapps.records.audit import FILE, AuditLog, round_in
 from fedapps.records.data_record import settings_digest
@@ -38,10 +43,11 @@ from fedapps.strategies.base.named_grid import IDENTITY
 if TYPE_CHECKING:
     from fedapps.settings.site_policy import SitePolicy
 
+T = TypeVar("T")
+
 #: The file in ``store-dir`` with the numbers of rounds.
 COUNTS = "policy-rounds.json"
 MOST_RUNS = 10_000  # of which the numbers are kept
-HIDDEN = "the client failed; errors = false keeps the reason in its log"
 
 
 class Site:
@@ -58,7 +64,7 @@ class Site:
             try:
                 self.policy = site_policy.read_policy(str(path))
             except UserError as error:
-                self.policy, self.broken = site_policy.SitePolicy(errors=False), str(error)
+                self.policy, self.broken = site_policy.SitePolicy(), str(error)
 
     @cached_property
     def refusal(self) -> str:
@@ -94,12 +100,21 @@ class Site:
         self.asked[client] = times
         return ""
 
-    def hide_fault(self, reply: Message) -> None:
-        """Take the text of a fault out of an answer, if errors may not leave."""
-        if self.policy and not self.policy.errors and reply.has_content():
-            for record in reply.content.config_records.values():
-                if record.get("fault"):
-                    record["fault"] = HIDDEN
+    @property
+    def tells_errors(self) -> bool:
+        """Whether texts of errors may leave, which can hold values of data."""
+        return self.policy.errors if self.policy else not is_site(self.context)
+
+    def logged(self, error: Exception) -> str:
+        """Log an error; return what may leave of it: its class, and the line of code
+        that raised it.
+        """
+        log(ERROR, "client %s failed", client_id(self.context), exc_info=error)
+        if isinstance(error, SiteFault | Refusal):
+            return str(error)
+        *_, (frame, line) = walk_tb(error.__traceback__)
+        module = frame.f_globals.get("__name__")
+        return f"{type(error).__name__} in {module}, line {line}: the site's log says more"
 
     @cached_property
     def digest(self) -> str:
@@ -145,7 +160,7 @@ class Guarded(ClientApp):
         """Answer a message, or refuse it."""
         kind = message.metadata.message_type
         answer = super().__call__ if kind in (MANY, CLIENTS) else self.app
-        if {"policy", "audit", "store-dir"}.isdisjoint(context.node_config):
+        if not is_site(context):
             return answer(message, context)
         if kind not in (MANY, CLIENTS):  # what is counted and logged is done once
             answer = partial(alone, self.app)
@@ -157,7 +172,6 @@ class Guarded(ClientApp):
             reply, why = None, site.refuses(kind, context)
             if not why:
                 reply = answer(message, context)
-                site.hide_fault(reply)
                 if kind not in (MANY, CLIENTS, IDENTITY) and site.policy and reply.has_content():
                     why = site.policy.refuses_reply(reply.content)
             if reply is None or why:
@@ -170,13 +184,27 @@ class Guarded(ClientApp):
             return reply
         except Exception as error:
             facts["reason"] = type(error).__name__
-            if site.policy is None or site.policy.errors:
+            if site.tells_errors:
                 raise
-            log(ERROR, "client %s failed", client_id(context), exc_info=error)
-            return _error(message, HIDDEN)
+            return _error(message, site.logged(error))
         finally:
             self.site = outer
             site.note(event, message, context, **facts)
+
+
+def told(function: Callable[[Context], T]) -> Callable[[Context], T]:
+    """Return a function of a site whose errors may leave it."""
+
+    @wraps(function)
+    def call(context: Context) -> T:
+        try:
+            return function(context)
+        except Exception as error:
+            if (site := Site(context)).tells_errors:
+                raise
+            raise SiteFault(site.logged(error)) from None
+
+    return call
 
 
 def _error(message: Message, text: str) -> Message:

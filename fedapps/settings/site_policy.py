@@ -39,7 +39,7 @@ class SitePolicy(Options):
     secure_sums: bool = option(False, "a run must use secure sums (secure.on)")
     metrics: str = option("*", "names of the metrics that may leave, with * for any letters")
     counts: bool = option(True, "lists of numbers may leave: counts by class, sums by group")
-    errors: bool = option(True, "texts of errors may leave; else the server learns only that")
+    errors: bool = option(False, "texts of errors may leave; else only their class, and where")
 
     def refuses_run(self, config: Mapping[str, Any]) -> str:
         """Return why a run with these settings is refused, or "". No code that the

@@ -17,10 +17,9 @@ from flwr.serverapp import strategy as flower
 
 from fedapps.algorithms.contract.wire import fields, read
 from fedapps.algorithms.secure.fixed_point import from_bytes, to_bytes
-from fedapps.algorithms.secure.keys import Refusal
 from fedapps.algorithms.secure.messages import Offer, Session
 from fedapps.algorithms.secure.vector import Layout, Terms, to_vector
-from fedapps.algorithms.secure.wire import MASKED, QUERY, RECORD, packed, unpacked
+from fedapps.algorithms.secure.wire import MASKED, QUERY, RECORD, Refusal, packed, unpacked
 from fedapps.clients import SecureApp
 from fedapps.clients.base.secure_client import secure_client
 from fedapps.engines.inline import InlineGrid
@@ -625,7 +624,7 @@ def test_an_evaluation_tells_nothing_that_a_masked_reply_hides(key, masked):
         content = RecordDict({"arrays": sent, "config": ConfigRecord({key: value})})
         (reply,) = InlineGrid(app, 1).send_and_receive([Message(content, 1000, "evaluate")])
         assert reply.has_error() == refused
-        assert not refused or f"{key}: a site whose replies are masked" in reply.error.reason
+        assert not refused or f"{key} = true: this site masks its replies" in reply.error.reason
 
 
 def test_a_site_has_its_own_floors():

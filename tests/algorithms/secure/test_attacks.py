@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from fedapps.algorithms.secure.fixed_point import whole
-from fedapps.algorithms.secure.keys import Refusal, agreement_key, derived, seal, signature
+from fedapps.algorithms.secure.keys import agreement_key, derived, seal, signature
 from fedapps.algorithms.secure.masks import add_stream, pair_key
 from fedapps.algorithms.secure.messages import context_digest, part_of
 from fedapps.algorithms.secure.server import unmask
 from fedapps.algorithms.secure.sharing import combine
+from fedapps.algorithms.secure.wire import Refusal
 from tests.helpers import refused
 from tests.secure_cohort import CONTENT, Cohort, opened, words
 

@@ -218,7 +218,9 @@ def test_a_site_that_cannot_take_part_ends_the_run_before_round_one(tmp_path, fa
     bad = csv_file(tmp_path / "bad.csv", valid_rows(kinds="abz")) if faulty == "data" else ""
     sites = {"rome": csv_file(tmp_path / "rome.csv", valid_rows()), "oslo": bad}
     said = (
-        "column 'kind' holds 'z'" if faulty == "data" else "this site has no data path: add data="
+        r"UserError in fedapps\.tasks\.site_data, line \d+"
+        if faulty == "data"
+        else "this site has no data path: add data="
     )
     with pytest.raises(ValueError, match=f"^client 'oslo' cannot take part: .*{said}"):
         run_on(sites, TABLE, tmp_path / "out")
